@@ -1,0 +1,66 @@
+# Every target sets up what it needs in .venv; nothing has to be done first but having Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+WORKERS ?= 2
+
+.PHONY: install quickstart test test-all test-gpu check bench docs build clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make quickstart   set up and show what best-of-k training does (CPU)"
+	@echo "make test         set up and run the tests (under ten minutes on two cores)"
+	@echo "make test-all     the same with the long counts"
+	@echo "make check        lint, format, types"
+	@echo "make bench        tables of ratios against peers measured in the same run"
+	@echo "make docs         build the site into docs/_build/html"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "bestofk needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The small set: what `pip install bestofk` brings.
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+# Everything development uses. torch comes first and pinned, so that nothing else picks its build.
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.core
+
+install: $(VENV)/.dev
+
+quickstart: $(VENV)/.core
+	$(BIN)/bestofk demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu"
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m gpu
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+build: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build -q --outdir dist .
+
+clean:
+	rm -rf $(VENV) dist build docs/_build .pytest_cache .mypy_cache .ruff_cache

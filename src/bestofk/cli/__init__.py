@@ -1,0 +1,67 @@
+"""The command `bestofk`: a table of verbs, each in a module that is imported only when it is used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import bestofk
+
+# verb: (module that holds its `main(argv) -> int`, one line for --help)
+VERBS = {
+    "demo": ("bestofk.cli.demo", "why training for one sample hurts best-of-k, in seconds (NumPy)"),
+    "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: bestofk VERB [options]        bestofk VERB --help for one verb",
+            "",
+            "Train language models for the way they are deployed: draw k samples, keep the best.",
+            "",
+            *lines,
+            "",
+            "  --version  print the version    --help  print this",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; return the exit status (0 done, 1 failed, 2 bad input, 130 interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    verb, *rest = arguments
+    if verb in ("-V", "--version"):
+        print(f"bestofk {bestofk.__version__}")
+        return 0
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        print(f"bestofk: unknown verb {verb!r}; {hint}have {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    try:
+        return importlib.import_module(VERBS[verb][0]).main(rest)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        if os.environ.get("BESTOFK_TRACEBACK"):
+            raise
+        print(f"bestofk {verb}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
