@@ -1,0 +1,58 @@
+"""What a sandboxed run may use, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+OutcomeStatus: TypeAlias = Literal["ok", "raised", "timeout", "memory", "crashed", "unscored"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one program may use. CPU seconds decide; wall time is only a backstop.
+
+    A wall-clock limit makes right programs fail on a busy machine, so a program is stopped by the
+    CPU time it used itself; `wall_factor` only ends programs that sleep.
+    """
+
+    cpu_per_test: float = 2.0
+    """CPU seconds of the program for one test (or one call)."""
+    cpu_per_program: float = 10.0
+    """CPU seconds of the program over all its tests."""
+    wall_factor: float = 10.0
+    """Wall seconds allowed per CPU second allowed."""
+    memory: int = 512 << 20
+    """Bytes of address space above what the bare interpreter has; a program is one process."""
+    output: int = 4 << 20
+    """Bytes of stdout, of stderr, of one returned value, and of one file."""
+    files: int = 16 << 20
+    """Bytes of all files a program writes (tiers 3 and 2; tier 1 has no writable path)."""
+    inodes: int = 256
+    """Files and folders a program may make."""
+    descriptors: int = 64
+    """Open file descriptors."""
+    threads: int = 64
+    """Threads. Further processes are never allowed: a program is one process."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"a limit is positive, got {name}={value!r}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one sandboxed call: a value, or the reason why there is none."""
+
+    status: OutcomeStatus
+    """`ok` (see `value`), `raised` (the function raised; see `detail`), `timeout`, `memory` and
+    `crashed` (caused by what was run: score it 0), `unscored` (caused by us, after retries on fresh
+    workers: score it NaN, never 0)."""
+    value: Any = None
+    """Plain values only: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset,
+    dict, range."""
+    cpu_seconds: float = 0.0
+    tier: int | None = None
+    """Of the sandbox that ran it."""
+    detail: str = ""
