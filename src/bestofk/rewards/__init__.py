@@ -1,0 +1,119 @@
+"""Rewards: a verifier takes prompts and completions and returns as many verdicts, in order.
+
+>>> from bestofk.types import Prompt
+>>> spec = {"numbers": [3, 8], "target": 24, "operators": "+-*/"}
+>>> countdown = verifier("countdown")
+>>> [v.reward for v in countdown([Prompt("a", "...", "countdown", spec)], ["<answer>3*8</answer>"])]
+[1.0]
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bestofk.rewards.base import (
+    BatchVerifier,
+    Judge,
+    PairVerifier,
+    TooManyUnscored,
+    UnscoredGuard,
+    check_options,
+    prepare,
+    refusals,
+    score,
+    unknown,
+)
+from bestofk.rewards.combine import gated, weighted
+
+__all__ = [
+    "VERIFIERS",
+    "BatchVerifier",
+    "PairVerifier",
+    "TooManyUnscored",
+    "UnscoredGuard",
+    "combined",
+    "from_function",
+    "gated",
+    "prepare",
+    "refusals",
+    "score",
+    "verifier",
+    "weighted",
+]
+
+# name: module and the function in it that builds the verifier; imported when asked for
+VERIFIERS = {
+    "code": "bestofk.rewards.code:verifier",
+    "countdown": "bestofk.rewards.countdown:verifier",
+    "exact": "bestofk.rewards.text:exact",
+    "format": "bestofk.rewards.text:form",
+    "gym": "bestofk.rewards.gym:verifier",
+    "knights": "bestofk.rewards.knights:verifier",
+    "maths": "bestofk.rewards.maths:verifier",
+    "maze": "bestofk.rewards.maze:verifier",
+    "sudoku": "bestofk.rewards.sudoku:verifier",
+}
+
+
+def verifier(name: str, **options: Any) -> BatchVerifier:
+    """The verifier of that name, or `"package.module:function"` for a judging function of yours."""
+    if name in VERIFIERS:
+        factory = _load(VERIFIERS[name])
+        check_options(f"verifier {name}", factory, options)
+        return factory(**options)
+    if ":" not in name:
+        raise unknown("verifier", name, [*VERIFIERS, "package.module:function"])
+    check_options(f"verifier {name}", from_function, {"function": None} | options)
+    return from_function(_load(name), **options)
+
+
+def _load(path: str) -> Any:
+    module, _, function = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot load verifier {path!r}: {error}") from error
+
+
+def from_function(function: Judge, *, threads: int = 1) -> BatchVerifier:
+    """A verifier from one function `(prompt, completion text) -> float | bool | Verdict`.
+
+    It must answer whatever the model writes; when it raises, the pair is tried again and then
+    unscored. `threads` calls it from several threads at once, for functions that wait (a judge
+    behind HTTP, say).
+    """
+    return PairVerifier(function, threads=threads)
+
+
+def combined(parts: Sequence[Mapping[str, Any]]) -> BatchVerifier:
+    """A reward from declarations, as a recipe states them.
+
+    Each part is {"verifier": name, "weight": 1.0, ...options} or {"verifier": name, "gate": True,
+    ...options}: the reward is the weighted mean of the parts, and 0 unless every gate gives 1.
+
+    >>> combined([{"verifier": "format", "gate": True}, {"verifier": "maze"}]).name
+    'format or 0, maze'
+    """
+    gates: list[BatchVerifier] = []
+    weights: list[tuple[float, BatchVerifier]] = []
+    for part in parts:
+        options = dict(part)
+        name, weight = options.pop("verifier", None), options.pop("weight", None)
+        is_gate = options.pop("gate", False)
+        if name is None:
+            raise ValueError(f"a part of a reward names its verifier, got {dict(part)}")
+        if is_gate and weight is not None:
+            raise ValueError(f"a part is a gate or has a weight, {name} states both")
+        built = verifier(name, **options)
+        if is_gate:
+            gates.append(built)
+        else:
+            weights.append((1.0 if weight is None else float(weight), built))
+    if not weights:
+        raise ValueError("a reward needs a part that is not a gate, got only gates")
+    reward: BatchVerifier = weights[0][1] if len(weights) == 1 else weighted(*weights)
+    for gate in reversed(gates):
+        reward = gated(gate, reward)
+    return reward

@@ -1,0 +1,275 @@
+"""What every verifier is: a batch in, as many verdicts out, in the same order.
+
+Wrong is a value, broken is an exception. A judging function returns a verdict for whatever a model
+may write, garbage included; if it raises, the verifier itself is broken, the pair is tried again,
+and what still raises is `unscored` (NaN): never a zero, never dropped silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from bestofk.types import Group, Prompt, Status, Verdict
+
+Judgement: TypeAlias = Verdict | float | bool
+"""What a judging function may return; a float lies in [0, 1], or is NaN for "could not tell"."""
+Judge: TypeAlias = Callable[[Prompt, str], Judgement]
+
+RETRIES = 2
+"""How often a pair whose judging broke is tried again before it is `unscored`."""
+
+
+class BatchVerifier:
+    """Base of all verifiers: checks the batch, then asks `judge_batch`.
+
+    Calling one is thread-safe; `await verifier.score(...)` is the same off the event loop.
+    """
+
+    name: str = "verifier"
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        """Judge texts that are known to be strings; the one method a subclass must write."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop workers, where there are any. A closed verifier starts new ones when called."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], completions: Sequence[str | None]
+    ) -> list[Verdict]:
+        """Verdicts in the order of `completions`; None (a reply without text) is unparsed."""
+        if len(prompts) != len(completions):
+            raise ValueError(
+                f"a batch pairs each completion with its prompt, got {len(prompts)} prompts and "
+                f"{len(completions)} completions"
+            )
+        for position, text in enumerate(completions):
+            if text is not None and not isinstance(text, str):
+                raise TypeError(
+                    f"a completion is a string, got {type(text).__name__} at position {position}; "
+                    "pass completion.text"
+                )
+        texts = ["" if text is None else text for text in completions]
+        verdicts = self.judge_batch(prompts, texts)
+        if len(verdicts) != len(texts):
+            raise RuntimeError(
+                f"{self.name} returned {len(verdicts)} verdicts for {len(texts)} completions"
+            )
+        return verdicts
+
+    async def score(
+        self, prompts: Sequence[Prompt], completions: Sequence[str | None]
+    ) -> list[Verdict]:
+        """The same from asyncio, without blocking the event loop."""
+        return await asyncio.to_thread(self, prompts, completions)
+
+    def __enter__(self) -> BatchVerifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PairVerifier(BatchVerifier):
+    """A verifier made of one function that judges one (prompt, completion) pair.
+
+    >>> shout = PairVerifier(lambda prompt, text: text.isupper())
+    >>> [v.reward for v in shout([Prompt("a", "Shout.", "x")] * 2, ["HEY", "hey"])]
+    [1.0, 0.0]
+    """
+
+    def __init__(self, judge: Judge, *, name: str = "", threads: int = 1) -> None:
+        if threads < 1:
+            raise ValueError(f"threads is at least 1, got {threads}")
+        self.judge = judge
+        self.name = name or getattr(judge, "__name__", type(judge).__name__)
+        self.threads = threads
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        if self.threads == 1 or len(texts) < 2:
+            return list(map(self._judge_pair, prompts, texts))
+        with ThreadPoolExecutor(min(self.threads, len(texts))) as pool:
+            return list(pool.map(self._judge_pair, prompts, texts))
+
+    def _judge_pair(self, prompt: Prompt, text: str) -> Verdict:
+        for attempt in range(RETRIES + 1):
+            try:
+                return as_verdict(self.judge(prompt, text))
+            except Exception as error:  # the boundary: whatever broke is ours, not the model's
+                if attempt == RETRIES:
+                    return broken(self.name, prompt, error)
+        raise AssertionError("unreachable")
+
+
+def broken(name: str, prompt: Prompt, error: BaseException) -> Verdict:
+    """The unscored verdict for a verifier that raised."""
+    return Verdict.unscored(f"{name} raised on {prompt.id}: {type(error).__name__}: {error}"[:500])
+
+
+def as_verdict(judgement: Judgement) -> Verdict:
+    """A verdict from what a judging function returned.
+
+    >>> as_verdict(True).status, as_verdict(0.25).status, as_verdict(0.0).status
+    ('correct', 'partial', 'incorrect')
+    """
+    if isinstance(judgement, Verdict):
+        return judgement
+    if judgement is None or isinstance(judgement, str | bytes):
+        raise TypeError(
+            f"a judging function returns a float in [0, 1], a bool or a Verdict, got {judgement!r}"
+        )
+    reward = float(judgement)
+    if math.isnan(reward):
+        return Verdict.unscored("the judging function returned NaN")
+    status: Status = "correct" if reward == 1.0 else "partial" if reward > 0.0 else "incorrect"
+    return Verdict(reward=reward, status=status, passed=int(reward == 1.0), total=1)
+
+
+def right(detail: str = "", total: int = 1) -> Verdict:
+    return Verdict(1.0, "correct", passed=total, total=total, detail=detail)
+
+
+def wrong(detail: str, status: Status = "incorrect", total: int = 1) -> Verdict:
+    """Zero for a reason the model caused."""
+    return Verdict(0.0, status, total=total, detail=detail)
+
+
+def partial(reward: float, passed: int, total: int, detail: str = "") -> Verdict:
+    """Credit for a part: `correct` exactly when every part is right, whatever rounding does."""
+    if passed == total:
+        return right(detail, total)
+    below_one = min(max(reward, 0.0), math.nextafter(1.0, 0.0))
+    status: Status = "partial" if below_one > 0.0 else "incorrect"
+    return Verdict(below_one, status, passed=passed, total=total, detail=detail)
+
+
+def score(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
+    """Verdicts of whole groups, judged as one batch: one list per group."""
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    texts = [completion.text for group in groups for completion in group.completions]
+    verdicts = iter(verifier(prompts, texts))
+    return [[next(verdicts) for _ in group.completions] for group in groups]
+
+
+class TooManyUnscored(RuntimeError):
+    """The verifier fails too often for a run to go on."""
+
+
+class UnscoredGuard:
+    """Counts verdicts and stops a run when too many could not be scored.
+
+    Raises `TooManyUnscored` as soon as more than `share * window` of the last `window` verdicts are
+    unscored: a verifier that breaks late in a long run stops it as fast as one broken at the start.
+
+    >>> guard = UnscoredGuard(share=0.01, window=100)
+    >>> guard.check([Verdict.unscored("worker died")])
+    >>> guard.unscored, guard.total
+    (1, 1)
+    """
+
+    def __init__(self, share: float = 0.01, window: int = 1000) -> None:
+        if not 0.0 <= share <= 1.0 or window < 1:
+            raise ValueError(f"share lies in [0, 1] and window >= 1, got {share} and {window}")
+        self.share, self.window = share, window
+        self.total = self.unscored = 0
+        self._recent: deque[bool] = deque(maxlen=window)
+        self._lock = threading.Lock()
+
+    def check(self, verdicts: Iterable[Verdict]) -> None:
+        """Count a batch; raise when the share is exceeded."""
+        batch = list(verdicts)
+        lost = [verdict for verdict in batch if verdict.status == "unscored"]
+        with self._lock:
+            self.total += len(batch)
+            self.unscored += len(lost)
+            worst = 0
+            for verdict in batch:
+                self._recent.append(verdict.status == "unscored")
+                if lost:
+                    worst = max(worst, sum(self._recent))
+            if worst > self.share * self.window:
+                raise TooManyUnscored(
+                    f"{worst} of the last {min(self.total, self.window)} verdicts could not be "
+                    f"scored, more than {self.share:.1%} of {self.window}; the last reason: "
+                    f"{lost[-1].detail}; repair the verifier, or raise the share knowingly"
+                )
+
+
+def refusals(
+    verifier: Callable[..., list[Verdict]], prompts: Sequence[Prompt], batch: int = 256
+) -> dict[str, str]:
+    """Ids of prompts that must not be trained on, each with the reason.
+
+    A prompt is proven when its reference completion scores exactly 1.0 with at least one test.
+    """
+    refused: dict[str, str] = {}
+    seen: set[str] = set()
+    for start in range(0, len(prompts), batch):
+        chunk = list(prompts[start : start + batch])
+        verdicts = verifier(chunk, [prompt.reference or "" for prompt in chunk])
+        for prompt, verdict in zip(chunk, verdicts, strict=True):
+            if prompt.id in seen:
+                refused[prompt.id] = "the id occurs twice"
+            elif prompt.reference is None:
+                refused[prompt.id] = "no reference completion"
+            elif verdict.total < 1:
+                refused[prompt.id] = "no tests"
+            elif verdict.reward != 1.0:
+                refused[prompt.id] = (
+                    f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
+                ).strip()
+            seen.add(prompt.id)
+    return refused
+
+
+def prepare(
+    verifier: Callable[..., list[Verdict]], prompts: Sequence[Prompt], *, drop: bool = False
+) -> list[Prompt]:
+    """The prompts, all proven: every reference completion scores exactly 1.0.
+
+    Raises ValueError naming each refused id; `drop=True` leaves the refused ones out instead.
+    """
+    refused = refusals(verifier, prompts)
+    if refused and not drop:
+        shown = "; ".join(f"{id}: {why}" for id, why in list(refused.items())[:20])
+        more = f"; and {len(refused) - 20} more" if len(refused) > 20 else ""
+        raise ValueError(
+            f"every reference completion must score 1.0, {len(refused)} of {len(prompts)} do not: "
+            f"{shown}{more}; repair or remove them, or pass drop=True to leave them out"
+        )
+    kept = [prompt for prompt in prompts if prompt.id not in refused]
+    if not kept:
+        raise ValueError("no prompt is left to train on: none was given, or every one was refused")
+    return kept
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
+    """An error for a mistyped name: the rule, the value and the way out."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"unknown {kind} {given!r}; {hint}have {', '.join(names) or 'none'}")
+
+
+def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse an option that `factory` does not take, naming the nearest one."""
+    parameters = inspect.signature(factory).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of {what}", option, parameters)
+
+
+def one_of(what: str, given: str, known: Sequence[str]) -> str:
+    if given not in known:
+        raise unknown(what, given, known)
+    return given

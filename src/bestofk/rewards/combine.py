@@ -1,0 +1,104 @@
+"""Rewards made of rewards. NaN stays NaN: a sum or a gate over an unscored part is unscored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bestofk.rewards.base import BatchVerifier, wrong
+from bestofk.types import Prompt, Status, Verdict
+
+
+class Weighted(BatchVerifier):
+    """The weighted mean of several rewards: sum of w * r over sum of w, so it stays in [0, 1].
+
+    Unscored where any part is; `passed` counts the parts that are fully right.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, BatchVerifier]]) -> None:
+        if not parts:
+            raise ValueError("a weighted reward needs at least one (weight, verifier), got none")
+        for weight, part in parts:
+            if not 0.0 < weight < float("inf"):
+                raise ValueError(
+                    f"a weight is positive and finite, got {weight} for {part.name}; leave out "
+                    "what should not count"
+                )
+        self.parts = tuple(parts)
+        self.name = " + ".join(f"{weight:g} {part.name}" for weight, part in parts)
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        columns = [part(prompts, texts) for _, part in self.parts]
+        weights = [weight for weight, _ in self.parts]
+        return [_mean(weights, row) for row in zip(*columns, strict=True)]
+
+    def close(self) -> None:
+        for _, part in self.parts:
+            part.close()
+
+
+def _mean(weights: Sequence[float], row: Sequence[Verdict]) -> Verdict:
+    lost = [verdict.detail for verdict in row if verdict.status == "unscored"]
+    if lost:
+        return Verdict.unscored("; ".join(lost)[:500])
+    passed = sum(verdict.reward == 1.0 for verdict in row)
+    mean = sum(w * v.reward for w, v in zip(weights, row, strict=True)) / sum(weights)
+    if passed == len(row):
+        reward, status = 1.0, "correct"
+    elif mean > 0.0:
+        reward, status = min(mean, 1.0 - 2.0**-53), "partial"
+    else:
+        reward, status = 0.0, row[0].status
+    final: Status = status  # type: ignore[assignment]
+    return Verdict(
+        reward,
+        final,
+        passed=passed,
+        total=len(row),
+        cpu_seconds=sum(verdict.cpu_seconds for verdict in row),
+        tier=min((v.tier for v in row if v.tier is not None), default=None),
+        detail="; ".join(verdict.detail for verdict in row if verdict.detail)[:500],
+    )
+
+
+class Gated(BatchVerifier):
+    """The second reward where the first is at least `threshold`, else 0 with the gate's status.
+
+    Only what passes the gate is judged further; an unscored gate makes an unscored verdict.
+    """
+
+    def __init__(self, gate: BatchVerifier, then: BatchVerifier, threshold: float = 1.0) -> None:
+        if not 0.0 < threshold <= 1.0:
+            raise ValueError(f"a gate's threshold lies in (0, 1], got {threshold}")
+        self.gate, self.then, self.threshold = gate, then, threshold
+        self.name = f"{gate.name} or 0, {then.name}"
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        verdicts = self.gate(prompts, texts)
+        opened = [i for i, verdict in enumerate(verdicts) if verdict.reward >= self.threshold]
+        behind = self.then([prompts[i] for i in opened], [texts[i] for i in opened])
+        for i, verdict in zip(opened, behind, strict=True):
+            verdicts[i] = verdict
+        passed = set(opened)
+        return [
+            verdict if i in passed or verdict.status == "unscored" else _closed(verdict)
+            for i, verdict in enumerate(verdicts)
+        ]
+
+    def close(self) -> None:
+        self.gate.close()
+        self.then.close()
+
+
+def _closed(verdict: Verdict) -> Verdict:
+    status: Status = "incorrect" if verdict.status in ("correct", "partial") else verdict.status
+    return wrong(f"gate: {verdict.detail}".rstrip(": "), status)
+
+
+def weighted(*parts: tuple[float, BatchVerifier]) -> Weighted:
+    """`weighted((0.9, maths), (0.1, format))`: the weighted mean of rewards."""
+    return Weighted(parts)
+
+
+def gated(gate: BatchVerifier, then: BatchVerifier, threshold: float = 1.0) -> Gated:
+    """`gated(format, maths)`: "format or 0"."""
+    return Gated(gate, then, threshold)

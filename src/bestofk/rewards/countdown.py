@@ -1,0 +1,171 @@
+"""Countdown: reach the target with the given numbers and + - * /.
+
+The expression is read by a parser of our own, in exact rational arithmetic and without recursion;
+nothing is ever evaluated as code. Only the numbers given may occur, so values stay small however
+long the text is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import partial as bind
+
+from bestofk.rewards.base import PairVerifier, one_of, right, wrong
+from bestofk.rewards.extract import answer_of
+from bestofk.types import Prompt, Verdict
+
+MAX_EXPRESSION = 2000
+"""Characters. Far more than an honest expression over a few numbers needs."""
+REWARDS = ("exact", "closeness")
+
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
+_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
+_TEXT = re.compile(r"[0-9+\-*/() \t\r\n]+")
+_TYPOGRAPHY = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
+_RESULT = re.compile(r"=[ \t]*(-?[0-9]{1,40})$")
+
+
+class Malformed(ValueError):
+    """The text is not an expression of numbers, + - * / and parentheses."""
+
+
+def tokens_of(text: str) -> list[str]:
+    """Numbers, operators and parentheses of an expression.
+
+    >>> tokens_of("(3 + 5)*2")
+    ['(', '3', '+', '5', ')', '*', '2']
+    """
+    if not text.isascii():
+        text = text.translate(_TYPOGRAPHY)
+    if not _TEXT.fullmatch(text):
+        raise Malformed("something else than numbers, + - * / and parentheses")
+    return _TOKEN.findall(text)
+
+
+def value_of(tokens: Sequence[str]) -> tuple[int, int] | None:
+    """The exact value as (numerator, denominator), not reduced; None for a division by zero.
+
+    Binary operators only, left to right, * and / before + and -.
+
+    >>> value_of(tokens_of("8/(3-8/3)"))
+    (24, 1)
+    """
+    values: list[tuple[int, int]] = []
+    operators: list[str] = []
+    value_next = True
+    for token in tokens:
+        if value_next:
+            if token == "(":
+                operators.append(token)
+            elif token.isdigit():
+                values.append((int(token), 1))
+                value_next = False
+            else:
+                raise Malformed(f"{token!r} where a number or '(' belongs")
+        elif token == ")":
+            while operators and operators[-1] != "(":
+                _apply(operators.pop(), values)
+            if not operators:
+                raise Malformed("')' without '('")
+            operators.pop()
+        elif token in _PRECEDENCE:
+            rank = _PRECEDENCE[token]
+            while operators and _PRECEDENCE.get(operators[-1], 0) >= rank:
+                _apply(operators.pop(), values)
+            operators.append(token)
+            value_next = True
+        else:
+            raise Malformed(f"{token!r} where an operator belongs")
+    if value_next:
+        raise Malformed("it ends where a number belongs")
+    while operators:
+        operator = operators.pop()
+        if operator == "(":
+            raise Malformed("'(' without ')'")
+        _apply(operator, values)
+    numerator, denominator = values[0]
+    return None if denominator == 0 else (numerator, denominator)
+
+
+def _apply(operator: str, values: list[tuple[int, int]]) -> None:
+    """Combine the two last values; a zero denominator marks a division by zero and stays zero."""
+    c, d = values.pop()
+    a, b = values.pop()
+    if operator == "+":
+        values.append((a * d + c * b, b * d))
+    elif operator == "-":
+        values.append((a * d - c * b, b * d))
+    elif operator == "*":
+        values.append((a * c, b * d))
+    else:
+        values.append((a * d, b * c if d else 0))
+
+
+def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
+    """1 for an expression over the given numbers that equals the target.
+
+    `spec`: numbers, target, operators ("+-*/"), use ("all": each number exactly once; "any": at
+    most once). With reward="closeness" a lawful expression that misses earns
+    1 / (1 + |value - target| / scale), always below 1; an unlawful one earns nothing.
+    """
+    spec = prompt.spec
+    answer = answer_of(prompt, text)
+    if not answer:
+        return wrong("no answer", "unparsed")
+    if len(answer) > MAX_EXPRESSION:
+        return wrong(f"longer than {MAX_EXPRESSION} characters", "unparsed")
+    target = spec["target"]
+    if "=" in answer:  # "3 * 8 = 24" is fine when it claims the target
+        claim = _RESULT.search(answer)
+        if claim is None or int(claim[1]) != target:
+            return wrong("more than an expression, or '=' and not the target", "unparsed")
+        answer = answer[: claim.start()]
+    try:
+        tokens = tokens_of(answer)
+        fault = _unlawful(tokens, spec["numbers"], spec["operators"], spec.get("use", "all"))
+        if fault:
+            return wrong(fault)
+        value = value_of(tokens)
+    except Malformed as error:
+        return wrong(f"not an expression: {error}", "unparsed")
+    if value is None:
+        return wrong("division by zero")
+    numerator, denominator = value
+    if numerator == target * denominator:
+        return right()
+    if reward == "exact":
+        return wrong("another value")
+    try:
+        miss = abs((numerator - target * denominator) / denominator)
+    except OverflowError:
+        return wrong("further from the target than a float can say")
+    close = min(1.0 / (1.0 + miss / scale), math.nextafter(1.0, 0.0))
+    return Verdict(close, "partial", detail=f"misses the target by {miss:g}")
+
+
+def _unlawful(tokens: list[str], numbers: list[int], operators: str, use: str) -> str:
+    """Why the tokens break the rules of the game, or nothing. Compares digits, not values."""
+    given = [str(number) for number in numbers]
+    used = [token for token in tokens if token.isdigit()]
+    if use == "all":
+        if sorted(used) != sorted(given):
+            return "does not use each given number exactly once"
+    else:
+        for number in used:
+            if number not in given:
+                return f"{number[:20]} is not given, or used too often"
+            given.remove(number)
+    for token in tokens:
+        if token in _PRECEDENCE and token not in operators:
+            return f"operator {token} is not allowed"
+    return ""
+
+
+def verifier(*, reward: str = "exact", scale: float = 10.0) -> PairVerifier:
+    """Judge countdown answers: reward "exact" (0 or 1) or "closeness" (real-valued)."""
+    one_of("reward of countdown", reward, REWARDS)
+    if not scale > 0:
+        raise ValueError(f"scale is the miss that earns one half and must be positive, got {scale}")
+    return PairVerifier(bind(judge, reward=reward, scale=scale), name="countdown")

@@ -1,0 +1,214 @@
+"""What every task is: named splits of prompts, fixed by a seed, and the verifier that judges them.
+
+A task names its verifier by string (`task.verifier`, `task.verifier_options`); prompts and judges
+know nothing of each other but the prompt's spec.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import json
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, overload
+
+from bestofk.types import Prompt
+
+
+class Split(Sequence[Prompt]):
+    """Prompts in a fixed order, made when first asked for.
+
+    As a sequence it has a length and random access. As a stream it has no end: `at(position)` walks
+    the split epoch after epoch, each in an order of its own fixed by the seed, so the one integer
+    that a run must remember is its position.
+    """
+
+    def __init__(
+        self, prompts: Iterable[Prompt], size: int, *, seed: int = 0, shuffle: bool = True
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"a split holds at least one prompt, got {size}")
+        self._source, self._made, self._size = iter(prompts), list[Prompt](), size
+        self._seed, self._shuffle = seed, shuffle
+        self._orders: dict[int, list[int]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._size))]
+        position = index + self._size if index < 0 else index
+        if not 0 <= position < self._size:
+            raise IndexError(f"the split holds {self._size} prompts, asked for number {index}")
+        with self._lock:
+            while len(self._made) <= position:
+                self._made.append(next(self._source))
+            return self._made[position]
+
+    def at(self, position: int) -> Prompt:
+        """The prompt at a position of the endless stream (position >= 0)."""
+        if position < 0:
+            raise ValueError(f"a position in the stream is 0 or more, got {position}")
+        epoch, place = divmod(position, self._size)
+        if epoch == 0 and not self._shuffle:
+            return self[place]
+        order = self._orders.get(epoch)
+        if order is None:
+            order = list(range(self._size))
+            shuffle(order, rng_of("order", self._seed, epoch))
+            self._orders = {epoch: order}
+        return self[order[place]]
+
+    def stream(self, start: int = 0) -> Iterator[Prompt]:
+        """The endless stream from a position on."""
+        position = start
+        while True:
+            yield self.at(position)
+            position += 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts by split, and how they are judged."""
+
+    name: str
+    verifier: str
+    """Name of the verifier (`bestofk.rewards.verifier(task.verifier, **task.verifier_options)`)."""
+    make: Callable[[str], Split] = field(repr=False)
+    """Split by name; called once per split."""
+    splits: tuple[str, ...] = ("train", "validation", "test")
+    verifier_options: Mapping[str, Any] = field(default_factory=dict)
+    licence: str = "generated"
+    """Of the data; "generated" where the task makes its own."""
+    summary: str = ""
+    _cache: dict[str, Split] = field(default_factory=dict, repr=False, compare=False)
+
+    def split(self, name: str = "train") -> Split:
+        """A split by name."""
+        if name not in self.splits:
+            raise unknown(f"split of {self.name}", name, self.splits)
+        if name not in self._cache:
+            self._cache[name] = self.make(name)
+        return self._cache[name]
+
+
+STYLES = ("chat", "text", "compact")
+SHARES = {"train": 0.7, "validation": 0.1, "test": 0.1, "ood": 0.1}
+"""Of the space of problems that each split may draw from."""
+
+
+def share_of(key: str) -> str:
+    """The split a generated problem belongs to, by the hash of what it is.
+
+    A problem belongs to one split whatever the seed, so train and test cannot meet: not within a
+    run, nor between runs with different seeds.
+    """
+    point = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
+    for name, share in SHARES.items():
+        point -= share
+        if point < 0:
+            return name
+    return "ood"
+
+
+Draw: TypeAlias = Callable[[random.Random], tuple[str, Callable[[], Prompt | None]] | None]
+"""Draws a problem: a key (what it is) and a way to build its prompt, or None for a bad draw."""
+
+
+def generate(
+    draw: Draw,
+    *,
+    belongs: str,
+    seed: tuple[Any, ...],
+    what: str,
+    patience: int = 20_000,
+) -> Iterator[Prompt]:
+    """Distinct problems of one split, endlessly.
+
+    Bad draws, problems whose key belongs to another split, and those seen before are passed over.
+    """
+    rng, seen, missed = rng_of(what, *seed), set[str](), 0
+    while True:
+        drawn = draw(rng)
+        if drawn is not None and share_of(drawn[0]) == belongs:
+            prompt = drawn[1]()
+            if prompt is not None and prompt.id not in seen:
+                seen.add(prompt.id)
+                missed = 0
+                yield prompt
+                continue
+        missed += 1
+        if missed > patience:
+            raise ValueError(
+                f"{what}: {patience} draws in a row gave no new problem after {len(seen)}; "
+                "ask for fewer prompts or widen the settings"
+            )
+
+
+def rng_of(*parts: Any) -> random.Random:
+    """A generator fixed by its parts. Only `.random()` of it is used: Python keeps it stable."""
+    digest = hashlib.sha256(json.dumps(parts, default=str).encode()).digest()
+    return random.Random(int.from_bytes(digest))
+
+
+def below(rng: random.Random, bound: int) -> int:
+    """An integer in [0, bound)."""
+    return int(rng.random() * bound)
+
+
+def shuffle(items: list[Any], rng: random.Random) -> None:
+    for i in range(len(items) - 1, 0, -1):
+        j = below(rng, i + 1)
+        items[i], items[j] = items[j], items[i]
+
+
+def identity(task: str, content: str) -> str:
+    """A short id fixed by what the problem is."""
+    return f"{task}/{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def wording(style: str, text: str, compact: str) -> str | tuple[dict[str, str], ...]:
+    """A prompt as chat messages, plain text, or in the compact form."""
+    if style == "chat":
+        return ({"role": "user", "content": text},)
+    return text if style == "text" else compact
+
+
+def answer_kind(style: str) -> str:
+    """How the verifier finds the answer: a compact completion is nothing but the answer."""
+    return "whole" if style == "compact" else "tag"
+
+
+def answer(style: str, text: str) -> str:
+    return text if style == "compact" else f"<answer>{text}</answer>"
+
+
+def one_of(what: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise unknown(what, given, known)
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
+    """An error for a mistyped name: the rule, the value and the way out."""
+    names = list(known)
+    near = difflib.get_close_matches(str(given), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"unknown {kind} {given!r}; {hint}have {', '.join(names) or 'none'}")
+
+
+def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse an option that `factory` does not take, naming the nearest one."""
+    parameters = inspect.signature(factory).parameters
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of task {what}", option, parameters)

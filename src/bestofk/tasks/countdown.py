@@ -1,0 +1,154 @@
+"""Countdown: numbers, a target, and an expression that reaches it: always solvable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from bestofk.tasks.base import (
+    STYLES,
+    Draw,
+    Split,
+    Task,
+    answer,
+    answer_kind,
+    below,
+    generate,
+    identity,
+    one_of,
+    wording,
+)
+from bestofk.types import Prompt
+
+_RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
+_TEXT = """Using the numbers {numbers}, make an expression that equals {target}. \
+{use} Use only {operators} and parentheses. Think first if you like, then give the expression \
+alone between <answer> and </answer>, for example <answer>(1 + 2) * 3</answer>."""
+_USE = {"all": "Use every number exactly once.", "any": "Use each number at most once."}
+
+Term = tuple[int, str, int]  # value, text, rank of its outermost operator (3: a number)
+
+
+def join(left: Term, operator: str, right: Term) -> Term | None:
+    """left operator right with as few parentheses as needed; None unless a natural number."""
+    a, b = left[0], right[0]
+    if operator == "/" and (b == 0 or a % b):
+        return None
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[operator]
+    if value < 0:
+        return None
+    rank = _RANK[operator]
+    first = left[1] if left[2] >= rank else f"({left[1]})"
+    strict = operator in "-/"
+    second = right[1] if right[2] > rank or (right[2] == rank and not strict) else f"({right[1]})"
+    return value, f"{first}{operator}{second}", rank
+
+
+def solution(numbers: list[int], operators: str, rng: random.Random) -> Term | None:
+    """Some expression over all the numbers, made by joining two at random until one is left."""
+    terms: list[Term] = [(number, str(number), 3) for number in numbers]
+    while len(terms) > 1:
+        left = terms.pop(below(rng, len(terms)))
+        right = terms.pop(below(rng, len(terms)))
+        joined = join(left, operators[below(rng, len(operators))], right)
+        if joined is None:
+            return None
+        terms.append(joined)
+    return terms[0]
+
+
+def countdown(
+    *,
+    numbers: int = 4,
+    low: int = 1,
+    high: int = 25,
+    operators: str = "+-*/",
+    target_low: int = 10,
+    target_high: int = 100,
+    use: str = "all",
+    style: str = "chat",
+    reward: str = "exact",
+    seed: int = 0,
+    train_size: int = 20_000,
+    validation_size: int = 500,
+    test_size: int = 1000,
+    ood_size: int = 500,
+) -> Task:
+    """Reach the target with the given numbers.
+
+    Args:
+        numbers: how many; the split "ood" has one more.
+        low, high: range of the numbers.
+        operators: some of + - * /.
+        target_low, target_high: range of the target.
+        use: "all" (each number exactly once) or "any" (at most once).
+        style: "chat", "text", or "compact" ("3 5 7 2 = 24:" answered by the expression alone).
+        reward: "exact" or "closeness".
+    """
+    if numbers < 2 or not 0 <= low <= high or not target_low <= target_high:
+        raise ValueError(
+            "countdown needs numbers >= 2, 0 <= low <= high and target_low <= target_high, got "
+            f"numbers={numbers}, low={low}, high={high}, targets {target_low}..{target_high}"
+        )
+    if not operators or not set(operators) <= set(_RANK) or len(set(operators)) < len(operators):
+        raise ValueError(f"operators are different ones of + - * /, got {operators!r}")
+    one_of("style", style, STYLES)
+    one_of("use", use, tuple(_USE))
+
+    def drawing(count: int) -> Draw:
+        def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]] | None:
+            given = [low + below(rng, high - low + 1) for _ in range(count)]
+            found = solution(given, operators, rng)
+            if found is None or not target_low <= found[0] <= target_high:
+                return None
+            key = f"countdown {sorted(given)} {found[0]}"
+            return key, lambda: _prompt(key, given, found, operators, use, style)
+
+        return draw
+
+    sizes = {
+        "train": train_size,
+        "validation": validation_size,
+        "test": test_size,
+        "ood": ood_size,
+    }
+
+    def make(split: str) -> Split:
+        count = numbers + (split == "ood")
+        problems = generate(
+            drawing(count), belongs=split, seed=(seed, split, count), what="countdown"
+        )
+        return Split(problems, sizes[split], seed=seed, shuffle=False)
+
+    return Task(
+        name="countdown",
+        verifier="countdown",
+        verifier_options={"reward": reward},
+        make=make,
+        splits=tuple(sizes),
+        summary=f"{numbers} numbers in {low}..{high}, target in {target_low}..{target_high}",
+    )
+
+
+def _prompt(
+    key: str, given: list[int], found: Term, operators: str, use: str, style: str
+) -> Prompt:
+    target, expression, _ = found
+    listed = ", ".join(map(str, given))
+    text = _TEXT.format(
+        numbers=listed, target=target, use=_USE[use], operators=", ".join(operators)
+    )
+    spec = {
+        "numbers": given,
+        "target": target,
+        "operators": operators,
+        "use": use,
+        "answer": answer_kind(style),
+    }
+    return Prompt(
+        id=identity("countdown", key),
+        text=wording(style, text, f"{' '.join(map(str, given))} = {target}:"),
+        task="countdown",
+        spec=spec,
+        reference=answer(style, expression),
+    )
