@@ -1,0 +1,158 @@
+"""The thin layer between our formulas and the caller's array library (NumPy, PyTorch, JAX, CuPy).
+
+Everything in this room computes in float64 on the caller's device and hands back the caller's
+floating dtype. Only what the array API standard lacks is written per library here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_jax_array, is_numpy_array, is_torch_array
+
+Array: TypeAlias = Any
+"""An array of any supported library."""
+
+
+def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]:
+    """`values` as a float64 array without gradient, and the way back to the caller's dtype.
+
+    Booleans and integers come back as float64. Plain lists become NumPy arrays.
+
+    Raises:
+        ValueError: values that are not real numbers; JAX without x64.
+    """
+    if not _is_array(values):
+        try:
+            values = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} must be rectangular, shape (..., n); for groups of different size pass one "
+                "row of samples and groups= with a group id per sample"
+            ) from error
+    if is_numpy_array(values):
+        if values.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be real numbers, got dtype {values.dtype}")
+        dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+        if dtype == np.float64:
+            return values.astype(np.float64, copy=False), _same
+        return values.astype(np.float64), lambda result: result.astype(dtype)
+    xp = array_namespace(values)
+    if is_torch_array(values):
+        values = values.detach()
+    if xp.isdtype(values.dtype, "complex floating"):
+        raise ValueError(f"{name} must be real numbers, got dtype {values.dtype}")
+    floating = xp.isdtype(values.dtype, "real floating")
+    target = values.dtype if floating else xp.float64
+    if is_jax_array(values):
+        require_x64()
+    wide = xp.astype(values, xp.float64, copy=False)
+    return wide, (_same if target == xp.float64 else lambda result: xp.astype(result, target))
+
+
+def _same(result: Array) -> Array:
+    return result
+
+
+def require_x64() -> None:
+    """JAX rounds float64 to float32 unless told otherwise, and these formulas need the digits."""
+    import jax
+
+    if not jax.config.jax_enable_x64:
+        raise ValueError(
+            "JAX arrays need 64-bit floats: jax.config.update('jax_enable_x64', True) first"
+        )
+
+
+def _is_array(values: Any) -> bool:
+    return (
+        is_numpy_array(values)
+        or is_torch_array(values)
+        or is_jax_array(values)
+        or (hasattr(values, "__array_namespace__"))
+    )
+
+
+def as_numpy(values: Any) -> np.ndarray:
+    """Ids and masks, which are looked at on the host."""
+    if is_torch_array(values):
+        values = values.detach().cpu().numpy()
+    elif hasattr(values, "get") and hasattr(values, "__cuda_array_interface__"):  # CuPy
+        values = values.get()
+    return np.asarray(values)
+
+
+def constant(table: np.ndarray, like: Array) -> Array:
+    """A host table as an array beside `like`."""
+    if is_numpy_array(like):
+        return table
+    xp = array_namespace(like)
+    return xp.asarray(table.copy(), device=device(like))
+
+
+def without_gradient(values: Array) -> Array:
+    """The same numbers, cut from the autograd graph."""
+    if is_torch_array(values):
+        return values.detach()
+    if is_jax_array(values):
+        import jax
+
+        return jax.lax.stop_gradient(values)
+    return values
+
+
+def sort_with_order(values: Array) -> tuple[Array, Array]:
+    """Ascending along the last axis, and the order that does it (for `by_order` and `unsort`)."""
+    if is_torch_array(values):
+        ordered, order = values.sort(dim=-1)
+        return ordered, order
+    if is_numpy_array(values):  # flat positions: twice as fast as the *_along_axis functions
+        starts = np.arange(0, values.size, values.shape[-1])
+        order = np.argsort(values, axis=-1) + starts.reshape((*values.shape[:-1], 1))
+    else:
+        order = array_namespace(values).argsort(values, axis=-1)
+    return by_order(values, order), order
+
+
+def by_order(values: Array, order: Array) -> Array:
+    """Values listed by rank, given the order of `sort_with_order`."""
+    if is_numpy_array(values):
+        return np.take(values, order)
+    return array_namespace(values).take_along_axis(values, order, axis=-1)
+
+
+def unsort(ordered: Array, order: Array) -> Array:
+    """Put values listed by rank back where their samples stand."""
+    if is_numpy_array(ordered):
+        result = np.empty(ordered.shape)
+        result.reshape(-1)[order.reshape(-1)] = ordered.reshape(-1)
+        return result
+    if is_torch_array(ordered):
+        return ordered.new_empty(ordered.shape).scatter_(-1, order, ordered)
+    xp = array_namespace(ordered)
+    return xp.take_along_axis(ordered, xp.argsort(order, axis=-1), axis=-1)
+
+
+def cumulative_sum(values: Array) -> Array:
+    """Running sum along the last axis."""
+    return array_namespace(values).cumulative_sum(values, axis=-1)
+
+
+def reverse_cumulative_sum(values: Array) -> Array:
+    """Σ_{j≥i} along the last axis: summed from the end, not subtracted from the total."""
+    xp = array_namespace(values)
+    return xp.flip(cumulative_sum(xp.flip(values, axis=-1)), axis=-1)
+
+
+def positive_integer(value: Any, name: str) -> int:
+    """`value` as an int ≥ 1; anything else is refused by name."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool | np.bool_) or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return number

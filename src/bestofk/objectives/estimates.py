@@ -1,0 +1,269 @@
+"""Unbiased estimates of what k samples are worth, from n ≥ k samples of the same prompt.
+
+Each is the mean of a statistic over all k-subsets of the group (a U-statistic), written so that it
+costs one sort. Values in, values out; the sample axis is last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from .arrays import Array, as_float64, as_numpy, constant, positive_integer
+from .grouping import SmallGroups, gather, lay_out, scatter_groups
+from .tables import order_statistic_weights, subset_share, subset_share_by_k
+
+
+def max_at_k(
+    rewards: Any,
+    k: int,
+    *,
+    groups: Any = None,
+    live: Any = None,
+    small_groups: SmallGroups = "error",
+) -> Array:
+    """Expected best reward of k samples.
+
+        ρ_k = Σ_{i≥k} C(i-1, k-1) r_(i) / C(n, k)  =  r_(n) - Σ_m (r_(m+1) - r_(m)) C(m, k) / C(n, k)
+
+    Claim: unbiased for E[max of k i.i.d. samples], for every k ≤ n; exact under ties.
+    Limits: k = 1 is the mean, k = n the maximum. On 0/1 rewards it is pass@k.
+
+    Args:
+        rewards: real numbers, (..., n); NaN marks a sample that could not be scored.
+        k: how many samples are drawn.
+        groups: a group id per sample, when groups differ in size; rewards are then one row.
+        live: True where a sample counts, the shape of rewards.
+        small_groups: "error" (default) refuses a group with fewer than k live samples; "drop"
+            gives it NaN and warns.
+
+    Returns:
+        One estimate per group: the leading shape of rewards, or, with `groups`, one per distinct
+        id in sorted order.
+
+    Raises:
+        ValueError: n < k; infinite rewards.
+
+    >>> max_at_k([0.0, 0.5, 1.0], 2)
+    array(0.83333333)
+
+    References:
+        Bagirov et al. 2025 (arXiv:2510.23393); Walder & Karkhanis 2025 (arXiv:2505.15201), eq. 12.
+    """
+    k = positive_integer(k, "k")
+
+    def best_of_k(ordered: Array) -> Array:
+        n = ordered.shape[-1]
+        return ordered[..., -1] - _gaps(ordered) @ constant(subset_share(n, k)[1:-1], ordered)
+
+    return _per_group(rewards, best_of_k, k, f"max@{k}", groups, live, small_groups)
+
+
+def pass_at_k(
+    correct: Any,
+    k: int,
+    *,
+    threshold: float | None = None,
+    groups: Any = None,
+    live: Any = None,
+    small_groups: SmallGroups = "error",
+) -> Array:
+    """Probability that at least one of k samples is correct.
+
+        1 - C(n - c, k) / C(n, k)
+
+    Claim: unbiased for 1 - (1 - p)^k, for every k ≤ n.
+
+    Args:
+        correct: 0/1 or booleans, (..., n); NaN marks a sample that could not be scored.
+        k: how many samples are drawn.
+        threshold: makes real rewards 0/1: reward ≥ threshold passes.
+        groups, live, small_groups: as in `max_at_k`.
+
+    Raises:
+        ValueError: n < k; values other than 0, 1 and NaN without a threshold.
+
+    >>> pass_at_k([True, False, False, False], 2)
+    array(0.5)
+
+    References:
+        Chen et al. 2021 (arXiv:2107.03374), eq. 1.
+    """
+    values, restore = as_float64(correct, "correct")
+    passed = zero_one(values, threshold, "pass@k", live)
+    return restore(max_at_k(passed, k, groups=groups, live=live, small_groups=small_groups))
+
+
+def max_at_k_curve(
+    rewards: Any,
+    *,
+    k_max: int | None = None,
+    groups: Any = None,
+    live: Any = None,
+    small_groups: SmallGroups = "error",
+) -> Array:
+    """`max_at_k` for k = 1..k_max in one pass: shape (..., k_max).
+
+    Args:
+        rewards, groups, live, small_groups: as in `max_at_k`.
+        k_max: the largest k; by default the smallest live count of any group.
+
+    >>> max_at_k_curve([0.0, 0.0, 1.0])
+    array([0.33333333, 0.66666667, 1.        ])
+    """
+    values, restore = as_float64(rewards, "rewards")
+    if k_max is None:
+        layout = lay_out(values, groups=groups, live=live, small_groups=small_groups)
+        k_max = min((bucket.n for bucket in layout.buckets), default=1)
+    k_max = positive_integer(k_max, "k_max")
+
+    def curve(ordered: Array) -> Array:
+        n = ordered.shape[-1]
+        share = constant(subset_share_by_k(n)[:, :k_max], ordered)
+        return ordered[..., -1:] - _gaps(ordered) @ share
+
+    return restore(_per_group(values, curve, k_max, f"max@{k_max}", groups, live, small_groups))
+
+
+def pass_at_k_curve(
+    correct: Any, *, threshold: float | None = None, live: Any = None, **options: Any
+) -> Array:
+    """`pass_at_k` for k = 1..k_max in one pass; options as in `max_at_k_curve`."""
+    values, restore = as_float64(correct, "correct")
+    passed = zero_one(values, threshold, "pass@k", live)
+    return restore(max_at_k_curve(passed, live=live, **options))
+
+
+def l_statistic_at_k(
+    rewards: Any,
+    k: int,
+    coefficients: Sequence[float],
+    *,
+    groups: Any = None,
+    live: Any = None,
+    small_groups: SmallGroups = "error",
+) -> Array:
+    """Expected L-statistic of k samples: Σ_j α_j E[r_(j:k)], j = 1 the lowest.
+
+        Σ_m r_(m) Σ_j α_j C(m-1, j-1) C(n-m, k-j) / C(n, k)
+
+    Claim: unbiased for every k ≤ n.
+
+    >>> l_statistic_at_k([1.0, 2.0, 6.0], 2, (1, 0))  # the lower of two
+    array(1.33333333)
+
+    References:
+        OrderGrad (arXiv:2606.06096).
+    """
+    k = positive_integer(k, "k")
+    alphas = tuple(float(alpha) for alpha in coefficients)
+    if len(alphas) != k or not all(np.isfinite(alphas)):
+        raise ValueError(
+            f"coefficients must be {k} finite numbers, lowest of k first, got {alphas}"
+        )
+
+    def combine(ordered: Array) -> Array:
+        n = ordered.shape[-1]
+        return ordered @ constant(order_statistic_weights(n, k, alphas), ordered)
+
+    return _per_group(rewards, combine, k, f"an L-statistic of {k}", groups, live, small_groups)
+
+
+def top_coefficients(k: int, m: int) -> tuple[float, ...]:
+    """The mean of the top m of k."""
+    _part(m, k)
+    return (0.0,) * (k - m) + (1.0 / m,) * m
+
+
+def bottom_coefficients(k: int, m: int) -> tuple[float, ...]:
+    """The mean of the lowest m of k: the lower tail."""
+    _part(m, k)
+    return (1.0 / m,) * m + (0.0,) * (k - m)
+
+
+def median_coefficients(k: int) -> tuple[float, ...]:
+    """The median of k: the middle one, or the mean of the middle two."""
+    return tuple((float(j == (k - 1) // 2) + float(j == k // 2)) / 2 for j in range(k))
+
+
+def _part(m: int, k: int) -> None:
+    if not 1 <= m <= k:
+        raise ValueError(f"cannot take {m} of {k} samples: need 1 ≤ m ≤ k")
+
+
+def top_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
+    """Expected mean of the best m of k samples; m = 1 is max@k. Options as in `max_at_k`.
+
+    >>> top_m_at_k([0.0, 1.0, 2.0], 3, 2)
+    array(1.5)
+    """
+    return l_statistic_at_k(rewards, k, top_coefficients(k, m), **options)
+
+
+def bottom_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
+    """Expected mean of the worst m of k samples (the lower tail). Options as in `max_at_k`."""
+    return l_statistic_at_k(rewards, k, bottom_coefficients(k, m), **options)
+
+
+def min_at_k(rewards: Any, k: int, **options: Any) -> Array:
+    """Expected worst of k samples; on 0/1 rewards the probability that all k pass (pass^k)."""
+    return l_statistic_at_k(rewards, k, bottom_coefficients(k, 1), **options)
+
+
+def median_at_k(rewards: Any, k: int, **options: Any) -> Array:
+    """Expected median of k samples. Options as in `max_at_k`."""
+    return l_statistic_at_k(rewards, k, median_coefficients(k), **options)
+
+
+def zero_one(values: Array, threshold: float | None, name: str, live: Any = None) -> Array:
+    """`values` as 0/1 (NaN stays NaN), by the threshold or because they already are.
+
+    Raises:
+        ValueError: other values and no threshold to judge them by.
+    """
+    xp = array_namespace(values)
+    if threshold is not None:
+        if not np.isfinite(threshold):
+            raise ValueError(f"threshold must be a finite number, got {threshold}")
+        passed = xp.astype(values >= threshold, xp.float64)
+        return xp.where(xp.isnan(values), values, passed)
+    fits = (values == 0) | (values == 1) | xp.isnan(values)
+    if live is not None:
+        fits = fits | constant(~as_numpy(live).astype(bool), values)
+    if not bool(xp.all(fits)):
+        odd = float(values.reshape(-1)[int(xp.argmax(xp.astype(~fits, xp.int8)))])
+        raise ValueError(
+            f"{name} takes rewards that are 0, 1 or NaN, got {odd:g}: give threshold= "
+            "(reward ≥ threshold passes), or use max@k, which takes real rewards"
+        )
+    return values
+
+
+def _gaps(ordered: Array) -> Array:
+    return ordered[..., 1:] - ordered[..., :-1]
+
+
+def _per_group(
+    rewards: Any,
+    statistic: Callable[[Array], Array],
+    k: int,
+    name: str,
+    groups: Any,
+    live: Any,
+    small_groups: SmallGroups,
+) -> Array:
+    """Apply a statistic of sorted rewards (g, n) to every group."""
+    values, restore = as_float64(rewards, "rewards")
+    xp = array_namespace(values)
+    need = f"{name} needs at least {k} samples per prompt"
+    layout = lay_out(
+        values, groups=groups, live=live, minimum=k, need=need, small_groups=small_groups
+    )
+    pieces = [statistic(xp.sort(gather(values, bucket), axis=-1)) for bucket in layout.buckets]
+    result = scatter_groups(pieces, layout, values)
+    if groups is None:
+        result = result.reshape((*values.shape[:-1], *result.shape[1:]))
+    return restore(result)

@@ -1,0 +1,163 @@
+"""The string grammar of objectives, parsed into terms and stages.
+
+    objective := stage ( "/" percent "%/" stage )*         switch: max@8/60%/mean
+    stage     := name [ "@" ks ] [ ":" variant ]
+    ks        := k | k ".." k | k ( "+" k )*                anneal: max@8..1    mixture: max@1+8
+    name      := a name of the catalog, or top<m>, bottom<m>
+
+No character in it means anything to a shell or to Hydra.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .catalog import ALIASES, CATALOG, Entry, l_coefficients
+
+_PARTS = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(@(?P<ks>[^:]*))?(:(?P<variant>.*))?", re.DOTALL)
+_TOP = re.compile(r"(top|bottom)(\d+)")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One advantage function at one k, with its share in a mixture."""
+
+    text: str
+    entry: Entry
+    k: int
+    weight: float = 1.0
+    coefficients: tuple[float, ...] | None = None
+
+    @property
+    def least(self) -> int:
+        return self.entry.least(self.k)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is trained from a share of the run on."""
+
+    start: float
+    terms: tuple[Term, ...]
+
+
+def names() -> list[str]:
+    """Every name a user may write, as they would write it."""
+    plain = [name for name in CATALOG if not name.endswith("M")]
+    return [*plain, "top<m>", "bottom<m>", *ALIASES]
+
+
+def parse(text: str, variant: str | None = None) -> tuple[Stage, ...]:
+    """Stages of an objective string.
+
+    Raises:
+        ValueError: anything the grammar does not know, with what to write instead.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"an objective is a string such as 'max@8', got {text!r}")
+    pieces = [piece.strip() for piece in text.strip().lower().split("/")]
+    if len(pieces) % 2 == 0:
+        raise ValueError(f"cannot read {text!r}: a switch is written max@8/60%/mean")
+    starts = [0.0] + [_share(piece, text) for piece in pieces[1::2]]
+    if any(later <= earlier for earlier, later in zip(starts, starts[1:])):
+        raise ValueError(f"the switches of {text!r} must come in increasing order")
+    ends = [*starts[1:], 1.0]
+    stages: list[Stage] = []
+    for piece, start, end in zip(pieces[::2], starts, ends):
+        stages.extend(_anneal(piece, start, end, variant))
+    return tuple(stages)
+
+
+def _share(piece: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", piece)
+    if not found or not 0 < float(found[1]) < 100:
+        raise ValueError(
+            f"cannot read {piece!r} in {text!r}: the share of the run after which the objective "
+            "changes is a percentage between 0% and 100%, as in max@8/60%/mean"
+        )
+    return float(found[1]) / 100
+
+
+def _anneal(piece: str, start: float, end: float, variant: str | None) -> list[Stage]:
+    """One stage, or one per k when k is annealed: every k for an equal share of the time."""
+    found = re.fullmatch(r"([^@:]+)@(\d+)\.\.(\d+)((?::.*)?)", piece)
+    if not found:
+        return [Stage(start, _terms(piece, variant))]
+    name, first, last, rest = found[1], int(found[2]), int(found[3]), found[4]
+    step = 1 if last >= first else -1
+    ks = range(first, last + step, step)
+    width = (end - start) / len(ks)
+    return [
+        Stage(start + i * width, _terms(f"{name}@{k}{rest}", variant)) for i, k in enumerate(ks)
+    ]
+
+
+def _terms(piece: str, variant: str | None) -> tuple[Term, ...]:
+    found = _PARTS.fullmatch(piece)
+    if not found:
+        raise ValueError(f"cannot read objective {piece!r}: write name[@k][:variant], as in max@8")
+    name, ks, own = found["name"], found["ks"], found["variant"]
+    if name in ALIASES:
+        name, _, fixed = ALIASES[name].partition(":")
+        if fixed and own not in (None, fixed):
+            raise ValueError(f"{found['name']} is max with variant {fixed!r}; it has no other")
+        own = fixed or own
+    if own is not None and variant is not None and own != variant:
+        raise ValueError(f"{piece!r} names variant {own!r} and variant={variant!r}: give one")
+    entry, key, m = _find(name, own or variant or "")
+    numbers = _numbers(piece, name, ks, entry)
+    label = f":{own or variant}" if own or variant else ""
+    return tuple(
+        Term(
+            f"{name}@{k}{label}" if entry.takes_k else name + label,
+            entry,
+            k,
+            1.0 / len(numbers),
+            l_coefficients(key, m, k),
+        )
+        for k in numbers
+    )
+
+
+def _find(name: str, variant: str) -> tuple[Entry, str, int | None]:
+    top = _TOP.fullmatch(name)
+    key, m = (f"{top[1]}M", int(top[2])) if top else (name, None)
+    if key not in CATALOG:
+        raise ValueError(f"unknown objective {name!r}; {suggest(name, names())}")
+    variants = CATALOG[key]
+    if variant not in variants:
+        have = [known for known in variants if known]
+        if not have:
+            raise ValueError(f"objective {name} has no variants, got {variant!r}")
+        raise ValueError(f"objective {name} has no variant {variant!r}; {suggest(variant, have)}")
+    return variants[variant], key, m
+
+
+def _numbers(piece: str, name: str, ks: str | None, entry: Entry) -> Sequence[int]:
+    if not entry.takes_k:
+        if ks is not None:
+            raise ValueError(f"objective {name} takes no k, got {piece!r}")
+        return [1]
+    if ks is None:
+        raise ValueError(f"objective {name} needs its k: write {name}@8")
+    if not re.fullmatch(r"\d+(\+\d+)*", ks):
+        raise ValueError(
+            f"cannot read k in {piece!r}: write {name}@8, a mixture {name}@1+8, "
+            f"or an annealing {name}@8..1"
+        )
+    numbers = [int(k) for k in ks.split("+")]
+    if min(numbers) < 1:
+        raise ValueError(f"k must be at least 1, got {piece!r}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"a mixture names each k once, got {piece!r}")
+    return numbers
+
+
+def suggest(word: str, known: Sequence[str]) -> str:
+    """'did you mean …? have …' for an unknown word."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}have {', '.join(known)}"

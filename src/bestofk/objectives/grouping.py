@@ -1,0 +1,200 @@
+"""Group semantics: which samples are siblings, which of them are live, which groups are too small.
+
+Formulas in this room see dense arrays (groups, n). This module turns whatever the caller has into
+such arrays: groups with the same number of live samples are handled together, so n is always the
+live count, and a dead sample is never seen by a formula.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from .arrays import Array, as_numpy, constant
+
+SmallGroups: TypeAlias = Literal["error", "drop"]
+
+
+class DroppedGroups(UserWarning):
+    """Some groups had too few live samples for the objective, and were left out."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Groups with the same live count."""
+
+    n: int
+    rows: np.ndarray | None
+    """Flat sample indices (groups, n), or None when the input is one dense bucket as it stands."""
+    groups: np.ndarray | None
+    """Which groups these are, or None for all of them in order."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How flat samples fall into groups."""
+
+    samples: int
+    groups: int
+    buckets: tuple[Bucket, ...]
+    dropped: int
+    """Groups with too few live samples (those without any included)."""
+    dead: int
+    """Samples that are not live."""
+
+
+def lay_out(
+    rewards: Array,
+    *,
+    groups: Any = None,
+    live: Any = None,
+    minimum: int = 1,
+    need: str = "",
+    why: str = "",
+    small_groups: SmallGroups = "drop",
+) -> Layout:
+    """Sort samples into buckets of groups with equal live count.
+
+    Args:
+        rewards: float64, (..., n), or one row of samples when `groups` is given.
+        groups: a group id per sample, in any order, of any sortable kind (integers, strings).
+        live: True where a sample counts; NaN rewards never do.
+        minimum: the least number of live samples a group must have.
+        need: the rule, for the error ("objective max@8 needs more than 8 samples per prompt").
+        why: the reason and the way out, for the error.
+        small_groups: "error" refuses a group with fewer; "drop" leaves it out with a warning.
+
+    Raises:
+        ValueError: shapes that do not fit; infinite rewards; and, under either policy, a batch in
+            which no group would be large enough even if all its samples were live: that is a
+            mistake in the set-up, not a lost sample.
+    """
+    if small_groups not in ("error", "drop"):
+        raise ValueError(f"small_groups must be 'error' or 'drop', got {small_groups!r}")
+    xp = array_namespace(rewards)
+    if rewards.ndim == 0:
+        raise ValueError("rewards must have a sample axis: shape (..., n), got a single number")
+    if groups is not None and rewards.ndim != 1:
+        raise ValueError(f"with groups= rewards are one row of samples, got shape {rewards.shape}")
+    if live is not None and tuple(np.shape(live)) != tuple(rewards.shape):
+        raise ValueError(
+            f"live must have the shape of rewards, {rewards.shape}, got {np.shape(live)}"
+        )
+    finite = xp.isfinite(rewards)
+    whole = bool(xp.all(finite))
+    if groups is None and live is None and whole:
+        n = int(rewards.shape[-1])
+        count = _rows(rewards.shape)
+        if n < minimum:
+            raise ValueError(f"{need or f'need {minimum} samples per prompt'}, got {n}{why}")
+        return Layout(count * n, count, (Bucket(n, None, None),), 0, 0)
+
+    alive = as_numpy(finite).reshape(-1)
+    if not whole:
+        flat = as_numpy(rewards).reshape(-1)
+        infinite = ~alive & ~np.isnan(flat)
+        if live is not None:
+            infinite &= as_numpy(live).reshape(-1).astype(bool)
+        if infinite.any():
+            raise ValueError(
+                f"rewards must be finite, or NaN where scoring failed; sample {int(infinite.argmax())} "
+                f"is {flat[infinite.argmax()]}"
+            )
+    if live is not None:
+        alive = alive & as_numpy(live).reshape(-1).astype(bool)
+    ids = _group_ids(rewards.shape, groups)
+    return _ragged(
+        ids, alive, minimum, (need or f"need {minimum} samples per prompt", why), small_groups
+    )
+
+
+def _rows(shape: Sequence[int]) -> int:
+    return int(np.prod(shape[:-1], dtype=np.int64))
+
+
+def _group_ids(shape: Sequence[int], groups: Any) -> np.ndarray:
+    if groups is None:
+        return np.repeat(np.arange(_rows(shape)), shape[-1])
+    names = as_numpy(groups)
+    if names.shape != tuple(shape):
+        raise ValueError(
+            f"groups must name one group per sample, {tuple(shape)}, got {names.shape}"
+        )
+    if names.dtype == object:
+        names = names.astype(str)
+    return np.unique(names, return_inverse=True)[1].reshape(-1)
+
+
+def _ragged(
+    ids: np.ndarray, alive: np.ndarray, minimum: int, told: tuple[str, str], policy: SmallGroups
+) -> Layout:
+    count = int(ids.max()) + 1 if ids.size else 0
+    sizes = np.bincount(ids, minlength=count)
+    counts = np.bincount(ids[alive], minlength=count)
+    small = counts < minimum
+    need, why = told
+    if count and sizes.max() < minimum:
+        raise ValueError(f"{need}, got {int(sizes.max())} in the largest group{why}")
+    if small.any():
+        first = int(small.argmax())
+        message = (
+            f"{need}: {int(small.sum())} of {count} groups have fewer live samples "
+            f"(the first, group {first}, has {int(counts[first])} of {int(sizes[first])})"
+        )
+        if policy == "error":
+            raise ValueError(f"{message}; small_groups='drop' leaves them out")
+        warnings.warn(f"{message}; left out", DroppedGroups, stacklevel=4)
+    rows = np.flatnonzero(alive)
+    rows = rows[np.argsort(ids[rows], kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    buckets = []
+    for n in np.unique(counts[~small]):
+        which = np.flatnonzero((counts == n) & ~small)
+        buckets.append(Bucket(int(n), rows[starts[which][:, None] + np.arange(n)], which))
+    dead = int(alive.size - alive.sum())
+    return Layout(ids.size, count, tuple(buckets), int(small.sum()), dead)
+
+
+def gather(values: Array, bucket: Bucket) -> Array:
+    """The bucket's samples of a per-sample array: (groups, n)."""
+    if bucket.rows is None:
+        return values.reshape(-1, bucket.n)
+    xp = array_namespace(values)
+    flat = xp.take(values.reshape(-1), constant(bucket.rows.reshape(-1), values), axis=0)
+    return flat.reshape(bucket.rows.shape)
+
+
+def scatter(pieces: Sequence[Array], layout: Layout, like: Array) -> Array:
+    """Per-sample results of every bucket, back in the caller's order; 0 where not live."""
+    if len(layout.buckets) == 1 and layout.buckets[0].rows is None:
+        return pieces[0].reshape(like.shape)
+    rows = [bucket.rows for bucket in layout.buckets]
+    flat = [piece.reshape(-1) for piece in pieces]
+    return _place(flat, rows, layout.samples, 0.0, like).reshape(like.shape)
+
+
+def scatter_groups(pieces: Sequence[Array], layout: Layout, like: Array) -> Array:
+    """Per-group results (groups, ...) of every bucket, in the order of the groups; NaN if dropped."""
+    if len(layout.buckets) == 1 and layout.buckets[0].groups is None:
+        return pieces[0]
+    return _place(pieces, [bucket.groups for bucket in layout.buckets], layout.groups, np.nan, like)
+
+
+def _place(
+    pieces: Sequence[Array], indices: Sequence[Any], size: int, empty: float, like: Array
+) -> Array:
+    xp = array_namespace(like)
+    where = np.full(size, sum(index.size for index in indices))
+    start = 0
+    for index in indices:
+        where[index.reshape(-1)] = np.arange(start, start + index.size)
+        start += index.size
+    tail = tuple(pieces[0].shape[1:]) if pieces else ()
+    hole = xp.full((1, *tail), empty, dtype=xp.float64, device=device(like))
+    values = xp.concat([*pieces, hole], axis=0)
+    return xp.take(values, constant(where, values), axis=0)

@@ -1,0 +1,449 @@
+"""`objective("max@8")`: a string becomes a function from a batch of groups to weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from . import off_policy as off
+from .arrays import Array, as_float64, as_numpy, constant
+from .estimates import zero_one
+from .grammar import Stage, Term, parse, suggest
+from .grouping import Bucket, Layout, SmallGroups, gather, lay_out, scatter
+
+OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
+
+
+class ObjectiveWarning(UserWarning):
+    """The objective does something its name does not say."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A named objective: call it with rewards to get one weight per sample.
+
+    Weights are in the mean convention: (1/n) Σ_i A_i ∇log π(y_i) estimates the gradient of the
+    objective (exactly so, in expectation, where `unbiased`).
+    """
+
+    text: str
+    stages: tuple[Stage, ...]
+    off_policy: OffPolicy = "exact"
+    truncate: float | None = None
+    self_normalise: bool = False
+    clamp: float = 1.0
+    threshold: float | None = None
+    small_groups: SmallGroups = "drop"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return tuple(term for stage in self.stages for term in stage.terms)
+
+    @property
+    def k(self) -> int:
+        """The largest k of any stage (1 for objectives without k)."""
+        return max(term.k for term in self.terms)
+
+    @property
+    def least_samples(self) -> int:
+        """The least number of live samples per prompt that every stage accepts."""
+        return max(term.least for term in self.terms)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Inputs to pass beside rewards: of "entropy", "rng", "progress"."""
+        inputs = {name for term in self.terms for name in term.entry.needs}
+        return frozenset(inputs | ({"progress"} if len(self.stages) > 1 else set()))
+
+    @property
+    def unbiased(self) -> bool:
+        return all(term.entry.unbiased for term in self.terms)
+
+    @property
+    def takes_log_ratio(self) -> bool:
+        """Whether an exact off-policy form exists; if not, off-policy steps need a clipped loss."""
+        return all(term.entry.baseline is not None for term in self.terms)
+
+    def require_samples(self, n: int) -> None:
+        """Refuse n samples per prompt before anything is sampled, if any stage needs more."""
+        for term in self.terms:
+            if n < term.least:
+                need, why = _too_small(term)
+                raise ValueError(f"{need}, got {n}{why}")
+
+    def at(self, progress: float | None) -> tuple[Term, ...]:
+        """The terms in force at a share of the run in [0, 1]."""
+        if len(self.stages) == 1:
+            return self.stages[0].terms
+        if progress is None:
+            raise ValueError(f"objective {self.text} changes during a run: progress= is needed")
+        if not 0.0 <= progress <= 1.0:
+            raise ValueError(f"progress is the share of the run done, in [0, 1], got {progress}")
+        return [stage for stage in self.stages if stage.start <= progress + 1e-12][-1].terms
+
+    def __call__(
+        self,
+        rewards: Any,
+        *,
+        log_ratio: Any = None,
+        entropy: Any = None,
+        entropy_threshold: float | None = None,
+        live: Any = None,
+        groups: Any = None,
+        progress: float | None = None,
+        rng: np.random.Generator | int | None = None,
+    ) -> Array:
+        """Weights (..., n) for rewards (..., n): zeros where not live.
+
+        Args:
+            rewards: real numbers; NaN marks a sample that could not be scored (not live).
+            log_ratio: log π_θ - log π_old of each whole completion, the shape of rewards.
+            entropy: mean response entropy, per group or per sample (adaptive design).
+            entropy_threshold: by default the median over the groups of this call.
+            live: True where a sample counts, the shape of rewards.
+            groups: a group id per sample, in any order; rewards are then one row.
+            progress: the share of the run done (schedules).
+            rng: a NumPy generator or a seed (designs that draw random sets).
+
+        Raises:
+            ValueError: a needed input is missing (by name); a group too small for the objective
+                (`small_groups` decides about groups that lost samples); values out of range.
+        """
+        terms = self.at(progress)
+        values, restore = as_float64(rewards, "rewards")
+        if self.threshold is not None or any(term.entry.zero_one for term in terms):
+            values = zero_one(values, self.threshold, f"objective {self.text}", live)
+        hungriest = max(terms, key=lambda term: term.least)
+        need, why = _too_small(hungriest)
+        layout = lay_out(
+            values,
+            groups=groups,
+            live=live,
+            minimum=hungriest.least,
+            need=need,
+            why=why,
+            small_groups=self.small_groups,
+        )
+        inputs: dict[str, Any] = {}
+        if any("rng" in term.entry.needs for term in terms):
+            inputs["rng"] = _generator(rng, self.text)
+        if any("entropy" in term.entry.needs for term in terms):
+            inputs["entropy"], inputs["threshold"] = _entropies(
+                entropy, entropy_threshold, values, layout, self.text
+            )
+        logs = None if log_ratio is None else self._ratios(log_ratio, values, terms)
+        pieces = []
+        for bucket in layout.buckets:
+            inside = gather(values, bucket)
+            ratios = None if logs is None else _finite(gather(logs, bucket))
+            pieces.append(self._dense(terms, inside, ratios, bucket, inputs))
+        return restore(scatter(pieces, layout, values))
+
+    def _dense(
+        self,
+        terms: Sequence[Term],
+        rewards: Array,
+        log_ratio: Array | None,
+        bucket: Bucket,
+        inputs: Mapping[str, Any],
+    ) -> Array:
+        total = None
+        for term in terms:
+            if log_ratio is None or self.off_policy == "none":
+                part = self._on_policy(term, rewards, bucket, inputs)
+            else:
+                part = self._off_policy(term, rewards, log_ratio)
+            part = part if term.weight == 1.0 else term.weight * part
+            total = part if total is None else total + part
+        return total
+
+    def _on_policy(
+        self, term: Term, rewards: Array, bucket: Bucket, inputs: Mapping[str, Any]
+    ) -> Array:
+        entry = term.entry
+        xp = array_namespace(rewards)
+        if entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
+            warnings.warn(f"{term.text}: {entry.caution}", ObjectiveWarning, stacklevel=5)
+        named = {name: self.options[name] for name in entry.options if name != "coefficients"}
+        if "coefficients" in entry.options:
+            named["coefficients"] = term.coefficients or self.options["coefficients"]
+        if "rng" in entry.needs:
+            named["rng"] = inputs["rng"]
+        if "entropy" in entry.needs:
+            chosen = inputs["entropy"]
+            chosen = chosen if bucket.groups is None else chosen[bucket.groups]
+            named.update(entropy=constant(chosen, rewards), threshold=inputs["threshold"])
+        return entry.function(rewards, *([term.k] if entry.takes_k else []), **named)
+
+    def _off_policy(self, term: Term, rewards: Array, log_ratio: Array) -> Array:
+        baseline = term.entry.baseline
+        assert baseline is not None  # checked in _ratios
+        if self.off_policy == "first-order":
+            return off.first_order(rewards, log_ratio, term.k, baseline=baseline, clamp=self.clamp)
+        if self.off_policy == "own-ratio":
+            return off.own_ratio(rewards, log_ratio, term.k, baseline=baseline)
+        return off.exact(
+            rewards, log_ratio, term.k, baseline=baseline, self_normalise=self.self_normalise
+        )
+
+    def _ratios(self, log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
+        for term in terms:
+            if term.entry.baseline is None:
+                raise ValueError(
+                    f"objective {term.text} has no exact off-policy form, so it takes no log_ratio: "
+                    "use the clipped loss with on-policy weights, or max@k, pass@k or mean (with "
+                    "the canonical baseline, :loo-1 or :none)"
+                )
+        logs, _ = as_float64(log_ratio, "log_ratio")
+        if array_namespace(logs) is not array_namespace(rewards):
+            raise ValueError(
+                f"rewards and log_ratio must be arrays of one library, got {type(rewards).__name__} "
+                f"and {type(logs).__name__}"
+            )
+        if tuple(logs.shape) != tuple(rewards.shape):
+            raise ValueError(
+                f"log_ratio must have the shape of rewards, {tuple(rewards.shape)} (one number per "
+                f"completion: sum over its tokens), got {tuple(logs.shape)}"
+            )
+        return truncated(logs, self.truncate)
+
+
+def truncated(log_ratio: Array, limit: float | None) -> Array:
+    """Log-ratios bounded from above: min(log ρ, limit). The trust region of the exact loss."""
+    if limit is None:
+        return log_ratio
+    xp = array_namespace(log_ratio)
+    return xp.where(log_ratio > limit, xp.full_like(log_ratio, limit), log_ratio)
+
+
+def objective(
+    text: str | Objective,
+    *,
+    variant: str | None = None,
+    design: str | None = None,
+    weights: Sequence[float] | None = None,
+    off_policy: OffPolicy = "exact",
+    truncate: float | None = None,
+    self_normalise: bool = False,
+    clamp: float = 1.0,
+    threshold: float | None = None,
+    small_groups: SmallGroups = "drop",
+    **options: Any,
+) -> Objective:
+    """An Objective from its string: `name[@k][:variant]`, a switch, an annealing or a mixture.
+
+    Args:
+        text: "max@8", "pass@8:loo-1", "max@8/60%/mean", "max@8..1", "max@1+8".
+        variant: instead of `:variant` in the string; `design` is the same for passk-training.
+        weights: of a mixture over k, in the order written; equal by default.
+        off_policy: what to do with log_ratio: "exact", "first-order", "own-ratio" or "none".
+        truncate: the largest log-ratio; larger ones are cut down to it.
+        self_normalise: divide by the sum of the subsets' weights: always finite, biased.
+        clamp: bound on |ρ - 1| of the first-order form.
+        threshold: makes rewards 0/1 first: reward ≥ threshold passes.
+        small_groups: groups with too few live samples are dropped with a warning, or an error.
+        options: of the objective itself: beta (rs-grpo), accuracy_threshold (drop-easy),
+            coefficients (lstat).
+
+    Raises:
+        ValueError: an unknown name, variant or option (with a suggestion); values out of range.
+
+    >>> objective("max@4")([0, 0, 0, 0, 1, 0])
+    array([-0.8, -0.8, -0.8, -0.8,  4. , -0.8])
+    >>> objective("max@8/60%/mean").at(0.7)[0].text
+    'mean'
+    """
+    if isinstance(text, Objective):
+        raise ValueError(f"{text} is an Objective already; give options where it is made")
+    if variant is not None and design is not None and variant != design:
+        raise ValueError(f"variant={variant!r} and design={design!r} name the same thing: give one")
+    stages = parse(text, variant or design)
+    if weights is not None:
+        stages = _weighted(text, stages, weights)
+    _check_forms(off_policy, truncate, self_normalise, clamp, stages)
+    if threshold is not None and not np.isfinite(threshold):
+        raise ValueError(f"threshold must be a finite number, got {threshold}")
+    if small_groups not in get_args(SmallGroups):
+        raise ValueError(f"small_groups must be 'error' or 'drop', got {small_groups!r}")
+    return Objective(
+        text.strip().lower() if variant is None and design is None else _label(stages, text),
+        stages,
+        off_policy,
+        truncate,
+        self_normalise,
+        clamp,
+        threshold,
+        small_groups,
+        _own_options(text, stages, options),
+    )
+
+
+def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Array:
+    """On-policy or, with log_ratio=, exact off-policy weights of one batch: (..., n) → (..., n).
+
+    `named` takes the inputs of `Objective.__call__` (log_ratio, entropy, live, groups, progress,
+    rng) and, when the objective is a string, the options of `objective`.
+
+    >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")
+    array([[-1., -1.,  2.],
+           [ 0.,  0.,  0.]])
+    """
+    inputs = {name: named.pop(name) for name in INPUTS if name in named}
+    if isinstance(objective_, Objective):
+        if named:
+            raise ValueError(
+                f"{', '.join(named)} cannot change an Objective; {suggest(next(iter(named)), INPUTS)}"
+            )
+        return objective_(rewards, **inputs)
+    return objective(objective_, **named)(rewards, **inputs)
+
+
+INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng")
+OPTIONS = ("variant", "design", "weights", "off_policy", "truncate", "self_normalise", "clamp",
+           "threshold", "small_groups")  # fmt: skip
+
+
+def _too_small(term: Term) -> tuple[str, str]:
+    least, k = term.least, term.k
+    amount = f"more than {k}" if least == k + 1 and term.entry.takes_k else f"at least {least}"
+    need = f"objective {term.text} needs {amount} samples per prompt"
+    why = f": {term.entry.why}"
+    name = term.text.partition("@")[0]
+    if name in ("max", "pass") and least == k + 1:
+        why += f"; with {k} samples use {name}@{k}:loo-1 or {name}@{k}:none"
+    return need, why
+
+
+def _weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> tuple[Stage, ...]:
+    shares = [float(weight) for weight in weights]
+    if len(stages) != 1 or len(stages[0].terms) != len(shares):
+        raise ValueError(
+            f"weights= gives one number per k of a mixture such as max@1+8; {text!r} has "
+            f"{len(stages[0].terms)} and got {len(shares)}"
+        )
+    if not all(np.isfinite(shares)):
+        raise ValueError(f"weights of a mixture must be finite, got {shares}")
+    terms = tuple(
+        Term(term.text, term.entry, term.k, share, term.coefficients)
+        for term, share in zip(stages[0].terms, shares)
+    )
+    return (Stage(0.0, terms),)
+
+
+def _check_forms(
+    form: str, truncate: float | None, normalise: bool, clamp: float, stages: tuple[Stage, ...]
+) -> None:
+    if form not in get_args(OffPolicy):
+        raise ValueError(f"unknown off_policy {form!r}; {suggest(form, get_args(OffPolicy))}")
+    if normalise and form != "exact":
+        raise ValueError(f"self_normalise belongs to off_policy='exact', got {form!r}")
+    if not clamp > 0:
+        raise ValueError(f"clamp bounds |ρ - 1| and must be positive, got {clamp}")
+    if truncate is None:
+        return
+    k = max(term.k for stage in stages for term in stage.terms)
+    if not truncate > -np.inf or np.isnan(truncate):
+        raise ValueError(f"truncate is the largest log-ratio, a number, got {truncate}")
+    if form == "exact" and not normalise and k * truncate > off.LARGEST_LOG - 9:
+        raise ValueError(
+            f"truncate={truncate:g} with k = {k} lets a subset weigh e^{k * truncate:.0f}, more than "
+            f"float64 holds: use at most {(off.LARGEST_LOG - 9) / k:.3g}, or self_normalise=True"
+        )
+
+
+def _own_options(
+    text: str, stages: tuple[Stage, ...], options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    allowed: dict[str, Any] = {}
+    for stage in stages:
+        for term in stage.terms:
+            for name, default in term.entry.options.items():
+                given = name == "coefficients" and term.coefficients is not None
+                if not given:
+                    allowed[name] = default
+    for name in options:
+        if name not in allowed:
+            raise ValueError(
+                f"objective {text} has no option {name!r}; {suggest(name, [*allowed, *OPTIONS])}"
+            )
+    chosen = {**allowed, **options}
+    missing = [name for name, value in chosen.items() if value is ...]
+    if missing:
+        raise ValueError(f"objective {text} needs {missing[0]}=")
+    return {name: _checked(name, value, stages) for name, value in chosen.items()}
+
+
+def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
+    if name == "coefficients":
+        numbers = tuple(float(number) for number in value)
+        for stage in stages:
+            for term in stage.terms:
+                if "coefficients" in term.entry.options and len(numbers) != term.k:
+                    raise ValueError(
+                        f"{term.text} takes {term.k} coefficients, lowest of k first, got {numbers}"
+                    )
+        return numbers
+    number = float(value)
+    if not np.isfinite(number) or (name == "beta" and number <= 0):
+        raise ValueError(
+            f"{name} must be a {'positive ' if name == 'beta' else ''}number, got {value}"
+        )
+    return number
+
+
+def _label(stages: tuple[Stage, ...], text: str) -> str:
+    return stages[0].terms[0].text if len(stages) == 1 and len(stages[0].terms) == 1 else text
+
+
+def _generator(rng: np.random.Generator | int | None, text: str) -> np.random.Generator:
+    if rng is None:
+        raise ValueError(
+            f"objective {text} draws random sets: rng= is needed, a generator or a seed"
+        )
+    return np.random.default_rng(rng)
+
+
+def _entropies(
+    entropy: Any, threshold: float | None, rewards: Array, layout: Layout, text: str
+) -> tuple[np.ndarray, float]:
+    """Mean response entropy per group, on the host, and the threshold to compare it with."""
+    if entropy is None:
+        raise ValueError(f"objective {text} looks at entropy: entropy= is needed, one per group")
+    values = as_numpy(as_float64(entropy, "entropy")[0])
+    if values.shape == tuple(rewards.shape):
+        per_group = np.full(layout.groups, np.nan)
+        for bucket in layout.buckets:
+            if bucket.rows is None:
+                per_group = values.reshape(-1, bucket.n).mean(axis=-1)
+            else:
+                per_group[bucket.groups] = values.reshape(-1)[bucket.rows].mean(axis=-1)
+        values = per_group
+    elif values.size != layout.groups:
+        raise ValueError(
+            f"entropy must be per group ({layout.groups} of them) or per sample "
+            f"{tuple(rewards.shape)}, got {values.shape}"
+        )
+    values = values.reshape(-1)
+    kept = [b.groups if b.groups is not None else np.arange(layout.groups) for b in layout.buckets]
+    used = values[np.concatenate(kept)] if kept else values
+    if not np.isfinite(used).all():
+        raise ValueError("entropy must be finite for every group that is used")
+    return values, float(np.median(used)) if threshold is None and used.size else float(
+        threshold or 0
+    )
+
+
+def _finite(log_ratio: Array) -> Array:
+    xp = array_namespace(log_ratio)
+    if not bool(xp.all(xp.isfinite(log_ratio))):
+        raise ValueError("log_ratio must be finite for every live sample")
+    return log_ratio

@@ -1,0 +1,286 @@
+"""On-policy advantages: a group's rewards in, one weight per sample out.
+
+Every function takes float64 rewards (..., n), all live, and returns A (..., n) in the **mean
+convention**: (1/n) Σ_i A_i ∇log π(y_i) estimates the gradient of the objective named. Papers that
+use the sum convention (no 1/n) print A_i / n. Notation: r_(1) ≤ … ≤ r_(n); ρ_k(B) the estimate of
+max@k from the group B; q_i the mean of the best over the k-subsets that contain sample i; B∖i the
+group without sample i.
+
+One kernel does the work. Write the best of a subset as r_(n) minus the gaps above it; then
+
+    q_i = r_(n) - Σ_{m ≥ i} (r_(m+1) - r_(m)) C(m-1, k-1) / C(n-1, k-1)        (i, m are ranks)
+
+is one cumulative sum after the sort, all its terms have one sign, ties need no care, and a group in
+which every k-subset has the same best gives exact zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from .arrays import (
+    Array,
+    constant,
+    cumulative_sum,
+    reverse_cumulative_sum,
+    sort_with_order,
+    unsort,
+)
+from .tables import order_statistic_weights, subset_share
+
+
+def subset_shortfall(ordered: Array, k: int, scale: float = 1.0) -> Array:
+    """r_(n) - q_i by rank: how far the k-subsets with sample i fall short of the group's best.
+
+    >>> subset_shortfall(np.array([0.0, 0.0, 1.0]), 2)
+    array([0.5, 0.5, 0. ])
+    """
+    xp = array_namespace(ordered)
+    n = ordered.shape[-1]
+    share = constant(subset_share(n - 1, k - 1)[: n - 1] * scale, ordered)
+    terms = (ordered[..., 1:] - ordered[..., :-1]) * share
+    zero = xp.zeros_like(ordered[..., :1])
+    return xp.concat([reverse_cumulative_sum(terms), zero], axis=-1)
+
+
+def max_canonical(rewards: Array, k: int) -> Array:
+    """max@k with the canonical baseline: what the group's estimate owes to each sample.
+
+        A_i = k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i)) = k n/(n-k) (q_i - ρ_k(B)),   k < n
+
+    Claim: unbiased for ∇max@k; sums to 0 over the group. k = 1 is leave-one-out REINFORCE.
+
+    >>> max_canonical(np.array([0.0, 0.0, 1.0]), 2)
+    array([-1., -1.,  2.])
+
+    References:
+        OrderGrad (arXiv:2606.06096); MaxPO (arXiv:2606.06080).
+    """
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    n = rewards.shape[-1]
+    shortfall = subset_shortfall(ordered, k, scale=k * n / (n - k))
+    return unsort(xp.mean(shortfall, axis=-1, keepdims=True) - shortfall, order)
+
+
+def max_no_baseline(rewards: Array, k: int) -> Array:
+    """max@k without a baseline: A_i = k q_i, any k ≤ n.
+
+    Claim: unbiased for ∇max@k; not centred, so of high variance.
+
+    References:
+        PKPO's s (arXiv:2505.15201), n times; the max@k paper's n·r̃_i (arXiv:2510.23393).
+    """
+    ordered, order = sort_with_order(rewards)
+    return unsort(k * (ordered[..., -1:] - subset_shortfall(ordered, k)), order)
+
+
+def max_leave_one_out(rewards: Array, k: int) -> Array:
+    """max@k with PKPO's leave-one-out baseline: A_i = k (q_i - n/(n-1) ρ_k(B∖i)), k < n.
+
+    Claim: unbiased for ∇max@k; slightly off-centre.
+
+    References:
+        PKPO's s_loo (arXiv:2505.15201), n times.
+    """
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    n = rewards.shape[-1]
+    q = ordered[..., -1:] - subset_shortfall(ordered, k)
+    others = (n * xp.mean(q, axis=-1, keepdims=True) - k * q) / (n - k)
+    return unsort(k * (q - n / (n - 1) * others), order)
+
+
+def max_leave_one_out_minus_one(rewards: Array, k: int) -> Array:
+    """max@k against the best of k - 1 others: A_i = k (q_i - ρ_{k-1}(B∖i)) ≥ 0, any k ≤ n.
+
+    Written as k Σ_{m ≤ i} gap_m C(m-1, k-1)/C(n-1, k-1), a sum of non-negative terms.
+
+    Claim: unbiased for ∇max@k, also at k = n, where only the best sample is paid, n times its
+    lead. Never pushes a sample down. k = 1 is defined as leave-one-out REINFORCE.
+
+    References:
+        PKPO's recommended s_loo-1 (arXiv:2505.15201), n times.
+    """
+    if k == 1:
+        return max_canonical(rewards, 1)
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    n = rewards.shape[-1]
+    share = constant(subset_share(n - 1, k - 1)[1:], ordered)
+    lead = cumulative_sum((ordered[..., 1:] - ordered[..., :-1]) * share)
+    return unsort(k * xp.concat([xp.zeros_like(lead[..., :1]), lead], axis=-1), order)
+
+
+def max_zscore(rewards: Array, k: int) -> Array:
+    """z-score over the group of the subset means q_i ("BoN mean"), 0 where they do not differ.
+
+    Claim: biased; the direction and size of ∇max@k are given up for a unit spread. On 0/1 rewards
+    q takes two values, so this *is* GRPO except where fewer than k samples fail.
+
+    References:
+        The max@k paper (arXiv:2510.23393).
+    """
+    ordered, order = sort_with_order(rewards)
+    return unsort(z_score(-subset_shortfall(ordered, k)), order)
+
+
+def z_score(values: Array) -> Array:
+    """(v - mean) / population standard deviation along the last axis; 0 where all are equal.
+
+    >>> z_score(np.array([[0.1, 0.1, 0.1], [0.0, 0.0, 3.0]]))
+    array([[ 0.        ,  0.        ,  0.        ],
+           [-0.70710678, -0.70710678,  1.41421356]])
+    """
+    xp = array_namespace(values)
+    shifted = values - xp.max(values, axis=-1, keepdims=True)  # equal values become exact zeros
+    centred = shifted - xp.mean(shifted, axis=-1, keepdims=True)
+    return _divide(centred, xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True)))
+
+
+def _divide(values: Array, by: Array) -> Array:
+    """values / by, and 0 where `by` is 0."""
+    xp = array_namespace(values)
+    safe = xp.where(by > 0, by, xp.ones_like(by))
+    return xp.where(by > 0, values / safe, xp.zeros_like(values))
+
+
+def l_statistic(rewards: Array, k: int, coefficients: tuple[float, ...]) -> Array:
+    """Any L-statistic of k samples: A_i = n (v(B) - v(B∖i)), v = Σ_m W_m r_(m), k < n.
+
+    The same as k Σ_j α_j (q_ij - v_j(B∖i)). Removing sample i shifts the ranks above it by one, so
+    all v(B∖i) come from two cumulative sums.
+
+    Claim: unbiased for ∇ Σ_j α_j E[r_(j:k)]; centred.
+
+    References:
+        OrderGrad (arXiv:2606.06096).
+    """
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    n = rewards.shape[-1]
+    shifted = ordered - ordered[..., -1:]
+    whole = order_statistic_weights(n, k, coefficients)
+    without = order_statistic_weights(n - 1, k, coefficients)
+    below = cumulative_sum(shifted * constant(whole - np.append(without, 0.0), ordered))
+    above = shifted * constant(whole - np.append(0.0, without), ordered)
+    above = reverse_cumulative_sum(above)
+    own = shifted * constant(whole, ordered)
+    zero = xp.zeros_like(ordered[..., :1])
+    below = xp.concat([zero, below[..., :-1]], axis=-1)
+    above = xp.concat([above[..., 1:], zero], axis=-1)
+    # Where Σα ≠ 0 the shift by r_(n) cancels: v(B) and v(B∖i) both have weights that sum to Σα.
+    return unsort(n * (below + own + above), order)
+
+
+def mean(rewards: Array) -> Array:
+    """Leave-one-out REINFORCE (RLOO): A_i = n/(n-1) (r_i - r̄).
+
+    Claim: unbiased for the gradient of the mean reward; centred. max@1.
+    """
+    n = rewards.shape[-1]
+    return dr_grpo(rewards) * (n / (n - 1))
+
+
+def reinforce(rewards: Array) -> Array:
+    """A_i = r_i. Unbiased for the gradient of the mean reward; no baseline."""
+    return rewards * 1.0
+
+
+def dr_grpo(rewards: Array) -> Array:
+    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (Liu et al., arXiv:2503.20783)."""
+    xp = array_namespace(rewards)
+    shifted = rewards - xp.max(rewards, axis=-1, keepdims=True)
+    return shifted - xp.mean(shifted, axis=-1, keepdims=True)
+
+
+def grpo(rewards: Array) -> Array:
+    """A_i = (r_i - r̄) / σ, population σ, 0 where all rewards agree (arXiv:2402.03300). Biased."""
+    return z_score(rewards)
+
+
+def bon_max_mean(rewards: Array) -> Array:
+    """A_i = r_i - r̄ for the best of the group (every one of them if tied), else 0. k is n.
+
+    Claim: biased (as published: Chow et al. 2024, arXiv:2412.15287, in the max@k paper).
+    """
+    xp = array_namespace(rewards)
+    best = rewards == xp.max(rewards, axis=-1, keepdims=True)
+    return xp.where(best, dr_grpo(rewards), xp.zeros_like(rewards))
+
+
+def bon_max_second(rewards: Array) -> Array:
+    """The best gets its lead over the second best, 0 when the best is tied; the rest get 0.
+
+    Claim: 1/n of max@n:loo-1, so unbiased for ∇max@n up to that factor (as published: Tang et al.
+    2025, arXiv:2503.19595; verl's grpo_passk without its std).
+    """
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    lead = ordered[..., -1:] - ordered[..., -2:-1]
+    rest = xp.zeros_like(ordered[..., :-1])
+    return unsort(xp.concat([rest, lead], axis=-1), order)
+
+
+def maxrl(rewards: Array) -> Array:
+    """A_i = (r_i - r̄) / r̄ on 0/1 rewards, 0 without a success.
+
+    Claim: unbiased for Σ_{k<n} ∇max@k / k, the likelihood of success cut off at n.
+
+    References:
+        MaxRL (arXiv:2602.02710).
+    """
+    xp = array_namespace(rewards)
+    return _divide(dr_grpo(rewards), xp.mean(rewards, axis=-1, keepdims=True))
+
+
+def tailrl(rewards: Array) -> Array:
+    """MaxRL for real rewards: rank i gets n Σ_{j≤i} gap_j / (n-j+1), then centred.
+
+    Claim: unbiased for Σ_{k<n} ∇max@k / k; on 0/1 rewards the same as MaxRL.
+
+    References:
+        TailRL (arXiv:2609.02987).
+    """
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    n = rewards.shape[-1]
+    survivors = constant(np.arange(n - 1, 0, -1) / n, ordered)
+    climbed = cumulative_sum((ordered[..., 1:] - ordered[..., :-1]) / survivors)
+    climbed = xp.concat([xp.zeros_like(climbed[..., :1]), climbed], axis=-1)
+    return unsort(dr_grpo(climbed), order)
+
+
+def rs_grpo(rewards: Array, beta: float) -> Array:
+    """Risk-sensitive GRPO: A_i = (1/β) (e^{β r_i} / mean_j e^{β r_j} - 1).
+
+    Claim: as published; β → 0 is Dr. GRPO.
+
+    References:
+        RS-GRPO (arXiv:2509.24261).
+    """
+    xp = array_namespace(rewards)
+    top = xp.max(beta * rewards, axis=-1, keepdims=True)
+    tilted = xp.exp(beta * rewards - top)
+    return (tilted / xp.mean(tilted, axis=-1, keepdims=True) - 1.0) / beta
+
+
+def layer_cake(rewards: Array, rule: Callable[[Array], Array]) -> Array:
+    """Extend a rule for 0/1 rewards to real ones: Σ_j (r_(j) - r_(j-1)) · rule(r ≥ r_(j)).
+
+    A real reward is a stack of layers; in each a sample has passed or not. Exact for every rule
+    that is linear in rewards given their order (max@k); for Pass@k Training it gives up scale
+    invariance. Costs n calls of the rule at once: O(n²) a group.
+
+    >>> layer_cake(np.array([0.0, 1.0, 3.0]), lambda r: max_canonical(r, 2))
+    array([-2., -2.,  4.])
+    """
+    xp = array_namespace(rewards)
+    ordered = xp.sort(rewards, axis=-1)
+    levels = ordered[..., 1:, None]
+    passed = xp.astype(rewards[..., None, :] >= levels, xp.float64)
+    gaps = (ordered[..., 1:] - ordered[..., :-1])[..., None]
+    return xp.sum(gaps * rule(passed), axis=-2)
