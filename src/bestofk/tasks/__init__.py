@@ -19,7 +19,9 @@ __all__ = ["TASKS", "Split", "Task", "factory", "task"]
 # name: (module and function that makes the task, one line); imported when asked for
 TASKS = {
     "countdown": ("bestofk.tasks.countdown:countdown", "reach a target with given numbers"),
+    "knights": ("bestofk.tasks.knights:knights", "who tells the truth, who lies"),
     "maze": ("bestofk.tasks.maze:maze", "walk from S to E (Pass@k Training)"),
+    "sudoku": ("bestofk.tasks.sudoku:sudoku", "fill the blanks, credit for each"),
 }
 
 

@@ -1,0 +1,179 @@
+"""A pool of processes that can be killed, for algebra that may never end.
+
+math-verify's own time limits need the main thread and do not stop C code. Here each worker is a
+fresh interpreter (never a fork of the caller, who may hold CUDA); calls may come from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+
+_START = """import sys
+sys.path[:] = {path!r}
+from bestofk.rewards.maths_worker import serve
+serve({memory})
+"""
+_ENDED_BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker said: equal, different, unparsed, memory, crashed or timeout."""
+
+    result: str
+    detail: str = ""
+    cpu_seconds: float = 0.0
+
+
+class WorkerLost(RuntimeError):
+    """The worker was ended from outside, could not start, or stalled: not the model's doing."""
+
+
+class Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        code = _START.format(path=[p for p in sys.path if p], memory=memory_bytes)
+        environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+        )
+        self._pending = b""
+        if self._read(START_SECONDS) != {"result": "ready"}:
+            self.kill()
+            raise WorkerLost("a maths worker did not start; is math-verify installed?")
+
+    def ask(self, gold: str, answer: str, cpu_seconds: float) -> Reply:
+        """One comparison. Raises WorkerLost when it is nobody's fault but ours."""
+        request = {"gold": gold, "answer": answer, "cpu_seconds": cpu_seconds}
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            reply = self._read(10.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
+        except OSError as error:
+            self.kill()
+            raise WorkerLost(f"the pipe to a maths worker broke: {error}") from error
+        if reply is not None:
+            return Reply(reply["result"], reply.get("detail", ""))
+        status = self.kill()
+        if status == -signal.SIGPROF:
+            return Reply("timeout", f"more than {cpu_seconds:g} CPU seconds", cpu_seconds)
+        if status in _ENDED_BY_OTHERS:
+            raise WorkerLost(f"a maths worker was ended by signal {-status} or stalled")
+        return Reply("died", f"the worker ended with status {status}")
+
+    def _read(self, seconds: float) -> dict[str, str] | None:
+        """One line of JSON; None when the process closed its output or time is up."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    return None
+                self._pending += chunk
+        line, self._pending = self._pending.split(b"\n", 1)
+        return json.loads(line)
+
+    def kill(self) -> int:
+        """End the process and reap it; its exit status (its own, where it had ended already)."""
+        try:
+            self.process.wait(0.5 if self.process.poll() is None and not self._open() else 0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        status = self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was unsent stays unsent
+                    pipe.close()
+        return status
+
+    def _open(self) -> bool:
+        """Whether the output is still open: a process whose output closed is about to end."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            return not selector.select(0)
+
+
+class Pool:
+    """Up to `size` workers, started when needed, each serving one caller at a time."""
+
+    def __init__(self, size: int, cpu_seconds: float, memory_bytes: int) -> None:
+        self.size, self.cpu_seconds, self.memory_bytes = size, cpu_seconds, memory_bytes
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owner = os.getpid()
+        self._idle: list[Worker] = []
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(self.size)
+        self._finalizer = weakref.finalize(self, _kill_all, self._idle)
+
+    def compare(self, gold: str, answer: str, retries: int) -> Reply:
+        """Compare on some worker; a lost one is replaced and the question asked again.
+
+        A question that makes its worker die twice by itself is `crashed`. Raises WorkerLost when
+        workers were lost more than `retries` times.
+        """
+        if os.getpid() != self._owner:  # a fork: the workers are the parent's, leave them alone
+            self._finalizer.detach()
+            self._reset()
+        lost = died = 0
+        with self._slots:
+            while True:
+                try:
+                    worker = self._take()
+                    reply = worker.ask(gold, answer, self.cpu_seconds)
+                except (WorkerLost, OSError) as error:
+                    lost += 1
+                    if lost > retries:
+                        raise WorkerLost(str(error)) from error
+                    continue
+                if reply.result == "died":
+                    died += 1
+                    if died == 2:
+                        return Reply("crashed", f"twice {reply.detail}")
+                    continue
+                if reply.result != "timeout":
+                    with self._lock:
+                        self._idle.append(worker)
+                return reply
+
+    def _take(self) -> Worker:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Worker(self.memory_bytes)
+
+    def close(self) -> None:
+        """End all idle workers; a later call starts new ones."""
+        if os.getpid() == self._owner:
+            with self._lock:
+                _kill_all(self._idle)
+
+
+def _kill_all(workers: list[Worker]) -> None:
+    while workers:
+        worker = workers.pop()
+        worker.process.kill()
+        worker.kill()

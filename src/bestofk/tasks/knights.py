@@ -1,0 +1,159 @@
+"""Knights and knaves: knights tell the truth, knaves lie; who is what?
+
+Each puzzle has exactly one solution, proven by trying all 2^n assignments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bestofk.tasks.base import (
+    Split,
+    Task,
+    below,
+    generate,
+    identity,
+    one_of,
+    shuffle,
+    wording,
+)
+from bestofk.types import Prompt
+
+STYLES = ("chat", "text")
+NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jun Kai Lea Max Nora Omar Pia Rosa Sam Uma Zoe"
+KINDS = ("knave", "knight")
+_TEXT = """On an island everybody is either a knight, who always tells the truth, or a knave, who \
+always lies. You meet {people}.
+
+{statements}
+
+Who is what? Think first if you like, then name each person between <answer> and </answer>, for \
+example <answer>Ann is a knight, Bob is a knave</answer>."""
+
+Formula = list[Any]  # ["is", person, knight?], ["same", a, b], or ["and" | "or" | "if", f, g]
+
+
+def holds(formula: Formula, kinds: Sequence[int]) -> bool:
+    """Whether a statement is true when person i is a knight exactly where kinds[i] is 1."""
+    match formula:
+        case ["is", person, kind]:
+            return kinds[person] == kind
+        case ["same", a, b]:
+            return kinds[a] == kinds[b]
+        case ["and", f, g]:
+            return holds(f, kinds) and holds(g, kinds)
+        case ["or", f, g]:
+            return holds(f, kinds) or holds(g, kinds)
+        case ["if", f, g]:
+            return not holds(f, kinds) or holds(g, kinds)
+    raise ValueError(f"not a statement: {formula}")
+
+
+def solutions(statements: Sequence[Formula]) -> list[tuple[int, ...]]:
+    """Every assignment in which each person i says statements[i] truly exactly when a knight."""
+    return [
+        kinds
+        for kinds in itertools.product((0, 1), repeat=len(statements))
+        if all(holds(said, kinds) == kind for said, kind in zip(statements, kinds, strict=True))
+    ]
+
+
+def _statement(speaker: int, people: int, rng: random.Random) -> Formula:
+    others = [person for person in range(people) if person != speaker]
+    shuffle(others, rng)
+    first: Formula = ["is", others[0], below(rng, 2)]
+    form = below(rng, 5)
+    if form == 0:
+        return first
+    if form == 1:
+        return ["same", speaker, others[0]]
+    second: Formula = ["is", others[1] if len(others) > 1 else speaker, below(rng, 2)]
+    return [("and", "or", "if")[form - 2], first, second]
+
+
+def _english(formula: Formula, names: Sequence[str]) -> str:
+    match formula:
+        case ["is", person, kind]:
+            return f"{names[person]} is a {KINDS[kind]}"
+        case ["same", a, b]:
+            return f"{names[a]} and {names[b]} are of the same kind"
+        case ["if", f, g]:
+            return f"if {_english(f, names)}, then {_english(g, names)}"
+        case [joined, f, g]:
+            return f"{_english(f, names)} {joined} {_english(g, names)}"
+    raise ValueError(f"not a statement: {formula}")
+
+
+def knights(
+    *,
+    people: int = 4,
+    style: str = "chat",
+    reward: str = "exact",
+    seed: int = 0,
+    train_size: int = 10_000,
+    validation_size: int = 400,
+    test_size: int = 400,
+    ood_size: int = 300,
+) -> Task:
+    """Tell knights from knaves.
+
+    Args:
+        people: how many, 3 to 12; the split "ood" has one more.
+        style: "chat" or "text".
+        reward: "exact", or "parts" (per person, corrected for guessing).
+    """
+    if not 3 <= people <= 12:
+        raise ValueError(f"knights needs 3 to 12 people, got {people}")
+    one_of("style", style, STYLES)
+    sizes = {
+        "train": train_size,
+        "validation": validation_size,
+        "test": test_size,
+        "ood": ood_size,
+    }
+
+    def make(split: str) -> Split:
+        count = people + (split == "ood")
+
+        def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
+            said = [_statement(speaker, count, rng) for speaker in range(count)]
+            key = f"knights {json.dumps(said)}"
+            return key, lambda: _prompt(key, said, style, rng)
+
+        problems = generate(draw, belongs=split, seed=(seed, split, count), what="knights")
+        return Split(problems, sizes[split], seed=seed, shuffle=False)
+
+    return Task(
+        name="knights",
+        verifier="knights",
+        verifier_options={"reward": reward},
+        make=make,
+        splits=tuple(sizes),
+        summary=f"knights and knaves, {people} people, one solution",
+    )
+
+
+def _prompt(key: str, said: list[Formula], style: str, rng: random.Random) -> Prompt | None:
+    found = solutions(said)
+    if len(found) != 1:
+        return None
+    names = NAMES.split()
+    shuffle(names, rng)
+    names = names[: len(said)]
+    lines = [f'{names[i]} says: "{_english(f, names)}."' for i, f in enumerate(said)]
+    solution = {name: KINDS[kind] for name, kind in zip(names, found[0], strict=True)}
+    text = _TEXT.format(
+        people=", ".join(names[:-1]) + " and " + names[-1], statements="\n".join(lines)
+    )
+    reference = ", ".join(f"{name} is a {kind}" for name, kind in solution.items())
+    return Prompt(
+        id=identity("knights", key),
+        text=wording(style, text, ""),
+        task="knights",
+        spec={"solution": solution, "statements": said},
+        reference=f"<answer>{reference}</answer>",
+    )
