@@ -1,0 +1,9 @@
+"""Sampling: prompts → groups of completions, through one interface.
+
+`Sampler` is the interface and `Sampling` its parameters; neither needs PyTorch. The default,
+`bestofk.sampling.decode.ModelSampler`, samples any Hugging Face causal LM on CPU or GPU.
+"""
+
+from bestofk.sampling.base import Sampler, Sampling
+
+__all__ = ["Sampler", "Sampling"]
