@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
 
-from .outcome import Limits, Outcome
+from .config import configuration
+from .guest.codec import CodecError, decode, encode
+from .outcome import Limits, Outcome, OutcomeStatus
+from .selftest import attack
+from .worker import Worker, WorkerLost
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+TIERS = {
+    3: "own namespaces, root file system and user id per worker (root)",
+    2: "own namespaces and root file system per worker (user namespaces)",
+    1: "Landlock and seccomp: nothing readable but the library, nothing writable",
+    0: "limits only: no promise about files",
+}
+ATTEMPTS = 3
+"""How often a run is tried when the failure is ours."""
 
 
 class SandboxError(RuntimeError):
     """The sandbox cannot keep its promise on this machine."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one job: `done` with a report and data, `killer` or `unscored`."""
+
+    status: Literal["done", "killer", "unscored"]
+    report: dict[str, Any]
+    data: bytes = b""
+    detail: str = ""
 
 
 class Sandbox:
@@ -40,26 +74,238 @@ class Sandbox:
         preload: Sequence[str] = (),
         allow_unsafe: bool = False,
     ) -> None:
-        raise NotImplementedError
+        if tier not in TIERS or at_most not in TIERS or tier > at_most:
+            raise ValueError(f"tiers are 3, 2, 1, 0, tier <= at_most; got {tier=}, {at_most=}")
+        if tier == 0 and not allow_unsafe:
+            raise ValueError(
+                "tier 0 lets a program read every file this user can read; use tier=1, or say "
+                "allow_unsafe=True"
+            )
+        self.workers = workers if workers is not None else len(os.sched_getaffinity(0))
+        if self.workers < 1:
+            raise ValueError(f"workers is at least 1, got {workers}")
+        self.limits = limits or Limits()
+        self._describe = (packages, tuple(paths), tuple(preload))
+        self._state = _State(self.workers)
+        first, self.tier = self._first_worker(tier, at_most)
+        self._state.adopt(first)
+        _OPEN.add(self)
+
+    def _first_worker(self, least: int, most: int) -> tuple[Worker, int]:
+        """The strongest tier that withstands the self-test, and the worker that did."""
+        refused = []
+        for tier in range(most, least - 1, -1):
+            if tier == 3 and os.geteuid() != 0:
+                refused.append("tier 3: needs root")
+                continue
+            worker = None
+            try:
+                worker = Worker(self._configuration(tier))
+                worked = attack(worker, asdict(self.limits)) if tier else []
+            except OSError as error:
+                refused.append(f"tier {tier}: {error}")
+            else:
+                if not worked:
+                    _be_loud(tier, most, refused)
+                    return worker, tier
+                refused.append(f"tier {tier}: a hostile program could {', '.join(worked)}")
+            if worker is not None:
+                worker.close()
+        raise SandboxError(
+            f"no sandbox of tier {least} or better on this machine; {'; '.join(refused)}; "
+            "`bestofk doctor` says what to install"
+        )
+
+    def _configuration(self, tier: int) -> dict[str, Any]:
+        packages, paths, preload = self._describe
+        return configuration(tier, self.limits, packages, paths, preload)
 
     def call(
         self, target: str, args: Sequence[Any] = (), *, limits: Limits | None = None
     ) -> Outcome:
         """`module:function` called with `args` in the sandbox; see the package's docstring."""
-        raise NotImplementedError
+        if target.count(":") != 1:
+            raise ValueError(f"a target reads 'module:function', got {target!r}")
+        try:
+            request = encode((target, list(args)))
+        except CodecError as error:
+            raise ValueError(f"arguments of {target} are plain values: {error}") from error
+        run = self.run("call", limits, request)
+        if run.status != "done":
+            status: OutcomeStatus = "crashed" if run.status == "killer" else "unscored"
+            return Outcome(status, tier=self.tier, detail=run.detail)
+        return _outcome(run, self.tier)
 
     def call_many(
         self, target: str, batch: Sequence[Sequence[Any]], *, limits: Limits | None = None
     ) -> list[Outcome]:
         """One outcome per argument list, in order, spread over the workers."""
-        raise NotImplementedError
+        return self.map(lambda args: self.call(target, args, limits=limits), batch)
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """`function` of every item, in order, from as many threads as there are workers."""
+        if len(items) < 2 or self.workers == 1:
+            return [function(item) for item in items]
+        return list(self._state.threads().map(function, items))
+
+    def run(self, kind: str, limits: Limits | None, *files: bytes) -> Run:
+        """One job, tried again on a fresh worker when the failure is ours.
+
+        A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
+        such programs unscored would let a model drop its failures.
+        """
+        request = {"kind": kind, "limits": asdict(limits or self.limits)}
+        deaths, detail = 0, ""
+        for attempt in range(ATTEMPTS):
+            if attempt and not deaths:
+                time.sleep(0.2 * attempt)
+            worker = None
+            try:
+                worker = self._state.lend(lambda: Worker(self._configuration(self.tier)))
+                report, data = worker.run(request, *files)
+            except WorkerLost as error:
+                deaths, detail = deaths + 1, f"its worker died: {error}"
+                self._state.discard(worker)
+                if deaths == 2:
+                    return Run("killer", {}, detail="killed its worker twice: " + detail)
+            except OSError as error:
+                detail = str(error)
+                self._state.discard(worker)
+            except BaseException:
+                self._state.discard(worker)
+                raise
+            else:
+                self._state.give_back(worker)
+                return Run("done", report, data)
+        return Run("unscored", {}, detail=f"the sandbox failed {ATTEMPTS} times: {detail}")
 
     def close(self) -> None:
-        """End every worker."""
-        raise NotImplementedError
+        """End every worker. A closed sandbox starts new ones when it is used again."""
+        self._state.close()
 
     def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _be_loud(tier: int, most: int, refused: list[str]) -> None:
+    if tier < min(most, 2):
+        warnings.warn(
+            f"the sandbox runs at tier {tier} ({TIERS[tier]}): {'; '.join(refused) or 'as asked'}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _outcome(run: Run, tier: int) -> Outcome:
+    """What a finished `call` means."""
+    cpu, reason, code = run.report["cpu"], run.report["reason"], run.report["code"]
+    if reason in ("cpu", "wall"):
+        return Outcome("timeout", None, cpu, tier, f"stopped by the {reason} limit")
+    if reason == "threads":
+        return Outcome("memory", None, cpu, tier, "more threads than allowed")
+    try:
+        status, *rest = decode(run.data)
+        if status == "ok" and code == 0:
+            return Outcome("ok", rest[0], cpu, tier)
+        if status in ("raised", "memory") and code == 0:
+            return Outcome(status, None, cpu, tier, ": ".join(map(str, rest)))
+    except (CodecError, ValueError, TypeError, IndexError):
+        pass
+    return Outcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
+
+
+class _State:
+    """The workers and threads of one process; a forked child starts with none."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._reset()
+
+    def _reset(self) -> None:
+        self.pid = os.getpid()
+        self.free: list[Worker] = []
+        self.all: set[Worker] = set()
+        self.out = 0
+        self.turn = threading.Condition()
+        self.pool: ThreadPoolExecutor | None = None
+
+    def after_fork(self) -> None:
+        """In a forked child: the workers belong to the parent."""
+        for worker in self.all:
+            worker.forget()
+        self._reset()
+
+    def adopt(self, worker: Worker) -> None:
+        self.all.add(worker)
+        self.free.append(worker)
+
+    def threads(self) -> ThreadPoolExecutor:
+        with self.turn:
+            if self.pool is None:
+                self.pool = ThreadPoolExecutor(self.size, thread_name_prefix="bestofk-sandbox")
+            return self.pool
+
+    def lend(self, start: Callable[[], Worker]) -> Worker:
+        """A free worker, a new one, or, when all are out, the next that comes back."""
+        with self.turn:
+            while self.out >= self.size:
+                self.turn.wait()
+            self.out += 1
+            if self.free:
+                return self.free.pop()
+        try:
+            worker = start()
+        except BaseException:
+            with self.turn:
+                self.out -= 1
+                self.turn.notify()
+            raise
+        with self.turn:
+            self.all.add(worker)
+        return worker
+
+    def give_back(self, worker: Worker) -> None:
+        with self.turn:
+            self.out -= 1
+            if worker in self.all:
+                self.free.append(worker)
+            self.turn.notify()
+
+    def discard(self, worker: Worker | None) -> None:
+        if worker is None:
+            return
+        with self.turn:
+            self.out -= 1
+            self.all.discard(worker)
+            self.turn.notify()
+        worker.close()
+
+    def close(self) -> None:
+        with self.turn:
+            workers, self.free = list(self.all), []
+            self.all = set()
+            pool, self.pool = self.pool, None
+        for worker in workers:
+            worker.close()
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+
+_OPEN: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for sandbox in list(_OPEN):
+        sandbox.close()
+
+
+def _after_fork() -> None:
+    for sandbox in list(_OPEN):
+        sandbox._state.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

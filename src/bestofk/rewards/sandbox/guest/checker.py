@@ -1,0 +1,282 @@
+"""Inside the sandbox, in a process of its own: hold the tests, call the program, count.
+
+The program lives in another process and is reached by value-only calls, so an object that claims to
+equal everything, a patched builtin or a walk up the stack never meets the code that decides.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import kernel, wire
+from .codec import CodecError, decode, encode
+from .compare import same, same_text
+
+_CONTROL, _TESTS, _RESULT = 3, 4, 5
+_SLICE = 0.05
+
+
+class Gone(BaseException):
+    """The program gave no answer. Not an Exception: a test's `except Exception` must not hide it."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+class ProgramError(Exception):
+    """The program raised something that has no builtin name."""
+
+
+# An exception of the program arrives under its own builtin name, for tests that expect one; but not
+# these: they steer iteration or mean success and failure to the code around the call.
+_NEVER = {"StopIteration", "StopAsyncIteration", "AssertionError", "GeneratorExit"}
+
+
+def _exception(name: str, text: str) -> Exception:
+    kind = getattr(builtins, name, None)
+    if name in _NEVER or not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return ProgramError(f"{name}: {text}")
+    try:
+        return kind(text)
+    except TypeError:  # UnicodeDecodeError and the like want more
+        return ProgramError(f"{name}: {text}")
+
+
+class Remote:
+    """The program in its process, restarted when it dies, as long as it has CPU time left."""
+
+    def __init__(self, control: socket.socket, limits: dict[str, Any]) -> None:
+        self.control, self.limits = control, limits
+        self.frame = limits["output"] + 1024
+        self.channel = -1
+        self.pid = self.number = 0
+        self.failed: Gone | None = None
+        self.deadline = self.cpu_limit = 0.0
+
+    def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.channel < 0:
+            self._start()
+        self.number += 1
+        try:
+            data = encode((self.number, path, args, kwargs), self.frame)
+        except CodecError as error:
+            raise CodecError(f"an argument of {path} cannot be passed by value: {error}") from None
+        self._allow(self.limits["cpu_per_test"])
+        try:
+            wire.write_all(self.channel, len(data).to_bytes(4, "little") + data)
+        except OSError:
+            raise self._ended("crashed", "it closed its channel") from None
+        answer = self._answer(self.number)
+        if answer[1] == "ok" and len(answer) == 3:
+            return answer[2]
+        if answer[1] == "raised" and len(answer) == 4:
+            if answer[2] == "MemoryError":
+                raise Gone("memory", "MemoryError")
+            raise _exception(str(answer[2]), str(answer[3]))
+        raise self._ended("crashed", "it forged an answer")
+
+    def _start(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+        wire.send(self.control, {"do": "spawn", "cpu": self.limits["cpu_per_program"]})
+        news, descriptors = self._news(("started", "refused"))
+        if news["event"] == "refused":
+            self.failed = Gone("timeout", "the program's CPU budget is used up")
+            raise self.failed
+        self.channel, self.pid = descriptors[0], news["pid"]
+        self._allow(self.limits["cpu_per_test"])
+        try:
+            answer = self._answer(0)
+        except Gone as gone:  # it cannot even be loaded: no further test can change that
+            self.failed = gone
+            raise
+        if answer[1] != "ready":
+            name, text = (str(part) for part in (*answer, "", "")[2:4])
+            status = {"SyntaxError": "unparsed", "MemoryError": "memory"}.get(name, "crashed")
+            self.failed = Gone(status, f"loading the program: {name}: {text}")
+            raise self.failed
+
+    def _answer(self, number: int) -> tuple[Any, ...]:
+        try:
+            answer = wire.read_frame(self.channel, self.frame, self._wait)
+        except (EOFError, OSError):
+            raise self._ended("crashed", "") from None
+        except CodecError as error:
+            raise self._ended("crashed", f"its answer is no value: {error}") from None
+        if type(answer) is not tuple or len(answer) < 2 or answer[0] != number:
+            raise self._ended("crashed", "it forged an answer")
+        return answer
+
+    def _allow(self, cpu: float) -> None:
+        self.cpu_limit = self._cpu() + cpu
+        self.deadline = time.monotonic() + cpu * self.limits["wall_factor"]
+
+    def _cpu(self) -> float:
+        try:
+            return kernel.cpu_seconds(self.pid)
+        except OSError:
+            return 0.0
+
+    def _wait(self) -> None:
+        """Until there is something to read, or the program has used up this test's budget."""
+        while not wire.readable(self.channel, _SLICE):
+            if self._cpu() > self.cpu_limit:
+                raise self._ended("timeout", "more CPU time than one test may use", kill=True)
+            if time.monotonic() > self.deadline:
+                self.failed = self._ended("timeout", "no answer, and little CPU time used", True)
+                raise self.failed
+
+    def _ended(self, status: str, detail: str, kill: bool = False) -> Gone:
+        """End the process for good; the verdict of the fork server, if it has one, comes first."""
+        os.close(self.channel)
+        self.channel = -1
+        wire.send(self.control, {"do": "kill"})
+        news, _ = self._news(("ended",))
+        reasons = {"cpu": "timeout", "wall": "timeout", "threads": "memory"}
+        if news["reason"] in reasons:
+            return Gone(reasons[news["reason"]], f"stopped by the {news['reason']} limit")
+        return Gone(status, detail or f"the process ended with {news['code']}")
+
+    def _news(self, wanted: tuple[str, ...]) -> tuple[dict[str, Any], list[int]]:
+        while True:
+            news, descriptors = wire.receive(self.control)
+            if news["event"] in wanted:
+                return news, descriptors
+
+    def run(self, stdin: bytes) -> tuple[dict[str, Any], bytes, bytes]:
+        """The whole program once, with a standard input: how it ended, stdout, stderr."""
+        files = [wire.memory_file(stdin), wire.memory_file(), wire.memory_file()]
+        request = {"do": "spawn", "cpu": self.limits["cpu_per_test"]}
+        wire.send(self.control, request, files)
+        news, descriptors = self._news(("started", "refused"))
+        if news["event"] == "started":
+            os.close(descriptors[0])
+            news, _ = self._news(("ended",))
+        output, errors = (wire.read_file(file, self.limits["output"]) for file in files[1:])
+        for file in files:
+            os.close(file)
+        return news, output, errors
+
+
+Result = tuple[bool, str, str]  # passed, status, detail
+
+
+def _attempt(test: Callable[[], str]) -> Result:
+    """Run one test: an empty complaint means passed."""
+    try:
+        complaint = test()
+    except Gone as gone:
+        return (False, gone.status, gone.detail)
+    except MemoryError:
+        return (False, "memory", "the value returned does not fit")
+    except BaseException as error:
+        return (False, "incorrect", f"{type(error).__name__}: {error}"[:200])
+    return (not complaint, "incorrect" if complaint else "correct", complaint)
+
+
+def _check_calls(job: dict[str, Any], remote: Remote) -> list[Result]:
+    def test(case: tuple[list[Any], dict[str, Any], Any]) -> str:
+        args, kwargs, expected = case
+        actual = remote.call(job["entry_point"], tuple(args), kwargs)
+        if same(actual, expected, job["absolute"], job["relative"]):
+            return ""
+        return f"{job['entry_point']}{_short(tuple(args))} gave {_short(actual)}, expected otherwise"
+
+    return [_attempt(lambda case=case: test(case)) for case in job["cases"]]  # type: ignore[misc]
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer too long to print
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
+    """Statements in order; those marked as tests are counted one by one.
+
+    When a statement between tests fails, the tests after it have nothing to stand on and fail too.
+    """
+    space: dict[str, Any] = {"__name__": "tests"}
+    for name, path in job["names"].items():
+        space[name] = _Proxy(remote, path)
+    results: list[Result] = []
+    broken: Result | None = None
+    for source, is_test in job["statements"]:
+        if broken is None:
+
+            def run(source: str = source) -> str:
+                exec(compile(source, "tests.py", "exec", dont_inherit=True), space)
+                return ""
+
+            outcome = _attempt(run)
+            if not is_test and not outcome[0]:
+                broken = outcome
+        else:
+            outcome = broken
+        if is_test:
+            results.append(outcome)
+    return results
+
+
+class _Proxy:
+    """A function of the program, as the tests see it."""
+
+    def __init__(self, remote: Remote, path: str) -> None:
+        self._remote, self._path = remote, path
+        self.__name__ = path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._remote.call(self._path, args, kwargs)
+
+
+def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
+    def test(stdin: str, expected: str) -> str:
+        news, output, errors = remote.run(stdin.encode("utf-8", "surrogatepass"))
+        if news["reason"]:
+            status = {"threads": "memory"}.get(news["reason"], "timeout")
+            raise Gone(status, f"stopped by the {news['reason']} limit")
+        if news["code"] != 0:
+            last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2][-200:]
+            status = "memory" if last.startswith("MemoryError") else "crashed"
+            raise Gone(status, last or f"exit status {news['code']}")
+        text = output.decode("utf-8", "replace")
+        if same_text(text, expected, job["absolute"], job["relative"]):
+            return ""
+        return f"printed {_short(text)}, expected otherwise"
+
+    return [_attempt(lambda c=case: test(*c)) for case in job["cases"]]  # type: ignore[misc]
+
+
+def _record(job: dict[str, Any], remote: Remote) -> list[tuple[bool, Any]]:
+    """What a trusted reference returns: the expected values of tasks that only give inputs."""
+    values: list[tuple[bool, Any]] = []
+    for args, kwargs, _ in job["cases"]:
+        try:
+            values.append((True, remote.call(job["entry_point"], tuple(args), kwargs)))
+        except BaseException as error:
+            values.append((False, f"{type(error).__name__}: {error}"[:200]))
+    return values
+
+
+_MODES: dict[str, Callable[[dict[str, Any], Remote], list[Any]]] = {
+    "calls": _check_calls,
+    "statements": _check_statements,
+    "stdio": _check_stdio,
+    "record": _record,
+}
+
+
+def run_checker(limits: dict[str, Any], _stdio: bool) -> None:
+    job = decode(wire.read_file(_TESTS, 1 << 30), 1 << 30)
+    os.close(_TESTS)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=_CONTROL)
+    results = _MODES[job["mode"]](job, Remote(control, limits))
+    wire.write_all(_RESULT, encode(results))

@@ -1,0 +1,224 @@
+"""Plain values as bytes, and back: the only thing that crosses a border of the sandbox.
+
+Decoding builds None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict,
+range, iterators over such values, and nothing else; it executes nothing, looks nothing up by name,
+and is bounded in depth and in size before it allocates. Encoding reduces subclasses to their plain
+base (an int whose `__eq__` lies arrives as an honest int) and refuses what has none.
+
+>>> decode(encode({"a": (1, 2.5, None)}))
+{'a': (1, 2.5, None)}
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MAX_DEPTH = 64
+"""Nesting. Far below Python's recursion limit, far above what a test needs."""
+MAX_BYTES = 16 << 20
+"""Size of one encoded value unless the caller says less."""
+
+_LENGTH = struct.Struct("<I")
+_DOUBLE = struct.Struct("<d")
+_COMPLEX = struct.Struct("<dd")
+_ITERATORS = (
+    type(iter([])),
+    type(i for i in ()),
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+    type(iter(())),
+    type(iter(set())),
+    type(iter({})),
+    type(iter("")),
+    type(reversed([])),
+    itertools.chain,
+    itertools.islice,
+    itertools.permutations,
+    itertools.combinations,
+    itertools.product,
+    itertools.accumulate,
+    itertools.takewhile,
+    itertools.dropwhile,
+    itertools.starmap,
+)
+_VIEWS = {type({}.keys()): b"K", type({}.values()): b"V", type({}.items()): b"M"}
+
+
+class CodecError(ValueError):
+    """The value is not plain, or the bytes are not one encoded value."""
+
+
+def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
+    """Bytes of one plain value.
+
+    Raises:
+        CodecError: a type that is not plain, nesting beyond MAX_DEPTH, more than `limit` bytes.
+    """
+    out: list[bytes] = []
+    _Encoder(out, limit).put(value, 0)
+    return b"".join(out)
+
+
+class _Encoder:
+    def __init__(self, out: list[bytes], limit: int) -> None:
+        self.out, self.room, self.limit = out, limit, limit
+
+    def emit(self, data: bytes) -> None:
+        self.room -= len(data)
+        if self.room < 0:
+            raise CodecError(f"a value takes at most {self.limit} bytes")
+        self.out.append(data)
+
+    def put(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        if value is None:
+            self.emit(b"N")
+        elif kind is bool:
+            self.emit(b"T" if value else b"F")
+        elif isinstance(value, int):
+            self.integer(value)
+        elif isinstance(value, float):
+            self.emit(b"f" + _DOUBLE.pack(float.__float__(value)))
+        elif isinstance(value, str):
+            self.blob(b"s", str.encode(value, "utf-8", "surrogatepass"))
+        elif depth >= MAX_DEPTH:
+            raise CodecError(f"a value nests at most {MAX_DEPTH} deep")
+        elif isinstance(value, list):
+            self.many(b"l", list.__iter__(value), depth)
+        elif isinstance(value, tuple):
+            self.many(b"t", tuple.__iter__(value), depth)
+        elif isinstance(value, dict):
+            self.many(b"d", itertools.chain.from_iterable(dict.items(value)), depth)
+        else:
+            self.rare(value, kind, depth)
+
+    def rare(self, value: Any, kind: type, depth: int) -> None:
+        if isinstance(value, set):
+            self.many(b"S", set.__iter__(value), depth)
+        elif isinstance(value, frozenset):
+            self.many(b"Z", frozenset.__iter__(value), depth)
+        elif isinstance(value, bytes | bytearray):
+            self.blob(b"b", bytes(value))
+        elif isinstance(value, complex):
+            self.emit(b"c" + _COMPLEX.pack(value.real, value.imag))
+        elif kind is range:
+            self.many(b"r", iter((value.start, value.stop, value.step)), depth)
+        elif isinstance(value, deque):
+            self.many(b"q", deque.__iter__(value), depth)
+        elif kind in _ITERATORS:
+            self.many(b"I", value, depth)
+        elif kind in _VIEWS:
+            self.many(_VIEWS[kind], iter(value), depth)
+        elif kind.__module__ == "numpy" and hasattr(value, "tolist"):
+            self.put(value.tolist(), depth + 1)
+        else:
+            raise CodecError(f"a value of type {kind.__name__} is not plain")
+
+    def integer(self, value: int) -> None:
+        value = int.__index__(value)
+        size = (value.bit_length() + 8) // 8
+        if size > self.room:
+            raise CodecError(f"a value takes at most {self.limit} bytes")
+        self.blob(b"i", value.to_bytes(size, "little", signed=True))
+
+    def blob(self, tag: bytes, data: bytes) -> None:
+        self.emit(tag + _LENGTH.pack(len(data)))
+        self.emit(data)
+
+    def many(self, tag: bytes, items: Iterator[Any], depth: int) -> None:
+        at = len(self.out)
+        self.emit(tag + _LENGTH.pack(0))
+        count = 0
+        for count, item in enumerate(items, 1):  # noqa: B007 - count is used below
+            self.put(item, depth + 1)
+        self.out[at] = tag + _LENGTH.pack(count)
+
+
+def decode(data: bytes, limit: int = MAX_BYTES) -> Any:
+    """The value that `data` encodes.
+
+    Raises:
+        CodecError: anything that is not exactly one value within the bounds.
+    """
+    if len(data) > limit:
+        raise CodecError(f"a value takes at most {limit} bytes, got {len(data)}")
+    decoder = _Decoder(data)
+    try:
+        value = decoder.get(0)
+    except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise CodecError(f"malformed value: {error}") from None
+    if decoder.at != len(data):
+        raise CodecError(f"{len(data) - decoder.at} bytes after the value")
+    return value
+
+
+class _Decoder:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            raise CodecError("the value ends early")
+        chunk = self.data[self.at : end]
+        self.at = end
+        return chunk
+
+    def get(self, depth: int) -> Any:
+        tag = self.take(1)
+        if tag in _CONSTANTS:
+            return _CONSTANTS[tag]
+        if tag == b"f":
+            return _DOUBLE.unpack(self.take(8))[0]
+        if tag == b"c":
+            return complex(*_COMPLEX.unpack(self.take(16)))
+        length = _LENGTH.unpack(self.take(4))[0]
+        if tag in _BLOBS:
+            return _BLOBS[tag](self.take(length))
+        if tag not in _CONTAINERS:
+            raise CodecError(f"unknown tag {tag!r}")
+        if depth >= MAX_DEPTH:
+            raise CodecError(f"a value nests at most {MAX_DEPTH} deep")
+        if length > len(self.data) - self.at:  # every item takes a byte at least
+            raise CodecError("more items announced than bytes left")
+        return _CONTAINERS[tag]([self.get(depth + 1) for _ in range(length)])
+
+
+def _pairs(items: list[Any]) -> dict[Any, Any]:
+    if len(items) % 2:
+        raise CodecError("a dict has as many values as keys")
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _range(items: list[Any]) -> range:
+    if len(items) != 3 or not all(type(item) is int for item in items):
+        raise CodecError("a range is three integers")
+    return range(*items)
+
+
+_CONSTANTS: dict[bytes, Any] = {b"N": None, b"T": True, b"F": False}
+_BLOBS: dict[bytes, Callable[[bytes], Any]] = {
+    b"i": lambda data: int.from_bytes(data, "little", signed=True),
+    b"s": lambda data: data.decode("utf-8", "surrogatepass"),
+    b"b": bytes,
+}
+_CONTAINERS: dict[bytes, Callable[[list[Any]], Any]] = {
+    b"l": list,
+    b"t": tuple,
+    b"S": set,
+    b"Z": frozenset,
+    b"d": _pairs,
+    b"r": _range,
+    b"q": deque,
+    b"I": iter,
+    b"K": lambda items: dict.fromkeys(items).keys(),
+    b"V": lambda items: dict(enumerate(items)).values(),
+    b"M": lambda items: dict(items).items(),
+}

@@ -1,0 +1,84 @@
+"""Is what the program returned or printed what the task expects? Pure functions on plain values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_SEQUENCES = (list, tuple)
+
+
+def same(actual: Any, expected: Any, absolute: float = 0.0, relative: float = 0.0) -> bool:
+    """Equal as Python's `==` has it, but list and tuple alike, NaN equal to NaN, floats within the
+    declared tolerance (none unless declared), through nested containers.
+
+    JSON, which task specs are made of, has no tuples and no other way to ask for NaN.
+
+    >>> same((1, [2.0]), [1, (2,)]), same(0.3, 0.1 + 0.2), same(0.3, 0.1 + 0.2, 1e-9)
+    (True, False, True)
+    """
+    if isinstance(expected, float | complex) or isinstance(actual, float | complex):
+        return _same_number(actual, expected, absolute, relative)
+    if isinstance(expected, _SEQUENCES):
+        if not isinstance(actual, _SEQUENCES) or len(actual) != len(expected):
+            return False
+        return all(same(a, e, absolute, relative) for a, e in zip(actual, expected, strict=True))
+    if isinstance(expected, dict):
+        if not isinstance(actual, dict) or actual.keys() != expected.keys():
+            return False
+        return all(same(actual[key], expected[key], absolute, relative) for key in expected)
+    return bool(actual == expected)
+
+
+def _same_number(actual: Any, expected: Any, absolute: float, relative: float) -> bool:
+    numbers = int | float | complex
+    if not isinstance(actual, numbers) or not isinstance(expected, numbers):
+        return False
+    if actual == expected:
+        return True
+    if isinstance(actual, complex) or isinstance(expected, complex):
+        return abs(actual - expected) <= max(absolute, relative * abs(expected))
+    try:
+        actual, expected = float(actual), float(expected)
+    except OverflowError:  # an integer beyond every float
+        return False
+    if math.isnan(actual) or math.isnan(expected):
+        return math.isnan(actual) and math.isnan(expected)
+    if math.isinf(actual) or math.isinf(expected):
+        return False
+    return abs(actual - expected) <= max(absolute, relative * abs(expected))
+
+
+def same_text(actual: str, expected: str, absolute: float = 0.0, relative: float = 0.0) -> bool:
+    """All lines alike: blanks at the ends of lines and empty lines at the end do not count.
+
+    With a tolerance, words that are numbers on both sides may differ by it.
+
+    >>> same_text("1 \\n2\\n\\n", "1\\n2"), same_text("1", "1\\n2"), same_text("1\\n2\\n3", "1\\n2")
+    (True, False, False)
+    """
+    left, right = _lines(actual), _lines(expected)
+    if len(left) != len(right):
+        return False
+    if not absolute and not relative:
+        return left == right
+    return all(_same_words(a, e, absolute, relative) for a, e in zip(left, right, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.replace("\r\n", "\n").rstrip().split("\n")]
+
+
+def _same_words(actual: str, expected: str, absolute: float, relative: float) -> bool:
+    left, right = actual.split(), expected.split()
+    if len(left) != len(right):
+        return False
+    for one, other in zip(left, right, strict=True):
+        if one == other:
+            continue
+        try:
+            if not _same_number(float(one), float(other), absolute, relative):
+                return False
+        except ValueError:
+            return False
+    return True

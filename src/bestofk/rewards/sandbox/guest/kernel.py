@@ -1,0 +1,161 @@
+"""The system calls that Python's `os` does not have, through ctypes.
+
+Everything raises OSError with the kernel's errno. Numbers are for x86-64 and AArch64 Linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import time
+
+MACHINE = platform.machine()
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x20000, 0x02000000, 0x04000000
+CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
+    0x08000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+_NUMBERS = {  # x86-64, AArch64
+    "pivot_root": (155, 41),
+    "mount_setattr": (442, 442),
+    "close_range": (436, 436),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+    "capset": (126, 91),
+}
+_COLUMN = {"x86_64": 0, "aarch64": 1}.get(MACHINE)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(name: str, *arguments: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
+    """A system call from the table above; integers are passed as longs."""
+    if _COLUMN is None:
+        raise OSError(38, f"no system call table for {MACHINE}")
+    converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(_NUMBERS[name][_COLUMN]), *converted), name)
+
+
+def prctl(option: int, *arguments: int) -> int:
+    padded = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
+    return _checked(_libc.prctl(option, *padded), f"prctl({option})")
+
+
+def prctl_pointer(option: int, first: int, pointer: ctypes.Structure) -> int:
+    return _checked(
+        _libc.prctl(option, ctypes.c_ulong(first), ctypes.byref(pointer), 0, 0), f"prctl({option})"
+    )
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    _checked(
+        _libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            kind.encode() if kind else None,
+            flags,
+            data.encode() or None,
+        ),
+        f"mount {target}",
+    )
+
+
+def umount(target: str, flags: int = MNT_DETACH) -> None:
+    _checked(_libc.umount2(os.fsencode(target), flags), f"umount {target}")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    syscall("pivot_root", os.fsencode(new_root), os.fsencode(put_old))
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    try:
+        syscall("close_range", first, 0xFFFFFFFF, 0)
+    except OSError:
+        os.closerange(first, 65536)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns", ctypes.c_uint64),
+    ]
+
+
+def make_readonly(path: str) -> None:
+    """The mount at `path` and all below it: read-only, no set-uid, no devices."""
+    attributes = _MountAttributes(set=MS_RDONLY | MS_NOSUID | MS_NODEV)
+    at_fdcwd, at_recursive = -100, 0x8000
+    syscall(
+        "mount_setattr",
+        at_fdcwd,
+        os.fsencode(path),
+        at_recursive,
+        ctypes.byref(attributes),  # type: ignore[arg-type]
+        ctypes.sizeof(attributes),
+    )
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+def set_capabilities(mask: int) -> None:
+    """Effective and permitted capabilities := mask, inheritable and ambient := none."""
+    header = _CapHeader(0x20080522, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+    syscall("capset", ctypes.byref(header), ctypes.byref(data))  # type: ignore[arg-type]
+
+
+def drop_bounding_set() -> None:
+    """No capability can be regained; without CAP_SETPCAP there is nothing to lose."""
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            return
+
+
+def cpu_clock(pid: int) -> int:
+    """The clock id of a process's CPU time, threads included; readable without any privilege."""
+    return (~pid << 3) | 2
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds used by a live or unreaped process."""
+    return time.clock_gettime(cpu_clock(pid))

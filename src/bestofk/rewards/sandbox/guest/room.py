@@ -1,0 +1,273 @@
+"""The place a worker's programs live in: namespaces and file system, by tier.
+
+Tier 3 (root) and tier 2 (user namespaces) give a worker its own process, network, IPC, host-name
+and mount namespaces, and a root file system made of read-only library folders and one small
+writable folder, /box, renewed for every program that touched it. There is no /proc, no /sys and no
+home in it. Tier 1 has none of this: Landlock alone says what can be opened, and nothing is writable.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import kernel, landlock
+
+BOX = "/box"
+_SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
+_FOREIGN = ("site-packages", "dist-packages")
+_UIDS = 0x70000000
+"""Where the user ids of tier 3 start: one per worker, found by its process id."""
+
+
+@dataclass
+class Room:
+    """What the fork server must know about the place it lives in."""
+
+    tier: int
+    uid: int | None = None
+    """User id of programs, where they get one of their own; the checker's is the next."""
+    own_pids: bool = False
+    box: bool = False
+    """Whether there is a writable folder."""
+    counts_threads: bool = False
+    """Whether RLIMIT_NPROC counts this worker's threads alone."""
+    proc: int | None = None
+    """A descriptor of /proc, for counting threads; never in reach of a program."""
+    rules: int | None = None
+    """Landlock rules, applied in every child."""
+    readable: list[str] = field(default_factory=list)
+    listable: list[str] = field(default_factory=list)
+    box_options: str = ""
+    box_mark: tuple[int, int] = (0, 0)
+
+    def renew_box(self) -> None:
+        """An empty /box, unless the last program left the old one exactly as it was.
+
+        The change time of the folder moves with anything made, removed or re-moded in it and cannot
+        be set, so an untouched folder is proof enough; any doubt mounts a new file system.
+        """
+        if not self.box or self._mark() == self.box_mark:
+            return
+        os.chdir("/")
+        if self.box_mark != (0, 0):
+            kernel.umount(BOX)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("box", BOX, "tmpfs", flags, self.box_options)
+        self.box_mark = self._mark()
+        self.renew_rules()
+
+    def _mark(self) -> tuple[int, int]:
+        status = os.stat(BOX)
+        return (status.st_ctime_ns, status.st_dev)
+
+    def renew_rules(self) -> None:
+        if not landlock.abi():
+            return
+        if self.rules is not None:
+            os.close(self.rules)
+        self.rules = landlock.ruleset(
+            self.readable, [BOX] if self.box else [], self.listable, ["/dev/null"]
+        )
+
+
+def library_folders(config: dict[str, Any]) -> list[str]:
+    """Existing folders and files that programs may read: the standard library and what was asked."""
+    standard = [path for path in sys.path if os.path.isdir(path)]
+    wanted = [*standard, *_SYSTEM_LIBRARIES, *config["readable"]]
+    return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+
+
+def hidden_folders(folders: list[str], config: dict[str, Any]) -> list[str]:
+    """Installed packages lying inside those folders, which only `packages=` opens: they may hold
+    the very tests and solutions a program is judged by."""
+    if config["all_packages"]:
+        return []
+    spots = [os.path.join(folder, name) for folder in folders for name in _FOREIGN]
+    spots += [os.path.join("/usr/lib/python3", name) for name in _FOREIGN]
+    return [spot for spot in spots if os.path.isdir(spot)]
+
+
+def enter(config: dict[str, Any]) -> Room:
+    """Move the calling process into its room. Returns in the process that shall serve.
+
+    In tiers 3 and 2 that is a child, process 1 of its own world; the caller waits for it and exits.
+    """
+    tier = config["tier"]
+    folders = library_folders(config)
+    hidden = hidden_folders(folders, config)
+    if tier >= 2:
+        room = Room(tier=tier, own_pids=True, box=True)
+        _enter_namespaces(room)
+        _build_root(room, folders, hidden, config)
+    else:
+        room = Room(tier=tier, proc=_open_proc("/proc"))
+        room.uid = _usable_uid(folders) if os.geteuid() == 0 else None
+        room.counts_threads = room.uid is not None
+        room.readable, room.listable = _split_readable(folders, hidden)
+        if tier == 1:
+            room.renew_rules()
+        os.chdir("/")
+    return room
+
+
+def slot_uid(pid: int) -> int:
+    """A user id nobody else has: far above real users, or near the top of a small id map."""
+    with open("/proc/self/uid_map") as table:
+        first, _, count = map(int, table.readline().split())
+    top = first + count
+    if top > _UIDS + (1 << 24):
+        return _UIDS + 2 * pid
+    span = max(top - first - 1100, 2)
+    return max(top - 2 - 2 * (pid % (span // 2)), first + 1)
+
+
+def _usable_uid(folders: list[str]) -> int | None:
+    """An own user id for tier 1 under root, where that user could still read the library."""
+    uid = slot_uid(os.getpid())
+    probe = os.fork()
+    if probe == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            ok = all(os.access(folder, os.R_OK | os.X_OK) for folder in folders[:2])
+        except OSError:
+            ok = False
+        os._exit(0 if ok else 1)
+    return uid if os.waitpid(probe, 0)[1] == 0 else None
+
+
+def _enter_namespaces(room: Room) -> None:
+    flags = (
+        kernel.CLONE_NEWNS
+        | kernel.CLONE_NEWPID
+        | kernel.CLONE_NEWNET
+        | kernel.CLONE_NEWIPC
+        | kernel.CLONE_NEWUTS
+        | kernel.CLONE_NEWCGROUP
+    )
+    if room.tier == 3:
+        room.uid = slot_uid(os.getpid())
+        room.counts_threads = True
+        kernel.unshare(flags)
+    else:
+        uid, gid = os.geteuid(), os.getegid()
+        kernel.unshare(flags | kernel.CLONE_NEWUSER)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+        room.counts_threads = release >= (5, 14)  # counted per user namespace since then
+    server = os.fork()
+    if server:
+        _wait_and_exit(server)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _wait_and_exit(server: int) -> None:
+    kernel.close_from(3)
+    _, status = os.waitpid(server, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[str, Any]) -> None:
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    stage = "/tmp" if os.path.isdir("/tmp") else "/mnt"
+    kernel.mount("root", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=4m")
+    os.mkdir(stage + "/old", 0o755)
+    kernel.pivot_root(stage, stage + "/old")
+    os.chdir("/")
+    os.makedirs("/proc", exist_ok=True)
+    room.proc = _mount_proc()
+    for folder in folders:
+        _bind(folder)
+    for spot in hidden:
+        kernel.mount("empty", spot, "tmpfs", kernel.MS_RDONLY, "size=4k,nr_inodes=2")
+    for folder in config["readable"]:  # those inside a hidden folder are opened again
+        _bind(folder)
+    for device in _DEVICES:
+        _bind(device)
+    os.mkdir(BOX, 0o755)
+    os.symlink(BOX, "/tmp")
+    kernel.umount("/old")
+    os.rmdir("/old")
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+    kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
+    limits = config["limits"]
+    room.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
+    room.readable = ["/"]
+    room.renew_box()
+
+
+def _bind(path: str) -> None:
+    """Show a folder or file of the old root at the same place, read-only. A link stays a link."""
+    source = "/old" + path
+    parent = os.path.dirname(path)
+    os.makedirs(parent, mode=0o755, exist_ok=True)
+    if os.path.islink(source):
+        if not os.path.lexists(path):
+            os.symlink(os.readlink(source), path)
+        return
+    if os.path.isdir(source):
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    elif not os.path.lexists(path):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.mount(source, path, None, kernel.MS_BIND | kernel.MS_REC)
+    if not path.startswith("/dev/"):
+        kernel.make_readonly(path)
+
+
+def _mount_proc() -> int | None:
+    """A descriptor of this world's /proc, without leaving it mounted; None where forbidden."""
+    try:
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+    except OSError:
+        return None
+    descriptor = _open_proc("/proc")
+    kernel.umount("/proc")
+    return descriptor
+
+
+def _open_proc(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
+    """Landlock rules only add, so a folder with a hidden part is opened entry by entry.
+
+    Returns what may be read and what may only be listed (imports list the folders they search).
+    """
+    readable: list[str] = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"]
+    listable: list[str] = []
+    for folder in folders:
+        inside = [spot for spot in hidden if spot.startswith(folder + "/")]
+        listable += [folder] if os.path.isdir(folder) else []
+        if not inside:
+            readable.append(folder)
+            continue
+        for name in os.listdir(folder):
+            entry = os.path.join(folder, name)
+            if os.path.islink(entry) and os.path.realpath(entry).startswith("/proc"):
+                continue
+            if entry not in inside and not any(s.startswith(entry + "/") for s in inside):
+                readable.append(entry)
+            elif entry not in inside:
+                deeper, _ = _split_readable([entry], inside)
+                readable += deeper[4:]
+    return readable, listable

@@ -1,0 +1,186 @@
+"""A seccomp filter that allows what a Python program needs and refuses everything else.
+
+An allow-list, so that calls which do not exist yet (and io_uring, userfaultfd, bpf, keyrings,
+SysV memory, ptrace, perf, namespaces ...) are refused without being named. Refused calls fail with
+EPERM instead of killing, so that a library can fall back. A few calls are allowed by argument:
+threads but no processes, signals only to oneself, no descriptor passing, no asynchronous signals
+through fcntl (which would reach other processes of the same user).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+
+from . import kernel
+
+_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Allowed whatever the arguments: (x86-64, AArch64), None where the call does not exist.
+_ALLOWED: dict[str, tuple[int | None, int | None]] = {
+    # files and descriptors
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66),
+    "pread64": (17, 67), "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70),
+    "open": (2, None), "openat": (257, 56), "creat": (85, None), "close": (3, 57),
+    "close_range": (436, 436), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None),
+    "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43), "fstatfs": (138, 44),
+    "lseek": (8, 62), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
+    "pipe": (22, None), "pipe2": (293, 59), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
+    "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45),
+    "ftruncate": (77, 46), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49),
+    "fchdir": (81, 50), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+    "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
+    "unlinkat": (263, 35), "symlink": (88, None), "symlinkat": (266, 36), "link": (86, None),
+    "linkat": (265, 37), "readlink": (89, None), "readlinkat": (267, 78), "chmod": (90, None),
+    "fchmod": (91, 52), "fchmodat": (268, 53), "umask": (95, 166), "utimensat": (280, 88),
+    "utime": (132, None), "utimes": (235, None), "fadvise64": (221, 223),
+    # waiting
+    "select": (23, None), "pselect6": (270, 72), "poll": (7, None), "ppoll": (271, 73),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None),
+    "epoll_pwait": (281, 22), "eventfd2": (290, 19), "pause": (34, None),
+    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "futex": (202, 98),
+    "restart_syscall": (219, 128), "wait4": (61, 260), "waitid": (247, 95),
+    # memory
+    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216),
+    "brk": (12, 214), "madvise": (28, 233), "msync": (26, 227), "membarrier": (324, 283),
+    # one's own signals, threads and end
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132), "alarm": (37, None), "getitimer": (36, 102), "setitimer": (38, 103),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "set_tid_address": (218, 96),
+    "set_robust_list": (273, 99), "rseq": (334, 293), "exit": (60, 93), "exit_group": (231, 94),
+    # asking
+    "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getuid": (102, 174),
+    "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getpgrp": (111, None),
+    "getpgid": (121, 155), "getsid": (124, 156), "getgroups": (115, 158), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getpriority": (140, 141), "uname": (63, 160), "sysinfo": (99, 179),
+    "getrusage": (98, 165), "times": (100, 153), "time": (201, None), "gettimeofday": (96, 169),
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "getrlimit": (97, 163),
+    "setrlimit": (160, 164), "getcpu": (309, 168), "getrandom": (318, 278),
+    # ends of a socketpair; see the rules below for how one is made and written
+    "recvfrom": (45, 207), "getsockname": (51, 204), "getpeername": (52, 205),
+    "getsockopt": (55, 209), "shutdown": (48, 210),
+}  # fmt: skip
+_RULED = {
+    "clone": (56, 220), "clone3": (435, 435), "openat2": (437, 437), "kill": (62, 129),
+    "tgkill": (234, 131), "prlimit64": (302, 261), "fcntl": (72, 25), "ioctl": (16, 29),
+    "prctl": (157, 167), "socketpair": (53, 199), "sendto": (44, 206),
+}  # fmt: skip
+_CHECKER_ONLY = {"sendmsg": (46, 211), "recvmsg": (47, 212), "memfd_create": (319, 279)}
+
+_F_ADD_SEALS = 1033
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # dup, flags, locks, pipe size (get)
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS WINSZ FIONREAD FIONBIO FIO(N)CLEX
+_PRCTL = (15, 16)  # the thread's name
+CLONE_THREAD = 0x10000
+
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+
+
+def _error(number: int) -> int:
+    return 0x00050000 | number
+
+
+def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, jump_true, jump_false, k & 0xFFFFFFFF)
+
+
+def _load(offset: int) -> bytes:
+    return _op(0x20, offset)
+
+
+def _equal(value: int, jump_true: int, jump_false: int) -> bytes:
+    return _op(0x15, value, jump_true, jump_false)
+
+
+def _has_bits(value: int, jump_true: int, jump_false: int) -> bytes:
+    return _op(0x45, value, jump_true, jump_false)
+
+
+def _return(value: int) -> bytes:
+    return _op(0x06, value)
+
+
+def _argument(index: int) -> int:
+    """Offset of an argument's low half in struct seccomp_data; the high half is 4 bytes later."""
+    return 16 + 8 * index
+
+
+def _allow_if_low_in(index: int, values: tuple[int, ...], otherwise: int) -> list[bytes]:
+    """Allow when the low half of an argument (the kernel reads no more of an int) is listed."""
+    block = [_load(_argument(index))]
+    for position, value in enumerate(values):
+        block.append(_equal(value, len(values) - position, 0))
+    return [*block, _return(_error(otherwise)), _return(_ALLOW)]
+
+
+def _allow_if_zero(index: int) -> list[bytes]:
+    """Allow when a pointer argument is NULL."""
+    return [
+        _load(_argument(index)),
+        _equal(0, 0, 3),
+        _load(_argument(index) + 4),
+        _equal(0, 0, 1),
+        _return(_ALLOW),
+        _return(_error(errno.EPERM)),
+    ]
+
+
+def _rules(pid: int, checker: bool) -> dict[str, list[bytes]]:
+    """What each ruled call may do in a process whose id is `pid`."""
+    fcntl = (*_FCNTL, _F_ADD_SEALS) if checker else _FCNTL
+    refuse = _return(_error(errno.EPERM))
+    return {
+        "clone": [
+            _load(_argument(0)),
+            _has_bits(CLONE_THREAD, 0, 1),
+            _return(_ALLOW),
+            refuse,
+        ],
+        "clone3": [_return(_error(errno.ENOSYS))],  # its flags are behind a pointer; libc falls back
+        "openat2": [_return(_error(errno.ENOSYS))],
+        "kill": _allow_if_low_in(0, (pid,), errno.EPERM),
+        "tgkill": _allow_if_low_in(0, (pid,), errno.EPERM),
+        "prlimit64": _allow_if_low_in(0, (0, pid), errno.EPERM),
+        "fcntl": _allow_if_low_in(1, fcntl, errno.EPERM),
+        "ioctl": _allow_if_low_in(1, _IOCTL, errno.ENOTTY),
+        "prctl": _allow_if_low_in(0, _PRCTL, errno.EPERM),
+        "socketpair": _allow_if_low_in(0, (1,), errno.EPERM),  # AF_UNIX: asyncio's self-pipe
+        "sendto": _allow_if_zero(4),  # no address: only to the other end
+    }
+
+
+def program(pid: int, checker: bool = False) -> bytes:
+    """The filter as BPF instructions."""
+    column = ("x86_64", "aarch64").index(kernel.MACHINE)
+    code = [
+        _load(4),
+        _equal(_ARCHITECTURE[kernel.MACHINE], 1, 0),
+        _return(_KILL),  # a 32-bit call: another table of numbers
+        _load(0),
+    ]
+    for name, block in _rules(pid, checker).items():
+        code += [_equal(_RULED[name][column], 0, len(block)), *block]
+    allowed = _ALLOWED | (_CHECKER_ONLY if checker else {})
+    for numbers in allowed.values():
+        if numbers[column] is not None:
+            code += [_equal(numbers[column] or 0, 0, 1), _return(_ALLOW)]
+    return b"".join([*code, _return(_error(errno.EPERM))])
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+def install(code: bytes) -> None:
+    """Put the calling thread, and all it starts, under the filter for good."""
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.prctl_pointer(
+        kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, _Program(len(code) // 8, code)
+    )
+
+
+def supported() -> bool:
+    return kernel.MACHINE in _ARCHITECTURE
