@@ -1,0 +1,387 @@
+"""A run is a folder, and never lost.
+
+    config.toml          what was asked, resolved; written first
+    environment.json     versions and hardware; no variables, no secrets
+    metrics.jsonl        one line per step and one per evaluation
+    samples/000012.jsonl the completions of step 12: prompt, text, reward, status, weight
+    checkpoints/         step-000025/ … : weights, optimiser, state, and a manifest of checksums
+    best/  best.json     the model with the best validation metric
+    final/               the trained model with its card, for `from_pretrained`
+    failed/step-000013/  the batch a run stopped on
+
+Whatever must not be torn is written beside its place, synced, and renamed: after a kill at any
+moment the folder holds the last good state, and what was written after it is dropped on resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+STEP = "step-{:06d}"
+MANIFEST = "manifest.json"
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint whose files are not what was written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from."""
+
+    path: Path
+    step: int
+    """Steps completed."""
+    state: Mapping[str, Any]
+    """Counters, positions and names: JSON values."""
+
+    def tensors(self) -> dict[str, Any]:
+        """The trained weights by name."""
+        from safetensors.torch import load_file
+
+        return load_file(self.path / "weights.safetensors")
+
+    def trainer_state(self) -> Any:
+        """Optimiser, scheduler and generators; loaded without unpickling code."""
+        import torch
+
+        return torch.load(self.path / "trainer.pt", map_location="cpu", weights_only=True)
+
+
+class Run:
+    """The folder of one run, held by one process at a time."""
+
+    def __init__(self, path: str | Path, *, samples_bytes: int = 1 << 26) -> None:
+        self.path = Path(path)
+        self._limit = samples_bytes
+        self._lock: TextIO | None = None
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls, path: str | Path, config: str, environment: Mapping[str, Any], **options: Any
+    ) -> Run:
+        """A new run's folder; refuses one that holds a run already."""
+        run = cls(path, **options)
+        if (run.path / "config.toml").exists():
+            raise FileExistsError(
+                f"{path} holds a run already: go on with --resume {path}, or name another --run.dir"
+            )
+        for folder in ("samples", "checkpoints"):
+            (run.path / folder).mkdir(parents=True, exist_ok=True)
+        run._hold()
+        write_atomically(run.path / "environment.json", json.dumps(environment, indent=1) + "\n")
+        write_atomically(run.path / "config.toml", config)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, **options: Any) -> Run:
+        """An existing run's folder, to go on with."""
+        run = cls(path, **options)
+        if not (run.path / "config.toml").is_file():
+            raise FileNotFoundError(
+                f"{path} is not a run: it has no config.toml; --resume takes the folder that "
+                "--run.dir named"
+            )
+        run._hold()
+        return run
+
+    def _hold(self) -> None:
+        self._lock = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - held
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"{self.path} is being trained by another process") from None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Append one line of metrics."""
+        with self._saying("metrics"), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as f:
+            f.write(json.dumps(finite(line)) + "\n")
+
+    def record_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keep a step's completions; beyond the size limit the oldest steps go."""
+        with self._saying("samples"):
+            text = "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
+            write_atomically(self.path / "samples" / f"{step:06d}.jsonl", text, sync=False)
+            kept = sorted((self.path / "samples").glob("*.jsonl"), reverse=True)
+            total = 0
+            for file in kept:
+                total += file.stat().st_size
+                if total > self._limit and file is not kept[0]:
+                    file.unlink()
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(
+        self, step: int, *, tensors: Mapping[str, Any], trainer: Any, state: Mapping[str, Any]
+    ) -> Path:
+        """Write a checkpoint: all of it or nothing.
+
+        Raises:
+            OSError: it could not be written (a full disk, say); the earlier ones are untouched.
+        """
+        import torch
+        from safetensors.torch import save_file
+
+        def fill(folder: Path) -> None:
+            save_file(dict(tensors), folder / "weights.safetensors")
+            torch.save(trainer, folder / "trainer.pt")
+            text = json.dumps({**state, "step": step}, indent=1)
+            (folder / "state.json").write_text(text, encoding="utf-8")
+
+        with self._saying(f"the checkpoint of step {step}"):
+            self._sync_metrics()
+            return write_folder(self.path / "checkpoints" / STEP.format(step), fill)
+
+    def _sync_metrics(self) -> None:
+        """A checkpoint never knows of a step whose metrics a power cut could still lose."""
+        file = self.path / "metrics.jsonl"
+        if file.exists():
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
+
+    def prune(self, keep_last: int) -> None:
+        """Remove all but the newest checkpoints, and what a killed write left behind."""
+        for left in (self.path / "checkpoints").glob(".writing-*"):
+            shutil.rmtree(left)
+        for old in self.checkpoints()[:-keep_last]:
+            shutil.rmtree(old)
+
+    def checkpoints(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(
+            path for path in (self.path / "checkpoints").glob("step-*") if path.suffix == ""
+        )
+
+    def restore(self, name: str | None = None) -> Checkpoint | None:
+        """The newest checkpoint (or the one named), checked; metrics after it are dropped.
+
+        None where none was written yet: the run starts over.
+
+        Raises:
+            DamagedCheckpoint: its files are not what was written; names the last good one.
+        """
+        there = self.checkpoints()
+        if name is not None:
+            chosen = [path for path in there if path.name == name]
+            if not chosen:
+                have = ", ".join(path.name for path in there) or "none"
+                raise FileNotFoundError(f"no checkpoint {name} in {self.path}; have {have}")
+            for newer in there[there.index(chosen[0]) + 1 :]:
+                newer.rename(newer.with_suffix(".set-aside"))
+            there = chosen
+        for file in (self.path / "samples").glob("*.jsonl"):
+            if not there or int(file.stem) > int(there[-1].name[5:]):
+                file.unlink()
+        if not there:
+            self._rewind(0)
+            return None
+        path = there[-1]
+        self._verify(path)
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        self._rewind(state["step"])
+        return Checkpoint(path, state["step"], state)
+
+    def _verify(self, path: Path) -> None:
+        problem = damage(path)
+        if problem is None:
+            return
+        others = [other for other in self.checkpoints() if other != path]
+        good = next((other for other in reversed(others) if damage(other) is None), None)
+        way = (
+            f"the last good one is {good.name}: --resume {good}"
+            if good
+            else "no other is left: start again in a folder of its own"
+        )
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}; {way}")
+
+    def _rewind(self, step: int) -> None:
+        """Drop metrics after `step` (and a torn last line), so that they are written again."""
+        file = self.path / "metrics.jsonl"
+        if not file.exists():
+            if step:
+                raise FileNotFoundError(
+                    f"{file} is missing, and the checkpoint is of step {step}: put it back, or go "
+                    "on without the past: let it hold one line "
+                    f'{{"kind": "train", "step": {step}}}'
+                )
+            return
+        lines = [line for line in read_jsonl(file) if line["step"] <= step]
+        last = max((line["step"] for line in lines), default=0)
+        if last < step:
+            raise ValueError(
+                f"{file} ends at step {last}, before the checkpoint of step {step}: lines were lost"
+            )
+        write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines))
+
+    # -- models ----------------------------------------------------------------------------------
+
+    def save_best(self, step: int, value: float, metric: str, fill: Callable[[Path], None]) -> None:
+        """Put a better model in the place of the best one."""
+        with self._saying(f"the best model, of step {step}"):
+            path = write_folder(self.path / "best" / STEP.format(step), fill)
+            note = {"step": step, "metric": metric, "value": value, "path": f"best/{path.name}"}
+            write_atomically(self.path / "best.json", json.dumps(note, indent=1) + "\n")
+            for other in (self.path / "best").iterdir():
+                if other != path:
+                    shutil.rmtree(other)
+
+    def save_final(self, fill: Callable[[Path], None]) -> Path:
+        with self._saying("the final model"):
+            return write_folder(self.path / "final", fill)
+
+    def save_failure(self, step: int, fill: Callable[[Path], None]) -> Path:
+        """Keep the batch that broke a step."""
+        with self._saying(f"the failed batch of step {step}"):
+            return write_folder(self.path / "failed" / STEP.format(step), fill)
+
+    @contextlib.contextmanager
+    def _saying(self, what: str) -> Iterator[None]:
+        """A failure to write, with what is safe and how to go on."""
+        try:
+            yield
+        except OSError as error:
+            there = self.checkpoints()
+            safe = f"the last good checkpoint, {there[-1].name}, is intact" if there else (
+                "no checkpoint was written yet")  # fmt: skip
+            raise OSError(
+                error.errno,
+                f"cannot write {what} in {self.path}: {error.strerror or error}; {safe}; make room "
+                f"and go on with --resume {self.path}",
+            ) from error
+
+
+# -- reading a run, for reports -----------------------------------------------------------------
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Every line of a run's metrics; `kind` is "train" or "evaluation"."""
+    file = Path(path) / "metrics.jsonl"
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} has no metrics.jsonl: is it a run's folder?")
+    return list(read_jsonl(file))
+
+
+def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
+    """A run's kept completions, oldest step first."""
+    for file in sorted((Path(path) / "samples").glob("*.jsonl")):
+        yield from read_jsonl(file)
+
+
+def read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
+    """Lines as dicts; a torn last one (a killed writer's) is passed over, others are errors."""
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if number == len(lines) - 1:
+                return
+            raise ValueError(f"{file}, line {number + 1} is not JSON: {error}") from None
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
+    """The file holds the old text or the new, never a part."""
+    beside = path.with_name(f".writing-{path.name}")
+    try:
+        with open(beside, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            if sync:
+                os.fsync(stream.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder that is there whole or not at all: filled beside, listed, synced, renamed."""
+    beside = path.with_name(f".writing-{path.name}")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        fill(beside)
+        files = [file for file in sorted(beside.rglob("*")) if file.is_file()]
+        listing = {str(f.relative_to(beside)): [f.stat().st_size, digest(f)] for f in files}
+        (beside / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
+        for file in [*files, beside / MANIFEST]:
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
+        sync_folder(beside)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except Exception as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise
+        # torch and safetensors report a full disk in exceptions of their own.
+        raise OSError(None, f"{type(error).__name__}: {error}") from error
+    return path
+
+
+def sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a folder that `write_folder` wrote, or None."""
+    try:
+        listing = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"its {MANIFEST} cannot be read ({error})"
+    for name, (size, checksum) in listing.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, {size} were written"
+        if digest(file) != checksum:
+            return f"{name} is not what was written (sha256 differs)"
+    return None
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: None stands for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite(item) for item in value]
+    return value
