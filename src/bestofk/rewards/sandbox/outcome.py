@@ -16,9 +16,9 @@ class Limits:
     CPU time it used itself; `wall_factor` only ends programs that sleep.
     """
 
-    cpu_per_test: float = 2.0
+    cpu_per_test: float = 4.0
     """CPU seconds of the program for one test (or one call)."""
-    cpu_per_program: float = 10.0
+    cpu_per_program: float = 16.0
     """CPU seconds of the program over all its tests."""
     wall_factor: float = 10.0
     """Wall seconds allowed per CPU second allowed."""

@@ -7,8 +7,10 @@ equal everything, a patched builtin or a walk up the stack never meets the code 
 from __future__ import annotations
 
 import builtins
+import importlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -206,7 +208,8 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     """
     space: dict[str, Any] = {"__name__": "tests"}
     for name, path in job["names"].items():
-        space[name] = _Proxy(remote, path)
+        library = name == path and name in sys.stdlib_module_names  # the program's own imports
+        space[name] = importlib.import_module(name) if library else _Proxy(remote, path)
     results: list[Result] = []
     broken: Result | None = None
     for source, is_test in job["statements"]:
