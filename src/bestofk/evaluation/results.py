@@ -1,7 +1,7 @@
 """The shapes that carry samples and what was found in them. Frozen; arrays are never written to.
 
-Every result names its metric, its problems, its n and its confidence level, so that no figure has to
-be shown without them.
+Every result names its metric, its problems, its n and its confidence level, so that no figure has
+to be shown without them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Samples:
     lines: np.ndarray | None = None
     """(N,) int64 line (or row, from 1) of the file each sample was read from."""
     texts: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """A bounded excerpt of the completions by problem index: what the compression ratio is made of."""
+    """By problem index, a bounded excerpt of the completions: for the compression ratio."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Where it came from: path, format, mapping, model, task, sampling, run_id, ... where known."""
 
@@ -99,10 +99,10 @@ class Curve:
     estimate: np.ndarray
     """(K,) unbiased, the mean over problems."""
     interval: Interval
-    """Over problems, by the bounded bootstrap: safe at the ceiling and the floor, never of zero width.
-    The one to quote."""
+    """Over problems, by the bounded bootstrap: safe at the ceiling and the floor, never of zero
+    width. The one to quote."""
     t: Interval
-    """Over problems, by Student's t; NaN at a k where it is not to be trusted (see `informative`)."""
+    """Over problems, by Student's t; NaN where it is not to be trusted (see `informative`)."""
     fixed: Interval
     """For this fixed set of problems: only the sampling of completions varies."""
     band: Interval
@@ -117,7 +117,7 @@ class Curve:
     unscored: int
     """Samples of the run that could not be scored."""
     informative: np.ndarray
-    """(K,) problems whose estimate differs from the floor and from the ceiling, whichever is fewer."""
+    """(K,) problems that differ from the floor, or from the ceiling: whichever are fewer."""
     bounds: tuple[float, float]
     """The range of rewards that the bounded bootstrap assumes."""
     threshold: float | None
@@ -172,7 +172,7 @@ class Comparison:
     band: Interval
     """Simultaneous over k and over all comparisons made together."""
     p_value: np.ndarray
-    """(K,) two-sided, corrected over k and over all comparisons made together (max-T, sign flips)."""
+    """(K,) two-sided, corrected over k and over all comparisons made (max-T, sign flips)."""
     p_value_single: np.ndarray
     """(K,) two-sided at that k alone, uncorrected."""
     wins: np.ndarray

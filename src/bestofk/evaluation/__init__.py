@@ -1,0 +1,43 @@
+"""Evaluation: what best-of-k is worth, from samples; and whether one run beats another.
+
+>>> import numpy as np
+>>> run = samples([[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]], name="a")
+>>> curve(run, "pass@k").estimate.round(3)
+array([0.333, 0.5  , 0.583, 0.667])
+"""
+
+from .curves import curve
+from .results import (
+    METRICS,
+    Comparison,
+    Crossing,
+    Curve,
+    Diversity,
+    Extrapolation,
+    Interval,
+    Measure,
+    Metric,
+    OffPolicy,
+    Plan,
+    PlanRow,
+    Samples,
+)
+from .table import samples
+
+__all__ = [
+    "METRICS",
+    "Comparison",
+    "Crossing",
+    "Curve",
+    "Diversity",
+    "Extrapolation",
+    "Interval",
+    "Measure",
+    "Metric",
+    "OffPolicy",
+    "Plan",
+    "PlanRow",
+    "Samples",
+    "curve",
+    "samples",
+]

@@ -1,0 +1,227 @@
+"""A metric at every k ≤ n: intervals over problems, for these problems, and for the whole curve."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from .betabinomial import fit, posterior
+from .estimates import check_metric, pass_curve, passes_and_samples, values_by_k, variance_of_best
+from .intervals import LEAST_INFORMATIVE, over_problems
+from .results import Curve, Interval, Metric, Samples
+
+
+def curve(
+    samples: Samples,
+    metric: Metric = "pass@k",
+    *,
+    k_max: int | None = None,
+    threshold: float | None = None,
+    bounds: tuple[float, float] | None = None,
+    small: Literal["error", "drop"] = "error",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Curve:
+    """The unbiased estimate of a metric for k = 1..k_max, with its intervals.
+
+    Args:
+        samples: one run.
+        metric: "pass@k", "max@k", "maj@k", "pass^k" (all k right) or "mean".
+        k_max: the largest k; by default the fewest scored samples of any problem that has one.
+        threshold: reward ≥ threshold passes; without it rewards must be 0 or 1.
+        bounds: the least and greatest reward there can be; by default [0, 1] where all rewards lie
+            inside, else the observed range, with a note.
+        small: what to do with problems that have fewer than k_max scored samples: refuse ("error"),
+            or leave them out of the whole curve and count them ("drop").
+        confidence, resamples, seed: of the intervals.
+
+    Raises:
+        ValueError: n < k; rewards that need a threshold; no scored sample at all.
+    """
+    check_metric(metric)
+    check_confidence(confidence, resamples)
+    kept, k_max, notes = select(samples, metric, k_max, small)
+    values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed)
+    ends, note = reward_bounds(samples, metric, bounds)
+    notes += note
+    rng = np.random.default_rng(seed)
+    spread = over_problems(values, ends, confidence=confidence, resamples=resamples, rng=rng)
+    fixed = fixed_set(samples, metric, kept, values, ends, threshold, confidence)
+    live = samples.live
+    gone = np.setdiff1d(np.arange(len(samples.problems)), kept)
+    few = int(spread.informative.min())
+    if few < LEAST_INFORMATIVE:
+        notes += (
+            f"at some k only {few} problems differ from the floor or from the ceiling: intervals "
+            "there are wide because the bounded bootstrap allows for what was not seen",
+        )
+    if samples.unscored:
+        notes += (f"{samples.unscored} samples could not be scored and are not counted in n",)
+    return Curve(
+        name=samples.name,
+        metric=metric,
+        k=np.arange(1, values.shape[1] + 1),
+        estimate=values.mean(axis=0),
+        interval=spread.interval,
+        t=spread.t,
+        fixed=fixed,
+        band=spread.band,
+        values=values,
+        problems=tuple(samples.problems[p] for p in kept),
+        left_out=tuple(samples.problems[p] for p in gone),
+        n=(int(live[kept].min()), int(live[kept].max())),
+        unscored=samples.unscored,
+        informative=spread.informative,
+        bounds=ends,
+        threshold=threshold,
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+        notes=notes,
+    )
+
+
+def check_confidence(confidence: float, resamples: int) -> None:
+    if not 0.5 <= confidence < 1.0:
+        raise ValueError(f"confidence lies in [0.5, 1), like 0.95; got {confidence}")
+    least = int(np.ceil(20 / (1.0 - confidence)))
+    if resamples < least:
+        raise ValueError(
+            f"{confidence:.0%} intervals need at least {least} resamples, got {resamples}"
+        )
+
+
+def select(
+    samples: Samples, metric: Metric, k_max: int | None, small: str
+) -> tuple[np.ndarray, int, tuple[str, ...]]:
+    """Problems that count, the largest k, and notes.
+
+    Raises:
+        ValueError: no scored sample; a k that some problem cannot answer, under small="error".
+    """
+    if small not in ("error", "drop"):
+        raise ValueError(f"small must be 'error' or 'drop', got {small!r}")
+    live = samples.live
+    kept = np.flatnonzero(live > 0)
+    if not kept.size:
+        raise ValueError(f"{samples.name}: no sample is scored; nothing can be estimated")
+    notes: tuple[str, ...] = ()
+    if kept.size < live.size:
+        notes += (f"{live.size - kept.size} problems have no scored sample and are left out",)
+    if metric == "mean":
+        return kept, 1, notes
+    if k_max is None:
+        return kept, int(live[kept].min()), notes + _ragged_note(samples, kept, live)
+    if k_max < 1:
+        raise ValueError(f"k must be at least 1, got {k_max}")
+    few = live[kept] < k_max
+    if few.any():
+        worst = int(kept[few][live[kept[few]].argmin()])
+        message = (
+            f"{samples.name}: {metric.replace('k', str(k_max))} needs at least {k_max} scored "
+            f"samples per problem; {int(few.sum())} of {kept.size} problems have fewer "
+            f"(problem {samples.problems[worst]!r} has {int(live[worst])})"
+        )
+        if small == "error" or few.all():
+            raise ValueError(
+                f"{message}: ask for k ≤ {int(live[kept].min())}, draw more samples, "
+                "or leave them out with --small drop"
+            )
+        kept = kept[~few]
+        notes += (f"{int(few.sum())} problems have fewer than {k_max} scored samples: left out",)
+    return kept, int(k_max), notes
+
+
+def _ragged_note(samples: Samples, kept: np.ndarray, live: np.ndarray) -> tuple[str, ...]:
+    fewest, most = int(live[kept].min()), int(live[kept].max())
+    if fewest == most:
+        return ()
+    worst = samples.problems[int(kept[live[kept].argmin()])]
+    return (
+        f"problems have {fewest} to {most} scored samples; the curve ends at k = {fewest} because "
+        f"of {worst!r} (a larger k with --small drop leaves such problems out)",
+    )
+
+
+def reward_bounds(
+    samples: Samples, metric: Metric, bounds: tuple[float, float] | None
+) -> tuple[tuple[float, float], tuple[str, ...]]:
+    """The range that the bounded bootstrap assumes, and a note where it had to be guessed."""
+    if metric in ("pass@k", "maj@k", "pass^k"):
+        return (0.0, 1.0), ()
+    rewards = samples.rewards[~np.isnan(samples.rewards)]
+    low, high = float(rewards.min()), float(rewards.max())
+    if bounds is not None:
+        if not bounds[0] < bounds[1]:
+            raise ValueError(f"bounds are a lower and a greater upper end, got {bounds}")
+        if low < bounds[0] or high > bounds[1]:
+            raise ValueError(
+                f"{samples.name}: rewards reach from {low:g} to {high:g}, outside the stated "
+                f"bounds {bounds[0]:g} to {bounds[1]:g}"
+            )
+        return (float(bounds[0]), float(bounds[1])), ()
+    if low >= 0.0 and high <= 1.0:
+        return (0.0, 1.0), ()
+    if low == high:
+        low, high = min(low, 0.0), max(high, 1.0)
+    return (low, high), (
+        f"rewards leave [0, 1]: the intervals assume that none can lie outside "
+        f"[{low:g}, {high:g}], the observed range; state --bounds if the range is known",
+    )
+
+
+def fixed_set(
+    samples: Samples,
+    metric: Metric,
+    kept: np.ndarray,
+    values: np.ndarray,
+    bounds: tuple[float, float],
+    threshold: float | None,
+    confidence: float,
+) -> Interval:
+    """An interval for the mean over *these* problems: estimate ± z √(Σ_p Var_p) / P.
+
+    pass@k and pass^k: Var_p is the exact variance of the estimator over c ~ Binomial(n, p),
+    averaged over what an empirical-Bayes beta-binomial says about p; it is never zero. max@k and
+    maj@k: Hoeffding's bound Var_p ≤ (k/n) Var(statistic of one k-subset), which is conservative,
+    and exact at k = 1. Where no variance was seen, a rule-of-three term keeps the width above zero.
+    """
+    live = samples.live[kept].astype(float)
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    mean = values.mean(axis=0)
+    if metric in ("pass@k", "pass^k"):
+        passes, n = passes_and_samples(samples, threshold)
+        hits = passes[kept] if metric == "pass@k" else (n - passes)[kept]
+        variance = _sampling_variance(hits, n[kept], values.shape[1])
+    else:
+        k = np.arange(1, values.shape[1] + 1)
+        if metric == "maj@k":
+            single = values * (1.0 - values)
+        else:
+            single = variance_of_best(samples, kept, values.shape[1])
+        at = np.minimum(k, np.maximum(live[:, None] - 1, 1))
+        share = at / np.maximum(live[:, None] - at, 1.0)
+        variance = (single * share).sum(axis=0)
+    half = z * np.sqrt(variance) / len(kept)
+    k = np.arange(1, values.shape[1] + 1)
+    unseen = -np.expm1(np.log((1 - confidence) / 2) * k / live.sum()) * (bounds[1] - bounds[0])
+    half = np.maximum(half, np.minimum(unseen, bounds[1] - bounds[0]))
+    return Interval(np.maximum(mean - half, bounds[0]), np.minimum(mean + half, bounds[1]))
+
+
+def _sampling_variance(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarray:
+    """Σ_p E[Var(estimate | p) | c_p]: (k_max,)."""
+    a, b = fit(passes, samples, np.ones((1, len(passes))))[0]
+    total = np.zeros(k_max)
+    for n in np.unique(samples):
+        of_n = passes[samples == n]
+        _, given, chance = posterior(int(n), a, b)
+        outcomes = pass_curve(np.arange(n + 1), np.full(n + 1, n), k_max)
+        average = chance @ outcomes
+        variance = np.maximum(chance @ outcomes**2 - average**2, 0.0)
+        share = np.bincount(of_n, minlength=n + 1) @ given
+        total += share @ variance
+    return total

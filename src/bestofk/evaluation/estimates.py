@@ -1,0 +1,121 @@
+"""The value of every problem at every k: the table (P, K) behind curves and comparisons."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bestofk.objectives import max_at_k_curve
+
+from .results import METRICS, Metric, Samples
+from .voting import majority_curve
+
+
+def zero_one(samples: Samples, threshold: float | None) -> np.ndarray:
+    """(N,) rewards as 0/1 by the stated threshold (reward ≥ threshold passes); NaN stays NaN.
+
+    Raises:
+        ValueError: rewards other than 0 and 1, and no threshold to judge them by.
+    """
+    rewards = samples.rewards
+    if threshold is not None:
+        if not np.isfinite(threshold):
+            raise ValueError(f"threshold must be a finite number, got {threshold}")
+        return np.where(np.isnan(rewards), np.nan, (rewards >= threshold).astype(float))
+    odd = ~((rewards == 0) | (rewards == 1) | np.isnan(rewards))
+    if odd.any():
+        first = int(odd.argmax())
+        problem = samples.problems[int(np.searchsorted(samples.offsets, first, side="right")) - 1]
+        raise ValueError(
+            f"{samples.name}: pass@k needs a definition of pass; problem {problem!r} has a reward "
+            f"of {rewards[first]:g}, neither 0 nor 1: state --threshold (reward ≥ threshold passes), "
+            "or ask for max@k, which takes real rewards"
+        )
+    return rewards
+
+
+def passes_and_samples(samples: Samples, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """(P,) passing and scored samples of each problem."""
+    correct = zero_one(samples, threshold)
+    passed = np.concatenate([[0], np.cumsum(correct == 1)])
+    passes = passed[samples.offsets[1:]] - passed[samples.offsets[:-1]]
+    return passes.astype(np.int64), samples.live.astype(np.int64)
+
+
+def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarray:
+    """1 - C(n-c, k)/C(n, k) for k = 1..k_max, ragged n ≥ k_max: (P, k_max).
+
+    By the recurrence C(n-c, k+1)/C(n, k+1) = C(n-c, k)/C(n, k) · (n-c-k)/(n-k).
+    """
+    j = np.arange(k_max)
+    kinds, which = np.unique(np.stack([passes, samples]), axis=1, return_inverse=True)
+    c, n = kinds[0][:, None], kinds[1][:, None]
+    missed = np.cumprod(np.maximum(n - c - j, 0) / (n - j), axis=1)
+    return (1.0 - missed)[which.reshape(-1)]
+
+
+def values_by_k(
+    samples: Samples,
+    metric: Metric,
+    kept: np.ndarray,
+    k_max: int,
+    *,
+    threshold: float | None,
+    seed: int,
+) -> np.ndarray:
+    """The unbiased estimate of `metric` for each kept problem and k = 1..k_max: (P', k_max).
+
+    Args:
+        kept: indices of the problems that count; each has at least k_max scored samples.
+    """
+    check_metric(metric)
+    if metric in ("pass@k", "pass^k"):
+        passes, live = passes_and_samples(samples, threshold)
+        passes, live = passes[kept], live[kept]
+        if metric == "pass@k":
+            return pass_curve(passes, live, k_max)
+        return 1.0 - pass_curve(live - passes, live, k_max)
+    if metric == "maj@k":
+        return _majority(samples, kept, k_max, threshold, seed)
+    rewards, groups = _scored(samples, kept)
+    if metric == "mean":
+        return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
+    return max_at_k_curve(rewards, k_max=k_max, groups=groups)
+
+
+def _scored(samples: Samples, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scored rewards of the kept problems, and for each the row of its problem in `kept`."""
+    row = np.full(len(samples.problems), -1)
+    row[kept] = np.arange(len(kept))
+    groups = np.repeat(row, samples.sizes)
+    scored = (groups >= 0) & ~np.isnan(samples.rewards)
+    return samples.rewards[scored], groups[scored]
+
+
+def _majority(
+    samples: Samples, kept: np.ndarray, k_max: int, threshold: float | None, seed: int
+) -> np.ndarray:
+    if samples.answers is None:
+        raise ValueError(
+            f"{samples.name}: maj@k needs the answers that vote, and the file has no such column: "
+            "name it with --columns answer=..."
+        )
+    return majority_curve(samples, zero_one(samples, threshold), kept, k_max, seed)[0]
+
+
+def variance_of_best(samples: Samples, kept: np.ndarray, k_max: int) -> np.ndarray:
+    """Var(max of k) over the k-subsets of each problem: (P', k_max). For the fixed-set interval."""
+    rewards, groups = _scored(samples, kept)
+    shifted = rewards - rewards.min()  # ≥ 0, so that the best is also the best of the squares
+    first = max_at_k_curve(shifted, k_max=k_max, groups=groups)
+    second = max_at_k_curve(shifted**2, k_max=k_max, groups=groups)
+    return np.maximum(second - first**2, 0.0)
+
+
+def check_metric(metric: str) -> None:
+    """Refuse an unknown metric, naming the nearest."""
+    if metric not in METRICS:
+        import difflib
+
+        near = difflib.get_close_matches(str(metric), METRICS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown metric {metric!r}; {hint}have {', '.join(METRICS)}")
