@@ -3,6 +3,7 @@
 Estimates turn rewards into what k samples are worth; objectives turn them into training weights.
 """
 
+from .diagnostics import Signal, learning_signal, signal
 from .estimates import (
     bottom_m_at_k,
     l_statistic_at_k,
@@ -17,21 +18,29 @@ from .estimates import (
 from .grouping import DroppedGroups
 from .majority import maj_at_k
 from .named import Objective, ObjectiveWarning, advantages, objective
+from .off_policy import effective_sample_size, off_policy_max_at_k
+from .on_policy import layer_cake
 
 __all__ = [
     "DroppedGroups",
     "Objective",
     "ObjectiveWarning",
+    "Signal",
     "advantages",
     "bottom_m_at_k",
+    "effective_sample_size",
     "l_statistic_at_k",
+    "layer_cake",
+    "learning_signal",
     "maj_at_k",
     "max_at_k",
     "max_at_k_curve",
     "median_at_k",
     "min_at_k",
     "objective",
+    "off_policy_max_at_k",
     "pass_at_k",
     "pass_at_k_curve",
+    "signal",
     "top_m_at_k",
 ]

@@ -30,8 +30,8 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
             values = np.asarray(values)
         except ValueError as error:
             raise ValueError(
-                f"{name} must be rectangular, shape (..., n); for groups of different size pass one "
-                "row of samples and groups= with a group id per sample"
+                f"{name} must be rectangular, shape (..., n); for groups of different size pass "
+                "one row of samples and groups= with a group id per sample"
             ) from error
     if is_numpy_array(values):
         if values.dtype.kind not in "biuf":
@@ -61,7 +61,7 @@ def require_x64() -> None:
     """JAX rounds float64 to float32 unless told otherwise, and these formulas need the digits."""
     import jax
 
-    if not jax.config.jax_enable_x64:
+    if not jax.config.read("jax_enable_x64"):
         raise ValueError(
             "JAX arrays need 64-bit floats: jax.config.update('jax_enable_x64', True) first"
         )
@@ -111,9 +111,9 @@ def sort_with_order(values: Array) -> tuple[Array, Array]:
         return ordered, order
     if is_numpy_array(values):  # flat positions: twice as fast as the *_along_axis functions
         starts = np.arange(0, values.size, values.shape[-1])
-        order = np.argsort(values, axis=-1) + starts.reshape((*values.shape[:-1], 1))
-    else:
-        order = array_namespace(values).argsort(values, axis=-1)
+        flat = np.argsort(values, axis=-1) + starts.reshape((*values.shape[:-1], 1))
+        return np.take(values, flat), flat
+    order = array_namespace(values).argsort(values, axis=-1)
     return by_order(values, order), order
 
 

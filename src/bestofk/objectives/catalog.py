@@ -1,4 +1,4 @@
-"""Every objective by name: its function, formula, claim and source. The choice is a dict literal."""
+"""Every objective by name: its function, formula, claim and source."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _PASSK_DESIGNS = {
     "": Entry(
         passk_training.analytical,
         "(q_i - ρ_k(B)) / σ, σ² the variance of the best over k-subsets",
-        "centred, invariant to shift and scale; the normaliser gives up unbiasedness; k = 1 is GRPO",
+        "centred, invariant to shift and scale; biased by its normaliser; k = 1 is GRPO",
         _PASSK,
     ),
     "bootstrap": Entry(

@@ -27,7 +27,8 @@ def max_at_k(
 ) -> Array:
     """Expected best reward of k samples.
 
-        ρ_k = Σ_{i≥k} C(i-1, k-1) r_(i) / C(n, k)  =  r_(n) - Σ_m (r_(m+1) - r_(m)) C(m, k) / C(n, k)
+        ρ_k = Σ_{i≥k} C(i-1, k-1) r_(i) / C(n, k)
+            = r_(n) - Σ_m (r_(m+1) - r_(m)) C(m, k) / C(n, k)
 
     Claim: unbiased for E[max of k i.i.d. samples], for every k ≤ n; exact under ties.
     Limits: k = 1 is the mean, k = n the maximum. On 0/1 rewards it is pass@k.

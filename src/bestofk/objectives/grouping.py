@@ -101,9 +101,10 @@ def lay_out(
         if live is not None:
             infinite &= as_numpy(live).reshape(-1).astype(bool)
         if infinite.any():
+            first = int(infinite.argmax())
             raise ValueError(
-                f"rewards must be finite, or NaN where scoring failed; sample {int(infinite.argmax())} "
-                f"is {flat[infinite.argmax()]}"
+                "rewards must be finite, or NaN where scoring failed; "
+                f"sample {first} is {flat[first]}"
             )
     if live is not None:
         alive = alive & as_numpy(live).reshape(-1).astype(bool)
@@ -179,7 +180,7 @@ def scatter(pieces: Sequence[Array], layout: Layout, like: Array) -> Array:
 
 
 def scatter_groups(pieces: Sequence[Array], layout: Layout, like: Array) -> Array:
-    """Per-group results (groups, ...) of every bucket, in the order of the groups; NaN if dropped."""
+    """Per-group results (groups, ...) of every bucket, in order of the groups; NaN if dropped."""
     if len(layout.buckets) == 1 and layout.buckets[0].groups is None:
         return pieces[0]
     return _place(pieces, [bucket.groups for bucket in layout.buckets], layout.groups, np.nan, like)

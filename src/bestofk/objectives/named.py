@@ -199,30 +199,22 @@ class Objective:
         for term in terms:
             if term.entry.baseline is None:
                 raise ValueError(
-                    f"objective {term.text} has no exact off-policy form, so it takes no log_ratio: "
+                    f"objective {term.text} has no exact off-policy form and takes no log_ratio: "
                     "use the clipped loss with on-policy weights, or max@k, pass@k or mean (with "
                     "the canonical baseline, :loo-1 or :none)"
                 )
         logs, _ = as_float64(log_ratio, "log_ratio")
         if array_namespace(logs) is not array_namespace(rewards):
             raise ValueError(
-                f"rewards and log_ratio must be arrays of one library, got {type(rewards).__name__} "
-                f"and {type(logs).__name__}"
+                "rewards and log_ratio must be arrays of one library, got "
+                f"{type(rewards).__name__} and {type(logs).__name__}"
             )
         if tuple(logs.shape) != tuple(rewards.shape):
             raise ValueError(
                 f"log_ratio must have the shape of rewards, {tuple(rewards.shape)} (one number per "
                 f"completion: sum over its tokens), got {tuple(logs.shape)}"
             )
-        return truncated(logs, self.truncate)
-
-
-def truncated(log_ratio: Array, limit: float | None) -> Array:
-    """Log-ratios bounded from above: min(log ρ, limit). The trust region of the exact loss."""
-    if limit is None:
-        return log_ratio
-    xp = array_namespace(log_ratio)
-    return xp.where(log_ratio > limit, xp.full_like(log_ratio, limit), log_ratio)
+        return off.truncated(logs, self.truncate)
 
 
 def objective(
@@ -300,9 +292,8 @@ def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Ar
     inputs = {name: named.pop(name) for name in INPUTS if name in named}
     if isinstance(objective_, Objective):
         if named:
-            raise ValueError(
-                f"{', '.join(named)} cannot change an Objective; {suggest(next(iter(named)), INPUTS)}"
-            )
+            hint = suggest(next(iter(named)), INPUTS)
+            raise ValueError(f"{', '.join(named)} cannot change an Objective; {hint}")
         return objective_(rewards, **inputs)
     return objective(objective_, **named)(rewards, **inputs)
 
@@ -355,8 +346,9 @@ def _check_forms(
         raise ValueError(f"truncate is the largest log-ratio, a number, got {truncate}")
     if form == "exact" and not normalise and k * truncate > off.LARGEST_LOG - 9:
         raise ValueError(
-            f"truncate={truncate:g} with k = {k} lets a subset weigh e^{k * truncate:.0f}, more than "
-            f"float64 holds: use at most {(off.LARGEST_LOG - 9) / k:.3g}, or self_normalise=True"
+            f"truncate={truncate:g} with k = {k} lets a subset weigh e^{k * truncate:.0f}, more "
+            f"than float64 holds: use at most {(off.LARGEST_LOG - 9) / k:.3g}, or "
+            "self_normalise=True"
         )
 
 

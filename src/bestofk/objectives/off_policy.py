@@ -19,12 +19,14 @@ Only the final factor λ^k Z can leave the floats, and then we say so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import (
     Array,
+    as_float64,
     by_order,
     constant,
     cumulative_sum,
@@ -59,7 +61,7 @@ def _toss(log_ratio: Array, k: int) -> _Tosses:
     xp = array_namespace(log_ratio)
     n = log_ratio.shape[0]
     fixed = without_gradient(log_ratio)
-    # If all ratios were equal to ρ, λ = ρ (n-k+1)/k would give p = k/(n+1): a bracket for bisection.
+    # If all ratios were ρ, λ = ρ (n-k+1)/k would give p = k/(n+1): a bracket for bisection.
     offset = float(np.log((n - k + 1) / k))
     low = xp.min(fixed, axis=0) + offset
     high = xp.max(fixed, axis=0) + offset
@@ -88,7 +90,7 @@ def _step(state: Array, moved: Array, heads: Array, tails: Array) -> Array:
 
 
 def _prefixes(rewards: Array, tosses: _Tosses, k: int) -> tuple[list[Array], list[Array]]:
-    """For every prefix: chance of m heads (m < k), and Σ over its k-sets of chance × best reward."""
+    """For every prefix: chance of m < k heads, and Σ over its k-sets of chance × best reward."""
     xp = array_namespace(rewards)
     zero = xp.zeros_like(rewards[0])
     rest = xp.zeros((k - 1, rewards.shape[1]), dtype=xp.float64, device=device(rewards))
@@ -106,10 +108,10 @@ def _prefixes(rewards: Array, tosses: _Tosses, k: int) -> tuple[list[Array], lis
 
 
 def _with_and_without(rewards: Array, tosses: _Tosses, k: int) -> tuple[Array, Array, Array]:
-    """Per sample i, with i's own toss left out: Σ over sets of the *other* samples of chance × best,
+    """Σ over sets of chance × best, seen from each sample i with its own toss left out.
 
-    for k - 1 others with i added to the set (first), and for k others without i (second); and the
-    same over the whole group for k samples (third, (groups,)).
+    First: sets of k - 1 other samples, i added. Second: sets of k others, without i. Third: sets of
+    k of the whole group, (groups,).
 
     `ends[m]` carries, for the samples after i, Σ over sets of k - m of them of chance × best;
     shifted by one and closed with r_i it is the same for sets that contain i.
@@ -129,7 +131,7 @@ def _with_and_without(rewards: Array, tosses: _Tosses, k: int) -> tuple[Array, A
 
 
 def _lead_over_others(rewards: Array, tosses: _Tosses, k: int) -> Array:
-    """Per sample i, its own toss left out: Σ over sets U of k - 1 others of chance × (r_i - best)_+."""
+    """Σ over sets of k - 1 other samples of chance × (r_i - best)_+, i's own toss left out."""
     xp = array_namespace(rewards)
     shifted = rewards - rewards[-1:]
     counts, best = _prefixes(shifted, tosses, k - 1)
@@ -152,28 +154,79 @@ def _scaled(values: Array, log_scale: Array) -> Array:
     xp = array_namespace(values)
     filled = values != 0
     size = xp.log(xp.abs(xp.where(filled, values, xp.ones_like(values)))) + log_scale
-    if bool(xp.any(xp.where(filled, size, xp.zeros_like(size)) > LARGEST_LOG)):
+    if 0 in size.shape:
+        return values
+    largest = float(xp.max(xp.where(filled, size, xp.zeros_like(size))))
+    if largest > LARGEST_LOG:
         raise ValueError(
-            "the importance weights of this batch do not fit into float64 (a k-subset weighs "
-            f"e^{float(xp.max(xp.where(filled, size, xp.zeros_like(size)))):.0f}): bound the ratios "
-            "with truncate= (e.g. truncate=0.5, the largest log-ratio), or use self_normalise=True"
+            f"the importance weights do not fit into float64 (a k-subset weighs e^{largest:.0f}): "
+            "bound the ratios with truncate= (e.g. truncate=0.5, the largest log-ratio), or use "
+            "self_normalise=True"
         )
     return xp.where(filled, xp.sign(values) * xp.exp(size), xp.zeros_like(values))
 
 
-def value(rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool = False) -> Array:
-    """J_k(ρ), differentiable in log_ratio (PyTorch, JAX): (..., n), (..., n) → (...,).
+def truncated(log_ratio: Array, limit: float | None) -> Array:
+    """Log-ratios bounded from above: min(log ρ, limit). The trust region of the exact loss."""
+    if limit is None:
+        return log_ratio
+    xp = array_namespace(log_ratio)
+    return xp.where(log_ratio > limit, xp.full_like(log_ratio, limit), log_ratio)
 
-    Its gradient in log π_θ is the unbiased off-policy gradient of max@k; at ρ = 1 it is k q_i / n.
+
+def off_policy_max_at_k(
+    rewards: Any,
+    log_ratio: Any,
+    k: int,
+    *,
+    truncate: float | None = None,
+    self_normalise: bool = False,
+) -> Array:
+    """J_k(ρ): max@k of the current policy from samples of an older one, differentiable.
+
+        J_k(ρ) = 1/C(n,k) Σ_{|I|=k} Π_{j∈I} ρ_j · max_{j∈I} r_j
+
+    Claim: unbiased for max@k of π_θ; its gradient in log π_θ (through `log_ratio`, by the autograd
+    of PyTorch or JAX) is the exact unbiased off-policy gradient, and at ρ = 1 it is k q_i / n.
+    `advantages(..., log_ratio=)` gives the same gradient as weights, and with baselines.
 
     Args:
-        rewards: float64, (..., n), all live.
-        log_ratio: log π_θ - log π_old of each whole completion, (..., n).
-        self_normalise: J_k · C(n,k)/e_k(ρ) instead: bounded by the rewards, biased, consistent.
+        rewards: real numbers, (..., n), all live.
+        log_ratio: log π_θ - log π_old of each whole completion, (..., n), float64 for full digits.
+        k: how many samples are drawn.
+        truncate: cut log-ratios above this; what is cut has no gradient.
+        self_normalise: J_k · C(n,k)/e_k(ρ) instead: bounded by the rewards, always finite, biased,
+            consistent.
+
+    Returns:
+        One estimate per group, float64: (...,).
+
+    Raises:
+        ValueError: n < k; the value does not fit into float64.
+
+    >>> off_policy_max_at_k([0.0, 1.0], [0.0, 0.0], 1)
+    array(0.5)
+
+    References:
+        Bagirov et al. 2025 (arXiv:2510.23393), who expand this sum to first order.
     """
+    values, _ = as_float64(rewards, "rewards")
+    logs = log_ratio if hasattr(log_ratio, "dtype") else as_float64(log_ratio, "log_ratio")[0]
+    xp = array_namespace(logs)
+    logs = xp.astype(logs, xp.float64)  # keeps the graph, unlike as_float64
+    if tuple(logs.shape) != tuple(values.shape):
+        raise ValueError(f"rewards {values.shape} and log_ratio {logs.shape} must have one shape")
+    _enough(values, k)
+    if not bool(xp.all(xp.isfinite(without_gradient(logs)) & xp.isfinite(values))):
+        raise ValueError("rewards and log_ratio must be finite")
+    return value(values, truncated(logs, truncate), k, self_normalise=self_normalise)
+
+
+def value(rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool = False) -> Array:
+    """`off_policy_max_at_k` on float64 arrays that are known to be good."""
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
-    by_rank, logs, tosses, _ = _ranked(rewards, log_ratio, k)
+    by_rank, tosses, _ = _ranked(rewards, log_ratio, k)
     best = _prefixes(by_rank, tosses, k)[1][-1]
     if self_normalise:
         result = best / _prefixes(xp.ones_like(by_rank), tosses, k)[1][-1]
@@ -186,13 +239,13 @@ def value(rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool = Fa
     return result.reshape(rewards.shape[:-1])
 
 
-def _ranked(rewards: Array, log_ratio: Array, k: int) -> tuple[Array, Array, _Tosses, Array]:
-    """Samples by rank, sample axis first: rewards and log-ratios (n, groups), tosses, order."""
+def _ranked(rewards: Array, log_ratio: Array, k: int) -> tuple[Array, _Tosses, Array]:
+    """Samples by rank, sample axis first: rewards (n, groups), tosses, order."""
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
     ordered, order = sort_with_order(rewards.reshape(-1, n))
     logs = xp.permute_dims(by_order(log_ratio.reshape(-1, n), order), (1, 0))
-    return xp.permute_dims(ordered, (1, 0)), logs, _toss(logs, k), order
+    return xp.permute_dims(ordered, (1, 0)), _toss(logs, k), order
 
 
 def exact(
@@ -231,7 +284,7 @@ def exact(
 def _exact(rewards: Array, log_ratio: Array, k: int, baseline: str, normalise: bool) -> Array:
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
-    by_rank, _, tosses, order = _ranked(rewards, log_ratio, k)
+    by_rank, tosses, order = _ranked(rewards, log_ratio, k)
     if normalise:
         with_i, _, best = _with_and_without(by_rank, tosses, k)
         share_i, _, share = _with_and_without(xp.ones_like(by_rank), tosses, k)
@@ -315,19 +368,28 @@ def own_ratio(rewards: Array, log_ratio: Array, k: int, *, baseline: str = "cano
     return _scaled(on_policy(rewards, k, baseline), log_ratio)
 
 
-def effective_sample_size(log_ratio: Array, k: int) -> Array:
-    """How many of the k-subsets still count, as a fraction in (0, 1]: (...,).
+def effective_sample_size(log_ratio: Any, k: int) -> Array:
+    """How many of the k-subsets still count, as a fraction in (0, 1]: (..., n) → (...,).
 
         e_k(ρ)² / (C(n,k) e_k(ρ²))
 
-    >>> effective_sample_size(np.zeros(8), 4)
+    >>> effective_sample_size([0.0, 0.0, 0.0, 0.0], 2)
     array(1.)
     """
-    xp = array_namespace(log_ratio)
-    n = log_ratio.shape[-1]
-    logs = log_ratio.reshape(-1, n)
-    size = 2 * _log_elementary(logs, k) - _log_elementary(2 * logs, k) - log_binomial(n, k)
-    return xp.exp(xp.where(size < 0, size, xp.zeros_like(size))).reshape(log_ratio.shape[:-1])
+    logs, restore = as_float64(log_ratio, "log_ratio")
+    n = _enough(logs, k)
+    xp = array_namespace(logs)
+    flat = logs.reshape(-1, n)
+    size = 2 * _log_elementary(flat, k) - _log_elementary(2 * flat, k) - log_binomial(n, k)
+    share = xp.exp(xp.where(size < 0, size, xp.zeros_like(size)))
+    return restore(share.reshape(logs.shape[:-1]))
+
+
+def _enough(values: Array, k: int) -> int:
+    n = values.shape[-1] if values.ndim else 0
+    if not 1 <= k <= n:
+        raise ValueError(f"max@{k} needs at least {max(1, k)} samples per prompt, got {n}")
+    return n
 
 
 def _log_elementary(log_ratio: Array, k: int) -> Array:

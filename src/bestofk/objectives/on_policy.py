@@ -191,7 +191,7 @@ def reinforce(rewards: Array) -> Array:
 
 
 def dr_grpo(rewards: Array) -> Array:
-    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (Liu et al., arXiv:2503.20783)."""
+    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (arXiv:2503.20783)."""
     xp = array_namespace(rewards)
     shifted = rewards - xp.max(rewards, axis=-1, keepdims=True)
     return shifted - xp.mean(shifted, axis=-1, keepdims=True)

@@ -1,0 +1,347 @@
+"""Off policy: J_k by its definition, exact unbiasedness, autograd, and the range of numbers."""
+
+import math
+from math import comb
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from bestofk import advantages, objective
+from bestofk.objectives import effective_sample_size, off_policy_max_at_k
+from bestofk.objectives.off_policy import first_order
+from oracles import Tabular, policies, weighted_best
+
+SIZES = [(n, k) for n in range(1, 8) for k in range(1, n + 1)]
+FORMS = ["max@{k}", "max@{k}:loo-1", "max@{k}:none"]
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_the_value_is_the_sum_over_subsets(n, k):
+    rng = np.random.default_rng(n * 10 + k)
+    for rewards in (rng.normal(size=n), rng.integers(0, 2, n) * 1.0):
+        logs = rng.normal(size=n)
+        expected = weighted_best(rewards, np.exp(logs), k)
+        assert off_policy_max_at_k(rewards, logs, k) == pytest.approx(
+            expected, abs=1e-12, rel=1e-12
+        )
+        share = weighted_best(np.ones(n), np.exp(logs), k)
+        got = off_policy_max_at_k(rewards, logs, k, self_normalise=True)
+        assert got == pytest.approx(expected / share, abs=1e-12, rel=1e-12)
+        squares = weighted_best(np.ones(n), np.exp(2 * logs), k)
+        assert effective_sample_size(logs, k) == pytest.approx(share**2 / squares, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "k"), [(n, k) for n, k in SIZES if n > 1])
+def test_weights_equal_their_definition(n, k):
+    rng = np.random.default_rng(n * 10 + k)
+    rewards, logs = rng.normal(size=n), rng.normal(size=n)
+    ratio = np.exp(logs)
+
+    def slope(i: int) -> float:  # ∂J/∂log ρ_i: J is linear in ρ_i, so a difference is exact
+        doubled = ratio.copy()
+        doubled[i] *= 2
+        return weighted_best(rewards, doubled, k) - weighted_best(rewards, ratio, k)
+
+    def without(i: int, size: int) -> float:
+        return weighted_best(np.delete(rewards, i), np.delete(ratio, i), size)
+
+    none = np.array([n * slope(i) for i in range(n)])
+    np.testing.assert_allclose(
+        advantages(rewards, f"max@{k}:none", log_ratio=logs), none, atol=1e-11, rtol=1e-11
+    )
+    if k < n:
+        base = np.array([k * ratio[i] * without(i, k) for i in range(n)])
+        got = advantages(rewards, f"max@{k}", log_ratio=logs)
+        np.testing.assert_allclose(got, none - base, atol=1e-11, rtol=1e-11)
+        # n J_k(B) = n ∂J_k/∂log ρ_i + (n-k) J_k(B∖i)
+        whole = np.array([slope(i) + (n - k) / n * without(i, k) for i in range(n)])
+        np.testing.assert_allclose(whole, weighted_best(rewards, ratio, k), atol=1e-11)
+    if k > 1:
+        base = np.array([k * ratio[i] * without(i, k - 1) for i in range(n)])
+        got = advantages(rewards, f"max@{k}:loo-1", log_ratio=logs)
+        np.testing.assert_allclose(got, none - base, atol=1e-11, rtol=1e-11)
+        assert got.min() >= -1e-12
+
+
+def shifted(policy: Tabular) -> Tabular:
+    return Tabular(policy.logits + np.array([0.5, -0.4, 0.2]), policy.rewards)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("pattern", FORMS)
+def test_exact_weights_are_unbiased_by_enumeration(pattern, n):
+    for policy in policies():
+        for k in range(1, n + 1):
+            goal = objective(pattern.format(k=k))
+            if n < goal.least_samples:
+                continue
+            got = policy.expected_update_from(
+                shifted(policy), lambda r, logs, goal=goal: goal(r, log_ratio=logs), n
+            )
+            np.testing.assert_allclose(got, policy.max_gradient(k), atol=1e-9)
+
+
+def test_mean_and_reinforce_are_unbiased_off_policy():
+    for policy in policies():
+        for name in ("mean", "reinforce"):
+            got = policy.expected_update_from(
+                shifted(policy), lambda r, logs, name=name: advantages(r, name, log_ratio=logs), 4
+            )
+            np.testing.assert_allclose(got, policy.max_gradient(1), atol=1e-9)
+
+
+def test_pass_at_k_and_mixtures_are_unbiased_off_policy():
+    policy = policies()[0]
+    old = shifted(policy)
+    got = policy.expected_update_from(old, lambda r, g: advantages(r, "pass@2", log_ratio=g), 4)
+    np.testing.assert_allclose(got, policy.max_gradient(2), atol=1e-9)
+    got = policy.expected_update_from(old, lambda r, g: advantages(r, "max@1+3", log_ratio=g), 4)
+    truth = (policy.max_gradient(1) + policy.max_gradient(3)) / 2
+    np.testing.assert_allclose(got, truth, atol=1e-9)
+
+
+def test_the_forms_rank_as_they_should():
+    policy = Tabular(np.array([0.2, -0.3, 0.1]), np.array([0.0, 0.4, 1.0]))
+    old = Tabular(np.array([0.3, -0.15, -0.05]), policy.rewards)
+    truth = policy.max_gradient(3)
+
+    def error(form: str) -> float:
+        got = policy.expected_update_from(
+            old, lambda r, g: advantages(r, "max@3:none", log_ratio=g, off_policy=form), 5
+        )
+        return float(np.linalg.norm(got - truth) / np.linalg.norm(truth))
+
+    exact, first, own, none = map(error, ("exact", "first-order", "own-ratio", "none"))
+    assert exact < 1e-12
+    assert 1e-4 < first < own < none
+
+
+@pytest.mark.parametrize(("n", "k"), [(n, k) for n, k in SIZES if n > 1])
+def test_at_ratio_one_every_form_is_the_on_policy_weight(n, k):
+    rewards = np.random.default_rng(n + k).normal(size=(3, n))
+    zero = np.zeros((3, n))
+    for pattern in FORMS:
+        goal = objective(pattern.format(k=k))
+        if n < goal.least_samples:
+            continue
+        expected = advantages(rewards, str(goal))
+        for form in ("exact", "first-order", "own-ratio", "none"):
+            got = advantages(rewards, str(goal), log_ratio=zero, off_policy=form)
+            np.testing.assert_allclose(got, expected, atol=1e-11)
+    np.testing.assert_allclose(effective_sample_size(zero, k), 1.0, atol=1e-12)
+
+
+def test_first_order_is_the_derivative_of_the_exact_weights():
+    rng = np.random.default_rng(2)
+    for n, k in [(4, 2), (6, 3), (6, 6), (7, 1), (5, 4)]:
+        rewards, direction = rng.normal(size=n), rng.normal(size=n)
+        step = 1e-5
+        exact = advantages(rewards, f"max@{k}:none", log_ratio=np.log1p(step * direction))
+        first = first_order(rewards, np.log1p(step * direction), k, baseline="none")
+        on = advantages(rewards, f"max@{k}:none")
+        # both differ from on-policy by O(step) and from each other by O(step²)
+        assert np.abs(exact - first).max() < 1e-7
+        assert np.abs(exact - on).max() > 1e-7
+
+
+def test_first_order_equals_the_papers_double_sum():
+    rng = np.random.default_rng(4)
+    for n, k in [(5, 2), (6, 3), (7, 5), (4, 4), (5, 1)]:
+        rewards = np.sort(rng.normal(size=n))
+        logs = rng.normal(size=n) * 0.1
+        delta = np.expm1(logs)
+
+        def choose(a: int, b: int) -> int:
+            return comb(a, b) if a >= 0 and b >= 0 else 0
+
+        expected = np.zeros(n)
+        for i in range(1, n + 1):
+            total = 0.0
+            if i >= k:
+                own = choose(i - 1, k - 1) * (1 + delta[i - 1])
+                total += rewards[i - 1] * (own + choose(i - 2, k - 2) * delta[: i - 1].sum())
+            for j in range(max(i + 1, k), n + 1):
+                pair = choose(j - 2, k - 2) * (1 + delta[i - 1] + delta[j - 1])
+                rest = delta[: j - 1].sum() - delta[i - 1]
+                total += rewards[j - 1] * (pair + choose(j - 3, k - 3) * rest)
+            expected[i - 1] = n / comb(n, k) * total
+        np.testing.assert_allclose(
+            first_order(rewards, logs, k, baseline="none"), expected, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 3), (6, 6), (16, 8), (7, 4)])
+def test_autograd_of_the_value_is_the_explicit_weight(n, k):
+    rng = np.random.default_rng(n * k)
+    for scale in (0.0, 0.3, 3.0):
+        rewards = torch.tensor(rng.normal(size=(3, n)))
+        logs = torch.tensor(rng.normal(size=(3, n)) * scale, requires_grad=True)
+        off_policy_max_at_k(rewards, logs, k).sum().backward()
+        weights = advantages(rewards, f"max@{k}:none", log_ratio=logs)
+        assert torch.isfinite(logs.grad).all()
+        torch.testing.assert_close(n * logs.grad, weights, rtol=1e-9, atol=1e-12)
+        if scale == 0.0:
+            on = advantages(rewards, f"max@{k}:none")
+            torch.testing.assert_close(n * logs.grad, on, rtol=1e-12, atol=1e-12)
+        logs.grad = None
+        off_policy_max_at_k(rewards, logs, k, self_normalise=True).sum().backward()
+        goal = objective(f"max@{k}:none", self_normalise=True)
+        torch.testing.assert_close(
+            n * logs.grad, goal(rewards, log_ratio=logs), rtol=1e-9, atol=1e-11
+        )
+        assert not goal(rewards, log_ratio=logs).requires_grad
+
+
+def in_high_precision(rewards, logs, k, baseline):
+    """The weights in 400-digit arithmetic, by e_k recurrences with each sample left out."""
+    with mpmath.workdps(400):
+        n = len(rewards)
+        order = np.argsort(rewards, kind="stable")
+        ratio = [mpmath.exp(mpmath.mpf(float(logs[i]))) for i in order]
+        reward = [mpmath.mpf(float(rewards[i])) for i in order]
+
+        def total(members, size):
+            sums = [mpmath.mpf(1)] + [mpmath.mpf(0)] * size
+            found = mpmath.mpf(0)
+            for j in members:
+                found += reward[j] * ratio[j] * sums[size - 1]
+                for m in range(size, 0, -1):
+                    sums[m] += ratio[j] * sums[m - 1]
+            return found
+
+        everyone = total(range(n), k)
+        result = [mpmath.mpf(0)] * n
+        for i in range(n):
+            rest = [j for j in range(n) if j != i]
+            out = total(rest, k)
+            weight = n * (everyone - out) / mpmath.binomial(n, k)
+            if baseline == "canonical":
+                weight -= k * ratio[i] * out / mpmath.binomial(n - 1, k)
+            if baseline == "loo-1":
+                weight -= k * ratio[i] * total(rest, k - 1) / mpmath.binomial(n - 1, k - 1)
+            result[order[i]] = weight
+        return result
+
+
+CASES = [(8, 4, 1), (16, 8, 5), (16, 8, 20), (12, 3, 50), (32, 8, 10), (24, 23, 20), (40, 2, 40),
+         (16, 1, 200), (6, 6, 60), (20, 10, 0.01)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "k", "spread"), CASES)
+@pytest.mark.parametrize("baseline", ["canonical", "loo-1", "none"])
+def test_weights_are_right_wherever_float64_holds_them(n, k, spread, baseline):
+    if (baseline == "canonical" and k == n) or (baseline == "loo-1" and k == 1):
+        pytest.skip("this baseline does not exist at this k")
+    rng = np.random.default_rng(n + k)
+    name = f"max@{k}" if baseline == "canonical" else f"max@{k}:{baseline}"
+    for rewards in (rng.normal(size=n), rng.integers(0, 2, n) * 1.0, 1e3 + rng.random(n)):
+        logs = rng.normal(size=n) * spread
+        expected = in_high_precision(rewards, logs, k, baseline)
+        largest = max(abs(weight) for weight in expected)
+        if largest > mpmath.mpf("1e307"):
+            with pytest.raises(ValueError, match=r"truncate=.*self_normalise"):
+                advantages(rewards, name, log_ratio=logs)
+            continue
+        got = advantages(rewards, name, log_ratio=logs)
+        for mine, true in zip(got, expected):
+            assert abs(mpmath.mpf(float(mine)) - true) <= 1e-9 * largest + mpmath.mpf("1e-320")
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(1024, 1024), (1024, 512), (1024, 1), (1024, 1023), (64, 8), (2, 2), (1024, 1000)]
+)
+@pytest.mark.parametrize("kind", ["uniform", "ends", "one high", "one low", "all high", "all low"])
+def test_truncated_and_self_normalised_weights_are_always_finite(n, k, kind):
+    rng = np.random.default_rng(n + k)
+    logs = {
+        "uniform": rng.uniform(-50, 50, n),
+        "ends": rng.choice([-50.0, 50.0], n),
+        "one high": np.where(np.arange(n) == 0, 50.0, -50.0),
+        "one low": np.where(np.arange(n) == 0, -50.0, 50.0),
+        "all high": np.full(n, 50.0),
+        "all low": np.full(n, -50.0),
+    }[kind]
+    rewards = rng.random(n)
+    normal = advantages(rewards, f"max@{k}:none", log_ratio=logs, self_normalise=True)
+    assert np.isfinite(normal).all()
+    assert abs(normal.sum()) <= 1e-6 * max(1.0, np.abs(normal).max())
+    value = float(off_policy_max_at_k(rewards, logs, k, self_normalise=True))
+    assert rewards.min() - 1e-9 <= value <= rewards.max() + 1e-9
+    for variant in ("", ":loo-1", ":none"):
+        goal = objective(f"max@{k}{variant}", truncate=min(2.0, 600 / k))
+        if n >= goal.least_samples:
+            assert np.isfinite(goal(rewards, log_ratio=logs)).all()
+    assert 0 <= float(effective_sample_size(logs, k)) <= 1 + 1e-9
+    assert np.isfinite(effective_sample_size(logs, k))
+
+
+def test_truncation_cuts_only_what_is_above():
+    rewards = np.array([0.0, 1.0, 0.3, 0.8])
+    logs = np.array([-3.0, 2.0, 0.1, 0.6])
+    cut = advantages(rewards, "max@2", log_ratio=logs, truncate=0.5)
+    same = advantages(rewards, "max@2", log_ratio=np.minimum(logs, 0.5))
+    np.testing.assert_array_equal(cut, same)
+
+
+def test_a_truncation_that_cannot_help_is_refused_when_it_is_set():
+    with pytest.raises(ValueError, match=r"truncate=2 with k = 512.*at most 1\.37"):
+        objective("max@512", truncate=2.0)
+
+
+def test_effective_sample_size_falls_with_spread_as_measured():
+    rng = np.random.default_rng(0)
+    mean = [
+        float(effective_sample_size(rng.normal(size=(4000, 16)) * sd, 8).mean())
+        for sd in (0.5, 1.0)
+    ]
+    assert mean[0] == pytest.approx(0.44, abs=0.03)
+    assert mean[1] == pytest.approx(0.10, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", "passk-training@2", "max@2:zscore", "maxrl", "top2@2", "dr-grpo", "max@2:loo"]
+)
+def test_objectives_without_an_exact_form_refuse_ratios(name):
+    with pytest.raises(ValueError, match="clipped loss"):
+        advantages(np.array([1.0, 0, 0, 1.0]), name, log_ratio=np.zeros(4))
+    assert not objective(name).takes_log_ratio
+
+
+def test_bad_ratios_are_refused():
+    rewards = np.array([1.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="shape of rewards"):
+        advantages(rewards, "max@2", log_ratio=np.zeros((3, 5)))
+    with pytest.raises(ValueError, match="finite for every live sample"):
+        advantages(rewards, "max@2", log_ratio=[0.0, math.nan, 0.0])
+    dead = advantages([1.0, math.nan, 0.0, 0.5], "max@2", log_ratio=[0.0, math.nan, 0.0, 0.1])
+    assert dead[1] == 0
+    with pytest.raises(ValueError, match="one library"):
+        advantages(rewards, "max@2", log_ratio=torch.zeros(3))
+
+
+def test_chunks_of_groups_change_nothing(monkeypatch):
+    from bestofk.objectives import off_policy
+
+    rng = np.random.default_rng(1)
+    rewards, logs = rng.random((37, 8)), rng.normal(size=(37, 8))
+    whole = advantages(rewards, "max@3", log_ratio=logs)
+    monkeypatch.setattr(off_policy, "CELLS", 5 * 8 * 3)
+    np.testing.assert_allclose(advantages(rewards, "max@3", log_ratio=logs), whole, rtol=1e-12)
+
+
+def test_baselines_cut_the_variance():
+    policy = Tabular(np.array([0.2, -0.3, 0.1]), np.array([0.0, 0.4, 1.0]))
+    old = Tabular(np.array([0.3, -0.15, -0.05]), policy.rewards)
+    draws, chance = old.outcomes(5)
+    logs = np.log(policy.probabilities / old.probabilities)[draws]
+
+    def variance(name: str) -> float:
+        weights = advantages(policy.rewards[draws], name, log_ratio=logs)
+        update = np.einsum("on,ond->od", weights, policy.scores()[draws]) / 5
+        mean = chance @ update
+        return float(chance @ ((update - mean) ** 2).sum(axis=-1))
+
+    assert variance("max@3") < variance("max@3:none") / 3
+    assert variance("max@3:loo-1") < variance("max@3:none") / 3
