@@ -14,6 +14,7 @@ import bestofk
 VERBS = {
     "demo": ("bestofk.cli.demo", "why training for one sample hurts best-of-k, in seconds (NumPy)"),
     "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
+    "tasks": ("bestofk.cli.tasks", "what there is to train on; prompts with verified answers"),
 }
 
 

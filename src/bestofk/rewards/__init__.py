@@ -77,14 +77,21 @@ def _load(path: str) -> Any:
         raise ValueError(f"cannot load verifier {path!r}: {error}") from error
 
 
-def from_function(function: Judge, *, threads: int = 1) -> BatchVerifier:
+def from_function(
+    function: Judge, *, threads: int = 1, sandbox: bool = False, tier: int = 1
+) -> BatchVerifier:
     """A verifier from one function `(prompt, completion text) -> float | bool | Verdict`.
 
     It must answer whatever the model writes; when it raises, the pair is tried again and then
     unscored. `threads` calls it from several threads at once, for functions that wait (a judge
-    behind HTTP, say).
+    behind HTTP, say). With `sandbox` each call runs in a sandbox of at least that `tier`, with its
+    limits: for functions that hand what a model wrote to a library they do not trust.
     """
-    return PairVerifier(function, threads=threads)
+    if not sandbox:
+        return PairVerifier(function, threads=threads)
+    from bestofk.rewards.sandboxed import SandboxedVerifier
+
+    return SandboxedVerifier(function, tier=tier)
 
 
 def combined(parts: Sequence[Mapping[str, Any]]) -> BatchVerifier:

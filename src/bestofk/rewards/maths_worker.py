@@ -17,7 +17,6 @@ from typing import Any
 import sympy
 from latex2sympy2_extended import latex2sympy
 from math_verify import verify
-from math_verify.grader import should_treat_as_complex
 
 from bestofk.rewards import mathtext
 
@@ -27,7 +26,7 @@ EXACT, DECIMAL = sympy.Float("1e-25"), sympy.Float("1e-12")
 POINTS = (("37/29", "53/31", "71/43"), ("-41/23", "59/37", "-73/47"), ("11/97", "-13/89", "17/83"))
 
 
-_IMAGINARY = {sympy.Symbol("i"): sympy.I, sympy.Symbol("i", real=True): sympy.I}
+_IMAGINARY = {sympy.Symbol("i"): sympy.I}
 
 
 class Unparsed(ValueError):
@@ -48,13 +47,12 @@ def _scalar(gold: str, answer: str) -> bool:
         return quick
     if not mathtext.is_readable(answer):
         raise Unparsed("brackets that do not close, or numbers side by side")
-    is_real = not (should_treat_as_complex(gold) or should_treat_as_complex(answer))
     try:
-        expected = latex2sympy(gold, is_real=is_real)
+        expected = latex2sympy(gold)
     except Exception:
         return False
     try:
-        value = latex2sympy(answer, is_real=is_real)
+        value = latex2sympy(answer)
     except MemoryError:
         raise
     except Exception as error:

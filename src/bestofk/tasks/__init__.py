@@ -18,9 +18,19 @@ __all__ = ["TASKS", "Split", "Task", "factory", "task"]
 
 # name: (module and function that makes the task, one line); imported when asked for
 TASKS = {
+    "codecontests": ("bestofk.tasks.code_sets:codecontests", "competitive programming, stdin"),
     "countdown": ("bestofk.tasks.countdown:countdown", "reach a target with given numbers"),
+    "dataset": ("bestofk.tasks.dataset:dataset", "any rows of data, by a small declaration"),
+    "gsm8k": ("bestofk.tasks.maths_sets:gsm8k", "word problems whose answer is a number"),
+    "gym": ("bestofk.tasks.gym:gym", "puzzles of reasoning-gym, those that can be trusted"),
+    "humaneval": ("bestofk.tasks.code_sets:humaneval", "164 functions to complete, a test set"),
     "knights": ("bestofk.tasks.knights:knights", "who tells the truth, who lies"),
+    "leetcode": ("bestofk.tasks.code_sets:leetcode", "LeetCode problems with many cases"),
+    "math": ("bestofk.tasks.maths_sets:math", "competition mathematics"),
     "maze": ("bestofk.tasks.maze:maze", "walk from S to E (Pass@k Training)"),
+    "mbpp": ("bestofk.tasks.code_sets:mbpp", "974 small functions, asserts"),
+    "mbppplus": ("bestofk.tasks.code_sets:mbppplus", "378 functions, about 100 inputs each"),
+    "stdio": ("bestofk.tasks.code_sets:stdio", "programs over stdin and stdout, your rows"),
     "sudoku": ("bestofk.tasks.sudoku:sudoku", "fill the blanks, credit for each"),
 }
 

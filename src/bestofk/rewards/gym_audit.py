@@ -1,0 +1,96 @@
+"""Which of reasoning-gym's tasks can be trusted: the facts that decide the allow-list."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import reasoning_gym
+
+from bestofk.rewards.gym_scorer import score
+
+ENTRIES = 24
+CONSTANT_SHARE = 0.34
+"""A task on which one fixed answer is right more often than this is not allowed."""
+CONSTANTS = ("Yes", "No", "True", "False", "0", "1", "2", "A", "B", "[]", "yes", "no", "-1")
+CANARY = "setattr(__import__('sys'), 'bestofk_was_here', 1)"
+_EXECUTES = re.compile(
+    r"(?<![.\w])(?:eval|exec)\(|\b(?:parse_expr|sympify|parse_latex)\(|sympy\.parsing"
+)
+GARBAGE = (
+    CANARY,
+    f"1 + 0 * ({CANARY} or 1)",
+    *("", " ", "garbage", "None", "{}", "()", "*", ".", "\x00", "nan", "(lambda: 1)()", "1/0"),
+)
+
+
+def faults(name: str) -> list[str]:
+    """Why a task cannot be trusted; empty for one that can.
+
+    Its scorer does not execute the answer (one that does can be made to say anything); its entries
+    are the same twice and survive JSON; its own answer scores 1; neither garbage, nor the question,
+    nor a hedge between two answers scores 1; no fixed answer is right too often; and its scorer
+    raises on none of this.
+    """
+    return list(_faults(name))
+
+
+def _faults(name: str) -> Iterator[str]:
+    module = inspect.getmodule(reasoning_gym.factory.DATASETS[name][0])
+    if module is None or _EXECUTES.search(inspect.getsource(module)):
+        yield "its module can execute the answer"
+        return
+    try:
+        entries, again = (_entries(name) for _ in range(2))
+    except Exception as error:
+        yield f"cannot be generated: {type(error).__name__}: {error}"
+        return
+    if entries != again:
+        yield "not the same twice"
+        return
+    try:
+        yield from _scoring_faults(name, entries)
+    except Exception as error:
+        yield f"the scorer raises {type(error).__name__}: {error}"
+    if hasattr(sys, "bestofk_was_here"):
+        del sys.bestofk_was_here
+        yield "the scorer executes the answer"
+
+
+def _entries(name: str) -> list[dict[str, Any]]:
+    dataset = reasoning_gym.create_dataset(name, seed=7, size=ENTRIES)
+    return [json.loads(json.dumps(dataset[i])) for i in range(ENTRIES)]
+
+
+def _scoring_faults(name: str, entries: list[dict[str, Any]]) -> Iterator[str]:
+    golds = [entry["answer"] for entry in entries]
+    if any(not isinstance(gold, str) or not gold.strip() for gold in golds):
+        yield "an answer of its own is empty or no text"
+        return
+    for entry in entries:
+        gold = entry["answer"]
+        if score(name, {}, entry, gold.strip()) != 1.0:
+            yield "an answer of its own does not score 1"
+            return
+        other = next((answer for answer in golds if answer != gold), "nothing")
+        hedges = (f"{gold} or {other}", f"{other} or {gold}", f"{gold}\n{other}", entry["question"])
+        for answer in (*GARBAGE, *hedges):
+            if answer.strip() != gold.strip() and score(name, {}, entry, answer) >= 1.0:
+                yield f"pays for {answer[:40]!r}"
+                return
+    common = [answer for answer, _ in Counter(golds).most_common(3)]
+    for constant in (*CONSTANTS, *common):
+        hits = sum(score(name, {}, entry, constant) >= 1.0 for entry in entries)
+        if hits > CONSTANT_SHARE * len(entries):
+            yield f"the constant answer {constant[:40]!r} is right {hits} times of {len(entries)}"
+            return
+
+
+def derive() -> dict[str, list[str]]:
+    """Faults of every task that this reasoning-gym has."""
+    return {name: faults(name) for name in sorted(reasoning_gym.factory.DATASETS)}

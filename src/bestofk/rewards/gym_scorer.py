@@ -1,0 +1,24 @@
+"""What runs inside the sandbox: reasoning-gym's scorers, nine of which execute the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import reasoning_gym
+
+
+@lru_cache(maxsize=256)
+def _dataset(name: str, config: tuple[tuple[str, Any], ...]) -> Any:
+    return reasoning_gym.create_dataset(name, **dict(config))
+
+
+def score(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str) -> float:
+    """reasoning-gym's own score of an answer, as a float."""
+    frozen = tuple(sorted(config.items()))
+    try:
+        dataset = _dataset(name, frozen)
+    except TypeError:  # a config with lists in it cannot be remembered
+        dataset = reasoning_gym.create_dataset(name, **config)
+    return float(dataset.score_answer(answer, dict(entry)))

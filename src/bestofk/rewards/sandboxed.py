@@ -1,0 +1,130 @@
+"""Judging functions that run in the sandbox: value in, value out, nothing else crosses."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bestofk.rewards.base import BatchVerifier, Judge, as_verdict
+from bestofk.rewards.sandbox import Limits, Outcome, Sandbox
+from bestofk.types import Prompt, Status, Verdict
+
+CAUSED_BY_TEXT: dict[str, Status] = {
+    "timeout": "timeout",
+    "memory": "memory",
+    "crashed": "crashed",
+}
+
+
+class LazySandbox:
+    """A sandbox that starts when first used, and again after a close or in another process."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options, self._sandbox, self._lock = options, None, threading.Lock()
+
+    def get(self) -> Sandbox:
+        with self._lock:
+            if self._sandbox is None:
+                self._sandbox = Sandbox(**self._options)
+            return self._sandbox
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sandbox is not None:
+                self._sandbox.close()
+                self._sandbox = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _lazy, (self._options,)
+
+
+def _lazy(options: dict[str, Any]) -> LazySandbox:
+    return LazySandbox(**options)
+
+
+class SandboxedVerifier(BatchVerifier):
+    """One judging function, called inside the sandbox.
+
+    The function is looked up there by its module and name, so it must be at the top level of an
+    importable module. It gets the prompt and the text and returns a float, a bool or a Verdict.
+    """
+
+    def __init__(self, judge: Judge, *, tier: int = 1, limits: Limits | None = None) -> None:
+        module, name = judge.__module__, getattr(judge, "__qualname__", "")
+        found = getattr(sys.modules.get(module), name, None)
+        if module == "__main__" or "." in name or found is not judge:
+            raise ValueError(
+                f"a sandboxed judging function is defined at the top level of an importable "
+                f"module, {name or judge!r} of {module!r} is not; move it to a file of its own"
+            )
+        self.name = name
+        self._target = f"{module}:{name}"
+        self._sandbox = LazySandbox(
+            tier=tier,
+            limits=limits,
+            packages="all",
+            paths=(str(_root(judge, module)),),
+            preload=("bestofk.rewards.sandboxed",),
+        )
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        batch = [
+            [self._target, vars(prompt), text] for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        outcomes = self._sandbox.get().call_many("bestofk.rewards.sandboxed:call_judge", batch)
+        return [self._verdict(outcome) for outcome in outcomes]
+
+    def _verdict(self, outcome: Outcome) -> Verdict:
+        if outcome.status in CAUSED_BY_TEXT:
+            return caused_by_text(outcome)
+        if outcome.status != "ok":  # it raised, or the sandbox failed: broken, not wrong
+            return Verdict.unscored(f"{self.name}: {outcome.status} {outcome.detail}"[:500])
+        try:
+            reward, status, passed, total, detail = outcome.value
+            return Verdict(
+                math.nan if reward is None else float(reward),
+                status,
+                passed=passed,
+                total=total,
+                cpu_seconds=outcome.cpu_seconds,
+                tier=outcome.tier,
+                detail=str(detail),
+            )
+        except (TypeError, ValueError) as error:
+            return Verdict.unscored(f"{self.name} returned no verdict: {error}"[:500])
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+
+def caused_by_text(outcome: Outcome) -> Verdict:
+    """Zero for an outcome that the judged text brought about."""
+    return Verdict(
+        0.0,
+        CAUSED_BY_TEXT.get(outcome.status, "crashed"),
+        cpu_seconds=outcome.cpu_seconds,
+        tier=outcome.tier,
+        detail=outcome.detail[:500],
+    )
+
+
+def _root(judge: Judge, module: str) -> Path:
+    """The folder from which the function's module is imported."""
+    file = Path(inspect.getfile(judge)).resolve()
+    return file.parents[module.count(".") + (file.name == "__init__.py")]
+
+
+def call_judge(target: str, fields: dict[str, Any], text: str) -> tuple[Any, ...]:
+    """Inside the sandbox: call the function and turn its verdict into plain values."""
+    import importlib
+
+    module, _, name = target.partition(":")
+    judge = getattr(importlib.import_module(module), name)
+    verdict = as_verdict(judge(Prompt(**fields), text))
+    reward = None if math.isnan(verdict.reward) else verdict.reward
+    return reward, verdict.status, verdict.passed, verdict.total, verdict.detail

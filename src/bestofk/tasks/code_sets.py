@@ -1,0 +1,379 @@
+"""Programming data sets: MBPP, MBPP+, HumanEval, LeetCode, and programs over stdin and stdout.
+
+What is shown can be copied: a test in the prompt is not graded unless asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bestofk.tasks.base import Task, one_of
+from bestofk.tasks.dataset import STYLES, as_messages, from_prompts
+from bestofk.tasks.rows import Row, locate, read
+from bestofk.types import Prompt
+
+_FENCE = "Give the complete code in one block that starts with ```python and ends with ```."
+MBPP_SPLITS = {"train": (601, 974), "validation": (511, 600), "test": (11, 510), "prompt": (1, 10)}
+"""By task id, as its authors split MBPP; MBPP+ is cut at the same ids, so that nothing leaks."""
+
+
+def mbpp_split(number: int) -> str:
+    """The split of an MBPP or MBPP+ problem."""
+    for split, (first, last) in MBPP_SPLITS.items():
+        if first <= number <= last:
+            return split
+    raise ValueError(f"MBPP has the ids 1 to 974, got {number}")
+
+
+def _code_task(
+    name: str,
+    rows: Callable[[], Mapping[str, list[Prompt]]],
+    splits: Sequence[str],
+    *,
+    reward: str,
+    licence: str,
+    summary: str,
+    limit: int | None,
+    seed: int,
+    validation_share: float = 0.0,
+) -> Task:
+    loaded: dict[str, list[Prompt]] = {}
+
+    def loader(split: str) -> Callable[[], list[Prompt]]:
+        def load() -> list[Prompt]:
+            if not loaded:
+                loaded.update(rows())
+            return loaded.get(split, [])
+
+        return load
+
+    return from_prompts(
+        name,
+        {split: loader(split) for split in splits},
+        verifier="code",
+        verifier_options={"reward": reward},
+        licence=licence,
+        shares={"validation": validation_share},
+        limit=limit,
+        seed=seed,
+        summary=summary,
+    )
+
+
+def _prompt(
+    task: str, key: object, text: str, spec: dict[str, Any], code: str | None, style: str
+) -> Prompt:
+    return Prompt(
+        id=f"{task}/{key}",
+        text=as_messages(style, "", f"{text}\n\n{_FENCE}"),
+        task=task,
+        spec=spec,
+        reference=None if code is None else f"```python\n{code.strip()}\n```",
+    )
+
+
+def mbpp(
+    *,
+    path: str | None = None,
+    shown: int = 1,
+    grade_shown: bool = False,
+    style: str = "chat",
+    reward: str = "fraction",
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """MBPP: 974 small functions with three asserts each (Austin et al. 2021, CC-BY-4.0).
+
+    Args:
+        path: file with task_id, text, code, test_list; else $BESTOFK_DATA, else the Hub.
+        shown: how many asserts the prompt shows.
+        grade_shown: grade those too (the usual benchmark does).
+        reward: "fraction" of tests passed, or 1 only when "all" pass.
+    """
+    one_of("style", style, STYLES)
+    source = locate(path, "mbpp.jsonl.gz", "")
+    hub = "hub:google-research-datasets/mbpp:full@"
+
+    def rows() -> dict[str, list[Prompt]]:
+        data = read(source) if source else [r for s in MBPP_SPLITS for r in read(hub + s)]
+        found: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
+        for row in data:
+            tests = [*row["test_list"], *row.get("challenge_test_list", [])]
+            graded = tests if grade_shown else tests[shown:]
+            examples = "\n".join(["", "", "For example:", *tests[:shown]]) if shown else ""
+            text = row["text"].strip() + examples
+            spec = {"asserts": graded, "setup": row.get("test_setup_code", "")}
+            prompt = _prompt("mbpp", row["task_id"], text, spec, row["code"], style)
+            found[mbpp_split(int(row["task_id"]))].append(prompt)
+        return found
+
+    return _code_task(
+        "mbpp", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
+        licence="CC-BY-4.0 (google-research/mbpp)", summary="974 small Python functions",
+    )  # fmt: skip
+
+
+def mbppplus(
+    *,
+    path: str | None = None,
+    style: str = "chat",
+    reward: str = "fraction",
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """MBPP+: 378 problems of MBPP with about a hundred inputs each (evalplus, Apache-2.0).
+
+    Split at the ids of MBPP, so that training on one and testing on the other leaks nothing.
+
+    Args:
+        path: file with task_id, prompt, base_input, plus_input; else $BESTOFK_DATA, else the Hub.
+        reward: "fraction" of tests passed, or 1 only when "all" pass.
+    """
+    one_of("style", style, STYLES)
+    source = locate(path, "mbppplus.jsonl.gz", "hub:evalplus/mbppplus@test")
+
+    def rows() -> dict[str, list[Prompt]]:
+        found: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
+        for row in read(source):
+            number = int(str(row["task_id"]).rpartition("/")[2])
+            prompt = _mbppplus_prompt(number, row, style)
+            found[mbpp_split(number)].append(prompt)
+        return {split: prompts for split, prompts in found.items() if prompts}
+
+    return _code_task(
+        "mbppplus", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
+        licence="Apache-2.0 (evalplus/mbppplus_release)", summary="378 functions, many inputs",
+    )  # fmt: skip
+
+
+def _mbppplus_prompt(number: int, row: Row, style: str) -> Prompt:
+    if "base_input" not in row:  # the Hub's table has the tests as one program
+        spec = {"asserts": row["test_list"], "setup": "\n".join(row.get("test_imports", []))}
+        return _prompt("mbppplus", number, row["prompt"], spec, row["code"], style)
+    inputs = [*row["base_input"], *row["plus_input"]]
+    spec = {
+        "entry_point": row["entry_point"],
+        "calls": [{"args": args} for args in inputs],
+        "solution": row["canonical_solution"],
+    }
+    if row.get("atol"):
+        spec["tolerance"] = {"abs": row["atol"], "rel": 0.0}
+    text = row["prompt"].strip().strip('"').strip()
+    return _prompt("mbppplus", number, text, spec, row["canonical_solution"], style)
+
+
+def humaneval(
+    *,
+    path: str | None = None,
+    style: str = "chat",
+    reward: str = "fraction",
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """HumanEval: 164 functions to complete, a test set (Chen et al. 2021, MIT).
+
+    Args:
+        path: file with task_id, prompt, test, entry_point; else $BESTOFK_DATA, else the Hub.
+        reward: "fraction" of tests passed, or 1 only when "all" pass.
+    """
+    one_of("style", style, STYLES)
+    source = locate(path, "humaneval.jsonl.gz", "hub:openai/openai_humaneval@test")
+
+    def rows() -> dict[str, list[Prompt]]:
+        prompts = []
+        for row in read(source):
+            code = row["prompt"] + row["canonical_solution"]
+            text = f"Complete this function.\n\n```python\n{row['prompt'].strip()}\n```"
+            spec = {
+                "check": row["test"],
+                "entry_point": row["entry_point"],
+                "setup": row["prompt"],
+                "prefix": row["prompt"],
+            }
+            key = str(row["task_id"]).rpartition("/")[2]
+            prompts.append(_prompt("humaneval", key, text, spec, code, style))
+        return {"test": prompts}
+
+    return _code_task(
+        "humaneval", rows, ("test",), reward=reward, limit=limit, seed=seed,
+        licence="MIT (openai/human-eval)", summary="164 functions to complete; for tests only",
+    )  # fmt: skip
+
+
+def leetcode(
+    *,
+    train: str | None = None,
+    test: str | None = None,
+    style: str = "chat",
+    reward: str = "fraction",
+    validation_share: float = 0.05,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """LeetCode problems with many cases (newfacade/LeetCodeDataset, MIT), test set by date.
+
+    Args:
+        train, test: files with task_id, query, prompt, test; else $BESTOFK_DATA, else the Hub.
+        reward: "fraction" of tests passed, or 1 only when "all" pass.
+    """
+    one_of("style", style, STYLES)
+    hub = "hub:newfacade/LeetCodeDataset@"
+    sources = {
+        "train": locate(train, "leetcode-train.jsonl.gz", hub + "train"),
+        "test": locate(test, "leetcode-test.jsonl.gz", hub + "test"),
+    }
+
+    def build(row: Row) -> Prompt:
+        spec = {
+            "check": row["test"],
+            "entry_point": row["entry_point"],
+            "setup": row["prompt"],
+            "prefix": row["prompt"],
+        }
+        return _prompt("leetcode", row["task_id"], row["query"], spec, row["completion"], style)
+
+    def rows() -> dict[str, list[Prompt]]:
+        return {split: [build(row) for row in read(source)] for split, source in sources.items()}
+
+    return _code_task(
+        "leetcode", rows, ("train", "test"), reward=reward, limit=limit, seed=seed,
+        validation_share=validation_share,
+        licence="MIT (newfacade/LeetCodeDataset)", summary="LeetCode problems with many cases",
+    )  # fmt: skip
+
+
+def cases(tests: Any) -> list[dict[str, str]]:
+    """Cases of a stdin/stdout problem from any of the usual shapes.
+
+    >>> cases('{"inputs": ["1"], "outputs": ["2"]}') == cases([{"input": "1", "output": "2"}])
+    True
+    """
+    if isinstance(tests, str):
+        tests = json.loads(tests)
+    if isinstance(tests, Mapping):
+        inputs = tests.get("inputs", tests.get("input", []))
+        outputs = tests.get("outputs", tests.get("output", []))
+        tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+    lines: list[dict[str, str]] = []
+    for case in tests:
+        for part in ("input", "output"):
+            if not isinstance(case[part], str | list):
+                raise ValueError(f"an {part} is text or a list of lines, got {case[part]!r}")
+        lines.append({part: _joined(case[part]) for part in ("input", "output")})
+    return lines
+
+
+def _joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else "\n".join(map(str, text))
+
+
+PYTHON3 = 3
+"""CodeContests' number for the language."""
+
+
+def first_program(programs: Any) -> str | None:
+    """One Python program from a text, a list (also as JSON) or CodeContests' table."""
+    if isinstance(programs, str) and programs.startswith("["):
+        programs = json.loads(programs)
+    if isinstance(programs, Mapping):
+        pairs = zip(programs["language"], programs["solution"], strict=True)
+        programs = [code for language, code in pairs if language == PYTHON3]
+    if isinstance(programs, list):
+        return programs[0] if programs else None
+    return programs or None
+
+
+def codecontests(
+    *,
+    train: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    style: str = "chat",
+    reward: str = "fraction",
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """CodeContests: competitive programming over stdin and stdout (Li et al. 2022, CC-BY-4.0).
+
+    The task of the max@k paper (arXiv:2510.23393): reward = fraction of tests passed.
+
+    Args:
+        train, validation, test: files; else $BESTOFK_DATA, else the Hub.
+        reward: "fraction" of tests passed, or 1 only when "all" pass.
+    """
+    hub = "hub:deepmind/code_contests@"
+    return stdio(
+        train=locate(train, "codecontests-train.jsonl.gz", hub + "train"),
+        validation=locate(validation, "codecontests-validation.jsonl.gz", hub + "valid"),
+        test=locate(test, "codecontests-test.jsonl.gz", hub + "test"),
+        question="description",
+        tests=("public_tests", "private_tests", "generated_tests"),
+        solution="solutions",
+        id="name",
+        style=style,
+        reward=reward,
+        name="codecontests",
+        licence="CC-BY-4.0 (deepmind/code_contests)",
+        limit=limit,
+        seed=seed,
+    )
+
+
+def stdio(
+    *,
+    train: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    question: str = "question",
+    tests: Sequence[str] = ("input_output",),
+    solution: str | None = None,
+    id: str | None = None,
+    style: str = "chat",
+    reward: str = "fraction",
+    name: str = "stdio",
+    licence: str = "not stated",
+    validation_share: float = 0.05,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """Programs that read stdin and write stdout, from rows of data.
+
+    Args:
+        train, validation, test: files or "hub:owner/name@split".
+        question: field with the problem's text.
+        tests: fields with the cases: a list of {"input", "output"}, or {"inputs": [...],
+            "outputs": [...]}, as such or as JSON text (APPS, TACO, CodeContests).
+        solution: field with a program (or a list, of which the first) that passes all tests.
+        id: field that names a problem; its number in the file otherwise.
+        reward: "fraction" of tests passed, or 1 only when "all" pass.
+    """
+    one_of("style", style, STYLES)
+    sources = {
+        key: source
+        for key, source in (("train", train), ("validation", validation), ("test", test))
+        if source is not None
+    }
+    if not sources:
+        raise ValueError("a stdin/stdout set names at least one of train, validation, test")
+
+    def build(split: str, number: int, row: Row) -> Prompt:
+        found = [case for field in tests if row.get(field) for case in cases(row[field])]
+        programs = row.get(solution) if solution else None
+        code = first_program(programs)
+        text = f"{str(row[question]).strip()}\n\nWrite a Python program that reads stdin and "
+        text += "writes stdout."
+        key = row[id] if id else f"{split}-{number}"
+        return _prompt(name, key, text, {"stdio": found}, code, style)
+
+    def rows() -> dict[str, list[Prompt]]:
+        return {
+            split: [build(split, number, row) for number, row in enumerate(read(source))]
+            for split, source in sources.items()
+        }
+
+    return _code_task(
+        name, rows, tuple(sources), reward=reward, limit=limit, seed=seed, licence=licence,
+        validation_share=validation_share, summary=f"{name}: programs over stdin and stdout",
+    )  # fmt: skip

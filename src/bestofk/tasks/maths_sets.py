@@ -1,0 +1,101 @@
+"""Well-known mathematics data sets: GSM8K and MATH."""
+
+from __future__ import annotations
+
+from bestofk.tasks.base import Task
+from bestofk.tasks.dataset import dataset
+from bestofk.tasks.rows import Row, locate, read
+
+_BOX = (
+    "{%s}\n\nThink step by step, then give the final answer alone in \\boxed{{}}, for example "
+    "\\boxed{{42}}."
+)
+
+
+def gsm8k(
+    *,
+    train: str | None = None,
+    test: str | None = None,
+    style: str = "chat",
+    validation_share: float = 0.05,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """GSM8K: 7,473 + 1,319 word problems whose answer is a number (Cobbe et al. 2021, MIT).
+
+    Args:
+        train, test: files with `question` and `answer`; else $BESTOFK_DATA, else the Hub.
+        validation_share: what of train is kept for validation.
+    """
+    return dataset(
+        train=locate(train, "gsm8k-train.jsonl.gz", "hub:openai/gsm8k:main@train"),
+        test=locate(test, "gsm8k-test.jsonl.gz", "hub:openai/gsm8k:main@test"),
+        prompt=_BOX % "question",
+        answer="answer",
+        answer_after="####",
+        verifier="maths",
+        style=style,
+        name="gsm8k",
+        licence="MIT (openai/grade-school-math)",
+        validation_share=validation_share,
+        limit=limit,
+        seed=seed,
+    )
+
+
+def last_boxed(solution: str) -> str:
+    """The inside of the last box of a worked solution."""
+    start = max(solution.rfind("\\boxed{"), solution.rfind("\\fbox{"))
+    if start < 0:
+        short = solution.rpartition("\\boxed ")[2][:1]  # a few solutions box one bare digit
+        if not short:
+            raise ValueError(f"a MATH solution boxes its answer, this one does not: {solution!r}")
+        return short
+    begin = depth = solution.index("{", start)
+    depth = 0
+    for end in range(begin, len(solution)):
+        depth += (solution[end] == "{") - (solution[end] == "}")
+        if depth == 0:
+            return solution[begin + 1 : end]
+    raise ValueError(f"the box of a MATH solution does not close: {solution!r}")
+
+
+def math(
+    *,
+    train: str | None = None,
+    test: str | None = None,
+    levels: tuple[int, ...] = (1, 2, 3, 4, 5),
+    style: str = "chat",
+    validation_share: float = 0.05,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """MATH: 12,500 competition problems (Hendrycks et al. 2021, MIT).
+
+    Args:
+        train, test: files with `problem`, `solution` and `level`; else $BESTOFK_DATA, else the Hub.
+        levels: which of the difficulties 1 to 5.
+        validation_share: what of train is kept for validation.
+    """
+
+    def rows(source: str) -> list[Row]:
+        return [
+            {**row, "answer": row.get("answer") or last_boxed(row["solution"])}
+            for row in read(source)
+            if str(row.get("level", "")).removeprefix("Level ") in {*map(str, levels), "", "?"}
+        ]
+
+    hub = "hub:DigitalLearningGmbH/MATH-lighteval:default@"
+    return dataset(
+        train=rows(locate(train, "math-train.jsonl.gz", hub + "train")),
+        test=rows(locate(test, "math-test.jsonl.gz", hub + "test")),
+        prompt=_BOX % "problem",
+        answer="answer",
+        verifier="maths",
+        style=style,
+        name="math",
+        licence="MIT (hendrycks/math)",
+        validation_share=validation_share,
+        limit=limit,
+        seed=seed,
+    )
