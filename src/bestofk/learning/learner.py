@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import nn
 from transformers import PreTrainedModel
 
-from bestofk.learning.base import Loss, Optimisation, Scores
+from bestofk.learning import prepare, processes
+from bestofk.learning.base import Loss, NonFinite, Optimisation, Scores, known_or_raise
+from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
+from bestofk.learning.loss import loss_of
+from bestofk.learning.rows import checked, rows_of, same_size
+from bestofk.learning.scorer import CHUNK, Scorer
 from bestofk.types import Group
 
 LAYOUTS = ("auto", "packed", "padded", "single")
@@ -25,6 +33,11 @@ class Learner:
     changes nothing but rounding.
     """
 
+    model: PreTrainedModel
+    """The model as given (not the wrapper for many processes)."""
+    steps: int
+    """Optimiser steps taken."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -37,11 +50,13 @@ class Learner:
         gradient_checkpointing: bool = False,
         reference: PreTrainedModel | None = None,
         accelerator: Any = None,
+        logits_at_once: int = CHUNK,
     ) -> None:
         """
         Args:
             model: any causal LM; parameters with `requires_grad` are trained. Its floats should be
-                float32: with precision "bf16" they are the master weights under autocast.
+                float32: with precision "bf16" they are the master weights under autocast. Dropout
+                is switched off, since π_θ must be a function of its weights.
             temperature: of the sampler; log-probs are of softmax(logits / temperature).
             tokens_per_micro_batch: an upper bound on the tokens of one forward pass; a completion
                 longer than it goes alone.
@@ -53,20 +68,61 @@ class Learner:
             accelerator: an `accelerate.Accelerator`, for several processes: it prepares the model
                 and optimiser (DDP, FSDP2), gradients are reduced over ranks, and P, tokens and
                 statistics are of all ranks together.
+            logits_at_once: how many logits are held at a time; a bound on memory.
         """
-        raise NotImplementedError
+        known_or_raise("layout", layout, LAYOUTS)
+        known_or_raise("precision", precision, PRECISIONS)
+        if temperature <= 0.0:
+            raise ValueError(f"the learner's temperature is above 0, got {temperature}")
+        self.model, self.steps = model, 0
+        self.optimisation = optimisation or Optimisation()
+        self.temperature, self.budget, self.precision = (
+            temperature,
+            tokens_per_micro_batch,
+            precision,
+        )
+        self.accelerator, self.checkpointing = accelerator, gradient_checkpointing
+        prepare.switch_off_dropout(model)
+        model.eval()
+        self.layout = prepare.choose_layout(model, layout)
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        scorer = Scorer(model, temperature, logits_at_once)
+        self.reference = prepare.reference_scorer(model, reference, scorer, self.layout)
+        self.scorer: nn.Module = scorer
+        self.optimiser: torch.optim.Optimizer = prepare.adamw(model, self.optimisation)
+        if accelerator is not None:
+            self.scorer, self.optimiser = accelerator.prepare(self.scorer, self.optimiser)
 
-    model: PreTrainedModel
-    """The model as given (not the wrapper for many processes)."""
-    steps: int
-    """Optimiser steps taken."""
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
+    @torch.no_grad()
     def score(self, groups: Sequence[Group], *, reference: bool = False) -> Scores:
         """Token log-probs and entropies of every completion, without gradient.
 
         With `reference`, those of the reference policy (for `step(reference=)`).
         """
-        raise NotImplementedError
+        same_size(groups)
+        rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.completions))]
+        tokens = [[_EMPTY] * len(group.completions) for group in groups]
+        entropies = [[_EMPTY] * len(group.completions) for group in groups]
+        self.model.eval()
+        with self._as_reference() if reference else nullcontext(self.scorer) as scorer:
+            for batch, real in self._batches(groups, rows):
+                with self._autocast():
+                    log_prob, entropy = scorer(batch)
+                if not real:
+                    continue
+                pieces = zip(
+                    batch.rows,
+                    log_prob.cpu().split(batch.lengths),
+                    entropy.cpu().split(batch.lengths),
+                )
+                for (p, i), row, spread in pieces:
+                    tokens[p][i], entropies[p][i] = row.numpy(), spread.numpy()
+        return Scores(tuple(map(tuple, tokens)), tuple(map(tuple, entropies)))
 
     def sequence_log_probs(self, groups: Sequence[Group]) -> np.ndarray:
         """Σ_t log π_θ(y_t) of every completion, (P, n) in float64, without gradient."""
@@ -83,6 +139,9 @@ class Learner:
         live: ArrayLike | None = None,
     ) -> dict[str, float]:
         """One optimiser step on these groups.
+
+        Rows of weight 0 are left out of the computation unless KL or entropy wants them; they count
+        in n and P all the same.
 
         Args:
             weights: (P, n), the objective's, in the mean convention.
@@ -101,15 +160,123 @@ class Learner:
         Raises:
             NonFinite: before anything is changed, when loss or gradient is NaN or infinite.
         """
-        raise NotImplementedError
+        loss = loss or Loss()
+        weight, alive = checked(groups, weights, live, loss, old, reference)
+        share, whole = self._shares(groups, alive)
+        wanted = alive if loss.kl or loss.entropy else alive & (weight != 0)
+        rows = [(int(p), int(i)) for p, i in np.argwhere(wanted)]
+        self.model.train(self.checkpointing)
+        sums: dict[str, float] = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows))}
+        batches = self._batches(groups, rows)
+        for at, (batch, real) in enumerate(batches):
+            known = rows_of(batch, weight * real, share * real, old, reference, self.device)
+            last = at == len(batches) - 1
+            with processes.accumulate(self.accelerator, self.scorer, last):
+                with self._autocast():
+                    log_prob, entropy = self.scorer(batch)
+                part, stats = loss_of(loss, log_prob, entropy, known, **whole)
+                processes.backward(self.accelerator, part)
+            if real:
+                stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
+                for name, value in stats.items():
+                    join = max if name == "ratio_max" else float.__add__
+                    sums[name] = join(sums.get(name, 0.0), float(value))
+        self.model.eval()
+        return self._update(sums, len(batches))
+
+    def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
+        """Clip, check, move the weights; statistics over all ranks."""
+        sums = processes.total(self.accelerator, sums)
+        lr = self.optimisation.lr_at(self.steps)
+        norm = self._clip()
+        if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
+            self.optimiser.zero_grad(set_to_none=True)
+            raise NonFinite(
+                f"step {self.steps}: loss {sums['loss']}, gradient norm {norm}; the weights are "
+                "as before. A lower learning rate or a truncated log-ratio is the usual cure"
+            )
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.steps += 1
+        tokens = max(sums["tokens"], 1.0)
+        stats = {
+            "loss": sums["loss"],
+            "lr": lr,
+            "grad_norm": norm,
+            "entropy": sums.get("entropy", 0.0) / tokens,
+            "tokens": sums["tokens"],
+            "rows": sums["rows"],
+            "micro_batches": float(batches),
+        }
+        if "ratios" in sums:
+            stats["clip_fraction"] = sums["clipped"] / max(sums["ratios"], 1.0)
+            stats["ratio_max"] = sums["ratio_max"]
+        if "kl" in sums:
+            stats["kl"] = sums["kl"] / tokens
+        return stats
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: trained weights, optimiser, steps. Safe to load with
         `torch.load(weights_only=True)`. With an accelerator, call it on every rank."""
-        raise NotImplementedError
+        model, optimiser = processes.state(self.accelerator, self.scorer, self.optimiser)
+        return {"model": model, "optimiser": optimiser, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """The opposite of `state_dict`; a state of another model is refused."""
+        processes.load_state(
+            self.accelerator, self.scorer, self.optimiser, state["model"], state["optimiser"]
+        )
+        self.steps = int(state["steps"])
+
+    def _batches(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[Batch, bool]]:
+        """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
+        cut = micro_batches(groups, rows, budget=self.budget, layout=self.layout)
+        count = processes.most(self.accelerator, len(cut))
+        filler = [[(0, 0)]] * (count - len(cut))
+        build = BUILD[self.layout]
+        real = [(build(groups, chosen, self.device), True) for chosen in cut]
+        return [(build(groups, chosen, self.device), False) for chosen in filler] + real
+
+    def _shares(
+        self, groups: Sequence[Group], alive: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, float]]:
+        """Each row's share of the mean, and what the loss needs to know of the whole batch.
+
+        Ranks average their gradients, so what one rank divides by is the mean over ranks.
+        """
+        lengths = np.array([[len(c.tokens) for c in group.completions] for group in groups])
+        counts = {
+            "prompts": float(alive.any(axis=-1).sum()),
+            "rows": float(alive.sum()),
+            "tokens": float(lengths[alive].sum()),
+        }
+        mean = processes.mean(self.accelerator, counts)
+        live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
+        share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
+        tokens = max(mean["tokens"], 1e-9)
+        return share, {"tokens": tokens, "mean_length": tokens / max(mean["rows"], 1e-9)}
+
+    def _clip(self) -> float:
+        limit = self.optimisation.max_grad_norm or math.inf
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if self.accelerator is not None:
+            return float(self.accelerator.clip_grad_norm_(self.scorer.parameters(), limit))
+        return float(nn.utils.clip_grad_norm_(parameters, limit)) if parameters else 0.0
+
+    def _autocast(self) -> torch.autocast:
+        on = self.precision == "bf16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on)
+
+    def _as_reference(self) -> Any:
+        if self.reference is not None:
+            return nullcontext(self.reference)
+        if hasattr(self.model, "disable_adapter"):
+            return prepare.adapters_off(self.model, self.scorer)
+        raise ValueError(
+            "no reference policy: give Learner(reference=) a frozen copy, or train LoRA adapters"
+        )
 
 
-_ = torch
+_EMPTY = np.zeros(0, dtype=np.float32)

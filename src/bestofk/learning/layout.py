@@ -1,0 +1,209 @@
+"""How groups become tensors: micro-batches of rows, each row one completion.
+
+Packed: one sequence [prompt | y_1 … | y_2 … | …] per group, laid end to end, so that linear layers
+see every prompt once and no padding at all; only attention is padded, inside `attention.py`.
+Padded: every row is its prompt and completion, padded on the right to the longest.
+The last token of a completion predicts nothing and is left out of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bestofk.types import Group
+
+Row = tuple[int, int]
+"""Group and completion."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the parts of a packed sequence lie, as indices that attention gathers and scatters by.
+
+    Padding points at place 0 of what it indexes; the mask, or causality, hides it.
+    """
+
+    prompts: Tensor
+    """(G, Lp): place of each prompt token in the packed sequence."""
+    rows: Tensor
+    """(R, Lc): place of each completion token."""
+    context: Tensor
+    """(R, Lp + Lc): places that a row may attend to: its prompt, then itself."""
+    visible: Tensor
+    """(R, 1, Lc, Lp + Lc): which of them each of its tokens sees."""
+    back: Tensor
+    """(T,): where each packed token lies in [prompts.flatten() | rows.flatten()]."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass: the tokens of some rows, and which of its outputs predict what."""
+
+    rows: tuple[Row, ...]
+    lengths: tuple[int, ...]
+    """Tokens of each row's completion; they sum to N."""
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor | None
+    """2-D for padded rows; None when packed."""
+    segments: Segments | None
+    """For packed rows."""
+    source: Tensor
+    """(N,): place, in the flattened outputs, of the hidden state that predicts each token."""
+    target: Tensor
+    """(N,): the token."""
+    row_of: Tensor
+    """(N,): place in `rows` of the row each token belongs to."""
+
+
+def micro_batches(
+    groups: Sequence[Group], rows: Iterable[Row], *, budget: int, layout: str
+) -> list[list[Row]]:
+    """Rows cut into micro-batches of at most `budget` tokens each, siblings side by side.
+
+    Short groups come first, so that rows of like length share a micro-batch. A row larger than the
+    budget goes alone.
+    """
+    by_group: dict[int, list[int]] = {}
+    for p, i in rows:
+        by_group.setdefault(p, []).append(i)
+
+    def tokens(p: int) -> int:
+        answers = sum(len(groups[p].completions[i].tokens) for i in by_group[p])
+        return len(groups[p].prompt_tokens) + answers
+
+    batches: list[list[Row]] = []
+    used, width = 0, 0
+    for p in sorted(by_group, key=lambda p: (tokens(p), p)):
+        prompt = len(groups[p].prompt_tokens)
+        for i in by_group[p]:
+            length = len(groups[p].completions[i].tokens)
+            current = batches[-1] if batches else []
+            shared = bool(current) and current[-1][0] == p
+            used += length + (0 if shared else prompt)
+            width = max(width, prompt + length)
+            cost = used if layout == "packed" else width * (len(current) + 1)
+            if not current or cost > budget or layout == "single":
+                batches.append([])
+                used = width = prompt + length
+            batches[-1].append((p, i))
+    return batches
+
+
+def packed(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str) -> Batch:
+    """Rows of the same group that follow each other share one copy of their prompt."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    source: list[int] = []
+    prompts: list[range] = []
+    own: list[range] = []
+    owner: list[int] = []
+    for at, (p, i) in enumerate(rows):
+        prompt, answer = _tokens(groups, p, i)
+        if at == 0 or rows[at - 1][0] != p:
+            prompts.append(range(len(tokens), len(tokens) + len(prompt)))
+            tokens += prompt
+            positions += range(len(prompt))
+        start = len(tokens)
+        own.append(range(start, start + len(answer) - 1))
+        owner.append(len(prompts) - 1)
+        tokens += answer[:-1]
+        positions += range(len(prompt), len(prompt) + len(answer) - 1)
+        source += [prompts[-1][-1], *own[-1]]
+    segments = _segments(prompts, own, owner, len(tokens))
+    return Batch(
+        rows=tuple(rows),
+        lengths=tuple(len(answer) + 1 for answer in own),
+        input_ids=torch.tensor([tokens], device=device),
+        position_ids=torch.tensor([positions], device=device),
+        attention_mask=None,
+        segments=Segments(*(torch.from_numpy(part).to(device) for part in segments)),
+        source=torch.tensor(source, device=device),
+        **_targets(groups, rows, device),
+    )
+
+
+def _segments(
+    prompts: Sequence[range], own: Sequence[range], owner: Sequence[int], total: int
+) -> tuple[np.ndarray, ...]:
+    wide = max(map(len, prompts))
+    long = max(1, max(map(len, own)))
+    prompt_at, prompt_real = _grid(prompts, wide)
+    row_at, row_real = _grid(own, long)
+    context = np.concatenate([prompt_at[owner], row_at], axis=1)
+    visible = np.zeros((len(own), 1, long, wide + long), dtype=bool)
+    visible[..., :wide] = prompt_real[owner][:, None, None, :]
+    visible[..., wide:] = np.tril(np.ones((long, long), dtype=bool))
+    back = np.zeros(total, dtype=np.int64)
+    places = np.arange(prompt_at.size + row_at.size)
+    back[prompt_at[prompt_real]] = places[: prompt_at.size].reshape(prompt_at.shape)[prompt_real]
+    back[row_at[row_real]] = places[prompt_at.size :].reshape(row_at.shape)[row_real]
+    return prompt_at, row_at, context, visible, back
+
+
+def _grid(ranges: Sequence[range], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges as rows of a matrix, 0 where they end early, and where they are real."""
+    starts = np.array([part.start for part in ranges], dtype=np.int64)[:, None]
+    sizes = np.array([len(part) for part in ranges], dtype=np.int64)[:, None]
+    steps = np.arange(width)[None, :]
+    real = steps < sizes
+    return np.where(real, starts + steps, 0), real
+
+
+def padded(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str) -> Batch:
+    """Every row with its own copy of the prompt, padded on the right."""
+    pairs = [_tokens(groups, p, i) for p, i in rows]
+    width = max(len(prompt) + len(answer) - 1 for prompt, answer in pairs)
+    input_ids = np.zeros((len(rows), width), dtype=np.int64)
+    real = np.zeros((len(rows), width), dtype=np.int64)
+    source: list[int] = []
+    for at, (prompt, answer) in enumerate(pairs):
+        length = len(prompt) + len(answer) - 1
+        input_ids[at, :length] = [*prompt, *answer[:-1]]
+        real[at, :length] = 1
+        first = at * width + len(prompt) - 1
+        source += range(first, first + len(answer))
+    positions = np.broadcast_to(np.arange(width), input_ids.shape).copy()
+    return Batch(
+        rows=tuple(rows),
+        lengths=tuple(len(answer) for _, answer in pairs),
+        input_ids=torch.from_numpy(input_ids).to(device),
+        position_ids=torch.from_numpy(positions).to(device),
+        attention_mask=torch.from_numpy(real).to(device),
+        segments=None,
+        source=torch.tensor(source, device=device),
+        **_targets(groups, rows, device),
+    )
+
+
+BUILD: dict[str, Callable[[Sequence[Group], Sequence[Row], torch.device | str], Batch]] = {
+    "packed": packed,
+    "padded": padded,
+    "single": padded,
+}
+
+
+def _tokens(groups: Sequence[Group], p: int, i: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    prompt, answer = groups[p].prompt_tokens, groups[p].completions[i].tokens
+    if not prompt or not answer:
+        raise ValueError(
+            f"group {p} ({groups[p].prompt.id!r}), completion {i}: learning needs at least one "
+            f"prompt token and one completion token, got {len(prompt)} and {len(answer)}"
+        )
+    return prompt, answer
+
+
+def _targets(
+    groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str
+) -> dict[str, Tensor]:
+    answers = [groups[p].completions[i].tokens for p, i in rows]
+    lengths = torch.tensor([len(answer) for answer in answers])
+    return {
+        "target": torch.tensor([token for answer in answers for token in answer], device=device),
+        "row_of": torch.repeat_interleave(torch.arange(len(rows)), lengths).to(device),
+    }

@@ -1,0 +1,77 @@
+"""What a learner does to a model before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from bestofk.learning import attention
+from bestofk.learning.base import Optimisation
+from bestofk.learning.scorer import Scorer, causal_of
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """π_θ must be a function of its weights: the ratio of two passes would be noise otherwise."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if getattr(module, "attention_dropout", 0.0):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def choose_layout(model: nn.Module, layout: str) -> str:
+    """The layout to use; packed only where attention can be replaced."""
+    if layout not in ("auto", "packed"):
+        return layout
+    causal = causal_of(model)
+    if attention.install(causal):
+        return "packed"
+    if layout == "packed":
+        raise ValueError(
+            f"layout 'packed' replaces attention, which {type(causal).__name__} with "
+            f"{causal.config._attn_implementation!r} attention does not allow; take 'padded'"
+        )
+    return "padded"
+
+
+def reference_scorer(
+    model: PreTrainedModel, reference: PreTrainedModel | None, scorer: Scorer, layout: str
+) -> Scorer | None:
+    """The frozen policy, laid out as the trained one."""
+    if reference is None:
+        return None
+    if reference is model:
+        raise ValueError("the reference is the trained model itself: give a frozen copy")
+    switch_off_dropout(reference)
+    reference.eval().requires_grad_(False)
+    if layout == "packed":
+        choose_layout(reference, layout)
+    return Scorer(reference, scorer.temperature, scorer.chunk)
+
+
+@contextmanager
+def adapters_off(model: Any, scorer: nn.Module) -> Iterator[nn.Module]:
+    with model.disable_adapter():
+        yield scorer
+
+
+def adamw(model: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
+    """Matrices decay, vectors do not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError("the model has no parameter that requires a gradient: nothing to train")
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
