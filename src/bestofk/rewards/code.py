@@ -51,6 +51,9 @@ class Plan:
     total: int
     entry_point: str
     prefix: str
+    stdio: bool = False
+    pure: bool = True
+    """Whether running the tests leaves the checker's process as it was."""
 
 
 def verifier(
@@ -124,7 +127,7 @@ class CodeVerifier(BatchVerifier):
         return sandbox.map(judge, list(zip(prompts, texts, strict=True)))
 
     def _plan_or_reason(self, prompt: Prompt) -> Plan | Verdict:
-        """The plan, or the unscored verdict of a task that cannot be judged: not a model's fault."""
+        """The plan, or the unscored verdict of a task that cannot be judged (no model's fault)."""
         try:
             plan = self._plan(prompt.spec)
         except (ValueError, SyntaxError, KeyError, TypeError) as error:
@@ -145,20 +148,22 @@ class CodeVerifier(BatchVerifier):
             "entry_point": entry_point,
         }
         if form == "calls":
-            cases = [(c["args"], dict(c.get("kwargs", {})), c.get("expected")) for c in spec["calls"]]
+            cases = [
+                (c["args"], dict(c.get("kwargs", {})), c.get("expected")) for c in spec["calls"]
+            ]
             job |= {"mode": "calls", "cases": cases}
             if any("expected" not in call for call in spec["calls"]):
                 job["cases"] = self._with_expected(spec, job)
             total = len(cases)
         elif form == "stdio":
-            cases = [(case["input"], case["output"]) for case in spec["stdio"]]
-            job |= {"mode": "stdio", "cases": cases}
-            total = len(cases)
+            job |= {"mode": "stdio", "cases": [(c["input"], c["output"]) for c in spec["stdio"]]}
+            total = len(spec["stdio"])
         else:
             cut = _cut(form, spec)
             job |= {"mode": "statements", "statements": cut.statements, "names": cut.names}
             total = cut.total
-        return Plan(encode(job, 1 << 30), total, entry_point, prefix)
+        pure = form in ("calls", "stdio") or cut.pure
+        return Plan(encode(job, 1 << 30), total, entry_point, prefix, form == "stdio", pure)
 
     def _with_expected(self, spec: Mapping[str, Any], job: dict[str, Any]) -> list[Any]:
         """Cases with the reference's results, computed in the sandbox once per task."""
@@ -168,7 +173,7 @@ class CodeVerifier(BatchVerifier):
         source = (spec.get("prefix", "") + spec["solution"]).encode("utf-8", "surrogatepass")
         key = hashlib.sha256(len(source).to_bytes(8, "little") + source + recording).hexdigest()
         if key not in self._expected:
-            run = self.sandbox.run("check", None, source, recording)
+            run = self.sandbox.check(source, recording, pure=True)
             if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
                 raise ValueError(f"the reference did not run: {run.detail or run.report}")
             values = decode(run.data)
@@ -190,7 +195,7 @@ class CodeVerifier(BatchVerifier):
         if len(source) > MAX_SOURCE:
             detail = f"a program has at most {MAX_SOURCE} bytes, got {len(source)}"
             return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail=detail)
-        run = self.sandbox.run("check", None, source, plan.job)
+        run = self.sandbox.check(source, plan.job, stdio=plan.stdio, pure=plan.pure)
         return _verdict(run, plan.total, tier, self.whole)
 
 

@@ -62,6 +62,8 @@ class Statements:
 
     statements: tuple[tuple[str, bool], ...]
     names: dict[str, str]
+    pure: bool = False
+    """Whether running them can change nothing outside: then one process may run many."""
 
     @property
     def total(self) -> int:
@@ -77,7 +79,9 @@ def split_asserts(tests: Sequence[str] | str, setup: str = "", entry_point: str 
     1
     """
     source = tests if isinstance(tests, str) else "\n".join(tests)
-    return _statements(ast.parse(source).body, setup, {entry_point: entry_point} if entry_point else {})
+    return _statements(
+        ast.parse(source).body, setup, {entry_point: entry_point} if entry_point else {}
+    )
 
 
 def split_check(source: str, entry_point: str, setup: str = "") -> Statements:
@@ -103,12 +107,36 @@ def _statements(
     tests: Sequence[ast.stmt] = (),
 ) -> Statements:
     cut = [(setup, False)] if setup.strip() else []
-    for statement in body:
-        if not _is_vacuous(statement):
-            cut.append((ast.unparse(statement), not tests and _is_test(statement)))
+    cut += [
+        (ast.unparse(statement), not tests and _is_test(statement))
+        for statement in body
+        if not _is_vacuous(statement)
+    ]
     cut += [(ast.unparse(statement), True) for statement in tests]
     free = _free_names([*ast.parse(setup).body, *body]) - names.keys()
-    return Statements(tuple(cut), names | {name: name for name in sorted(free)})
+    pure = not setup.strip() and not tests and all(map(_is_pure, body))
+    return Statements(tuple(cut), names | {name: name for name in sorted(free)}, pure)
+
+
+_PURE = (
+    ast.Assert, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant, ast.List, ast.Tuple,
+    ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Subscript, ast.Slice, ast.keyword,
+    ast.cmpop, ast.operator, ast.unaryop, ast.boolop, ast.Starred, ast.Expr,
+)  # fmt: skip
+_PURE_BUILTINS = {
+    "abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min",
+    "range", "round", "set", "sorted", "str", "sum", "tuple", "zip",
+}  # fmt: skip
+
+
+def _is_pure(statement: ast.stmt) -> bool:
+    """An assert over calls, operators and literals: no import, no assignment, no attribute."""
+    names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return (
+        isinstance(statement, ast.Assert | ast.Expr)
+        and all(isinstance(node, _PURE) for node in ast.walk(statement))
+        and all(name in _PURE_BUILTINS or not hasattr(builtins, name) for name in names)
+    )
 
 
 def _is_call_of_check(statement: ast.stmt) -> bool:
@@ -144,7 +172,7 @@ def _is_test(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assert):
         return True
     return any(
-        isinstance(node, ast.Assert) and not _is_vacuous(node) or isinstance(node, ast.Raise)
+        (isinstance(node, ast.Assert) and not _is_vacuous(node)) or isinstance(node, ast.Raise)
         for node in _own_nodes(statement)
     )
 

@@ -54,7 +54,7 @@ def _parts_of_packages(packages: Sequence[str]) -> tuple[list[str], list[str]]:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
             raise ValueError(
-                f"packages= names installed packages, {name!r} is not: pip install it, or leave it out"
+                f"packages= names installed packages, {name!r} is not: install it or leave it out"
             )
         place = Path(found.origin)
         place = place.parent if found.submodule_search_locations else place

@@ -130,7 +130,7 @@ class Sandbox:
             request = encode((target, list(args)))
         except CodecError as error:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
-        run = self.run("call", limits, request)
+        run = self._run({"kind": "call"}, limits, request)
         if run.status != "done":
             status: OutcomeStatus = "crashed" if run.status == "killer" else "unscored"
             return Outcome(status, tier=self.tier, detail=run.detail)
@@ -148,13 +148,31 @@ class Sandbox:
             return [function(item) for item in items]
         return list(self._state.threads().map(function, items))
 
-    def run(self, kind: str, limits: Limits | None, *files: bytes) -> Run:
+    def check(
+        self,
+        program: bytes,
+        tests: bytes,
+        *,
+        stdio: bool = False,
+        pure: bool = False,
+        limits: Limits | None = None,
+    ) -> Run:
+        """A program and its tests (an encoded job of `guest.checker`), each in its own process.
+
+        `pure` says that running the tests changes nothing in the process that runs them, which may
+        then be used again.
+        """
+        return self._run(
+            {"kind": "check", "eager": not stdio, "pure": pure}, limits, program, tests
+        )
+
+    def _run(self, request: dict[str, Any], limits: Limits | None, *files: bytes) -> Run:
         """One job, tried again on a fresh worker when the failure is ours.
 
         A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
         such programs unscored would let a model drop its failures.
         """
-        request = {"kind": kind, "limits": asdict(limits or self.limits)}
+        request = request | {"limits": asdict(limits or self.limits)}
         deaths, detail = 0, ""
         for attempt in range(ATTEMPTS):
             if attempt and not deaths:

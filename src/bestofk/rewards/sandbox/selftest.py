@@ -19,13 +19,14 @@ from .guest.codec import CodecError, decode, encode
 from .worker import Worker, WorkerLost
 
 # What the hostile program does. It returns the names of attacks that worked.
-ATTACKS = r'''
+ATTACKS = r"""
 import ctypes, os, socket, resource
 
 def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     worked = []
+    here = ("127.0.0.1", port)
 
     def tried(name, action):
         try:
@@ -73,8 +74,8 @@ def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     tried("read another process's environment", lambda: read("/proc/1/environ") is not None)
     tried("list processes", lambda: os.listdir("/proc"))
     tried("leave a file outside", leave_marks)
-    tried("connect over TCP", lambda: connect(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", port)))
-    tried("send over UDP", lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", port)))
+    tried("connect over TCP", lambda: connect(socket.AF_INET, socket.SOCK_STREAM, here))
+    tried("send over UDP", lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, here))
     tried("reach an abstract socket", lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, abstract))
     tried("start a process", fork)
     tried("signal its parent", lambda: os.kill(os.getppid(), 0) is None)
@@ -89,7 +90,7 @@ def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     tried("use more memory than allowed", lambda: bytearray(memory * 2))
     tried("open more files than allowed", open_many)
     return worked
-'''
+"""
 
 
 @contextlib.contextmanager
@@ -123,10 +124,16 @@ def attack(worker: Worker, limits: dict[str, Any]) -> list[str]:
     with _bait() as (path, token, port, abstract):
         mark = f"bestofk-{token[:12]}"
         args = [path, token, port, abstract, mark, limits["memory"], limits["descriptors"]]
-        job = {"mode": "record", "entry_point": "attacks", "cases": [(args, {}, None)]}
+        job: dict[str, Any] = {
+            "mode": "record",
+            "entry_point": "attacks",
+            "cases": [(args, {}, None)],
+        }
         try:
             report, data = worker.run(
-                {"kind": "check", "limits": limits}, ATTACKS.encode(), encode(job)
+                {"kind": "check", "limits": limits, "pure": False, "eager": True},
+                ATTACKS.encode(),
+                encode(job),
             )
             ((ok, value),) = decode(data)
         except (WorkerLost, CodecError, ValueError) as error:

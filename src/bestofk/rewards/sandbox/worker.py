@@ -45,7 +45,7 @@ class Worker:
         """Start and wait until it serves.
 
         The child is exec'd at once (vfork, no Python in between), so it is safe to start from a
-        process with threads or a CUDA context, and its environment and descriptors are ours to name.
+        process with threads or a CUDA context; its environment and descriptors are ours to name.
 
         Raises:
             OSError: it could not be started, or could not enter its room.
@@ -82,9 +82,8 @@ class Worker:
         """
         descriptors: list[int] = []
         try:
-            for data in files:
-                descriptors.append(wire.memory_file(data))
-            descriptors.append(wire.memory_file())
+            for data in (*files, None):
+                descriptors.append(wire.memory_file(data))  # noqa: PERF401 - all closed below
             limits = request["limits"]
             try:
                 wire.send(self.socket, request, descriptors)

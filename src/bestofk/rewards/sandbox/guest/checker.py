@@ -19,12 +19,12 @@ from . import kernel, wire
 from .codec import CodecError, decode, encode
 from .compare import same, same_text
 
-_CONTROL, _TESTS, _RESULT = 3, 4, 5
+_CONTROL = 3
 _SLICE = 0.05
 
 
 class Gone(BaseException):
-    """The program gave no answer. Not an Exception: a test's `except Exception` must not hide it."""
+    """The program gave no answer. No Exception: a test's `except Exception` must not hide it."""
 
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(detail)
@@ -53,8 +53,8 @@ def _exception(name: str, text: str) -> Exception:
 class Remote:
     """The program in its process, restarted when it dies, as long as it has CPU time left."""
 
-    def __init__(self, control: socket.socket, limits: dict[str, Any]) -> None:
-        self.control, self.limits = control, limits
+    def __init__(self, control: socket.socket, limits: dict[str, Any], eager: bool) -> None:
+        self.control, self.limits, self.eager = control, limits, eager
         self.frame = limits["output"] + 1024
         self.channel = -1
         self.pid = self.number = 0
@@ -86,7 +86,9 @@ class Remote:
     def _start(self) -> None:
         if self.failed is not None:
             raise self.failed
-        wire.send(self.control, {"do": "spawn", "cpu": self.limits["cpu_per_program"]})
+        if not self.eager:  # the fork server starts the first one without being asked
+            wire.send(self.control, {"do": "spawn", "cpu": self.limits["cpu_per_program"]})
+        self.eager = False
         news, descriptors = self._news(("started", "refused"))
         if news["event"] == "refused":
             self.failed = Gone("timeout", "the program's CPU budget is used up")
@@ -151,6 +153,12 @@ class Remote:
             if news["event"] in wanted:
                 return news, descriptors
 
+    def leave(self) -> None:
+        """Forget the program; the fork server ends its process."""
+        if self.channel >= 0:
+            os.close(self.channel)
+            self.channel = -1
+
     def run(self, stdin: bytes) -> tuple[dict[str, Any], bytes, bytes]:
         """The whole program once, with a standard input: how it ended, stdout, stderr."""
         files = [wire.memory_file(stdin), wire.memory_file(), wire.memory_file()]
@@ -188,7 +196,9 @@ def _check_calls(job: dict[str, Any], remote: Remote) -> list[Result]:
         actual = remote.call(job["entry_point"], tuple(args), kwargs)
         if same(actual, expected, job["absolute"], job["relative"]):
             return ""
-        return f"{job['entry_point']}{_short(tuple(args))} gave {_short(actual)}, expected otherwise"
+        return (
+            f"{job['entry_point']}{_short(tuple(args))} gave {_short(actual)}, expected otherwise"
+        )
 
     return [_attempt(lambda case=case: test(case)) for case in job["cases"]]  # type: ignore[misc]
 
@@ -277,9 +287,21 @@ _MODES: dict[str, Callable[[dict[str, Any], Remote], list[Any]]] = {
 }
 
 
-def run_checker(limits: dict[str, Any], _stdio: bool) -> None:
-    job = decode(wire.read_file(_TESTS, 1 << 30), 1 << 30)
-    os.close(_TESTS)
+def run_checker() -> None:
+    """Do jobs as they come: tests in one memory file, results into another."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=_CONTROL)
-    results = _MODES[job["mode"]](job, Remote(control, limits))
-    wire.write_all(_RESULT, encode(results))
+    while True:
+        news, files = wire.receive(control)
+        if news["event"] != "job":  # of the last program, which has ended meanwhile
+            for descriptor in files:
+                os.close(descriptor)
+            continue
+        tests, result = files
+        job = decode(wire.read_file(tests, 1 << 30), 1 << 30)
+        remote = Remote(control, news["limits"], job["mode"] != "stdio")
+        results = _MODES[job["mode"]](job, remote)
+        remote.leave()
+        wire.write_all(result, encode(results))
+        os.close(tests)
+        os.close(result)
+        wire.send(control, {"do": "done"})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,9 +26,9 @@ MAX_BYTES = 16 << 20
 _LENGTH = struct.Struct("<I")
 _DOUBLE = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
-_ITERATORS = (
+_ITERATORS: tuple[type, ...] = (
     type(iter([])),
-    type(i for i in ()),
+    types.GeneratorType,
     map,
     filter,
     zip,

@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 import time
+from collections.abc import Callable
 
 MACHINE = platform.machine()
 
@@ -68,10 +69,32 @@ def prctl(option: int, *arguments: int) -> int:
     return _checked(_libc.prctl(option, *padded), f"prctl({option})")
 
 
-def prctl_pointer(option: int, first: int, pointer: ctypes.Structure) -> int:
-    return _checked(
-        _libc.prctl(option, ctypes.c_ulong(first), ctypes.byref(pointer), 0, 0), f"prctl({option})"
-    )
+def prepared_prctl(option: int, *arguments: int) -> Callable[[], None]:
+    """A prctl whose arguments are converted now, for a child that must touch little memory."""
+    padded = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
+    function, number = _libc.prctl, ctypes.c_int(option)
+
+    def run() -> None:
+        if function(number, *padded):
+            raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+    return run
+
+
+_fork = ctypes.PyDLL(None).fork  # PyDLL: the interpreter's lock stays held, as os.fork has it
+
+
+def fork() -> int:
+    """Fork without Python's after-fork hooks, which touch 190 pages and cost .7 ms.
+
+    Sound only in a process that never had a second thread; the fork server is one. Without the
+    hooks `random` is not reseeded: every program starts from the same state, so a verdict does not
+    depend on the worker or on chance outside the program.
+    """
+    pid = _fork()
+    if pid < 0:
+        raise OSError("fork failed")
+    return pid
 
 
 def unshare(flags: int) -> None:
@@ -140,6 +163,19 @@ def set_capabilities(mask: int) -> None:
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
     syscall("capset", ctypes.byref(header), ctypes.byref(data))  # type: ignore[arg-type]
+
+
+def prepared_loss_of_capabilities() -> Callable[[], None]:
+    """`set_capabilities(0)`, made ahead."""
+    header, data = _CapHeader(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    arguments = (ctypes.byref(header), ctypes.byref(data))
+    function = _libc.capset
+
+    def run() -> None:
+        if function(*arguments):
+            raise OSError(ctypes.get_errno(), "capset")
+
+    return run
 
 
 def drop_bounding_set() -> None:

@@ -1,8 +1,11 @@
-"""The last steps of a forked child before it runs anything: give up everything it does not need."""
+"""The last steps of a forked child before it runs anything: give up everything it does not need.
+
+What can be prepared is prepared in the fork server: every object a child touches is a page fault,
+and page faults are most of what a program costs.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import resource
@@ -13,68 +16,81 @@ from typing import Any
 from . import kernel, landlock, seccomp
 from .room import BOX, Room
 
-_RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
+LOW = 16
+"""Descriptors below this are a child's; the fork server keeps its own above."""
+
+MOST_DESCRIPTORS = 1024
+"""The fork server's own limit, so that closing them all is short."""
 
 
-def arrange_descriptors(wanted: Sequence[int]) -> None:
-    """Descriptors 0, 1, 2, ... become `wanted`, in order; every other one is closed.
-
-    They are first copied above the target range, so that none is overwritten before it is used.
-    """
-    floor = len(wanted) + 3
-    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, floor) for descriptor in wanted]
-    for target, copy in enumerate(copies):
-        os.dup2(copy, target, inheritable=True)
-    kernel.close_from(len(wanted))
+def keep_low_descriptors_free(sink: int) -> None:
+    """Occupy descriptors 3 to LOW - 1, so that whatever the server opens lies above them."""
+    for number in range(3, LOW):
+        os.dup2(sink, number, inheritable=False)
 
 
-def lock_down(
-    room: Room, limits: dict[str, Any], *, base_memory: int, cpu: float, checker: bool = False
-) -> None:
-    """User, capabilities, limits, Landlock, seccomp: in this order, each for good.
+class Lockdown:
+    """How a child of one kind loses its rights: user, capabilities, limits, Landlock, seccomp."""
 
-    `wanted` descriptors must already be arranged; the Landlock descriptor is closed here.
-    """
-    if not room.own_pids:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    for number in _RESET:
-        signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    if room.uid is not None:
-        uid = room.uid + checker
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    if not room.own_pids:  # after the change of user, which clears it
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
-            os._exit(1)
-    kernel.set_capabilities(0)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    os.chdir(BOX if room.box else "/")
-    os.umask(0o022)
-    _set_limits(room, limits, base_memory, cpu)
-    if room.rules is not None:
-        landlock.restrict(room.rules)
-        os.close(room.rules)
-    if seccomp.supported():
-        seccomp.install(seccomp.program(os.getpid(), checker))
+    def __init__(self, room: Room, checker: bool = False) -> None:
+        self.room = room
+        self.uid = None if room.uid is None else room.uid + checker
+        self.box = BOX if room.box else "/"
+        self.filter = seccomp.Template(checker) if seccomp.supported() else None
+        self.drop = kernel.prepared_loss_of_capabilities()
+        self.die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        self.undumpable = kernel.prepared_prctl(kernel.PR_SET_DUMPABLE, 0)
+
+    def apply(self, files: Sequence[int], limits: list[tuple[int, tuple[int, int]]]) -> None:
+        """In the child. Descriptors 0, 1, 2 ... become `files`, and every other one is closed."""
+        for target, descriptor in enumerate(files):
+            os.dup2(descriptor, target)
+        os.chdir(self.box)
+        if self.uid is not None:  # takes the capabilities with it
+            os.setgroups([])
+            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresuid(self.uid, self.uid, self.uid)
+        else:
+            self.drop()
+        if not self.room.own_pids:  # after the change of user, which would clear it
+            self.die_with_parent()
+            if os.getppid() == 1:
+                os._exit(1)
+        if self.room.rules is not None:
+            landlock.restrict(self.room.rules)
+        os.closerange(len(files), MOST_DESCRIPTORS)
+        for which, pair in limits:
+            resource.setrlimit(which, pair)
+        self.undumpable()
+        if self.filter is not None:
+            self.filter.apply(os.getpid())
 
 
-def _set_limits(room: Room, limits: dict[str, Any], base_memory: int, cpu: float) -> None:
-    seconds = math.ceil(cpu) + 2  # the fork server stops a program earlier, and more exactly
+def resource_limits(
+    room: Room, limits: dict[str, Any], base_memory: int, cpu: float
+) -> list[tuple[int, tuple[int, int]]]:
+    """The kernel's own limits for one child, never above what the server itself has."""
     wanted = {
         resource.RLIMIT_AS: base_memory + limits["memory"],
-        resource.RLIMIT_CPU: seconds,
+        # the fork server stops a program earlier, and more exactly
+        resource.RLIMIT_CPU: math.ceil(cpu) + 2,
         resource.RLIMIT_FSIZE: limits["output"],
         resource.RLIMIT_NOFILE: limits["descriptors"],
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
     }
     if room.counts_threads:
         wanted[resource.RLIMIT_NPROC] = limits["threads"] + 4
+    capped = []
     for which, value in wanted.items():
         _, hard = resource.getrlimit(which)
         value = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
-        resource.setrlimit(which, (value, value))
+        capped.append((which, (value, value)))
+    return capped
+
+
+def limit_server() -> None:
+    """What the server needs none of, and its children inherit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for which in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        resource.setrlimit(which, (0, 0))

@@ -10,7 +10,6 @@ import atexit
 import builtins
 import contextlib
 import importlib
-import io
 import os
 import sys
 import threading
@@ -24,17 +23,26 @@ _RPC, _SOURCE = 3, 4
 _CALL, _RESULT = 3, 4
 
 
-def run_program(limits: dict[str, Any], stdio: bool) -> None:
-    source = wire.read_file(_SOURCE, 1 << 30).decode("utf-8", "surrogatepass")
+def _source() -> str:
+    size = os.fstat(_SOURCE).st_size
+    source = wire.read_file(_SOURCE, size).decode("utf-8", "surrogatepass")
     os.close(_SOURCE)
-    _add_site_builtins()
-    if stdio:
-        os.close(_RPC)
-        os._exit(_run_main(source))
-    _serve(source, limits["output"])
+    return source
 
 
-def _add_site_builtins() -> None:
+def run_functions(limits: dict[str, Any]) -> None:
+    """The program as a module whose functions the checker calls."""
+    _serve(_source(), limits["output"])
+
+
+def run_stdio(_limits: dict[str, Any]) -> None:
+    """The program as `python main.py`."""
+    source = _source()
+    os.close(_RPC)
+    os._exit(_run_main(source))
+
+
+def add_site_builtins() -> None:
     """What `site` would have added; programs call exit()."""
     import _sitebuiltins
 
@@ -49,27 +57,8 @@ def _module(name: str) -> types.ModuleType:
     return module
 
 
-def _open_standard_streams() -> None:
-    """Streams as the interpreter makes them for descriptors that are not terminals."""
-    for name, descriptor, mode, errors in (
-        ("stdin", 0, "r", "strict"),
-        ("stdout", 1, "w", "strict"),
-        ("stderr", 2, "w", "backslashreplace"),
-    ):
-        raw = io.FileIO(descriptor, mode, closefd=False)
-        buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-        stream = io.TextIOWrapper(
-            buffer, encoding="utf-8", errors=errors, line_buffering=name == "stderr"
-        )
-        stream.mode = mode
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-
-
 def _run_main(source: str) -> int:
     """The source as `python main.py`: exit status, tracebacks, threads, atexit and flushing."""
-    _open_standard_streams()
-    sys.argv = ["main.py"]
     module = _module("__main__")
     module.__dict__["__file__"] = "main.py"
     code = 0
@@ -80,7 +69,7 @@ def _run_main(source: str) -> int:
     except BaseException:
         code = 1
         with contextlib.suppress(BaseException):
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -114,7 +103,6 @@ def _describe(error: BaseException) -> tuple[str, str]:
 def _serve(source: str, limit: int) -> None:
     """Run the source as a module, then answer (id, path, args, kwargs) until the end."""
     module = _module("solution")
-    sys.stdin = io.StringIO()
     try:
         exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
@@ -154,11 +142,10 @@ def _resolve(module: types.ModuleType, path: str) -> Any:
     return value
 
 
-def run_call(limits: dict[str, Any], _stdio: bool) -> None:
+def run_call(limits: dict[str, Any]) -> None:
     """`module:function` with arguments from one file, its result into the other."""
     target, args = decode(wire.read_file(_CALL, 1 << 30), 1 << 30)
     os.close(_CALL)
-    _add_site_builtins()
     try:
         module, _, name = target.partition(":")
         function = importlib.import_module(module)

@@ -3,15 +3,16 @@
 Tier 3 (root) and tier 2 (user namespaces) give a worker its own process, network, IPC, host-name
 and mount namespaces, and a root file system made of read-only library folders and one small
 writable folder, /box, renewed for every program that touched it. There is no /proc, no /sys and no
-home in it. Tier 1 has none of this: Landlock alone says what can be opened, and nothing is writable.
+home in it. Tier 1 has none of this: Landlock says what can be opened, and nothing is writable.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from . import kernel, landlock
@@ -39,9 +40,7 @@ class Room:
     proc: int | None = None
     """A descriptor of /proc, for counting threads; never in reach of a program."""
     rules: int | None = None
-    """Landlock rules, applied in every child."""
-    readable: list[str] = field(default_factory=list)
-    listable: list[str] = field(default_factory=list)
+    """Landlock rules, applied in every child (tier 1)."""
     box_options: str = ""
     box_mark: tuple[int, int] = (0, 0)
 
@@ -59,24 +58,14 @@ class Room:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("box", BOX, "tmpfs", flags, self.box_options)
         self.box_mark = self._mark()
-        self.renew_rules()
 
     def _mark(self) -> tuple[int, int]:
         status = os.stat(BOX)
         return (status.st_ctime_ns, status.st_dev)
 
-    def renew_rules(self) -> None:
-        if not landlock.abi():
-            return
-        if self.rules is not None:
-            os.close(self.rules)
-        self.rules = landlock.ruleset(
-            self.readable, [BOX] if self.box else [], self.listable, ["/dev/null"]
-        )
-
 
 def library_folders(config: dict[str, Any]) -> list[str]:
-    """Existing folders and files that programs may read: the standard library and what was asked."""
+    """What programs may read, where it exists: the standard library and what was asked for."""
     standard = [path for path in sys.path if os.path.isdir(path)]
     wanted = [*standard, *_SYSTEM_LIBRARIES, *config["readable"]]
     return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
@@ -108,9 +97,11 @@ def enter(config: dict[str, Any]) -> Room:
         room = Room(tier=tier, proc=_open_proc("/proc"))
         room.uid = _usable_uid(folders) if os.geteuid() == 0 else None
         room.counts_threads = room.uid is not None
-        room.readable, room.listable = _split_readable(folders, hidden)
         if tier == 1:
-            room.renew_rules()
+            readable, listable = _split_readable(folders, hidden)
+            rules = landlock.ruleset(readable, [], listable, ["/dev/null"])
+            room.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
+            os.close(rules)
         os.chdir("/")
     return room
 
@@ -208,7 +199,6 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
     limits = config["limits"]
     room.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
-    room.readable = ["/"]
     room.renew_box()
 
 
@@ -243,9 +233,12 @@ def _mount_proc() -> int | None:
 
 def _open_proc(path: str) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        low = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
+    high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 16)
+    os.close(low)
+    return high
 
 
 def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,10 @@ SysV memory, ptrace, perf, namespaces ...) are refused without being named. Refu
 EPERM instead of killing, so that a library can fall back. A few calls are allowed by argument:
 threads but no processes, signals only to oneself, no descriptor passing, no asynchronous signals
 through fcntl (which would reach other processes of the same user).
+
+Filters stack and the strictest answer counts, so it comes in two parts: the fork server takes the
+long allow-list, with what it needs itself on top, once; each child takes the short list that
+refuses the server's own calls again, which is cheap to install.
 """
 
 from __future__ import annotations
@@ -62,16 +66,32 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "recvfrom": (45, 207), "getsockname": (51, 204), "getpeername": (52, 205),
     "getsockopt": (55, 209), "shutdown": (48, 210),
 }  # fmt: skip
+# With conditions on the arguments, the same for everybody.
 _RULED = {
-    "clone": (56, 220), "clone3": (435, 435), "openat2": (437, 437), "kill": (62, 129),
-    "tgkill": (234, 131), "prlimit64": (302, 261), "fcntl": (72, 25), "ioctl": (16, 29),
-    "prctl": (157, 167), "socketpair": (53, 199), "sendto": (44, 206),
+    "clone3": (435, 435), "openat2": (437, 437), "ioctl": (16, 29), "socketpair": (53, 199),
+    "sendto": (44, 206),
 }  # fmt: skip
-_CHECKER_ONLY = {"sendmsg": (46, 211), "recvmsg": (47, 212), "memfd_create": (319, 279)}
+# The fork server's own calls, which its children lose (wholly, or but for what `_limited` says).
+_SERVER = {
+    "clone": (56, 220), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
+    "fcntl": (72, 25), "prctl": (157, 167), "pidfd_open": (434, 434), "mount": (165, 40),
+    "umount2": (166, 39), "setgroups": (116, 159), "setresgid": (119, 149), "setresuid": (117, 147),
+    "capset": (126, 91), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446), "sendmsg": (46, 211), "recvmsg": (47, 212),
+    "memfd_create": (319, 279),
+}  # fmt: skip
+_CHECKER = ("sendmsg", "recvmsg", "memfd_create")
 
 _F_ADD_SEALS = 1033
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # dup, flags, locks, pipe size (get)
-_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS WINSZ FIONREAD FIONBIO FIO(N)CLEX
+_IOCTL = (
+    0x5401,
+    0x5413,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+)  # TCGETS WINSZ FIONREAD FIONBIO FIO(N)CLEX
 _PRCTL = (15, 16)  # the thread's name
 CLONE_THREAD = 0x10000
 
@@ -128,58 +148,97 @@ def _allow_if_zero(index: int) -> list[bytes]:
     ]
 
 
-def _rules(pid: int, checker: bool) -> dict[str, list[bytes]]:
-    """What each ruled call may do in a process whose id is `pid`."""
-    fcntl = (*_FCNTL, _F_ADD_SEALS) if checker else _FCNTL
-    refuse = _return(_error(errno.EPERM))
+_REFUSE = _return(_error(errno.EPERM))
+
+
+def _rules() -> dict[str, list[bytes]]:
+    """What ruled calls may do, in the server and in its children."""
     return {
-        "clone": [
-            _load(_argument(0)),
-            _has_bits(CLONE_THREAD, 0, 1),
-            _return(_ALLOW),
-            refuse,
-        ],
-        "clone3": [_return(_error(errno.ENOSYS))],  # its flags are behind a pointer; libc falls back
+        "clone3": [
+            _return(_error(errno.ENOSYS))
+        ],  # its flags are behind a pointer; libc falls back
         "openat2": [_return(_error(errno.ENOSYS))],
-        "kill": _allow_if_low_in(0, (pid,), errno.EPERM),
-        "tgkill": _allow_if_low_in(0, (pid,), errno.EPERM),
-        "prlimit64": _allow_if_low_in(0, (0, pid), errno.EPERM),
-        "fcntl": _allow_if_low_in(1, fcntl, errno.EPERM),
         "ioctl": _allow_if_low_in(1, _IOCTL, errno.ENOTTY),
-        "prctl": _allow_if_low_in(0, _PRCTL, errno.EPERM),
         "socketpair": _allow_if_low_in(0, (1,), errno.EPERM),  # AF_UNIX: asyncio's self-pipe
         "sendto": _allow_if_zero(4),  # no address: only to the other end
     }
 
 
-def program(pid: int, checker: bool = False) -> bytes:
-    """The filter as BPF instructions."""
-    column = ("x86_64", "aarch64").index(kernel.MACHINE)
+def _limited(pid: int, checker: bool) -> dict[str, list[bytes]]:
+    """What is left of the server's calls in a child whose process id is `pid`."""
+    rules = {name: [_REFUSE] for name in _SERVER} | {
+        "clone": [_load(_argument(0)), _has_bits(CLONE_THREAD, 1, 0), _REFUSE, _return(_ALLOW)],
+        "kill": _allow_if_low_in(0, (pid,), errno.EPERM),
+        "tgkill": _allow_if_low_in(0, (pid,), errno.EPERM),
+        "prlimit64": _allow_if_low_in(0, (0, pid), errno.EPERM),
+        "fcntl": _allow_if_low_in(1, _FCNTL + (_F_ADD_SEALS,) * checker, errno.EPERM),
+        "prctl": _allow_if_low_in(0, _PRCTL, errno.EPERM),
+    }
+    return {name: rule for name, rule in rules.items() if not (checker and name in _CHECKER)}
+
+
+def _column() -> int:
+    return ("x86_64", "aarch64").index(kernel.MACHINE)
+
+
+def server_program() -> bytes:
+    """The long filter, as BPF instructions."""
+    column = _column()
     code = [
         _load(4),
         _equal(_ARCHITECTURE[kernel.MACHINE], 1, 0),
         _return(_KILL),  # a 32-bit call: another table of numbers
         _load(0),
     ]
-    for name, block in _rules(pid, checker).items():
+    for name, block in _rules().items():
         code += [_equal(_RULED[name][column], 0, len(block)), *block]
-    allowed = _ALLOWED | (_CHECKER_ONLY if checker else {})
-    for numbers in allowed.values():
-        if numbers[column] is not None:
-            code += [_equal(numbers[column] or 0, 0, 1), _return(_ALLOW)]
-    return b"".join([*code, _return(_error(errno.EPERM))])
+    for numbers in (*_ALLOWED.values(), *_SERVER.values()):
+        number = numbers[column]
+        if number is not None:
+            code += [_equal(number, 0, 1), _return(_ALLOW)]
+    return b"".join([*code, _REFUSE])
+
+
+def child_program(pid: int, checker: bool = False) -> bytes:
+    """The short filter of one child, as BPF instructions."""
+    code = [_load(0)]
+    for name, block in _limited(pid, checker).items():
+        code += [_equal(_SERVER[name][_column()], 0, len(block)), *block]
+    return b"".join([*code, _return(_ALLOW)])
 
 
 class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+class Template:
+    """A child's filter made ahead: a fork costs page faults for every object it touches, so the
+    child only writes its process id into the finished instructions."""
+
+    _MARK = 0x5AFEC0DE
+
+    def __init__(self, checker: bool) -> None:
+        code = child_program(self._MARK, checker)
+        mark = struct.pack("<I", self._MARK)
+        self.spots = [at for at in range(4, len(code), 8) if code[at : at + 4] == mark]
+        self.buffer = ctypes.create_string_buffer(code, len(code))
+        self.header = _Program(len(code) // 8, ctypes.addressof(self.buffer))
+        self.install = kernel.prepared_prctl(
+            kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.addressof(self.header)
+        )
+
+    def apply(self, pid: int) -> None:
+        for spot in self.spots:
+            struct.pack_into("<I", self.buffer, spot, pid)
+        self.install()
 
 
 def install(code: bytes) -> None:
     """Put the calling thread, and all it starts, under the filter for good."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = _Program(len(code) // 8, ctypes.addressof(buffer))
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.prctl_pointer(
-        kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, _Program(len(code) // 8, code)
-    )
+    kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 
 def supported() -> bool:

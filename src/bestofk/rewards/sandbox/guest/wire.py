@@ -104,5 +104,7 @@ def readable(descriptor: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(seconds * 1000))
+
+
 RESULT = 64 << 20
 """Bytes a job may bring back at most; its own limits are lower."""
