@@ -22,7 +22,6 @@ the program by value, so nothing the program does to its own process changes how
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -98,16 +97,22 @@ class CodeVerifier(BatchVerifier):
         if reward not in ("fraction", "all"):
             raise unknown("reward", reward, ("fraction", "all"))
         self.whole = reward == "all"
-        self._make = lambda: Sandbox(tier=tier, workers=workers, packages=packages, limits=limits)
+        self._options: dict[str, Any] = {
+            "tier": tier, "workers": workers, "packages": packages, "limits": limits
+        }  # fmt: skip
         self._sandbox = sandbox
         self._lock = threading.Lock()
         self._expected: dict[str, list[Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets a verifier with a sandbox of its own."""
+        return _rebuilt, ("all" if self.whole else "fraction", self._options)
 
     @property
     def sandbox(self) -> Sandbox:
         with self._lock:
             if self._sandbox is None:
-                self._sandbox = self._make()
+                self._sandbox = Sandbox(**self._options)
             return self._sandbox
 
     def close(self) -> None:
@@ -199,6 +204,10 @@ class CodeVerifier(BatchVerifier):
         return _verdict(run, plan.total, tier, self.whole)
 
 
+def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> CodeVerifier:
+    return CodeVerifier(reward=reward, **options)
+
+
 def _cut(form: str, spec: Mapping[str, Any]) -> Statements:
     setup = spec.get("setup", "")
     if form == "asserts":
@@ -264,8 +273,3 @@ def reference_of(code: str) -> str:
     longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}python\n{code}\n{fence}"
-
-
-def spec_key(spec: Mapping[str, Any]) -> str:
-    """A stable name of a spec's content, for caches."""
-    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()

@@ -7,9 +7,9 @@
 
 `call` imports `module`, calls `function(*args)` in a fresh process that has no network, no secrets,
 no other process in reach, and limits on CPU, memory, files and output, and brings the result back
-by value. Nothing but plain values crosses the border in either direction, so nothing that comes back
-can run code here. It never raises for what the text made the function do: the outcome's status says
-what happened (`bestofk.rewards.sandbox.Outcome`). It is thread-safe; from asyncio use
+by value. Nothing but plain values crosses the border in either direction, so nothing that comes
+back can run code here. It never raises for what the text made the function do: the outcome's status
+says what happened (`bestofk.rewards.sandbox.Outcome`). It is thread-safe; from asyncio use
 `await asyncio.to_thread(sandbox.call, ...)`.
 
 A scorer that executes model text inside `call` can be made to return anything by that text: the

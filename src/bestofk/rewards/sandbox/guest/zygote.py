@@ -30,7 +30,7 @@ from .lockdown import (
 )
 
 PRELOAD = (
-    "abc", "array", "ast", "atexit", "base", "bisect", "builtins", "calendar", "cmath", "codecs",
+    "abc", "array", "ast", "atexit", "base64", "bisect", "builtins", "calendar", "cmath", "codecs",
     "collections", "collections.abc", "contextlib", "copy", "csv", "dataclasses", "datetime",
     "decimal", "enum", "fractions", "functools", "gc", "hashlib", "heapq", "io", "itertools",
     "json", "keyword", "linecache", "math", "numbers", "operator", "os", "pathlib", "queue",
