@@ -29,7 +29,11 @@ MAY_IMPORT = {
     "demo": TYPES | {"objectives"},
     "report": TYPES | {"evaluation", "runs"},
 }
-EVERYTHING_BUT = {"train": {"cli", "report", "adapters"}, "cli": set()}
+EVERYTHING_BUT = {
+    "train": {"cli", "report", "adapters"},
+    "training": {"cli", "report", "adapters", "train"},
+    "cli": set(),
+}
 
 
 def imports(path: Path) -> set[str]:

@@ -11,7 +11,7 @@ import difflib
 import re
 import tomllib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -327,22 +327,26 @@ def _toml(value: Any) -> str:
     raise ValueError(f"a recipe holds numbers, strings, booleans and lists, got {value!r}")
 
 
-def with_options(config: Config, stated: Mapping[str, Any]) -> Config:
-    """The config with entries of its option mappings set by dotted name."""
-    for name, value in stated.items():
-        section, _, key = name.rpartition(".")
-        config = _set(config, section.split("."), key, value)
+def value_at(config: Any, name: str) -> Any:
+    """The field of a dotted name."""
+    for part in name.split("."):
+        config = getattr(config, part)
     return config
 
 
-def _set(node: Any, path: Sequence[str], key: str, value: Any) -> Any:
-    head, *rest = path
-    inside = getattr(node, head)
-    changed = _set(inside, rest, key, value) if rest else {**inside, key: value}
-    return dataclasses.replace(node, **{head: changed})
+def replaced(config: T, name: str, value: Any) -> T:
+    """The config with the field of a dotted name replaced.
+
+    >>> replaced(Config(), "run.seed", 7).run.seed
+    7
+    """
+    head, _, rest = name.partition(".")
+    inside = replaced(getattr(config, head), rest, value) if rest else value
+    return dataclasses.replace(config, **{head: inside})  # type: ignore[type-var]
 
 
 OPTION_FIELDS = ("objective_options", "task.options", "task.verifier_options")
+"""Open mappings: what may be in them is up to the task, the verifier and the objective."""
 
 
 def literal(text: str) -> Any:

@@ -4,6 +4,7 @@
     environment.json     versions and hardware; no variables, no secrets
     metrics.jsonl        one line per step and one per evaluation
     samples/000012.jsonl the completions of step 12: prompt, text, reward, status, weight
+    evaluations/         000050.jsonl …: the completions of each evaluation, in the same form
     checkpoints/         step-000025/ … : weights, optimiser, state, and a manifest of checksums
     best/  best.json     the model with the best validation metric
     final/               the trained model with its card, for `from_pretrained`
@@ -66,8 +67,6 @@ class Run:
         self._limit = samples_bytes
         self._lock: TextIO | None = None
 
-    # -- opening ---------------------------------------------------------------------------------
-
     @classmethod
     def create(
         cls, path: str | Path, config: str, environment: Mapping[str, Any], **options: Any
@@ -109,8 +108,6 @@ class Run:
             self._lock.close()
             self._lock = None
 
-    # -- what happened ---------------------------------------------------------------------------
-
     def record(self, line: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
         with self._saying("metrics"), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as f:
@@ -119,8 +116,7 @@ class Run:
     def record_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keep a step's completions; beyond the size limit the oldest steps go."""
         with self._saying("samples"):
-            text = "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
-            write_atomically(self.path / "samples" / f"{step:06d}.jsonl", text, sync=False)
+            write_jsonl(self.path / "samples" / f"{step:06d}.jsonl", rows)
             kept = sorted((self.path / "samples").glob("*.jsonl"), reverse=True)
             total = 0
             for file in kept:
@@ -128,7 +124,11 @@ class Run:
                 if total > self._limit and file is not kept[0]:
                     file.unlink()
 
-    # -- checkpoints -----------------------------------------------------------------------------
+    def record_evaluation(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keep the completions of an evaluation, for `bestofk eval` and `bestofk compare`."""
+        with self._saying("an evaluation"):
+            (self.path / "evaluations").mkdir(exist_ok=True)
+            write_jsonl(self.path / "evaluations" / f"{step:06d}.jsonl", rows)
 
     def save(
         self, step: int, *, tensors: Mapping[str, Any], trainer: Any, state: Mapping[str, Any]
@@ -192,13 +192,21 @@ class Run:
             if not there or int(file.stem) > int(there[-1].name[5:]):
                 file.unlink()
         if not there:
-            self._rewind(0)
+            self._rewind(-1)
             return None
-        path = there[-1]
-        self._verify(path)
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        self._rewind(state["step"])
-        return Checkpoint(path, state["step"], state)
+        self._verify(there[-1])
+        found = self.newest()
+        assert found is not None
+        self._rewind(found.step)
+        return found
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint as it stands: for processes that only read."""
+        there = self.checkpoints()
+        if not there:
+            return None
+        state = json.loads((there[-1] / "state.json").read_text(encoding="utf-8"))
+        return Checkpoint(there[-1], state["step"], state)
 
     def _verify(self, path: Path) -> None:
         problem = damage(path)
@@ -217,11 +225,10 @@ class Run:
         """Drop metrics after `step` (and a torn last line), so that they are written again."""
         file = self.path / "metrics.jsonl"
         if not file.exists():
-            if step:
+            if step > 0:
                 raise FileNotFoundError(
-                    f"{file} is missing, and the checkpoint is of step {step}: put it back, or go "
-                    "on without the past: let it hold one line "
-                    f'{{"kind": "train", "step": {step}}}'
+                    f"{file} is missing, and the checkpoint is of step {step}: put it back, or let "
+                    f'it hold the one line {{"kind": "train", "step": {step}}} to go on without'
                 )
             return
         lines = [line for line in read_jsonl(file) if line["step"] <= step]
@@ -231,8 +238,6 @@ class Run:
                 f"{file} ends at step {last}, before the checkpoint of step {step}: lines were lost"
             )
         write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines))
-
-    # -- models ----------------------------------------------------------------------------------
 
     def save_best(self, step: int, value: float, metric: str, fill: Callable[[Path], None]) -> None:
         """Put a better model in the place of the best one."""
@@ -318,6 +323,11 @@ def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
         raise
     if sync:
         sync_folder(path.parent)
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    text = "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
+    write_atomically(path, text, sync=False)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -23,6 +22,11 @@ def check(config: Config) -> Objective:
     goal = make_objective(config)
     goal.require_samples(config.sampling.samples_per_prompt)
     _loss(config, goal)
+    if config.sampling.refill and "entropy" in goal.needs:
+        raise ValueError(
+            f"objective {goal.text} ranks the whole batch by entropy before a group has weights: "
+            f"nothing can be refilled: sampling.refill is 0, got {config.sampling.refill}"
+        )
     _evaluation(config)
     return goal
 
@@ -56,7 +60,8 @@ _POSITIVE = ("sampling.temperature", "optimiser.learning_rate", "optimiser.epsil
 _NOT_NEGATIVE = (
     "sampling.top_k", "sampling.refill", "loss.clip_low", "loss.clip_high", "loss.kl",
     "loss.entropy_bonus", "optimiser.warmup_steps", "optimiser.weight_decay",
-    "optimiser.max_grad_norm", "evaluation.every", "model.lora_rank", "model.lora_alpha", "run.seed",
+    "optimiser.max_grad_norm", "evaluation.every", "model.lora_rank", "model.lora_alpha",
+    "run.seed",
 )  # fmt: skip
 _SHARES = ("sampling.top_p", "task.unscored_share", "optimiser.beta1", "optimiser.beta2")
 
@@ -124,6 +129,14 @@ def _loss(config: Config, goal: Objective) -> None:
             )
 
 
+def cautions(goal: Objective) -> list[str]:
+    """What a user should hear once, before the run."""
+    said = [f"{term.text}: {term.entry.caution}" for term in goal.terms if term.entry.caution]
+    if not goal.unbiased:
+        said.append(f"{goal.text} is normalised: its weights are not unbiased for a gradient")
+    return said
+
+
 def _evaluation(config: Config) -> None:
     asked = config.evaluation
     if not asked.every:
@@ -152,8 +165,3 @@ def check_resumed(old: Config, new: Config) -> None:
             "the config changed since the run was started, and a resumed run must equal one never "
             f"stopped: {'; '.join(changed)}; change it back, or start a run of its own"
         )
-
-
-def with_run(config: Config, **changes: Any) -> Config:
-    """The config with fields of its run section replaced."""
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, **changes))

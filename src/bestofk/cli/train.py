@@ -1,0 +1,146 @@
+"""`bestofk train`: a model, a task and an objective in; a better model and the evidence out.
+
+bestofk train recipes/countdown-tiny/run.toml --objective max@16 --run.dir runs/a
+bestofk train --resume runs/a
+bestofk train recipe.toml --dry-run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bestofk.config import OPTION_FIELDS, Config, literal, read, replaced, value_at
+
+ABOUT = """Train a model for what k of its samples are worth.
+
+`bestofk train RECIPE.toml --section.key value ...` takes a recipe and what differs from it.
+
+`bestofk train --resume RUN` goes on with a run, bit for bit.
+
+`bestofk train RECIPE.toml --dry-run` says what would be done, and what it takes.
+
+`accelerate launch --num_processes 8 -m bestofk train RECIPE.toml` uses several GPUs.
+
+Options of task, verifier and objective are dotted as well: `--task.options.numbers 3`."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is on the command line beside the config's own flags."""
+
+    recipe: str | None = None
+    resume: str | None = None
+    dry_run: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    rest: tuple[str, ...] = ()
+
+
+def main(argv: list[str]) -> int:
+    words = split(argv)
+    if words.resume is not None:
+        return resumed(words)
+    start = Config() if words.recipe is None else read(words.recipe)
+    config = override(start, words)
+    if words.recipe is None and not words.dry_run and not argv:
+        raise ValueError(
+            "a recipe is needed, such as recipes/countdown-tiny/run.toml; or --resume RUN; "
+            "bestofk train --help says more"
+        )
+    if words.dry_run:
+        from bestofk.training.estimate import dry_run
+
+        print(dry_run(config))
+        return 0
+    return go(config)
+
+
+def split(argv: Sequence[str]) -> Words:
+    """Take out the recipe, --resume, --dry-run and dotted options; the rest is the config's."""
+    words, rest, options = list(argv), list[str](), dict[str, Any]()
+    recipe = resume = None
+    dry_run = False
+    while words:
+        word = words.pop(0)
+        name, joined, value = word.removeprefix("--").partition("=")
+        field_of = next((f for f in OPTION_FIELDS if _plain(name).startswith(f"{f}.")), None)
+        if word == "--dry-run":
+            dry_run = True
+        elif word.startswith("--") and (name == "resume" or field_of):
+            if not joined:
+                if not words:
+                    raise ValueError(f"{word} needs a value")
+                value = words.pop(0)
+            if field_of:
+                options[_plain(name)] = literal(value)
+            else:
+                resume = value
+        elif recipe is None and (word.endswith(".toml") or not (rest or word.startswith("-"))):
+            recipe = word
+        else:
+            rest.append(word)
+    return Words(recipe, resume, dry_run, options, tuple(rest))
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def override(config: Config, words: Words) -> Config:
+    """The config with the flags' values, parsed and explained by tyro; open options by us."""
+    import tyro
+
+    kept = {name: dict(value_at(config, name)) for name in OPTION_FIELDS}
+    for name, value in words.options.items():
+        section, _, key = name.rpartition(".")
+        kept[section][key] = value
+    for name in kept:
+        config = replaced(config, name, {})
+    config = tyro.cli(
+        Config, default=config, args=list(words.rest), prog="bestofk train", description=ABOUT
+    )
+    for name, options in kept.items():
+        config = replaced(config, name, options)
+    return config
+
+
+def resumed(words: Words) -> int:
+    """Go on with a run: its own config, and what may be changed about it."""
+    assert words.resume is not None
+    if words.recipe is not None:
+        raise ValueError(
+            f"--resume goes on with the run's own config; leave the recipe {words.recipe} out"
+        )
+    folder, checkpoint = Path(words.resume), None
+    if folder.parent.name == "checkpoints" and (folder / "state.json").exists():
+        folder, checkpoint = folder.parents[1], folder.name
+    if not (folder / "config.toml").is_file():
+        raise FileNotFoundError(
+            f"{folder} is not a run: it has no config.toml; --resume takes the folder that "
+            "--run.dir named, or one of its checkpoints"
+        )
+    config = override(read(folder / "config.toml"), words)
+    return go(replaced(config, "run.dir", str(folder)), resume=True, checkpoint=checkpoint)
+
+
+def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> int:
+    from bestofk.training.checks import check
+
+    check(config)  # before torch is imported, let alone a model loaded
+    if not resume and (Path(config.run.dir) / "config.toml").exists():
+        raise FileExistsError(
+            f"{config.run.dir} holds a run already: go on with --resume {config.run.dir}, or name "
+            "another --run.dir"
+        )
+    try:
+        from bestofk.train import train
+    except ModuleNotFoundError as error:
+        raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
+    outcome = train(config, resume=resume, checkpoint=checkpoint)
+    if outcome.signal is not None:
+        print(f"stopped at step {outcome.step}; go on with: bestofk train --resume {outcome.path}")
+        return 128 + outcome.signal
+    print(f"done: {outcome.path}/final")
+    return 0

@@ -1,0 +1,145 @@
+"""Training, top to bottom: rollouts, rewards, weights from whole groups, optimiser steps, evidence.
+
+A step depends on the weights, its number and the position in the data alone: every seed is made
+from those. So a checkpoint is the learner's state and a few numbers, and a run that was stopped, by
+whatever, ends like one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bestofk.config import Config, leaves
+from bestofk.learning import NonFinite
+from bestofk.training import build, finish
+from bestofk.training.build import Clock, Parts, State, seed_of
+from bestofk.training.checks import cautions, check
+from bestofk.training.learn import learn
+from bestofk.training.processes import Processes, Stop, watching
+from bestofk.training.rollouts import Batch, collect, sample_rows, signal_of
+from bestofk.training.view import View, make_view
+from bestofk.types import Group, Prompt, Verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    path: Path
+    step: int
+    """Steps done."""
+    signal: int | None = None
+    """What asked it to leave before its last step."""
+
+
+def train(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> Outcome:
+    """Train as the config says, in the folder it names; with `resume`, go on where it stopped."""
+    goal = check(config)
+    processes = Processes(
+        device=config.model.device,
+        trackers=config.run.trackers,
+        folder=config.run.dir,
+        fsdp=config.run.fsdp,
+    )
+    processes.share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
+    run, found = build.open_run(config, processes, resume, checkpoint)
+    view = make_view(processes, config.run.steps, goal.k)
+    try:
+        with Stop() as stop, watching(run.path, processes):
+            parts = build.assemble(config, goal, processes, run)
+            state = build.restore(parts, found)
+            view.start(state.step, finish.title(parts), cautions(goal), dict(leaves(config)))
+            state = steps(parts, state, stop, view, saved=state.step if found else -1)
+            if state.step >= config.run.steps and processes.main:
+                run.save_final(lambda folder: finish.write(parts, folder))
+            processes.wait()
+        processes.close()
+    finally:
+        view.close()
+        run.close()
+    return Outcome(run.path, state.step, stop.signal if state.step < config.run.steps else None)
+
+
+def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> State:
+    """Steps, evaluations and checkpoints until the last step, or until asked to leave."""
+    config, processes = parts.config, parts.processes
+    last, every = config.run.steps, config.run.checkpoint_every
+    while not processes.any(stop.asked):
+        validated = state.validated == state.step
+        if finish.due(state.step, config.evaluation.every, last) and not validated:
+            line = finish.evaluate(parts, state.step)
+            state = finish.note(parts, state, line)
+            view.evaluation(line)
+        if finish.due(state.step, every, last) and 0 < state.step != saved:
+            build.save(parts, state)
+            saved = state.step
+        if state.step >= last:
+            return state
+        clock = Clock()
+        batch = roll_out(parts, state, clock)
+        if processes.any(stop.asked):
+            break  # before the weights change: this step will be taken anew
+        with clock("learn"):
+            weights, stats = improve(parts, state, batch)
+        state = replace(
+            state,
+            step=state.step + 1,
+            position=batch.position,
+            last_prompt=parts.prompt_at(batch.position - 1).id,
+        )
+        line = finish.describe(parts, state, batch, stats, clock)
+        if processes.main:
+            parts.run.record(line)
+            parts.run.record_samples(state.step, sample_rows(state.step, batch, weights))
+        view.step(line)
+    if 0 < state.step != saved:
+        build.save(parts, state)
+    return state
+
+
+def roll_out(parts: Parts, state: State, clock: Clock) -> Batch:
+    """Sample and judge this process's groups of the next step."""
+    asked, step = parts.config.sampling, state.step + 1
+
+    def sample(prompts: Sequence[Prompt], again: int) -> list[Group]:
+        with clock("sample"):
+            return parts.sample(prompts, asked.samples_per_prompt, "train", step, again)
+
+    def judge(groups: Sequence[Group]) -> list[list[Verdict]]:
+        with clock("score"):
+            return parts.judge(groups)
+
+    return collect(
+        parts.prompt_at,
+        state.position,
+        asked.prompts_per_step,
+        sample,
+        judge,
+        parts.processes,
+        refill=asked.refill,
+        has_signal=signal_of(
+            parts.goal,
+            progress=build.progress(parts, state),
+            rng=seed_of(parts.config.run.seed, step),
+        ),
+    )
+
+
+def improve(parts: Parts, state: State, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:
+    """The optimiser steps on one batch; a step that breaks leaves its batch behind."""
+    try:
+        return learn(
+            parts.learner,
+            parts.goal,
+            batch,
+            parts.processes,
+            parts.settings,
+            progress=build.progress(parts, state),
+            seed=(parts.config.run.seed, state.step + 1),
+        )
+    except NonFinite as error:
+        raise finish.keep_failure(parts, state, batch, error) from error

@@ -1,0 +1,138 @@
+"""What a run shows for itself: metrics, the best and final model, the batch it broke on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bestofk import models, runs
+from bestofk.training.build import Clock, Parts, State
+from bestofk.training.card import card
+from bestofk.training.environment import environment
+from bestofk.training.rollouts import Batch, sample_rows, summary
+from bestofk.training.validation import results, rows_of
+
+
+def due(step: int, every: int, steps: int) -> bool:
+    """Whether something that happens every so often happens after this step; always at the end."""
+    return bool(every) and (step % every == 0 or step == steps)
+
+
+def title(parts: Parts) -> str:
+    """The run in a line."""
+    asked, world = parts.config.sampling, parts.processes
+    weights = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
+    return (
+        f"{parts.goal.text} on {parts.config.task.name}: {parts.config.model.path}, {weights:,} "
+        f"trained weights, {asked.prompts_per_step} prompts × {asked.samples_per_prompt} samples a "
+        f"step, {world.size} process{'es' if world.size > 1 else ''} on {world.device}, in "
+        f"{parts.config.run.dir}"
+    )
+
+
+def evaluate(parts: Parts, step: int) -> dict[str, Any]:
+    """pass@k and max@k of the policy as it is, on the validation prompts, over all processes.
+
+    The draws are fixed by the run's seed alone: two steps, or two runs with one seed, differ by
+    their weights and not by their luck.
+    """
+    asked, world, began = parts.config.evaluation, parts.processes, time.perf_counter()
+    split = parts.task.split(asked.split)
+    prompts = [split[i] for i in range(world.rank, min(asked.prompts, len(split)), world.size)]
+    groups = parts.sample(prompts, asked.samples_per_prompt, "validation") if prompts else []
+    verdicts = parts.judge(groups)
+    everything = [row for part in world.gather(rows_of(groups, verdicts)) for row in part]
+    everything.sort(key=lambda rows: rows[0].prompt_id)
+    found = results(everything, asked.ks, asked.threshold, parts.config.run.seed)
+    rows = sample_rows(step, Batch(tuple(groups), tuple(map(tuple, verdicts)), 0))
+    rows = [row for part in world.gather(rows) for row in part]
+    if world.main:
+        parts.run.record_evaluation(step, sorted(rows, key=lambda row: row["prompt_id"]))
+    seconds = {"validate": time.perf_counter() - began}
+    return {"kind": "evaluation", "step": step, "split": asked.split, **found, "seconds": seconds}
+
+
+def note(parts: Parts, state: State, line: Mapping[str, Any]) -> State:
+    """Write an evaluation down; keep the model if it is the best so far by the metric named."""
+    metric = parts.config.evaluation.metric
+    value = line["results"].get(metric, {}).get("value")
+    better = value is not None and (state.best is None or value > state.best)
+    if parts.processes.main:
+        parts.run.record(line)
+        if better and parts.config.run.keep_best and state.step:
+            parts.run.save_best(state.step, value, metric, lambda path: write(parts, path))
+    return replace(state, validated=state.step, best=value if better else state.best)
+
+
+def describe(
+    parts: Parts, state: State, batch: Batch, stats: Mapping[str, float], clock: Clock
+) -> dict[str, Any]:
+    """The metrics line of a step, over all processes."""
+    tokens = [[len(c.tokens) for c in group.completions] for group in batch.groups]
+    gathered = parts.processes.gather((batch.rewards, batch.verdicts, tokens))
+    rewards = np.concatenate([part[0] for part in gathered])
+    verdicts = [row for part in gathered for row in part[1]]
+    lengths = np.concatenate([np.array(part[2]) for part in gathered])
+    longest = parts.config.sampling.max_new_tokens
+    seconds = dict(clock.seconds)
+    terms = parts.goal.at((state.step - 1) / parts.config.run.steps)
+    return {
+        "kind": "train",
+        "step": state.step,
+        **summary(
+            rewards,
+            verdicts,
+            min(parts.goal.k, rewards.shape[1]),
+            max(term.least for term in terms),
+            parts.config.evaluation.threshold,
+        ),
+        "objective": "+".join(term.text for term in terms),
+        "length": float(lengths.mean()),
+        "at_length_limit": float((lengths >= longest).mean()),
+        "sampled_tokens": int(lengths.sum()),
+        "refilled": batch.refilled,
+        **stats,
+        "seconds": seconds,
+        "tokens_per_second": float(lengths.sum() / max(sum(seconds.values()), 1e-9)),
+    }
+
+
+def write(parts: Parts, folder: Path) -> None:
+    """The model with its card."""
+    models.save(parts.policy, folder)
+    evaluations = [
+        line for line in runs.read_metrics(parts.run.path) if line["kind"] == "evaluation"
+    ]
+    steps = max((line["step"] for line in runs.read_metrics(parts.run.path)), default=0)
+    text = card(
+        parts.config,
+        parts.goal,
+        steps=steps,
+        evaluations=evaluations,
+        licence=parts.task.licence,
+        data=f"{parts.task.name} ({parts.task.summary or 'split ' + parts.config.task.split})",
+        versions=environment()["versions"],
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def keep_failure(parts: Parts, state: State, batch: Batch, error: Exception) -> ValueError:
+    """The batch a step broke on, in the run's folder; and what to tell the user."""
+    step = state.step + 1
+
+    def fill(folder: Path) -> None:
+        rows = sample_rows(step, batch, tokens=True)
+        runs.write_jsonl(folder / f"batch-{parts.processes.rank}.jsonl", rows)
+        (folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
+
+    kept = parts.run.save_failure(step, fill) if parts.processes.main else parts.run.path
+    return ValueError(
+        f"step {step} was stopped before it changed the weights: {error}; its batch is in {kept}; "
+        "the last checkpoint is intact; in a run of its own, lower optimiser.learning_rate or set "
+        "off_policy.truncate"
+    )

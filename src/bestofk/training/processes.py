@@ -1,0 +1,163 @@
+"""The processes of a run: one, or several that accelerate started. Each has its own groups.
+
+    accelerate launch --num_processes 8 -m bestofk train recipe.toml
+
+Nothing here knows what is trained. A process that dies takes the others with it, in seconds and
+with a word: each holds a lock on a file in the run's folder, which the kernel releases at death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+WATCH_SECONDS = 2.0
+
+
+class Processes:
+    """Rank, size, and the few things ranks say to each other."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        trackers: Sequence[str] = (),
+        folder: str = "",
+        fsdp: bool = False,
+    ) -> None:
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin
+        from accelerate.utils import ProjectConfiguration
+
+        self.accelerator = Accelerator(
+            fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if fsdp else None,
+            cpu=device == "cpu",
+            log_with=list(trackers) or None,
+            project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
+        )
+        self.rank: int = self.accelerator.process_index
+        self.size: int = self.accelerator.num_processes
+        self.device: str = str(self.accelerator.device) if device == "auto" else device
+
+    def share(self, prompts: int, mini_batches: int) -> None:
+        """Refuse a batch that the processes cannot share equally, in whole groups."""
+        if prompts % (self.size * mini_batches):
+            raise ValueError(
+                f"sampling.prompts_per_step = {prompts} must be a multiple of processes × "
+                f"mini-batches = {self.size} × {mini_batches}, so that each has whole groups"
+            )
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank, on every process."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def any(self, here: bool) -> bool:
+        """Whether it holds on any process; every process gets the same answer."""
+        return any(self.gather(here))
+
+    def wait(self) -> None:
+        if self.size > 1:
+            self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        self.accelerator.end_training()
+
+
+class Stop:
+    """The wish to leave: set by the first SIGINT or SIGTERM; the second one leaves at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.signal = number
+        name = signal.Signals(number).name
+        # os.write, because a handler may run inside print.
+        os.write(2, f"\n{name}: writing a checkpoint; once more to leave at once\n".encode())
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
+
+
+@contextlib.contextmanager
+def watching(
+    folder: Path, processes: Processes, leave: Callable[[int], None] = os._exit
+) -> Iterator[None]:
+    """While inside, the death of any other process of this machine ends this one, with a word."""
+    if processes.size == 1:
+        yield
+        return
+    locks = folder / ".ranks"
+    locks.mkdir(parents=True, exist_ok=True)
+    own = open(locks / str(processes.rank), "w", encoding="utf-8")  # noqa: SIM115 - held
+    fcntl.flock(own, fcntl.LOCK_EX)
+    own.write(f"{os.getpid()}\n")
+    own.flush()
+    processes.wait()
+    over = threading.Event()
+    arguments = (locks, processes.rank, processes.size, over, leave)
+    threading.Thread(target=_watch, args=arguments, daemon=True, name="watch").start()
+    try:
+        yield
+        processes.wait()  # nobody lets go of its lock before all have arrived here
+    finally:
+        over.set()
+        own.close()
+
+
+def _watch(
+    locks: Path, rank: int, size: int, over: threading.Event, leave: Callable[[int], None]
+) -> None:
+    others = [other for other in range(size) if other != rank]
+    files = {other: os.open(locks / str(other), os.O_RDONLY) for other in others}
+    while not over.wait(WATCH_SECONDS):
+        for other, file in files.items():
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            time.sleep(0.2)
+            if over.is_set():
+                return
+            print(
+                f"bestofk train: process {other} of {size} died; process {rank} stops too. The "
+                f"last checkpoint is intact: go on with --resume {locks.parent}",
+                file=sys.stderr,
+                flush=True,
+            )
+            leave(1)
+            return
