@@ -147,6 +147,23 @@ def reverse_cumulative_sum(values: Array) -> Array:
     return xp.flip(cumulative_sum(xp.flip(values, axis=-1)), axis=-1)
 
 
+BLOCK = 1 << 16
+"""Numbers per block: small enough for the cache, large enough to hide the call."""
+
+
+def by_blocks(function: Callable[[Array], Array], values: Array) -> Array:
+    """function(values) for a function of each row (groups, n) by itself.
+
+    NumPy makes a pass over memory per operation; on blocks that stay in the cache a batch of many
+    groups takes half the time.
+    """
+    if not is_numpy_array(values) or values.size < 2 * BLOCK:
+        return function(values)
+    rows = max(1, BLOCK // values.shape[-1])
+    parts = [function(values[at : at + rows]) for at in range(0, values.shape[0], rows)]
+    return np.concatenate(parts)
+
+
 def positive_integer(value: Any, name: str) -> int:
     """`value` as an int ≥ 1; anything else is refused by name."""
     try:

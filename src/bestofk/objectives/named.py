@@ -5,18 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from . import off_policy as off
-from .arrays import Array, as_float64, as_numpy, constant
+from .arrays import Array, as_float64, as_numpy, by_blocks, constant
 from .estimates import zero_one
 from .grammar import Stage, Term, parse, suggest
 from .grouping import Bucket, Layout, SmallGroups, gather, lay_out, scatter
-
-OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
+from .options import OffPolicy, check_forms, own_options, weighted
 
 
 class ObjectiveWarning(UserWarning):
@@ -182,7 +181,10 @@ class Objective:
             chosen = inputs["entropy"]
             chosen = chosen if bucket.groups is None else chosen[bucket.groups]
             named.update(entropy=constant(chosen, rewards), threshold=inputs["threshold"])
-        return entry.function(rewards, *([term.k] if entry.takes_k else []), **named)
+        size = [term.k] if entry.takes_k else []
+        if entry.needs:
+            return entry.function(rewards, *size, **named)
+        return by_blocks(lambda block: entry.function(block, *size, **named), rewards)
 
     def _off_policy(self, term: Term, rewards: Array, log_ratio: Array) -> Array:
         baseline = term.entry.baseline
@@ -260,8 +262,8 @@ def objective(
         raise ValueError(f"variant={variant!r} and design={design!r} name the same thing: give one")
     stages = parse(text, variant or design)
     if weights is not None:
-        stages = _weighted(text, stages, weights)
-    _check_forms(off_policy, truncate, self_normalise, clamp, stages)
+        stages = weighted(text, stages, weights)
+    check_forms(off_policy, truncate, self_normalise, clamp, stages)
     if threshold is not None and not np.isfinite(threshold):
         raise ValueError(f"threshold must be a finite number, got {threshold}")
     if small_groups not in get_args(SmallGroups):
@@ -275,7 +277,7 @@ def objective(
         clamp,
         threshold,
         small_groups,
-        _own_options(text, stages, options),
+        own_options(text, stages, options),
     )
 
 
@@ -299,8 +301,6 @@ def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Ar
 
 
 INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng")
-OPTIONS = ("variant", "design", "weights", "off_policy", "truncate", "self_normalise", "clamp",
-           "threshold", "small_groups")  # fmt: skip
 
 
 def _too_small(term: Term) -> tuple[str, str]:
@@ -314,86 +314,15 @@ def _too_small(term: Term) -> tuple[str, str]:
     return need, why
 
 
-def _weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> tuple[Stage, ...]:
-    shares = [float(weight) for weight in weights]
-    if len(stages) != 1 or len(stages[0].terms) != len(shares):
-        raise ValueError(
-            f"weights= gives one number per k of a mixture such as max@1+8; {text!r} has "
-            f"{len(stages[0].terms)} and got {len(shares)}"
-        )
-    if not all(np.isfinite(shares)):
-        raise ValueError(f"weights of a mixture must be finite, got {shares}")
-    terms = tuple(
-        Term(term.text, term.entry, term.k, share, term.coefficients)
-        for term, share in zip(stages[0].terms, shares)
-    )
-    return (Stage(0.0, terms),)
-
-
-def _check_forms(
-    form: str, truncate: float | None, normalise: bool, clamp: float, stages: tuple[Stage, ...]
-) -> None:
-    if form not in get_args(OffPolicy):
-        raise ValueError(f"unknown off_policy {form!r}; {suggest(form, get_args(OffPolicy))}")
-    if normalise and form != "exact":
-        raise ValueError(f"self_normalise belongs to off_policy='exact', got {form!r}")
-    if not clamp > 0:
-        raise ValueError(f"clamp bounds |ρ - 1| and must be positive, got {clamp}")
-    if truncate is None:
-        return
-    k = max(term.k for stage in stages for term in stage.terms)
-    if not truncate > -np.inf or np.isnan(truncate):
-        raise ValueError(f"truncate is the largest log-ratio, a number, got {truncate}")
-    if form == "exact" and not normalise and k * truncate > off.LARGEST_LOG - 9:
-        raise ValueError(
-            f"truncate={truncate:g} with k = {k} lets a subset weigh e^{k * truncate:.0f}, more "
-            f"than float64 holds: use at most {(off.LARGEST_LOG - 9) / k:.3g}, or "
-            "self_normalise=True"
-        )
-
-
-def _own_options(
-    text: str, stages: tuple[Stage, ...], options: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    allowed: dict[str, Any] = {}
-    for stage in stages:
-        for term in stage.terms:
-            for name, default in term.entry.options.items():
-                given = name == "coefficients" and term.coefficients is not None
-                if not given:
-                    allowed[name] = default
-    for name in options:
-        if name not in allowed:
-            raise ValueError(
-                f"objective {text} has no option {name!r}; {suggest(name, [*allowed, *OPTIONS])}"
-            )
-    chosen = {**allowed, **options}
-    missing = [name for name, value in chosen.items() if value is ...]
-    if missing:
-        raise ValueError(f"objective {text} needs {missing[0]}=")
-    return {name: _checked(name, value, stages) for name, value in chosen.items()}
-
-
-def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
-    if name == "coefficients":
-        numbers = tuple(float(number) for number in value)
-        for stage in stages:
-            for term in stage.terms:
-                if "coefficients" in term.entry.options and len(numbers) != term.k:
-                    raise ValueError(
-                        f"{term.text} takes {term.k} coefficients, lowest of k first, got {numbers}"
-                    )
-        return numbers
-    number = float(value)
-    if not np.isfinite(number) or (name == "beta" and number <= 0):
-        raise ValueError(
-            f"{name} must be a {'positive ' if name == 'beta' else ''}number, got {value}"
-        )
-    return number
-
-
 def _label(stages: tuple[Stage, ...], text: str) -> str:
     return stages[0].terms[0].text if len(stages) == 1 and len(stages[0].terms) == 1 else text
+
+
+def _finite(log_ratio: Array) -> Array:
+    xp = array_namespace(log_ratio)
+    if not bool(xp.all(xp.isfinite(log_ratio))):
+        raise ValueError("log_ratio must be finite for every live sample")
+    return log_ratio
 
 
 def _generator(rng: np.random.Generator | int | None, text: str) -> np.random.Generator:
@@ -432,10 +361,3 @@ def _entropies(
     return values, float(np.median(used)) if threshold is None and used.size else float(
         threshold or 0
     )
-
-
-def _finite(log_ratio: Array) -> Array:
-    xp = array_namespace(log_ratio)
-    if not bool(xp.all(xp.isfinite(log_ratio))):
-        raise ValueError("log_ratio must be finite for every live sample")
-    return log_ratio

@@ -1,0 +1,93 @@
+"""Options of an objective, checked once where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from .grammar import Stage, Term, suggest
+from .off_policy import LARGEST_LOG
+
+OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
+OPTIONS = ("variant", "design", "weights", "off_policy", "truncate", "self_normalise", "clamp",
+           "threshold", "small_groups")  # fmt: skip
+
+
+def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> tuple[Stage, ...]:
+    shares = [float(weight) for weight in weights]
+    if len(stages) != 1 or len(stages[0].terms) != len(shares):
+        raise ValueError(
+            f"weights= gives one number per k of a mixture such as max@1+8; {text!r} has "
+            f"{len(stages[0].terms)} and got {len(shares)}"
+        )
+    if not all(np.isfinite(shares)):
+        raise ValueError(f"weights of a mixture must be finite, got {shares}")
+    terms = tuple(
+        Term(term.text, term.entry, term.k, share, term.coefficients)
+        for term, share in zip(stages[0].terms, shares)
+    )
+    return (Stage(0.0, terms),)
+
+
+def check_forms(
+    form: str, truncate: float | None, normalise: bool, clamp: float, stages: tuple[Stage, ...]
+) -> None:
+    if form not in get_args(OffPolicy):
+        raise ValueError(f"unknown off_policy {form!r}; {suggest(form, get_args(OffPolicy))}")
+    if normalise and form != "exact":
+        raise ValueError(f"self_normalise belongs to off_policy='exact', got {form!r}")
+    if not clamp > 0:
+        raise ValueError(f"clamp bounds |ρ - 1| and must be positive, got {clamp}")
+    if truncate is None:
+        return
+    k = max(term.k for stage in stages for term in stage.terms)
+    if not truncate > -np.inf or np.isnan(truncate):
+        raise ValueError(f"truncate is the largest log-ratio, a number, got {truncate}")
+    if form == "exact" and not normalise and k * truncate > LARGEST_LOG - 9:
+        raise ValueError(
+            f"truncate={truncate:g} with k = {k} lets a subset weigh e^{k * truncate:.0f}, more "
+            f"than float64 holds: use at most {(LARGEST_LOG - 9) / k:.3g}, or "
+            "self_normalise=True"
+        )
+
+
+def own_options(
+    text: str, stages: tuple[Stage, ...], options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    allowed: dict[str, Any] = {}
+    for stage in stages:
+        for term in stage.terms:
+            for name, default in term.entry.options.items():
+                given = name == "coefficients" and term.coefficients is not None
+                if not given:
+                    allowed[name] = default
+    for name in options:
+        if name not in allowed:
+            raise ValueError(
+                f"objective {text} has no option {name!r}; {suggest(name, [*allowed, *OPTIONS])}"
+            )
+    chosen = {**allowed, **options}
+    missing = [name for name, value in chosen.items() if value is ...]
+    if missing:
+        raise ValueError(f"objective {text} needs {missing[0]}=")
+    return {name: _checked(name, value, stages) for name, value in chosen.items()}
+
+
+def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
+    if name == "coefficients":
+        numbers = tuple(float(number) for number in value)
+        for stage in stages:
+            for term in stage.terms:
+                if "coefficients" in term.entry.options and len(numbers) != term.k:
+                    raise ValueError(
+                        f"{term.text} takes {term.k} coefficients, lowest of k first, got {numbers}"
+                    )
+        return numbers
+    number = float(value)
+    if not np.isfinite(number) or (name == "beta" and number <= 0):
+        raise ValueError(
+            f"{name} must be a {'positive ' if name == 'beta' else ''}number, got {value}"
+        )
+    return number
