@@ -25,9 +25,12 @@ def tagged(text: str, tag: str = "answer") -> str | None:
     >>> tagged("<answer>1</answer> no, <answer>2</answer>")
     '2'
     """
-    end = text.rfind(f"</{tag}>")
-    start = text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
-    return text[start + len(tag) + 2 : end] if start >= 0 else None
+    opened, closed = f"<{tag}>", f"</{tag}>"
+    start = text.rfind(opened, 0, max(0, text.rfind(closed)))
+    if start < 0:
+        return None
+    start += len(opened)
+    return text[start : text.index(closed, start)]
 
 
 def answer_of(prompt: Prompt, text: str) -> str | None:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
 from bestofk.rewards.maths_pool import Pool, Reply, WorkerLost
-from bestofk.rewards.mathtext import MAX_ANSWER, extract, is_readable, plain, same
+from bestofk.rewards.mathtext import MAX_ANSWER, extract, is_balanced, is_readable, plain, same
 from bestofk.types import Prompt, Status, Verdict
 
 _REMEMBERED = 20_000
@@ -41,6 +41,10 @@ def judge_text(gold: str, text: str) -> Verdict | tuple[str, str]:
     expected, said = plain_gold(gold), plain(answer)
     if not said:
         return wrong("an empty answer", "unparsed")
+    if expected == said:
+        return right()
+    if not is_balanced(said):
+        return wrong("brackets that do not close, or too deep", "unparsed")
     decided = same(expected, said)
     if decided is not None:
         return right() if decided else wrong("another answer")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-from bestofk.rewards.extract import final_text
+from bestofk.rewards.extract import final_text, tagged
 
 MAX_ANSWER = 2000
 """Characters of an answer. Longer ones are not read."""
@@ -41,10 +41,10 @@ def extract(text: str) -> str | None:
         place = final.rfind(marker)
         if place >= 0:
             found.append((place + len(marker), _line(final, place + len(marker))))
-    close = final.rfind("</answer>")
-    start = final.rfind("<answer>", 0, close) if close >= 0 else -1
-    if start >= 0:
-        found.append((start, final[start + 8 : close][: MAX_ANSWER + 1]))
+    inside = tagged(final)
+    if inside is not None:
+        place = final.rfind(f"<answer>{inside}</answer>")
+        found.append((place, inside[: MAX_ANSWER + 1]))
     answer = max(found)[1].strip() if found else ""
     return answer or None
 
@@ -86,7 +86,7 @@ _SIGNS = str.maketrans(
 )
 _LAYOUT = re.compile(
     r"\\(?:left|right)(?:\.|(?![A-Za-z]))|\\(?:displaystyle|textstyle|[bB]igg?[lr]?)(?![A-Za-z])"
-    r"|\\[!;:$]|\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])"
+    r"|\\[!;:]|\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])"
 )
 _SPACE = re.compile(r"\\(?:,| |quad|qquad)(?![A-Za-z])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}")
@@ -105,7 +105,7 @@ def plain(text: str) -> str:
     >>> plain(r"$\\left( \\dfrac12,\\, \\text{ 5 cm} \\right)$.")
     '( \\\\frac{1}{2}, 5 cm )'
     """
-    text = text.translate(_SIGNS).replace("\\\\%", "%").replace("\\%", "%").replace("{,}", ",")
+    text = text.replace("\\$", "").replace("\\%", "%").replace("{,}", ",").translate(_SIGNS)
     text = _LAYOUT.sub("", text)
     text = _SPACE.sub(" ", text)
     text = _TEXT.sub(r" \1 ", text)
@@ -117,8 +117,8 @@ def plain(text: str) -> str:
     return " ".join(text.split()).rstrip(".,; ")
 
 
-def is_readable(text: str) -> bool:
-    """Whether brackets are balanced and not too deep, and no two numbers stand side by side."""
+def is_balanced(text: str) -> bool:
+    """Whether brackets are balanced in number and not too deep."""
     depth = 0
     for sign in text:
         if sign in "({[":
@@ -127,7 +127,12 @@ def is_readable(text: str) -> bool:
                 return False
         elif sign in ")}]":
             depth -= 1
-    return depth == 0 and not _SIDE_BY_SIDE.search(text)
+    return depth == 0
+
+
+def is_readable(text: str) -> bool:
+    """Whether it may be a formula: balanced, and no two numbers side by side."""
+    return is_balanced(text) and not _SIDE_BY_SIDE.search(text)
 
 
 _SIDE_BY_SIDE = re.compile(r"\d \.?\d+(?!\d| ?/)|\d\.\d*\.")
@@ -284,7 +289,7 @@ def _split(text: str) -> list[str]:
 def same(
     gold: str, answer: str, scalar: Callable[[str, str], bool | None] = same_scalar
 ) -> bool | None:
-    """Whether two plain answers are equal: part by part, in order inside ( ) and [ ].
+    """Whether two plain, balanced answers are equal: part by part, in order inside ( ) and [ ].
 
     None when `scalar` could not tell and it matters.
     """
@@ -298,11 +303,11 @@ def same(
     if len(wanted) == 1:
         return scalar(wanted[0], said[0])
     if kind:
-        return _all(scalar(a, b) for a, b in zip(wanted, said, strict=True))
+        return _all(same(a, b, scalar) for a, b in zip(wanted, said, strict=True))
     unknown = False
     for part in wanted:
         for candidate in said:
-            equal = scalar(part, candidate)
+            equal = same(part, candidate, scalar)
             unknown = unknown or equal is None
             if equal:
                 said.remove(candidate)

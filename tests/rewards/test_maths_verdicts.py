@@ -1,0 +1,239 @@
+"""Maths verdicts that need algebra, in processes that adversarial answers may kill."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bestofk.rewards import verifier
+from bestofk.rewards.maths import MathsVerifier
+from bestofk.types import Prompt, Verdict
+
+CPU_SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def maths() -> Iterator[MathsVerifier]:
+    judge = verifier("maths", workers=2, cpu_seconds=10.0)
+    assert isinstance(judge, MathsVerifier)
+    yield judge
+    judge.close()
+
+
+def ask(judge: MathsVerifier, gold: str, answer: str) -> Verdict:
+    return judge([Prompt("p", "", "t", {"expected": gold})], [f"\\boxed{{{answer}}}"])[0]
+
+
+EQUAL = [
+    (r"4\sqrt{2}", r"\sqrt{32}"),
+    (r"4\sqrt{2}", r"4\sqrt(2)"),
+    (r"\frac{1}{2004!}", r"\frac{2005}{2005!}"),
+    ("x^2+2x+1", "(x+1)^2"),
+    (r"\frac{\pi}{4}", r"\pi/4"),
+    (r"\frac{2}{\sqrt{2}}", r"\sqrt{2}"),
+    (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    ("2^{100}", "1267650600228229401496703205376"),
+    (r"1.5\times 10^3", "1500"),
+    ("0", r"\sin(\pi)"),
+    ("2i", "(1+i)^2"),
+    ("-1", r"e^{i\pi}"),
+    (r"1+\sqrt{3}, 1-\sqrt{3}", r"1 \pm \sqrt{3}"),
+    (r"[1, \sqrt{4}]", "[1, 2]"),
+    (r"\begin{pmatrix}1\\\sqrt{4}\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"(-\infty, 2) \cup (3, \infty)", r"(3,\infty)\cup(-\infty,2)"),
+    ("y=2x+1", "y = 1 + 2x"),
+    ("6", "3!"),
+    ("1", "((((1))))"),
+]
+DIFFERENT = [
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
+    ("0", "1/2004!"),
+    ("4", r"4\sqrt(2)"),
+    ("4", r"4\sqrt{2}"),
+    ("2", "2 or 3"),
+    (r"\sqrt{2}", "1.41421356"),
+    (r"3\pi", "9.42"),
+    ("x", "|x|"),
+    ("x", "y"),
+    ("x+1", "x+1+0.0001"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+    (r"(-\infty, 2) \cup (3, \infty)", r"(-\infty, 2] \cup (3, \infty)"),
+    ("12", "1 2"),
+    ("5", "x"),
+    ("2^{100}", "2^{101}"),
+    (r"\sqrt{2}", r"\sqrt{2} \text{ or } \sqrt{3}"),
+    (r"\sqrt{2}", r"\sqrt{2}, \sqrt{3}"),
+    ("1", r"\infty/\infty"),
+    ("1", r"0/0"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), EQUAL)
+def test_equal_answers_score_one(maths: MathsVerifier, gold: str, answer: str) -> None:
+    assert ask(maths, gold, answer).status == "correct"
+
+
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
+def test_different_answers_score_zero_with_a_status(
+    maths: MathsVerifier, gold: str, answer: str
+) -> None:
+    verdict = ask(maths, gold, answer)
+    assert verdict.reward == 0.0
+    assert verdict.status in ("incorrect", "unparsed", "crashed")
+
+
+def test_only_the_last_of_two_boxes_counts(maths: MathsVerifier) -> None:
+    prompt = Prompt("p", "", "t", {"expected": r"\sqrt{8}"})
+    texts = [r"\boxed{2\sqrt{2}} \boxed{3}", r"\boxed{3} \boxed{2\sqrt{2}}"]
+    assert [v.reward for v in maths([prompt] * 2, texts)] == [0.0, 1.0]
+
+
+ADVERSARIAL = [
+    "(10^8)!",
+    "10^8!",
+    "9^{9^{9^{9}}}",
+    "2^{2^{2^{2^{2^{2^{2}}}}}}",
+    "((10^{10})!)!",
+    "(" * 200 + "1" + ")" * 200,
+    "(" * 18 + "x" + ")" * 18,
+    "\\sqrt{" * 19 + "2" + "}" * 19,
+    "\\frac{1}{" * 19 + "2" + "}" * 19,
+    r"\int_0^\infty x^{x^x} dx",
+    r"\sum_{n=1}^{1000000000} \frac{1}{n!}",
+    r"\binom{10^9}{5\cdot 10^8}",
+    "x+" * 400 + "x",
+    "(x+1)^{100000}",
+    "__import__('os').system('touch /tmp/never')",
+    "exec(open('/etc/passwd').read())",
+    r"\input{/etc/passwd}",
+    "\x00",
+    "\ud800",
+    "٣",
+    "{" * 50,
+    "nan",
+    "\\" * 500,
+]
+
+
+def test_adversarial_answers_score_zero_and_harm_no_neighbour() -> None:
+    """All of them at once, each between two good answers; every one is the model's fault."""
+    maths = verifier("maths", workers=2, cpu_seconds=CPU_SECONDS)
+    prompt = Prompt("p", "", "t", {"expected": r"\sqrt{18}"})
+    texts = []
+    for i, bad in enumerate(ADVERSARIAL):
+        texts += [f"\\boxed{{{i + 1}\\sqrt{{18}}/{i + 1}}}", f"\\boxed{{{bad}}}"]
+    before = os.times()
+    verdicts = maths([prompt] * len(texts), texts)
+    assert all(v.status == "correct" for v in verdicts[::2])
+    assert all(v.reward == 0.0 for v in verdicts[1::2]), [v.status for v in verdicts[1::2]]
+    assert "timeout" in {v.status for v in verdicts[1::2]}
+    spent = os.times()
+    ours = spent.user + spent.system - before.user - before.system
+    assert ours < 0.5 * CPU_SECONDS * len(ADVERSARIAL)  # the work was done elsewhere
+    maths.close()
+    ended = os.times().children_user - before.children_user
+    assert ended < (CPU_SECONDS + 3.0) * len(ADVERSARIAL)  # three seconds to start a fresh one
+
+
+def test_algebra_works_from_a_thread(maths: MathsVerifier) -> None:
+    seen: list[Verdict] = []
+    thread = threading.Thread(target=lambda: seen.append(ask(maths, r"\sqrt{50}", r"5\sqrt{2}")))
+    thread.start()
+    thread.join(60)
+    assert [v.status for v in seen] == ["correct"]
+
+
+def children() -> set[int]:
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= set(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def test_a_worker_killed_in_the_middle_is_replaced_and_the_verdict_stands() -> None:
+    judge = verifier("maths", workers=1, cpu_seconds=60.0)
+    assert isinstance(judge, MathsVerifier)
+    before = children()
+    assert ask(judge, r"\sqrt{8}", r"2\sqrt{2}").reward == 1.0
+    (worker,) = children() - before
+    os.kill(worker, signal.SIGKILL)
+    assert ask(judge, r"\sqrt{12}", r"2\sqrt{3}").reward == 1.0
+    (second,) = children() - before
+    killer = threading.Timer(0.3, os.kill, (second, signal.SIGKILL))
+    killer.start()
+    slow = "(" * 14 + r"2\sqrt{5}" + ")" * 14  # brackets cost the parser more than a second
+    assert ask(judge, r"\sqrt{20}", slow).reward == 1.0
+    killer.join()
+    assert second not in children()
+    judge.close()
+    assert not children() - before
+
+
+def test_workers_that_are_always_killed_leave_the_pair_unscored() -> None:
+    judge = verifier("maths", workers=1, cpu_seconds=60.0)
+    assert isinstance(judge, MathsVerifier)
+    before, stop = children(), threading.Event()
+
+    def hunt() -> None:
+        while not stop.wait(0.02):
+            for child in children() - before:
+                os.kill(child, signal.SIGKILL)
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    try:
+        verdicts = judge(
+            [Prompt("p", "", "t", {"expected": r"\sqrt{8}"})] * 2, [r"\boxed{2\sqrt{2}}", "none"]
+        )
+    finally:
+        stop.set()
+        hunter.join()
+    assert [v.status for v in verdicts] == ["unscored", "unparsed"]
+    assert math.isnan(verdicts[0].reward)
+    assert ask(judge, r"\sqrt{8}", r"2\sqrt{2}").reward == 1.0  # and recovers
+    judge.close()
+
+
+def test_closing_ends_every_worker_and_a_closed_verifier_starts_again() -> None:
+    before = children()
+    judge = verifier("maths", workers=2)
+    assert isinstance(judge, MathsVerifier)
+    assert ask(judge, r"\sqrt{8}", r"2\sqrt{2}").reward == 1.0
+    assert children() - before
+    judge.close()
+    assert not children() - before
+    assert ask(judge, r"\sqrt{27}", r"3\sqrt{3}").reward == 1.0
+    del judge
+    deadline = time.monotonic() + 30
+    while children() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not children() - before
+
+
+def test_a_prompt_without_an_expected_answer_is_our_failure() -> None:
+    (verdict,) = verifier("maths")([Prompt("bare", "", "t")], [r"\boxed{1}"])
+    assert verdict.status == "unscored"
+    assert "bare" in verdict.detail
+
+
+@pytest.mark.skipif("BESTOFK_DATA" not in os.environ, reason="BESTOFK_DATA names no data folder")
+def test_every_gsm8k_reference_scores_one_by_box_and_by_its_own_solution() -> None:
+    from bestofk.rewards import prepare
+    from bestofk.tasks import task
+
+    gsm8k = task("gsm8k")
+    judge = verifier("maths")
+    for split in gsm8k.splits:
+        prompts = gsm8k.split(split)[:]
+        assert prepare(judge, prompts) == prompts
+        worked = [f"step by step\n#### {prompt.spec['expected']}" for prompt in prompts]
+        assert all(v.reward == 1.0 for v in judge(prompts, worked))
+        shifted = [f"#### {p.spec['expected']}1" for p in prompts]
+        assert all(v.reward == 0.0 for v in judge(prompts, shifted))
