@@ -6,7 +6,12 @@
 array([0.333, 0.5  , 0.583, 0.667])
 """
 
+from .compare import compare
 from .curves import curve
+from .diversity import diversity
+from .extrapolate import extrapolate
+from .off_policy import off_policy
+from .planning import Population, plan, population
 from .results import (
     METRICS,
     Comparison,
@@ -37,7 +42,14 @@ __all__ = [
     "OffPolicy",
     "Plan",
     "PlanRow",
+    "Population",
     "Samples",
+    "compare",
     "curve",
+    "diversity",
+    "extrapolate",
+    "off_policy",
+    "plan",
+    "population",
     "samples",
 ]

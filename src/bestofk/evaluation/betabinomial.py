@@ -1,7 +1,8 @@
 """The beta-binomial: problems differ in difficulty, p ~ Beta(a, b), and c of n samples pass.
 
 Fitted by maximum likelihood, for many reweightings of the problems at once. With S_c[j] the weight
-of problems with more than j passes, S_f[j] with more than j failures, S_n[j] with more than j samples,
+of problems with more than j passes, S_f[j] of those with more than j failures, and S_n[j] of those
+with more than j samples,
 
     log L = Σ_j S_c[j] log(a+j) + Σ_j S_f[j] log(b+j) - Σ_j S_n[j] log(a+b+j)
 
@@ -16,7 +17,7 @@ import numpy as np
 
 SMALLEST, LARGEST = 1e-3, 1e4
 """a and b are kept inside: beyond, the likelihood is flat."""
-GRID = 400
+GRID = 240
 """Points of the success probability at which posteriors are held."""
 
 
@@ -125,7 +126,7 @@ def posterior(samples: int, a: float, b: float) -> tuple[np.ndarray, np.ndarray,
     return p, joint / joint.sum(axis=1, keepdims=True), np.exp(like.T)
 
 
-def miss(a: np.ndarray, b: np.ndarray, k: np.ndarray) -> np.ndarray:
+def miss(a: np.ndarray, b: np.ndarray, k: np.ndarray | int) -> np.ndarray:
     """E[(1 - p)^k] for p ~ Beta(a, b): B(a, b + k) / B(a, b); shapes broadcast, k whole numbers."""
     return np.exp(_lgamma(b + k) - _lgamma(b) + _lgamma(a + b) - _lgamma(a + b + k))
 

@@ -219,9 +219,7 @@ def _sampling_variance(passes: np.ndarray, samples: np.ndarray, k_max: int) -> n
     for n in np.unique(samples):
         of_n = passes[samples == n]
         _, given, chance = posterior(int(n), a, b)
-        outcomes = pass_curve(np.arange(n + 1), np.full(n + 1, n), k_max)
-        average = chance @ outcomes
-        variance = np.maximum(chance @ outcomes**2 - average**2, 0.0)
+        misses = 1.0 - pass_curve(np.arange(n + 1), np.full(n + 1, n), k_max)
         share = np.bincount(of_n, minlength=n + 1) @ given
-        total += share @ variance
-    return total
+        total += (share @ chance) @ misses**2 - share @ (chance @ misses) ** 2
+    return np.maximum(total, 0.0)

@@ -27,8 +27,8 @@ def zero_one(samples: Samples, threshold: float | None) -> np.ndarray:
         problem = samples.problems[int(np.searchsorted(samples.offsets, first, side="right")) - 1]
         raise ValueError(
             f"{samples.name}: pass@k needs a definition of pass; problem {problem!r} has a reward "
-            f"of {rewards[first]:g}, neither 0 nor 1: state --threshold (reward ≥ threshold passes), "
-            "or ask for max@k, which takes real rewards"
+            f"of {rewards[first]:g}, neither 0 nor 1: state --threshold (reward ≥ threshold "
+            "passes), or ask for max@k, which takes real rewards"
         )
     return rewards
 

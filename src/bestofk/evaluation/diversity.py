@@ -1,0 +1,157 @@
+"""How different the samples of one problem are: the thing that training for one sample loses."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from .estimates import zero_one
+from .intervals import bounds_of_means, t_quantile, tail_rank
+from .results import Diversity, Measure, Samples
+
+RESAMPLES = 2000
+UNKNOWN = Measure(float("nan"), float("nan"), float("nan"), 0)
+
+
+def diversity(
+    samples: Samples,
+    *,
+    m: int | None = None,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+) -> Diversity:
+    """Distinct and effective answers, compression and entropy, each with an interval over problems.
+
+    Distinct answers grow with the number of samples, so they are counted as a random draw of m
+    samples would show them (rarefaction): Σ_answers 1 - C(n - c, m)/C(n, m), unbiased for every
+    m ≤ n. Compare runs at the same m. The effective number is 1 / Σ share² of the answers given.
+
+    Args:
+        m: samples drawn; by default the fewest of any problem.
+        threshold: what counts as right, where rewards are not 0/1.
+    """
+    sizes = samples.sizes
+    filled = np.flatnonzero(sizes > 0)
+    least = int(sizes[filled].min()) if filled.size else 0
+    m = least if m is None else m
+    if not 1 <= m <= least:
+        raise ValueError(
+            f"{samples.name}: diversity among {m} samples needs 1 ≤ m ≤ {least}, "
+            "the fewest samples of any problem"
+        )
+    notes: tuple[str, ...] = ()
+    tables: dict[str, np.ndarray] = {}
+    silent = float("nan")
+    if samples.answers is None:
+        notes += ("the file has no answers: distinct and effective answers are not known",)
+    else:
+        tables, conflicts = _by_answer(samples, filled, m, zero_one(samples, threshold))
+        silent = float((samples.answers < 0).mean())
+        if conflicts:
+            notes += (f"{conflicts} answers are judged both right and wrong in one problem",)
+    ratios = [_compression(texts) for texts in samples.texts.values() if len(texts) > 1]
+
+    def over(
+        values: np.ndarray | list[float] | None, bounds: tuple[float, float] | None = None
+    ) -> Measure:
+        return _mean(values, confidence, bounds)
+
+    return Diversity(
+        name=samples.name,
+        m=m,
+        distinct=over(tables.get("distinct"), (0.0, float(m))),
+        effective=over(tables.get("effective"), (1.0, float(sizes.max()))),
+        distinct_wrong=over(tables.get("wrong"), (0.0, float(m))),
+        distinct_correct=over(tables.get("correct"), (0.0, float(m))),
+        compression=over(ratios),
+        entropy=over(_surprise(samples, filled, per_token=False)),
+        entropy_per_token=over(_surprise(samples, filled, per_token=True)),
+        no_answer=silent,
+        confidence=confidence,
+        notes=notes,
+    )
+
+
+def expected_distinct(counts: np.ndarray, n: int, m: int) -> float:
+    """Distinct kinds in a random draw of m out of n, when kind i occurs counts[i] times.
+
+    >>> expected_distinct(np.array([2, 1, 1]), 4, 4), expected_distinct(np.array([4]), 4, 2)
+    (3.0, 1.0)
+    """
+    j = np.arange(m)
+    missed = np.prod(np.maximum(n - counts[:, None] - j, 0) / (n - j), axis=1)
+    return float((1.0 - missed).sum())
+
+
+def _by_answer(
+    samples: Samples, filled: np.ndarray, m: int, correct: np.ndarray
+) -> tuple[dict[str, np.ndarray], int]:
+    """Per problem: distinct, effective, distinct wrong and distinct correct; and contradictions."""
+    assert samples.answers is not None
+    rows: dict[str, list[float]] = {"distinct": [], "effective": [], "wrong": [], "correct": []}
+    conflicts = 0
+    for problem in filled:
+        span = samples.of(int(problem))
+        answer, right = samples.answers[span], correct[span]
+        n, given = len(answer), answer >= 0
+        names, label, counts = np.unique(answer[given], return_inverse=True, return_counts=True)
+        rows["distinct"].append(expected_distinct(counts, n, m))
+        if counts.size:
+            rows["effective"].append(float(counts.sum() ** 2 / (counts**2).sum()))
+        passing = np.bincount(label, right[given] == 1, len(names)) > 0
+        failing = np.bincount(label, right[given] == 0, len(names)) > 0
+        conflicts += int((passing & failing).sum())
+        rows["wrong"].append(expected_distinct(counts[failing & ~passing], n, m))
+        rows["correct"].append(expected_distinct(counts[passing], n, m))
+    return {name: np.array(values) for name, values in rows.items()}, conflicts
+
+
+def _compression(texts: tuple[str, ...]) -> float:
+    data = "\n".join(texts).encode("utf-8", "surrogatepass")
+    return len(data) / len(zlib.compress(data, 6)) if data else float("nan")
+
+
+def _surprise(samples: Samples, filled: np.ndarray, *, per_token: bool) -> np.ndarray | None:
+    """Mean -log-probability of a problem's completions: estimates the policy's entropy."""
+    if samples.logprobs is None or (per_token and samples.tokens is None):
+        return None
+    means = []
+    for problem in filled:
+        span = samples.of(int(problem))
+        surprise = -samples.logprobs[span]
+        if per_token:
+            assert samples.tokens is not None
+            known = np.isfinite(surprise) & (samples.tokens[span] > 0)
+            if known.any():
+                means.append(float(surprise[known].sum() / samples.tokens[span][known].sum()))
+        elif np.isfinite(surprise).any():
+            means.append(float(surprise[np.isfinite(surprise)].mean()))
+    return np.array(means)
+
+
+def _mean(
+    values: np.ndarray | list[float] | None,
+    confidence: float,
+    bounds: tuple[float, float] | None,
+) -> Measure:
+    """Mean ± Student's t over problems; the bounded bootstrap where all problems are alike."""
+    if values is None:
+        return UNKNOWN
+    known = np.asarray(values, dtype=float)
+    known = known[np.isfinite(known)]
+    if not known.size:
+        return UNKNOWN
+    mean = float(known.mean())
+    same = bool(np.ptp(known) < 1e-12)
+    if same and bounds is not None and bounds[0] < bounds[1]:
+        rng = np.random.default_rng(0)
+        low, high = bounds_of_means(known[:, None], bounds, RESAMPLES, rng)
+        rank = tail_rank((1.0 - confidence) / 2, RESAMPLES)
+        ends = np.sort(low[:, 0])[RESAMPLES - 1 - rank], np.sort(high[:, 0])[rank]
+        return Measure(mean, float(ends[0]), float(ends[1]), int(known.size))
+    if known.size < 2:
+        return Measure(mean, float("nan"), float("nan"), 1)
+    quantile = t_quantile(0.5 + confidence / 2, known.size - 1)
+    half = quantile * float(known.std(ddof=1)) / np.sqrt(known.size)
+    return Measure(mean, mean - half, mean + half, int(known.size))
