@@ -1,0 +1,190 @@
+"""Everything a report shows, computed once: curves, comparisons, diversity, extrapolation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bestofk import evaluation
+from bestofk.evaluation import Comparison, Curve, Diversity, Extrapolation, Metric, Samples
+
+from .sources import Source
+
+NAMED = 5
+"""Problem ids named in a note before it says "and so many more"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found in the samples of the sources; each result carries its source's name."""
+
+    sources: tuple[Source, ...]
+    curves: dict[Metric, tuple[Curve, ...]]
+    means: tuple[Curve, ...]
+    """Mean rewards, where rewards are not just 0 and 1 (there the mean is pass@1)."""
+    comparisons: tuple[Comparison, ...]
+    extrapolations: tuple[Extrapolation, ...]
+    diversities: tuple[Diversity, ...]
+    problems: tuple[str, ...]
+    """Every problem of any run, sorted."""
+    passes: np.ndarray
+    """(runs with samples, problems) passing samples of each problem; NaN where the run has none."""
+    threshold: float | None
+    notes: tuple[str, ...] = ()
+
+    def run(self, name: str) -> int:
+        return [source.name for source in self.sources].index(name)
+
+
+def evaluate(
+    sources: Sequence[Source],
+    *,
+    metrics: Sequence[Metric] | None = None,
+    threshold: float | None = None,
+    k_max: int | None = None,
+    beyond: int = 16,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Findings:
+    """Compute what the page shows.
+
+    Args:
+        metrics: which curves; by default pass@k, max@k where rewards are graded, maj@k where the
+            files have answers.
+        threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
+        k_max: the largest k; problems with fewer scored samples are then left out and counted.
+        beyond: pass@k is extrapolated to this many times n; 0 for not at all.
+        say: told what is being computed, for a progress line.
+
+    Raises:
+        ValueError: runs without a common problem; no scored sample; n < k.
+    """
+    runs = [source.samples for source in sources if source.samples is not None]
+    problems = tuple(sorted(set().union(*(run.problems for run in runs))))
+    notes = list(differing(runs))
+    graded = any(not is_zero_one(run) for run in runs)
+    if threshold is None and graded:
+        threshold, note = default_threshold(runs)
+        notes.append(note)
+    wanted = tuple(metrics) if metrics is not None else default_metrics(runs, graded, threshold)
+    options: dict[str, Any] = {"threshold": threshold, "confidence": confidence, "seed": seed}
+    depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
+    curves: dict[Metric, tuple[Curve, ...]] = {}
+    comparisons: list[Comparison] = []
+    for metric in wanted if runs else ():
+        say(metric)
+        curves[metric] = tuple(
+            evaluation.curve(run, metric, resamples=resamples, **options, **depth) for run in runs
+        )
+        if len(runs) > 1:
+            say(f"{metric}, paired")
+            comparisons += evaluation.compare(
+                runs, metric, resamples=2 * resamples, **options, **depth
+            )
+    judged = threshold is not None or not graded
+    say("diversity, beyond n")
+    return Findings(
+        sources=tuple(sources),
+        curves=curves,
+        means=tuple(
+            evaluation.curve(run, "mean", resamples=resamples, **options) for run in runs if graded
+        ),
+        comparisons=tuple(comparisons),
+        extrapolations=extrapolations(runs, beyond, options) if judged else (),
+        diversities=diversities(runs, threshold, confidence) if judged else (),
+        problems=problems,
+        passes=passes(runs, problems, threshold) if judged else np.empty((0, len(problems))),
+        threshold=threshold if graded or threshold is not None else 1.0,
+        notes=tuple(notes),
+    )
+
+
+def is_zero_one(run: Samples) -> bool:
+    rewards = run.rewards
+    return bool(((rewards == 0) | (rewards == 1) | np.isnan(rewards)).all())
+
+
+def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, str]:
+    """What counts as passing where nobody said it, and the sentence that says it."""
+    rewards = np.concatenate([run.rewards for run in runs])
+    if np.nanmin(rewards) >= 0 and np.nanmax(rewards) <= 1:
+        return 1.0, "Rewards are graded; a sample passes when its reward is 1 (set --threshold)."
+    return None, (
+        f"Rewards reach from {np.nanmin(rewards):g} to {np.nanmax(rewards):g} and nobody said "
+        "which of them pass: pass@k is not shown (set --threshold)."
+    )
+
+
+def default_metrics(
+    runs: Sequence[Samples], graded: bool, threshold: float | None
+) -> tuple[Metric, ...]:
+    chosen: list[Metric] = []
+    if threshold is not None or not graded:
+        chosen.append("pass@k")
+    if graded:
+        chosen.append("max@k")
+    answers = all(run.answers is not None and (run.answers >= 0).any() for run in runs)
+    if runs and answers and "pass@k" in chosen:
+        chosen.append("maj@k")
+    return tuple(chosen)
+
+
+def differing(runs: Sequence[Samples]) -> list[str]:
+    """A sentence for every run that has problems which another lacks."""
+    everywhere = set.intersection(*(set(run.problems) for run in runs)) if runs else set()
+    notes = []
+    for run in runs:
+        own = sorted(set(run.problems) - everywhere)
+        if own:
+            named = ", ".join(own[:NAMED])
+            more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
+            notes.append(
+                f"{run.name} has {len(own)} of its {len(run.problems)} problems that not every run "
+                f"has ({named}{more}): its curve counts them, the comparisons leave them out."
+            )
+    return notes
+
+
+def passes(runs: Sequence[Samples], problems: Sequence[str], threshold: float | None) -> np.ndarray:
+    """(runs, problems) passing samples; NaN where a run has no scored sample of a problem."""
+    row = {problem: i for i, problem in enumerate(problems)}
+    table = np.full((len(runs), len(problems)), np.nan)
+    for number, run in enumerate(runs):
+        hits = np.concatenate([[0], np.cumsum(run.rewards >= (threshold or 1.0))])
+        counts = hits[run.offsets[1:]] - hits[run.offsets[:-1]]
+        at = np.array([row[problem] for problem in run.problems], dtype=int)
+        table[number, at] = np.where(run.live > 0, counts, np.nan)
+    return table
+
+
+def diversities(
+    runs: Sequence[Samples], threshold: float | None, confidence: float
+) -> tuple[Diversity, ...]:
+    """Diversity of every run, counted at the same number of samples so that they compare."""
+    if not runs:
+        return ()
+    m = min(int(run.sizes[run.sizes > 0].min()) for run in runs)
+    return tuple(
+        evaluation.diversity(run, m=m, threshold=threshold, confidence=confidence) for run in runs
+    )
+
+
+def extrapolations(
+    runs: Sequence[Samples], beyond: int, options: dict[str, Any]
+) -> tuple[Extrapolation, ...]:
+    """pass@k from n to `beyond` times n, evenly spaced on a log axis."""
+    if beyond < 2:
+        return ()
+    found = []
+    for run in runs:
+        n = int(run.live[run.live > 0].min())
+        reach = np.unique(np.geomspace(n, beyond * n, 13).round().astype(int))
+        resamples = max(400, math.ceil(20 / (1 - options["confidence"])))
+        found.append(evaluation.extrapolate(run, reach.tolist(), resamples=resamples, **options))
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""One self-contained HTML file from plain data, in which nothing that came from outside can run.
+
+The data go into a `<script type="application/json">` block that no browser executes, with every
+character that could end it written as an escape; the page's own script puts text on the page
+through `textContent` alone; and a content security policy admits that script and that style by
+their hashes and nothing else: no other script, no event handler, no image, no connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import importlib.resources
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = (
+    "vendor/uplot.min.js",
+    "page/base.js",
+    "page/chart.js",
+    "page/scatter.js",
+    "page/sections.js",
+    "page/compare.js",
+    "page/details.js",
+    "page/samples.js",
+    "page/boot.js",
+)
+STYLES = ("vendor/uplot.min.css", "page/page.css")
+ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+@functools.cache
+def part(name: str) -> str:
+    """The text of one of the page's parts, a package data file."""
+    return importlib.resources.files("bestofk.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def render(data: Mapping[str, Any], *, title: str, version: str) -> str:
+    """The page as text. `data` is what page/*.js read; see `content.page_data`."""
+    script = "\n".join(["(() => {", '"use strict";', *map(part, SCRIPTS), "})();"])
+    style = "\n".join(map(part, STYLES))
+    values = {
+        "csp": policy(script, style),
+        "version": html.escape(version),
+        "title": html.escape(title),
+        "style": style,
+        "data": encode(data),
+        "script": script,
+    }
+    # Split once, so that nothing inserted is itself searched for placeholders.
+    head, *rest = part("page/page.html").split("{{")
+    pieces = [head]
+    for piece in rest:
+        name, _, text = piece.partition("}}")
+        pieces += [values[name], text]
+    return "".join(pieces)
+
+
+def policy(script: str, style: str) -> str:
+    """A content security policy that admits exactly this script and this style."""
+
+    def source(text: str) -> str:
+        digest = hashlib.sha256(text.encode("utf-8")).digest()
+        return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+    return (
+        f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def encode(data: Any) -> str:
+    """JSON that can stand inside a script element whatever it holds.
+
+    `<`, `>`, `&` and the line separators U+2028 and U+2029 are escaped, so no `</script>` and no
+    `<!--` can appear; lone surrogates, which UTF-8 cannot hold, become escapes too; floats keep six
+    significant digits; NaN and the infinities, which JSON has not, become null.
+
+    >>> encode({"text": "</script>", "value": float("nan")})
+    '{"text":"\\\\u003c/script\\\\u003e","value":null}'
+    """
+    text = json.dumps(brief(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.translate(ESCAPES).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def brief(value: Any) -> Any:
+    """The same data with plain numbers of six significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): brief(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [brief(item) for item in value]
+    if hasattr(value, "tolist"):  # a NumPy array or scalar
+        return brief(value.tolist())
+    return value
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work, not after it, that a file cannot be written.
+
+    Raises:
+        OSError: says why, and what to do.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; name a file in it")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {folder}; create it")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"cannot write {path}: no permission in {folder}; choose another")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write whole or not at all.
+
+    Raises:
+        OSError: says why, and what to do.
+    """
+    check_writable(path)
+    beside = path.with_name(f".writing-{path.name}")
+    try:
+        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,238 @@
+// Sections after the comparison: diversity, training, beyond n, settings, methods.
+
+function diversity() {
+  if (!DATA.diversity) return null;
+  const { rows, runs, m, notes, confidence } = DATA.diversity;
+  const cell = (value) =>
+    isNumber(value.value)
+      ? [fixed(value.value, value.value >= 100 ? 1 : 2), interval(value.low, value.high, (v) => fixed(v, 2))]
+      : "–";
+  return section(
+    "diversity",
+    "Diversity",
+    "Best-of-k needs samples that differ. A run whose samples agree has little to gain from drawing more, whatever its mean.",
+    dataTable(
+      ["", ...runs.map((run) => runName(run))],
+      rows.map((row) => [
+        [el("span", {}, row.label), el("span", { class: "about" }, row.about)],
+        ...row.values.map(cell),
+      ]),
+      {
+        caption: `Means over problems with ${percent(confidence)} intervals; counts are for a draw of m = ${perRun(
+          runs.map((run, i) => ({ run, m: m[i] })),
+          (r) => count(r.m),
+        )} samples`,
+      },
+    ),
+    notices(notes),
+  );
+}
+
+function training() {
+  if (!DATA.training.length) return null;
+  const boxes = DATA.training.map((metric) => {
+    const chart = lineChart({
+      title: `${metric.label} against step`,
+      xLabel: "step",
+      yLabel: "",
+      height: 200,
+      write: general,
+      zero: metric.zero,
+      series: metric.curves.map((c) => ({
+        run: c.run,
+        x: c.step,
+        y: c.value,
+        low: c.low,
+        high: c.high,
+        points: c.step.length < 40 && metric.kind === "evaluation",
+      })),
+    });
+    queueMicrotask(chart.draw);
+    const steps = perRun(metric.curves, (c) => count(c.step.length));
+    const table = () =>
+      dataTable(
+        ["step", ...metric.curves.map((c) => letter(c.run))],
+        UNIQUE(metric.curves.flatMap((c) => c.step)).map((step) => [
+          count(step),
+          ...metric.curves.map((c) => general(c.value[c.step.indexOf(step)])),
+        ]),
+        { scroll: "scroll tall", caption: `${metric.label} by step` },
+      );
+    return figure(metric.label, {
+      runs: metric.curves.map((c) => c.run),
+      chart: chart.host,
+      caption: metric.about,
+      facts: `${metric.facts} · ${steps} ${metric.kind === "evaluation" ? "evaluations" : "steps"}`,
+      table,
+    });
+  });
+  return section(
+    "training",
+    "Training",
+    "A group carries no signal when the objective's weights are all zero for it; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
+    el("div", { class: "figures small" }, boxes),
+  );
+}
+
+function extrapolation() {
+  if (!DATA.extrapolation.length) return null;
+  const all = DATA.extrapolation;
+  const series = all.flatMap((e) => [
+    { run: e.run, x: e.observed.k, y: e.observed.mean, noLabel: true, prefix: "measured: " },
+    {
+      run: e.run,
+      x: e.k,
+      y: e.mean,
+      low: e.low,
+      high: e.high,
+      dash: e.unreliable ? [2, 5] : [7, 4],
+      mark: e.unreliable ? `${letter(e.run)}?` : null,
+      prefix: e.unreliable ? "unreliable: " : "predicted: ",
+    },
+  ]);
+  const ends = UNIQUE(all.map((e) => e.n[0]));
+  const chart = lineChart({
+    title: "pass@k beyond n",
+    xLabel: "k (log scale)",
+    xName: "k",
+    yLabel: "pass@k",
+    log: true,
+    ceiling: 1,
+    series,
+    vertical: ends.length === 1 ? [{ x: ends[0], label: `n = ${count(ends[0])}`, soft: true }] : [],
+  });
+  queueMicrotask(chart.draw);
+  const facts = [
+    `n = ${perRun(all, (e) => span(e.n))}`,
+    `k = ${perRun(all, (e) => `${count(e.k[0])}…${count(e.k.at(-1))}`)}`,
+    `${perRun(all, (e) => count(e.problems))} problems`,
+    seedsOf(all.map((e) => e.run)),
+    `${percent(all[0].confidence)} intervals, refitted in ${count(all[0].resamples)} resamples, seed ${all[0].seed}`,
+  ].join(" · ");
+  const table = () =>
+    dataTable(
+      ["k", ...all.flatMap((e) => [letter(e.run), "low", "high"])],
+      UNIQUE(all.flatMap((e) => e.k)).map((k) => [
+        count(k),
+        ...all.flatMap((e) => {
+          const i = e.k.indexOf(k);
+          return [fixed(e.mean[i]), fixed(e.low[i]), fixed(e.high[i])];
+        }),
+      ]),
+      { scroll: "scroll tall", caption: "pass@k beyond n, predicted" },
+    );
+  const check = (e) =>
+    e.holdout.k.length
+      ? e.holdout.k
+          .map(
+            (k, i) =>
+              `k = ${count(k)}: predicted ${fixed(e.holdout.predicted[i])} ${range(e.holdout.low[i], e.holdout.high[i])}, measured ${fixed(e.holdout.observed[i])}`,
+          )
+          .join("; ")
+      : "too few samples to hold any out";
+  const rows = all.map((e) => [
+    runName(e.run),
+    el(
+      "span",
+      { class: `flag ${e.unreliable ? "bad" : "good"}` },
+      e.unreliable ? "unreliable" : "passed its check",
+    ),
+    `Beta(${general(e.a)}, ${general(e.b)})`,
+    e.holdout.n ? `first ${count(e.holdout.n)} samples` : "–",
+    check(e),
+    e.reasons.join("; ") || "–",
+  ]);
+  return section(
+    "beyond",
+    "Beyond n",
+    "What more samples per problem would reach, if success probabilities over problems follow a beta distribution. A model, not a measurement: it is checked on samples held out, and a curve that fails its check is marked.",
+    el(
+      "div",
+      { class: "figures" },
+      figure("pass@k beyond the samples drawn", {
+        wide: true,
+        runs: all.map((e) => e.run),
+        chart: chart.host,
+        caption:
+          "Solid: measured. Dashed: predicted, with its interval, which holds only if the model does. Dotted, with a question mark: unreliable.",
+        facts,
+        table,
+      }),
+    ),
+    dataTable(
+      ["run", "check", "fitted", "fitted on", "prediction against measurement", "why unreliable"],
+      rows,
+      { left: [1, 2, 3, 4, 5], caption: "Hold-out check of each prediction" },
+    ),
+  );
+}
+
+function settings() {
+  if (!DATA.config.rows.length) return null;
+  const { rows, runs } = DATA.config;
+  const body = el("div", {});
+  let all = rows.every((row) => row.same);
+  const draw = () => {
+    const kept = rows.filter((row) => all || !row.same);
+    const table = dataTable(
+      ["setting", ...runs.map((run) => runName(run))],
+      kept.map((row) => [
+        el("code", {}, row.key),
+        ...row.values.map((v) =>
+          v === null ? el("span", { class: "soft" }, "not set") : el("code", { class: "text" }, v),
+        ),
+      ]),
+      {
+        left: runs.map((_, i) => i + 1),
+        caption: all
+          ? "Every recorded setting"
+          : `The ${plural(kept.length, "setting")} that differ, of ${rows.length}`,
+      },
+    );
+    body.replaceChildren(table);
+  };
+  draw();
+  const box = el("input", {
+    type: "checkbox",
+    checked: all,
+    onchange: () => {
+      all = box.checked;
+      draw();
+    },
+  });
+  return section(
+    "settings",
+    "Settings",
+    "Where the runs differ in what was asked of them.",
+    el("div", { class: "controls" }, el("label", {}, box, "show those that agree, too")),
+    body,
+  );
+}
+
+function methods() {
+  const rows = DATA.runs.map((run, i) => [
+    runName(i),
+    el("bdi", {}, run.source),
+    run.format,
+    run.task ?? "–",
+    run.model ?? "–",
+    run.sampling ?? "–",
+    run.n,
+    count(run.problems),
+    run.seeds,
+  ]);
+  return section(
+    "methods",
+    "Methods and sources",
+    null,
+    el(
+      "ul",
+      { class: "small methods" },
+      DATA.methods.map((line) => el("li", {}, line)),
+    ),
+    dataTable(["run", "source", "format", "task", "model", "sampling", "n", "problems", "seeds"], rows, {
+      left: [1, 2, 3, 4, 5, 8],
+      caption: "Where the samples came from",
+    }),
+  );
+}

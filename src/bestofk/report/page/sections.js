@@ -1,0 +1,232 @@
+// The sections of the page, one function each; a section without data is left out.
+
+let figures = 0;
+const measureNamed = (key) => DATA.measures.find((measure) => measure.key === key);
+const span = ([low, high]) => (low === high ? count(low) : `${count(low)}–${count(high)}`);
+const percent = (level) => `${Number((100 * level).toPrecision(4))}%`;
+
+function section(id, title, lead, ...content) {
+  return {
+    id,
+    title,
+    node: el(
+      "section",
+      { id, "aria-labelledby": `${id}-title` },
+      el("h2", { id: `${id}-title` }, title),
+      lead && el("p", { class: "soft" }, lead),
+      content,
+    ),
+  };
+}
+
+function figure(title, { runs = null, chart, caption, facts, table, wide = false, aside = null }) {
+  figures += 1;
+  const node = el(
+    "figure",
+    { class: wide ? "wide" : null },
+    el("div", { class: "head" }, el("h3", {}, `Figure ${figures}. ${title}`)),
+    runs && legend(runs),
+    chart,
+    aside,
+    el("figcaption", {}, caption, el("span", { class: "facts" }, facts)),
+    table && tableBehind(table),
+  );
+  return node;
+}
+
+const notices = (notes) =>
+  notes.length > 0 &&
+  el(
+    "div",
+    { class: "notice", role: "note" },
+    notes.length === 1
+      ? notes[0]
+      : el(
+          "ul",
+          {},
+          notes.map((note) => el("li", {}, note)),
+        ),
+  );
+
+function seedsOf(runs) {
+  const said = UNIQUE_TEXT(runs.map((run) => DATA.runs[run].seeds));
+  return said.length === 1
+    ? `sampling seeds ${said[0]}`
+    : `sampling seeds ${runs.map((run) => `${letter(run)} ${DATA.runs[run].seeds}`).join(", ")}`;
+}
+const UNIQUE_TEXT = (values) => [...new Set(values)];
+
+function perRun(curves, value) {
+  const said = curves.map(value);
+  return UNIQUE_TEXT(said).length === 1
+    ? said[0]
+    : curves.map((curve, i) => `${letter(curve.run)} ${said[i]}`).join(", ");
+}
+
+function curveFacts(curves, band) {
+  const first = curves[0];
+  return [
+    `n = ${perRun(curves, (c) => span(c.n))} samples per problem`,
+    `k = ${perRun(curves, (c) => (c.k.length > 1 ? `1…${count(c.k.at(-1))}` : "1"))}`,
+    `${perRun(curves, (c) => count(c.problems))} problems`,
+    seedsOf(curves.map((c) => c.run)),
+    `${band} (${percent(first.confidence)}, ${count(first.resamples)} resamples, seed ${first.seed})`,
+  ].join(" · ");
+}
+
+// --- summary: the verdicts, then a table of runs by k
+function summary() {
+  if (!DATA.measures.length) {
+    return section(
+      "summary",
+      "Summary",
+      null,
+      notices(DATA.notes),
+      el("p", {}, "No evaluated samples were given: this page shows how the runs were trained."),
+    );
+  }
+  const measure = DATA.measures[0];
+  const columns = DATA.summary_k;
+  const meanOf = (run) => {
+    const found = DATA.means.find((one) => one.run === run);
+    return found ? [fixed(found.mean), interval(found.low, found.high)] : "–";
+  };
+  const mean = DATA.means.length > 0;
+  const rows = measure.curves.map((curve) => [
+    runName(curve.run),
+    ...columns.map((k) => {
+      const i = curve.k.indexOf(k);
+      return i < 0 ? "–" : [fixed(curve.mean[i]), interval(curve.low[i], curve.high[i])];
+    }),
+    ...(mean ? [meanOf(curve.run)] : []),
+    span(curve.n),
+    count(curve.problems),
+    count(DATA.runs[curve.run].samples),
+    count(DATA.runs[curve.run].unscored),
+  ]);
+  const kind = measure.label.replace("k", "");
+  return section(
+    "summary",
+    "Summary",
+    null,
+    notices(DATA.notes),
+    dataTable(
+      [
+        "run",
+        ...columns.map((k) => kind + k),
+        ...(mean ? ["mean reward"] : []),
+        "n",
+        "problems",
+        "samples",
+        "unscored",
+      ],
+      rows,
+      {
+        caption: `${measure.label} with ${percent(measure.curves[0].confidence)} intervals over problems; ${measure.about}`,
+      },
+    ),
+    el(
+      "p",
+      { class: "small soft" },
+      seedsOf(DATA.runs.map((_, run) => run)),
+      ". Models: ",
+      perRun(
+        DATA.runs.map((_, run) => ({ run })),
+        ({ run }) => DATA.runs[run].model ?? "not recorded",
+      ),
+      ".",
+    ),
+  );
+}
+
+// --- coverage curves
+const BANDS = [
+  { value: "interval", label: "each k, over problems", said: "intervals at each k, over problems" },
+  {
+    value: "band",
+    label: "whole curve, over problems",
+    said: "simultaneous band over the curve, over problems",
+  },
+  {
+    value: "fixed",
+    label: "these problems only",
+    said: "intervals for this fixed set of problems",
+  },
+];
+
+function curveTable(measure, band) {
+  const head = ["k", ...measure.curves.flatMap((c) => [`${letter(c.run)} ${measure.label}`, "low", "high"])];
+  const ks = UNIQUE(measure.curves.flatMap((c) => c.k));
+  const rows = ks.map((k) => [
+    count(k),
+    ...measure.curves.flatMap((c) => {
+      const i = c.k.indexOf(k),
+        [low, high] = edges(c, band);
+      return i < 0 ? ["–", "–", "–"] : [fixed(c.mean[i]), fixed(low[i]), fixed(high[i])];
+    }),
+  ]);
+  return dataTable(head, rows, {
+    scroll: "scroll tall",
+    caption: `${measure.label}, ${BANDS.find((b) => b.value === band).said}`,
+  });
+}
+const edges = (c, band) => (band === "interval" ? [c.low, c.high] : [c[band].low, c[band].high]);
+
+function coverage() {
+  if (!DATA.measures.length) return null;
+  const host = el("div", { class: "figures" });
+  const drawings = [];
+  let band = "interval";
+  for (const measure of DATA.measures) {
+    const series = () =>
+      measure.curves.map((c) => {
+        const [low, high] = edges(c, band);
+        return { run: c.run, x: c.k, y: c.mean, low, high };
+      });
+    const runs = measure.curves.map((c) => c.run);
+    const chart = lineChart({
+      title: `${measure.label} against k`,
+      xLabel: "k (samples drawn, log scale)",
+      xName: "k",
+      yLabel: measure.label,
+      log: true,
+      ceiling: measure.ceiling,
+      series: series(),
+    });
+    const box = figure(measure.label, {
+      runs,
+      chart: chart.host,
+      caption: measure.about,
+      facts: "",
+      table: () => curveTable(measure, band),
+    });
+    const facts = box.querySelector(".facts");
+    drawings.push(() => {
+      chart.set({ series: series() });
+      facts.textContent = curveFacts(measure.curves, BANDS.find((b) => b.value === band).said);
+      const behind = box.querySelector(".behind");
+      if (behind.children.length > 1) behind.lastChild.replaceWith(curveTable(measure, band));
+    });
+    host.append(box);
+  }
+  const redraw = () => drawings.forEach((draw) => draw());
+  queueMicrotask(redraw);
+  const notes = UNIQUE_TEXT(
+    DATA.measures.flatMap((m) => m.curves.flatMap((c) => c.notes.map((note) => `${letter(c.run)}: ${note}`))),
+  );
+  return section(
+    "coverage",
+    "Coverage",
+    "What drawing k samples and keeping the best is worth. The shaded intervals over problems speak of other problems of this kind; those for these problems only speak of drawing again.",
+    el(
+      "div",
+      { class: "controls" },
+      chooser("Shaded", BANDS, band, (value) => {
+        band = value;
+        redraw();
+      }),
+    ),
+    host,
+    notices(notes),
+  );
+}

@@ -1,0 +1,141 @@
+"""Training curves of run folders, from the lines of their metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .sources import Source
+
+Line = Mapping[str, Any]
+
+
+def share(part: str, whole: str) -> Callable[[Line], float | None]:
+    def of(line: Line) -> float | None:
+        total = line.get(whole)
+        return line[part] / total if total and line.get(part) is not None else None
+
+    return of
+
+
+def value(name: str) -> Callable[[Line], float | None]:
+    return lambda line: line.get(name)
+
+
+STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
+    ("Mean reward", "Of the samples drawn at each step, on training prompts.", value("reward")),
+    (
+        "No-signal share",
+        "Groups whose weights are all zero under the objective: they teach nothing.",
+        share("groups_no_signal", "groups"),
+    ),
+    ("Entropy", "Of the policy, nats per token.", value("entropy")),
+    ("Gradient norm", "Before clipping.", value("grad_norm")),
+    (
+        "Effective sample share",
+        "Of the k-subsets under the policy's ratios; small means the data are stale.",
+        value("ess"),
+    ),
+)
+
+
+def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """One block per figure: a label, and step and value of every run that recorded it."""
+    found = [_validation(sources, name) for name in _validated(sources)]
+    best = sorted({key for s in sources for line in s.metrics for key in line if _is_best(key)})
+    kinds = [
+        *STEPS[:1],
+        *((f"Training {key}", "Expected best reward among k samples.", value(key)) for key in best),
+        *STEPS[1:],
+    ]
+    for label, about, pick in kinds:
+        curves: list[dict[str, Any]] = []
+        for run, source in enumerate(sources):
+            steps, values = _series(source, "train", pick)
+            if steps:
+                curves.append({"run": run, "step": steps, "value": values})
+        if curves:
+            facts = _facts(sources, [curve["run"] for curve in curves])
+            found.append(
+                {
+                    "label": label,
+                    "about": about,
+                    "kind": "train",
+                    "zero": True,
+                    "facts": facts,
+                    "curves": curves,
+                }
+            )
+    return found
+
+
+def _is_best(key: str) -> bool:
+    return re.fullmatch(r"max@\d+", key) is not None and key != "max@1"
+
+
+def _lines(source: Source, kind: str) -> Iterable[Line]:
+    return (line for line in source.metrics if line.get("kind") == kind)
+
+
+def _series(
+    source: Source, kind: str, pick: Callable[[Line], float | None]
+) -> tuple[list[int], list[float]]:
+    pairs = [(line["step"], pick(line)) for line in _lines(source, kind)]
+    kept = [(s, v) for s, v in pairs if isinstance(v, int | float) and math.isfinite(v)]
+    return [s for s, _ in kept], [float(v) for _, v in kept]
+
+
+def _validated(sources: Sequence[Source]) -> list[str]:
+    """pass@1 and pass@k of the largest k that every run with evaluations has measured."""
+    sets = [
+        {name for line in _lines(source, "evaluation") for name in line.get("results", {})}
+        for source in sources
+    ]
+    common = set.intersection(*([s for s in sets if s] or [set()]))
+    sizes = sorted(int(name[5:]) for name in common if re.fullmatch(r"pass@\d+", name))
+    return [f"pass@{k}" for k in sorted({sizes[0], sizes[-1]})] if sizes else []
+
+
+def _validation(sources: Sequence[Source], name: str) -> dict[str, Any]:
+    curves: list[dict[str, Any]] = []
+    facts: list[str] = []
+    for run, source in enumerate(sources):
+        lines = [
+            line for line in _lines(source, "evaluation") if (line.get("results") or {}).get(name)
+        ]
+        if lines:
+            cells = [line["results"][name] for line in lines]
+            curves.append({
+                "run": run,
+                "step": [line["step"] for line in lines],
+                **{key: [cell.get(key) for cell in cells] for key in ("value", "low", "high")},
+            })  # fmt: skip
+            facts.append(f"n = {lines[-1].get('samples_per_prompt')}, "
+                         f"{lines[-1].get('prompts')} problems")  # fmt: skip
+    stated = facts[0] if len(set(facts)) == 1 else "; ".join(facts)
+    return {
+        "label": f"Validation {name}",
+        "about": "On validation problems, with 95% intervals over problems.",
+        "kind": "evaluation",
+        "zero": False,
+        "facts": f"k = {name[5:]} · {stated} · {_seeds(sources, [c['run'] for c in curves])}",
+        "curves": curves,
+    }
+
+
+def _facts(sources: Sequence[Source], runs: Sequence[int]) -> str:
+    def told(key: str) -> str:
+        values = dict.fromkeys(str(sources[run].config.get(key, "not recorded")) for run in runs)
+        return " / ".join(values)
+
+    return (
+        f"objective {told('objective')} · n = {told('sampling.samples_per_prompt')} · "
+        f"{told('sampling.prompts_per_step')} problems per step · {_seeds(sources, runs)}"
+    )
+
+
+def _seeds(sources: Sequence[Source], runs: Sequence[int]) -> str:
+    seeds = dict.fromkeys(str(sources[run].config.get("run.seed", "not recorded")) for run in runs)
+    return f"seed {' / '.join(seeds)}"
