@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 STEP = "step-{:06d}"
 MANIFEST = "manifest.json"
@@ -65,7 +65,7 @@ class Run:
     def __init__(self, path: str | Path, *, samples_bytes: int = 1 << 26) -> None:
         self.path = Path(path)
         self._limit = samples_bytes
-        self._lock: TextIO | None = None
+        self._lock: int | None = None
 
     @classmethod
     def create(
@@ -97,15 +97,17 @@ class Run:
         return run
 
     def _hold(self) -> None:
-        self._lock = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115 - held
+        handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = handle
         except BlockingIOError:
+            os.close(handle)
             raise BlockingIOError(f"{self.path} is being trained by another process") from None
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
     def record(self, line: Mapping[str, Any]) -> None:
