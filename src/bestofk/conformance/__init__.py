@@ -1,0 +1,110 @@
+"""Judge anybody's estimator of the gradient of max@k by exact enumeration.
+
+`bestofk.conformance(fn, k=4)` puts a function rewards → advantages through small softmax policies
+whose gradients are known, counts every outcome, and says what the function is: unbiased or not, in
+which convention, in which direction, and what it does at the edges.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TextIO
+
+import numpy as np
+
+from bestofk.objectives import Objective
+
+from .behaviour import Finding
+from .calling import Kind
+from .fits import Case, Fit
+from .judging import judge
+from .verdict import Conformance
+
+__all__ = ["Case", "Conformance", "Finding", "Fit", "conformance"]
+
+
+def conformance(
+    fn: Callable[..., Any] | Objective | str,
+    k: int,
+    n: int | None = None,
+    off_policy: bool = False,
+    *,
+    quiet: bool = False,
+    file: TextIO | None = None,
+    name: str | None = None,
+    kind: Kind | None = None,
+    seed: int = 0,
+) -> Conformance:
+    """Judge an estimator of ∇max@k, print a verdict, return the data.
+
+    The expected update E[(1/n) Σ_i A_i ∇log π(y_i)] is summed over all outcomes of n draws, under
+    several tabular softmax policies with 0/1, real, tied and negative rewards, and compared with
+    the gradient in closed form. No Monte Carlo: an unbiased estimator comes out at rounding error.
+
+    Args:
+        fn: rewards (n,) or (groups, n) → advantages of the same shape; `fn(rewards, log_ratio)`
+            when off_policy. NumPy, torch or plain lists: found out by trying. An Objective or its
+            name ("max@4") may be given too.
+        k: the k of max@k that the function claims.
+        n: samples per group; by default k + 2, at least 4. For a function whose k is the group
+            size, n = k.
+        off_policy: samples come from an older policy, and the function gets their log-ratios.
+        quiet: print nothing.
+        file: print there instead of standard output.
+        name: what to call it in the verdict.
+        kind: "numpy", "torch" or "list", where trying would find the wrong one.
+        seed: of the policies.
+
+    Raises:
+        ValueError: k < 1, n < k, n < 2, or too many outcomes to enumerate.
+        TypeError: fn cannot be called.
+
+    >>> result = conformance("max@2:loo-1", k=2, quiet=True)
+    >>> result.verdict, result.summary
+    ('exact', 'unbiased for the gradient of max@2, in the mean convention')
+    >>> result = conformance(lambda r: r - r.mean(axis=-1, keepdims=True), k=1, n=4, quiet=True)
+    >>> result.verdict, result.zero_one.convention
+    ('scaled', '(n-1)/n')
+    """
+    k = _whole(k, "k", 1, "the k of max@k")
+    n = max(k + 2, 4) if n is None else _whole(n, "n", 2, "samples per group")
+    if n < k:
+        raise ValueError(
+            f"n must be at least k, got n = {n} with k = {k}: best of {k} cannot be estimated from "
+            f"{n} samples (what the function does there is part of the verdict)"
+        )
+    if kind not in (None, "numpy", "torch", "list"):
+        raise ValueError(f"kind is 'numpy', 'torch', 'list' or None (try them all), got {kind!r}")
+    if kind == "torch":
+        import torch  # noqa: F401  (tensors are made from the loaded module)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # the function's own; what it returns is what counts
+        result = judge(fn, k, n, off_policy, name, kind, seed)
+    if not quiet:
+        print(result, file=file or sys.stdout)
+    return result
+
+
+def _whole(value: Any, name: str, least: int, what: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise ValueError(
+            f"{name} ({what}) must be a whole number of at least {least}, got {value!r}"
+        )
+    return number
+
+
+class _Callable(ModuleType):
+    """Lets `bestofk.conformance(...)` work although `bestofk.conformance` is also this package."""
+
+    __call__ = staticmethod(conformance)
+
+
+sys.modules[__name__].__class__ = _Callable

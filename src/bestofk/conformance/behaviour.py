@@ -1,0 +1,244 @@
+"""What a function does at the edges: ties, no success, too few samples, dead samples, order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from .calling import Estimator, described
+
+Status: TypeAlias = Literal["ok", "bad", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One observation: "bad" is a defect, "note" is worth knowing."""
+
+    check: str
+    status: Status
+    text: str
+
+
+def _same(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-5) -> bool:
+    scale = max(1.0, float(np.max(np.abs(b), initial=0.0)))
+    return bool(np.all(np.abs(a - b) <= tolerance * scale))
+
+
+def _group(n: int, c: int) -> np.ndarray:
+    """c right of n, not sorted."""
+    rewards = np.zeros(n)
+    rewards[np.random.default_rng(n).permutation(n)[:c]] = 1.0
+    return rewards
+
+
+def _numbers(values: np.ndarray) -> str:
+    return "[" + ", ".join(f"{value:.3g}" for value in values + 0.0) + "]"
+
+
+def _tried(estimator: Estimator, rewards: np.ndarray) -> np.ndarray | Exception:
+    try:
+        return estimator.one(rewards)
+    except Exception as error:
+        return error
+
+
+def by_count(estimator: Estimator, n: int) -> tuple[tuple[float, float], ...]:
+    """(weight of a right sample, of a wrong one) for c = 0..n right of n 0/1 samples.
+
+    NaN where there is no such sample or the function raises; means over tied samples.
+    """
+    table = []
+    for c in range(n + 1):
+        rewards = _group(n, c)
+        weights = _tried(estimator, rewards)
+        if isinstance(weights, Exception):
+            weights = np.full(n, np.nan)
+        right, wrong = weights[rewards == 1], weights[rewards == 0]
+        mean = [float(part.mean()) if part.size else np.nan for part in (right, wrong)]
+        table.append((mean[0], mean[1]))
+    return tuple(table)
+
+
+def _no_contrast(name: str, why: str) -> Callable[[str, np.ndarray | Exception], Finding]:
+    def judge(check: str, weights: np.ndarray | Exception) -> Finding:
+        if isinstance(weights, Exception):
+            return Finding(check, "bad", f"raises where {name}: {described(weights)}")
+        if not np.isfinite(weights).all():
+            return Finding(check, "bad", f"not finite where {name}: {_numbers(weights)}")
+        if _same(weights, np.zeros_like(weights)):
+            return Finding(check, "ok", f"all weights 0 where {name}")
+        if _same(weights, np.full_like(weights, weights.mean())):
+            text = f"every sample gets {weights.mean():.3g} where {name}: noise without signal"
+            return Finding(check, "note", text)
+        return Finding(check, "note", f"weights {_numbers(weights)} where {name}, {why}")
+
+    return judge
+
+
+def counts(estimator: Estimator, k: int, n: int) -> list[Finding]:
+    """c = 0, c = n, and fewer than k wrong samples, where every k-set succeeds."""
+    even = "though the samples do not differ"
+    found = [
+        _no_contrast("none is right", even)("c = 0", _tried(estimator, _group(n, 0))),
+        _no_contrast("all are right", even)("c = n", _tried(estimator, _group(n, n))),
+    ]
+    if 1 < k < n or (k == n and n > 2):
+        judge = _no_contrast(f"{k - 1} < k are wrong", "though every k-set has a success")
+        found.append(judge("N_neg < k", _tried(estimator, _group(n, n - k + 1))))
+    return found
+
+
+def too_few(estimator: Estimator, k: int, n: int, own_k: bool) -> list[Finding]:
+    """n < k must raise: the best of k cannot be estimated from fewer samples, so any number lies.
+
+    `own_k`: the function is known to look at k samples; otherwise (k = n, or another objective) its
+    k may be n itself, and an answer is only noted.
+    """
+    if k < 2:
+        return []
+    weights = _tried(estimator, _group(k - 1, 1))
+    if isinstance(weights, Exception):
+        names = all(str(number) in str(weights) for number in (k, k - 1))
+        text = "raises" + (" and names both numbers" if names else f": {described(weights, 90)}")
+        return [Finding("n < k", "ok", text)]
+    answer = "all zeros" if not np.any(weights) else _numbers(weights)
+    if not np.isfinite(weights).all():
+        answer = "NaN" if np.isnan(weights).all() else answer
+        return [
+            Finding("n < k", "bad", f"answers {k - 1} samples with {answer} instead of an error")
+        ]
+    if not own_k:
+        why = "with n = k its k may follow n" if n == k else "its objective is not max@k"
+        return [Finding("n < k", "note", f"answers {k - 1} samples with {answer}: {why}")]
+    text = f"answers {k - 1} samples with {answer}; best of {k} needs at least {k}: it must raise"
+    return [Finding("n < k", "bad", text)]
+
+
+def distinct(n: int, seed: int = 3) -> np.ndarray:
+    """Distinct real rewards in (0, 1)."""
+    return np.random.default_rng(seed).permutation(np.linspace(0.1, 0.9, n) ** 1.3)
+
+
+def order(estimator: Estimator, n: int, real: bool) -> list[Finding]:
+    """Two calls agree; and rearranged samples get rearranged weights."""
+    rng = np.random.default_rng(11)
+    groups = [_group(n, c) for c in sorted({1, n // 2})] + ([distinct(n)] if real else [])
+    for rewards in groups:
+        logs = 0.2 * rng.standard_normal(n)
+        try:
+            first = estimator.one(rewards, logs)
+            again = estimator.one(rewards, logs)
+            if not np.array_equal(first, again, equal_nan=True):
+                text = "two calls with the same rewards differ: one draw per outcome was judged"
+                return [Finding("random", "bad", text)]
+            for _ in range(12):
+                shuffle = rng.permutation(n)
+                moved = estimator.one(rewards[shuffle], logs[shuffle])
+                if not np.allclose(moved, first[shuffle], rtol=1e-6, atol=1e-9, equal_nan=True):
+                    text = (
+                        f"the order of samples matters: {_numbers(rewards)} → {_numbers(first)}, "
+                        f"but {_numbers(rewards[shuffle])} → {_numbers(moved)}"
+                    )
+                    return [Finding("order", "bad", text)]
+        except Exception:  # what it raises on is reported by the enumeration
+            continue
+    return [Finding("order", "ok", "rearranged samples get rearranged weights")]
+
+
+def ties(estimator: Estimator, n: int, real: bool) -> list[Finding]:
+    """Equal rewards (and ratios) should get equal weights; a tied best should not be silent."""
+    if n < 3:
+        return []
+    rewards = _group(n, 2)
+    if real:
+        rewards = np.array([0.2, 0.2, 0.9, 0.9, *np.linspace(0.3, 0.7, n)])[:n]
+        rewards = rewards if n > 3 else np.array([0.2, 0.9, 0.9])
+    weights = _tried(estimator, rewards)
+    if isinstance(weights, Exception):
+        return [Finding("ties", "bad", f"raises on {_numbers(rewards)}: {described(weights)}")]
+    spread = max(np.ptp(weights[rewards == level]) for level in np.unique(rewards))
+    if spread > 1e-6 * max(1.0, float(np.abs(weights).max())):
+        text = f"equal rewards get different weights: {_numbers(rewards)} → {_numbers(weights)}"
+        return [Finding("ties", "note", text)]
+    if not np.any(np.abs(weights) > 1e-12):
+        return [Finding("ties", "note", "no signal at all when the best is tied")]
+    return [Finding("ties", "ok", "equal rewards get equal weights")]
+
+
+def padding(estimator: Estimator, n: int) -> list[Finding]:
+    """A dead sample (NaN reward) beside n live ones must not count."""
+    alive = _group(n, 1)
+    alone = _tried(estimator, alive)
+    padded = _tried(estimator, np.append(alive, np.nan))
+    if isinstance(alone, Exception):
+        return []
+    if isinstance(padded, Exception):
+        return [Finding("padding", "note", f"refuses a NaN reward: {described(padded, 90)}")]
+    live, dead = padded[:n], padded[n]
+    if not np.isfinite(live).all():
+        text = "one NaN reward spoils the weights of its live siblings"
+        return [Finding("padding", "bad", text)]
+    if _same(live, alone):
+        text = "a NaN reward is not counted, the n live samples get their own weights"
+        if dead == 0:
+            return [Finding("padding", "ok", text)]
+        return [Finding("padding", "bad", f"{text}, but the dead sample gets {dead:.3g}, not 0")]
+    zero = _tried(estimator, np.append(alive, 0.0))
+    like = " as a sample with reward 0" if not isinstance(zero, Exception) else ""
+    like = like if like and _same(live, np.asarray(zero)[:n]) else ""
+    return [Finding("padding", "bad", f"a NaN reward counts in n{like}: live weights change")]
+
+
+def numbers(estimator: Estimator, n: int) -> list[Finding]:
+    """Integer and boolean rewards must be read as 0 and 1; the input must survive."""
+    found = []
+    floats = _group(n, 1)
+    expected = _tried(estimator, floats)
+    if isinstance(expected, Exception):
+        return []
+    for name, kind in (("integers", np.int64), ("booleans", np.bool_)):
+        weights = _tried(estimator, floats.astype(kind))
+        if isinstance(weights, Exception):
+            text = f"refuses {name}: {described(weights, 90)}"
+            found.append(Finding(name, "note", text))
+        elif not np.allclose(weights, expected, rtol=1e-5, atol=1e-8, equal_nan=True):
+            text = f"0/1 as {name} gets {_numbers(weights)}, as floats {_numbers(expected)}"
+            found.append(Finding(name, "bad", text))
+    if not found:
+        found.append(Finding("integers", "ok", "integer and boolean rewards get the same weights"))
+    if estimator.writes_into_input(floats):
+        found.append(Finding("input", "bad", "writes into the rewards it is given"))
+    return found
+
+
+def shift_and_scale(estimator: Estimator, n: int) -> list[Finding]:
+    """How weights answer r + 10 and 3 r."""
+    rewards = distinct(n)
+    plain, shifted, scaled = (_tried(estimator, r) for r in (rewards, rewards + 10, 3 * rewards))
+    if any(isinstance(each, Exception) for each in (plain, shifted, scaled)):
+        return []
+    plain, shifted, scaled = (np.asarray(each) for each in (plain, shifted, scaled))
+    if not all(np.isfinite(each).all() for each in (plain, shifted, scaled)):
+        return []
+    found = []
+    if _same(shifted, plain, 1e-4):
+        found.append(Finding("shift", "ok", "adding a constant to all rewards changes nothing"))
+    else:
+        text = (
+            "adding a constant to all rewards changes the weights: variance depends on the offset"
+        )
+        found.append(Finding("shift", "note", text))
+    if not np.any(np.abs(plain) > 1e-12):
+        return found
+    if _same(scaled, 3 * plain, 1e-4):
+        found.append(Finding("scale", "ok", "weights are linear in the scale of rewards"))
+    elif _same(scaled, plain, 1e-3):
+        text = "weights do not change with the scale of rewards: a normaliser"
+        found.append(Finding("scale", "note", text))
+    else:
+        text = "weights neither grow with the scale of rewards nor ignore it"
+        found.append(Finding("scale", "note", text))
+    return found

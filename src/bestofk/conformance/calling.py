@@ -1,0 +1,225 @@
+"""Find out how a stranger's function wants to be called, and call it without falling over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from bestofk.objectives import Objective, objective
+
+Kind: TypeAlias = Literal["numpy", "torch", "list"]
+CHUNK = 4096
+
+
+class CannotCall(Exception):
+    """No way of calling the function gave one number per sample; the message says what happened."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A function rewards → advantages together with the way it is called."""
+
+    name: str
+    fn: Callable[..., Any]
+    off_policy: bool
+    kind: Kind
+    batched: bool
+    """Whether (groups, n) is read as independent groups."""
+    wrapped: bool
+    """Whether one group must come as (1, n)."""
+    batch_note: str = ""
+    """What happened to a batch, when it is not read as groups."""
+    shape_note: str = ""
+
+    def one(self, rewards: np.ndarray, log_ratio: np.ndarray | None = None) -> np.ndarray:
+        """Weights of one group, (n,) → (n,). Raises what the function raises, or CannotCall."""
+        values, _ = self._one(rewards, log_ratio)
+        return values
+
+    def _one(
+        self, rewards: np.ndarray, log_ratio: np.ndarray | None
+    ) -> tuple[np.ndarray, tuple[int, ...]]:
+        row = rewards[None] if self.wrapped else rewards
+        logs = None if not self.off_policy else np.zeros(len(rewards), float)
+        if logs is not None and log_ratio is not None:
+            logs = log_ratio
+        values = self._call(row, logs[None] if self.wrapped and logs is not None else logs)
+        n = rewards.shape[-1]
+        if values.size != n or tuple(s for s in values.shape if s != 1) not in ((n,), ()):
+            raise CannotCall(
+                f"it returned shape {values.shape} for rewards of shape {row.shape}: one weight "
+                "per sample is wanted"
+            )
+        return values.reshape(n), values.shape
+
+    def many(self, rewards: np.ndarray, log_ratio: np.ndarray | None = None) -> Answers:
+        """Weights of many groups, (groups, n): NaN where it raised."""
+        logs = log_ratio
+        if self.off_policy and logs is None:
+            logs = np.zeros(rewards.shape)
+        if self.batched:
+            try:
+                return Answers(self._batch(rewards, logs), {})
+            except Exception:  # one group of the batch may be the cause: find it, row by row
+                pass
+        values = np.full(rewards.shape, np.nan)
+        failures: dict[int, Exception] = {}
+        for row in range(len(rewards)):
+            try:
+                values[row] = self.one(rewards[row], None if logs is None else logs[row])
+            except Exception as error:
+                failures[row] = error
+        return Answers(values, failures)
+
+    def _batch(self, rewards: np.ndarray, logs: np.ndarray | None) -> np.ndarray:
+        pieces = []
+        for at in range(0, len(rewards), CHUNK):
+            part = rewards[at : at + CHUNK]
+            values = self._call(part, None if logs is None else logs[at : at + CHUNK])
+            if values.shape != part.shape:
+                raise CannotCall(f"it returned shape {values.shape} for a batch {part.shape}")
+            pieces.append(values)
+        return np.concatenate(pieces)
+
+    def _call(self, rewards: np.ndarray, logs: np.ndarray | None) -> np.ndarray:
+        arguments = [_given(rewards, self.kind)]
+        if self.off_policy:
+            arguments.append(_given(np.asarray(logs), self.kind))
+        return _taken(self.fn(*arguments))
+
+    def writes_into_input(self, rewards: np.ndarray) -> bool:
+        """Whether the function changes the rewards it is given."""
+        row = rewards[None] if self.wrapped else rewards
+        given = _given(row, self.kind)
+        logs = [_given(np.zeros(row.shape), self.kind)] if self.off_policy else []
+        self.fn(given, *logs)
+        return not np.array_equal(_taken(given), row)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Weights of many groups, and which groups raised what."""
+
+    values: np.ndarray
+    failures: dict[int, Exception]
+
+
+def _given(values: np.ndarray, kind: Kind) -> Any:
+    """A fresh copy in the library the function wants."""
+    if kind == "torch":
+        return sys.modules["torch"].tensor(values)
+    return values.tolist() if kind == "list" else values.copy()
+
+
+def _taken(result: Any) -> np.ndarray:
+    """What came back, as float64. Raises CannotCall on anything that is not numbers."""
+    if isinstance(result, tuple) and result and np.ndim(result[0]) > 0:
+        result = result[0]  # (advantages, returns), as trainers' estimators answer
+    if hasattr(result, "detach"):
+        result = result.detach().cpu().numpy()
+    what = type(result).__name__
+    if result is None:
+        raise CannotCall("it returned None: one weight per sample is wanted")
+    try:
+        return np.array(result, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise CannotCall(
+            f"it returned {what}, not numbers: one weight per sample is wanted"
+        ) from error
+
+
+def named_function(
+    fn: Callable[..., Any] | Objective | str, off_policy: bool
+) -> tuple[str, Callable[..., Any]]:
+    """A name and a positional function for what the user passed.
+
+    Raises:
+        TypeError: something that cannot be called.
+    """
+    if isinstance(fn, str):
+        fn = objective(fn)
+    if isinstance(fn, Objective):
+        chosen = fn
+        if off_policy:
+            return str(chosen), lambda rewards, logs: chosen(rewards, log_ratio=logs)
+        return str(chosen), lambda rewards: chosen(rewards)
+    if not callable(fn):
+        raise TypeError(
+            "conformance judges a function from rewards to advantages, an Objective or its name "
+            f"such as 'max@8', got {type(fn).__name__}"
+        )
+    inner = getattr(fn, "func", fn)  # functools.partial
+    return getattr(inner, "__name__", type(fn).__name__), fn
+
+
+def find_out(
+    name: str, fn: Callable[..., Any], n: int, off_policy: bool, kind: Kind | None = None
+) -> Estimator:
+    """Probe the function with groups of 0/1 rewards, and settle how to call it.
+
+    NumPy arrays first, then torch tensors (where torch is loaded), then plain lists; one group as
+    (n,), else as (1, n). A batch is used only if it gives what its rows give one by one.
+
+    Raises:
+        CannotCall: nothing worked; with the first reason.
+    """
+    probe = np.array([[float(j >= n - c) for j in range(n)] for c in sorted({1, 2, n // 2, n - 1})])
+    probe = probe[:, np.random.default_rng(0).permutation(n)]
+    logs = 0.1 * np.random.default_rng(1).standard_normal(probe.shape) if off_policy else None
+    kinds: list[Kind] = [kind] if kind else ["numpy", "torch", "list"]
+    reasons = []
+    for chosen in kinds:
+        if chosen == "torch" and "torch" not in sys.modules:
+            continue
+        for wrapped in (False, True):
+            estimator = Estimator(name, fn, off_policy, chosen, False, wrapped)
+            rows = estimator.many(probe, logs)
+            if len(rows.failures) < len(probe):
+                return _with_batch(estimator, probe, logs, rows)
+            reasons.append(rows.failures[0])
+    raise CannotCall(_reason(reasons[0], n)) from reasons[0]
+
+
+def _reason(error: Exception, n: int) -> str:
+    if isinstance(error, CannotCall):
+        return str(error)
+    return f"it raises for every group of {n} samples: {described(error, 400)}"
+
+
+def described(error: Exception, limit: int = 160) -> str:
+    """Type and first line of an exception."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _with_batch(
+    estimator: Estimator, probe: np.ndarray, logs: np.ndarray | None, rows: Answers
+) -> Estimator:
+    """Decide whether a batch may be used."""
+    facts: dict[str, Any] = {"batched": False, "batch_note": "", "shape_note": ""}
+    good = [row for row in range(len(probe)) if row not in rows.failures]
+    _, shape = estimator._one(probe[good[0]], None if logs is None else logs[good[0]])
+    wanted = (1, probe.shape[1]) if estimator.wrapped else (probe.shape[1],)
+    if shape != wanted:
+        facts["shape_note"] = f"returns shape {shape} for rewards {wanted}"
+    again = estimator.many(probe[good], None if logs is None else logs[good])
+    if not np.array_equal(again.values, rows.values[good], equal_nan=True):
+        return estimator  # random: nothing can be compared
+    try:
+        values = estimator._call(probe[good], None if logs is None else logs[good])
+    except Exception as error:
+        facts["batch_note"] = f"a batch (groups, n) raises {described(error, 80)}"
+    else:
+        groups = probe[good].shape
+        if values.shape != groups:
+            facts["batch_note"] = f"a batch {groups} comes back with shape {values.shape}"
+        elif not np.allclose(values, rows.values[good], rtol=1e-5, atol=1e-7, equal_nan=True):
+            facts["batch_note"] = "groups in a batch change each other's weights"
+        else:
+            facts["batched"] = True
+    return Estimator(**{**vars(estimator), **facts})

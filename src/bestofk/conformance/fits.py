@@ -1,0 +1,170 @@
+"""How the expected update compares with the true gradient: bias, scale, direction, convention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .policies import Outcomes, Policy
+
+EXACT = 1e-5
+"""A relative error below this is rounding: single precision and the usual ε = 1e-6 pass."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One policy: the expected update of the estimator against ∇max@k."""
+
+    label: str
+    kind: str
+    """"0/1" or "real"."""
+    spread: float
+    """Standard deviation of the log-ratio; 0 on policy."""
+    bias: float
+    """|update - gradient| / |gradient|."""
+    scale: float
+    """The multiple of the gradient that fits the update best."""
+    cosine: float
+    update: tuple[float, ...]
+    gradient: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All cases of one kind of rewards together."""
+
+    bias: float
+    """The largest over the cases."""
+    scale: tuple[float, float]
+    """Smallest and largest."""
+    cosine: tuple[float, float]
+    constant: float | None
+    """The one scale that fits every case, or None: then no learning rate makes it unbiased."""
+    convention: str
+    """What that scale is in n and k, such as "1/n"; "" where it has no name."""
+
+    @property
+    def exact(self) -> bool:
+        return self.bias < EXACT
+
+    @property
+    def right_direction(self) -> bool:
+        return self.cosine[0] > 1 - EXACT
+
+
+def case(policy: Policy, outcomes: Outcomes, weights: np.ndarray, k: int) -> Case:
+    update = outcomes.expected_update(policy, weights)
+    gradient = policy.gradient(k)
+    size = float(np.linalg.norm(gradient))
+    length = float(np.linalg.norm(update))
+    along = float(update @ gradient)
+    return Case(
+        policy.label,
+        policy.kind,
+        policy.spread,
+        float(np.linalg.norm(update - gradient)) / size,
+        along / size**2,
+        along / (size * length) if length > 1e-12 * size else 0.0,
+        tuple(update.tolist()),
+        tuple(gradient.tolist()),
+    )
+
+
+def fit(cases: Sequence[Case], k: int, n: int) -> Fit | None:
+    """Summarise cases of one kind; None without cases."""
+    if not cases:
+        return None
+    scales = [each.scale for each in cases]
+    cosines = [each.cosine for each in cases]
+    constant = common_scale(
+        [np.array(each.update) for each in cases], [np.array(each.gradient) for each in cases]
+    )
+    return Fit(
+        max(each.bias for each in cases),
+        (min(scales), max(scales)),
+        (min(cosines), max(cosines)),
+        constant,
+        "" if constant is None else convention(constant, k, n),
+    )
+
+
+def common_scale(updates: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> float | None:
+    """The s ≠ 0 with update = s · gradient in every case, or None."""
+    scales = [float(u @ g / (g @ g)) for u, g in zip(updates, gradients)]
+    middle = float(np.median(scales))
+    if abs(middle) < 1e-9:
+        return None
+    off = [np.linalg.norm(u - middle * g) / np.linalg.norm(g) for u, g in zip(updates, gradients)]
+    return middle if max(off) < EXACT * max(1.0, abs(middle)) else None
+
+
+def drift(cases: Sequence[Case]) -> dict[float, float]:
+    """Worst bias at each spread of the log-ratio, apart from the constant factor at spread 0."""
+    still = [each for each in cases if each.spread == 0]
+    scale = common_scale([np.array(c.update) for c in still], [np.array(c.gradient) for c in still])
+    worst: dict[float, float] = {}
+    for each in cases:
+        gradient = (scale or 1.0) * np.array(each.gradient)
+        error = np.linalg.norm(np.array(each.update) - gradient) / np.linalg.norm(gradient)
+        worst[each.spread] = max(worst.get(each.spread, 0.0), float(error))
+    return dict(sorted(worst.items()))
+
+
+def conventions(k: int, n: int) -> dict[str, float]:
+    """Factors that estimators of ∇max@k are found with, in the mean convention."""
+    return {
+        "1": 1.0,
+        "1/n": 1 / n,
+        "n": float(n),
+        "1/k": 1 / k,
+        "k": float(k),
+        "k/n": k / n,
+        "n/k": n / k,
+        "(n-1)/n": (n - 1) / n,
+        "n/(n-1)": n / (n - 1) if n > 1 else 0.0,
+        "1-k/n": 1 - k / n,
+        "n/(n-k)": n / (n - k) if n > k else 0.0,
+        "(n-k)/k": (n - k) / k,
+        "(1-k/n)/n": (1 - k / n) / n,
+        "(n-k)/(kn)": (n - k) / (k * n),
+        "1/(kn)": 1 / (k * n),
+    }
+
+
+def convention(scale: float, k: int, n: int) -> str:
+    """The name of a factor; the first two where several coincide at this k and n.
+
+    >>> convention(1 / 6, 4, 6), convention(-1.0, 4, 6), convention(0.123, 4, 6)
+    ('1/n', '-1', '')
+    """
+    sign = "-" if scale < 0 else ""
+    named = [
+        name
+        for name, value in conventions(k, n).items()
+        if value and abs(abs(scale) / value - 1) < EXACT and (1 < k < n or "k" not in name)
+    ]
+    if "1" in named:
+        return sign + "1"
+    return " = ".join(sign + name for name in named[:2])
+
+
+def other_objective(
+    policies: Sequence[Policy], cases: Sequence[Case], k: int, n: int
+) -> tuple[str, float] | None:
+    """What the update is the gradient of, up to a constant, if it is not max@k.
+
+    Tried: max@j for every other j ≤ n, and MaxRL's Σ_{j<n} max@j / j.
+    """
+    updates = [np.array(each.update) for each in cases]
+    tried = {f"max@{j}": [p.gradient(j) for p in policies] for j in range(1, n + 1) if j != k}
+    if n > 2:
+        tried["Σ_{j<n} max@j / j (MaxRL)"] = [
+            np.sum([p.gradient(j) / j for j in range(1, n)], axis=0) for p in policies
+        ]
+    for name, gradients in tried.items():
+        scale = common_scale(updates, gradients)
+        if scale is not None:
+            return "the mean reward (max@1)" if name == "max@1" else name, scale
+    return None

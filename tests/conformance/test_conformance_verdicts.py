@@ -1,0 +1,507 @@
+"""What the judge says: about estimators that are right, broken by hand, or strangely written."""
+
+import dataclasses
+import functools
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bestofk
+from bestofk.conformance import Conformance, conformance
+from bestofk.objectives import advantages, objective
+
+judge: Callable[..., Conformance] = functools.partial(conformance, quiet=True)
+
+
+def max_at_3(rewards: Any) -> Any:
+    return advantages(rewards, "max@3")
+
+
+def q_values(rewards: np.ndarray, k: int) -> np.ndarray:
+    return np.asarray(advantages(rewards, f"max@{k}:none")) / k
+
+
+# --- right estimators ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("text", "k", "n"),
+    [
+        ("max@3", 3, 5),
+        ("max@3:loo", 3, 4),
+        ("max@3:loo-1", 3, 3),
+        ("max@2:none", 2, 6),
+        ("mean", 1, 4),
+        ("max@5", 5, 12),
+        ("max@16", 16, 40),
+    ],
+)
+def test_unbiased_objectives_are_found_exact(text: str, k: int, n: int, seed: int) -> None:
+    result = judge(text, k, n, seed=seed)
+    assert result.verdict == "exact"
+    assert result.bias < 1e-9
+    assert (result.convention, result.defects) == ("1", ())
+
+
+@pytest.mark.parametrize("text", ["max@3", "max@3:loo-1", "max@3:none"])
+def test_exact_off_policy_weights_are_found_exact_at_every_spread(text: str) -> None:
+    result = judge(text, 3, 5, off_policy=True)
+    assert result.verdict == "exact"
+    assert {case.spread for case in result.cases} == {0.0, 0.05, 0.2, 0.5, 1.0}
+    assert max(case.bias for case in result.cases) < 1e-9
+    assert result.defects == ()
+
+
+def test_pass_at_k_is_exact_and_its_refusal_of_real_rewards_is_respected() -> None:
+    result = judge("pass@3", 3)
+    assert result.verdict == "exact"
+    assert result.real is None
+    real = result.finding("real")
+    assert real is not None
+    assert real.status == "ok"
+    assert "refused" in str(result)
+
+
+def test_centring_is_reported() -> None:
+    assert judge("max@3", 3).centred is True
+    assert judge("max@3:none", 3).centred is False
+    assert judge("max@3", 3, off_policy=True).centred is None
+
+
+# --- conventions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factor", "name"),
+    [
+        (1 / 7, "1/n"),
+        (7.0, "n"),
+        (3.0, "k"),
+        (1 / 3, "1/k"),
+        (1 - 3 / 7, "1-k/n"),
+        ((7 - 3) / 3, "(n-k)/k"),
+        ((1 - 3 / 7) / 7, "(1-k/n)/n"),
+        (4 / 21, "(n-k)/(kn)"),
+        (-1.0, "-1"),
+    ],
+)
+def test_a_lost_factor_is_named(factor: float, name: str) -> None:
+    result = judge(lambda r: factor * advantages(r, "max@3"), 3, 7)
+    assert result.verdict == "scaled"
+    assert result.convention == name
+    assert result.scale == pytest.approx(factor)
+
+
+def test_an_unnamed_constant_factor_is_still_a_constant() -> None:
+    result = judge(lambda r: 0.123 * advantages(r, "max@3"), 3, 7)
+    assert (result.verdict, result.convention) == ("scaled", "")
+    assert "0.123 times" in result.summary
+
+
+def test_a_flipped_sign_is_said_in_words() -> None:
+    assert "wrong way" in judge(lambda r: -advantages(r, "max@3"), 3).summary
+
+
+def test_factors_that_coincide_are_both_named() -> None:
+    assert judge(lambda r: advantages(r, "max@3") / 2, 3, 6).convention == "k/n = 1-k/n"
+
+
+# --- estimators broken by hand ------------------------------------------------------------------
+
+
+def test_a_baseline_that_sees_its_own_sample_is_caught() -> None:
+    def own_sample(rewards: np.ndarray) -> np.ndarray:
+        q = q_values(rewards, 3)
+        right = q * rewards
+        return 3 * (right - right.mean(axis=-1, keepdims=True))
+
+    result = judge(own_sample, 3, 6)
+    assert not result.unbiased
+    assert result.bias > 0.05
+
+
+def test_an_off_by_one_in_k_is_identified() -> None:
+    result = judge(lambda r: advantages(r, "max@4"), 3, 6)
+    assert result.verdict == "other objective"
+    assert "max@4" in result.summary
+
+
+def test_mean_objective_in_disguise_is_identified() -> None:
+    result = judge("mean", 3, 6)
+    assert result.verdict == "other objective"
+    assert "mean reward" in result.summary
+
+
+def test_losers_keeping_their_raw_reward_are_caught() -> None:
+    def keeps_raw(rewards: np.ndarray) -> np.ndarray:
+        weights = advantages(rewards, "max@3")
+        return np.where(rewards == rewards.max(axis=-1, keepdims=True), weights, rewards)
+
+    assert judge(keeps_raw, 3).verdict == "biased"
+
+
+def test_a_wrong_a_neg_is_caught_although_its_direction_is_right_on_zero_one_rewards() -> None:
+    def wrong_a_neg(rewards: np.ndarray) -> np.ndarray:
+        if not np.isin(rewards, (0, 1)).all():
+            raise ValueError("0/1 only")
+        rho = bestofk.pass_at_k(rewards, 3)[..., None]
+        sigma = np.sqrt(rho * (1 - rho)) + 1e-6
+        return np.where(rewards == 1, (1 - rho) / sigma, -rho / sigma)
+
+    result = judge(wrong_a_neg, 3, 6)
+    assert result.verdict == "varying scale"
+    assert result.centred is False
+
+
+def test_a_normaliser_is_described_fairly() -> None:
+    result = judge("passk-training@3", 3, 6)
+    assert result.verdict == "biased"
+    assert "a normaliser" in result.summary
+    assert result.cosine > 0.9
+    assert result.centred
+
+
+def test_a_function_exact_on_zero_one_rewards_alone_is_told_apart() -> None:
+    def raw_unless_zero_one(rewards: np.ndarray) -> np.ndarray:
+        fine = np.isin(rewards, (0, 1)).all(axis=-1, keepdims=True)
+        return np.where(fine, advantages(rewards, "max@3"), rewards)
+
+    result = judge(raw_unless_zero_one, 3)
+    assert result.verdict == "0/1 only"
+    assert result.zero_one is not None
+    assert result.zero_one.exact
+
+
+def test_ignoring_ratios_is_right_on_policy_only_and_gets_worse_with_the_spread() -> None:
+    result = judge(objective("max@3", off_policy="none"), 3, 5, off_policy=True)
+    assert result.verdict == "on policy only"
+    worst = [
+        max(case.bias for case in result.cases if case.spread == spread)
+        for spread in (0.0, 0.05, 0.2, 0.5)
+    ]
+    assert worst[0] < 1e-9
+    assert worst == sorted(worst)
+    assert worst[-1] > 0.1
+
+
+def test_zeros_are_no_signal() -> None:
+    assert judge(lambda r: 0 * r, 2).verdict == "no signal"
+
+
+def test_unsorted_input_to_rank_weights_is_caught() -> None:
+    def forgets_to_sort(rewards: np.ndarray) -> np.ndarray:
+        return np.asarray(advantages(np.sort(rewards, axis=-1), "max@3"))
+
+    result = judge(forgets_to_sort, 3)
+    order = result.finding("order")
+    assert order is not None
+    assert order.status == "bad"
+    assert result.verdict != "exact"
+
+
+def test_random_functions_are_said_to_be_random() -> None:
+    rng = np.random.default_rng(0)
+    result = judge(lambda r: advantages(r, "max@3") + 0.1 * rng.standard_normal(r.shape), 3)
+    assert result.finding("random") is not None
+    assert "two calls differ" in result.summary
+
+
+# --- edges --------------------------------------------------------------------------------------
+
+
+def test_raising_for_n_below_k_is_praised() -> None:
+    finding = judge("max@4", 4).finding("n < k")
+    assert finding is not None
+    assert (finding.status, finding.text) == ("ok", "raises and names both numbers")
+
+
+@pytest.mark.parametrize("answer", [0.0, 1.0, np.nan])
+def test_any_number_for_n_below_k_is_a_defect(answer: float) -> None:
+    def silent(rewards: np.ndarray) -> np.ndarray:
+        if rewards.shape[-1] < 4:
+            return np.full(rewards.shape, answer)
+        return np.asarray(advantages(rewards, "max@4"))
+
+    result = judge(silent, 4)
+    assert result.verdict == "exact"
+    assert [finding.check for finding in result.defects] == ["n < k"]
+
+
+def test_a_function_whose_k_is_n_is_not_blamed_for_smaller_groups() -> None:
+    finding = judge("bon-max-second", 4, 4).finding("n < k")
+    assert finding is not None
+    assert finding.status == "note"
+
+
+def _padding(fn: Callable[..., Any]) -> tuple[str, str]:
+    finding = judge(fn, 1, 4).finding("padding")
+    assert finding is not None
+    return finding.status, finding.text
+
+
+def test_what_a_dead_sample_does_is_told_apart() -> None:
+    assert _padding(lambda r: advantages(r, "mean"))[0] == "ok"
+    status, text = _padding(lambda r: r - r.mean(axis=-1, keepdims=True))
+    assert (status, "spoils" in text) == ("bad", True)
+
+    def as_zero(rewards: np.ndarray) -> np.ndarray:
+        return np.asarray(advantages(np.nan_to_num(rewards), "mean"))
+
+    status, text = _padding(as_zero)
+    assert (status, "as a sample with reward 0" in text) == ("bad", True)
+
+    def refuses(rewards: np.ndarray) -> np.ndarray:
+        if np.isnan(rewards).any():
+            raise ValueError("no NaN")
+        return np.asarray(advantages(rewards, "mean"))
+
+    assert _padding(refuses)[0] == "note"
+
+
+def test_nan_without_contrast_is_a_defect_and_the_rest_is_still_judged() -> None:
+    def z_score(rewards: np.ndarray) -> np.ndarray:
+        return (rewards - rewards.mean(-1, keepdims=True)) / rewards.std(-1, keepdims=True)
+
+    result = judge(z_score, 1, 5)
+    assert {"not finite", "c = 0", "c = n"} <= {finding.check for finding in result.defects}
+    assert result.cosine > 0.9
+    assert "fails on some groups" in result.summary
+
+
+def test_a_crash_on_some_groups_is_a_finding() -> None:
+    def crashes(rewards: Sequence[float]) -> list[float]:
+        mean = sum(rewards) / len(rewards)
+        return [reward / mean - 1 for reward in rewards]
+
+    result = judge(crashes, 2, 4, kind="list")
+    raises = result.finding("raises")
+    assert raises is not None
+    assert "ZeroDivisionError" in raises.text
+    assert "[0, 0, 0, 0]" in raises.text
+
+
+def test_integer_rewards_that_give_zeros_are_caught() -> None:
+    def keeps_dtype(rewards: np.ndarray) -> np.ndarray:
+        return np.asarray(advantages(rewards.astype(float), "max@3") / 10).astype(rewards.dtype)
+
+    finding = judge(keeps_dtype, 3).finding("integers")
+    assert finding is not None
+    assert finding.status == "bad"
+
+
+def test_writing_into_the_input_is_caught() -> None:
+    def in_place(rewards: np.ndarray) -> np.ndarray:
+        rewards -= rewards.mean(axis=-1, keepdims=True)
+        return rewards
+
+    result = judge(in_place, 1)
+    assert result.convention == "(n-1)/n"
+    assert [finding.check for finding in result.defects] == ["padding", "input"]
+
+
+def test_ties_broken_by_position_are_noticed() -> None:
+    def first_best_only(rewards: np.ndarray) -> np.ndarray:
+        first = np.arange(rewards.shape[-1]) == rewards.argmax(axis=-1)[..., None]
+        return np.where(first, rewards.max(axis=-1, keepdims=True), 0.0)
+
+    finding = judge(first_best_only, 3, 3).finding("ties")
+    assert finding is not None
+    assert "different weights" in finding.text
+
+
+def test_shift_and_scale_are_reported() -> None:
+    def texts(fn: Any) -> tuple[str, str]:
+        result = judge(fn, 2, 5)
+        shift, scale = result.finding("shift"), result.finding("scale")
+        assert shift is not None
+        assert scale is not None
+        return shift.text, scale.text
+
+    canonical, none, grpo = texts("max@2"), texts("max@2:none"), texts("grpo")
+    assert "changes nothing" in canonical[0]
+    assert "linear" in canonical[1]
+    assert "changes the weights" in none[0]
+    assert "changes nothing" in grpo[0]
+    assert "normaliser" in grpo[1]
+
+
+def test_weights_by_count_are_the_function_s_own() -> None:
+    table = judge("max@4", 4, 6).by_count
+    right, wrong = table[1]
+    assert (right, wrong) == pytest.approx((4.0, -0.8))
+    assert table[0][1] == table[6][0] == 0.0
+
+
+# --- strangers ----------------------------------------------------------------------------------
+
+
+def _rloo_in_lists(rewards: list[float]) -> list[float]:
+    if not isinstance(rewards, list):
+        raise TypeError("lists please")
+    n, total = len(rewards), sum(rewards)
+    return [r - (total - r) / (n - 1) for r in rewards]
+
+
+def test_plain_lists_work() -> None:
+    result = judge(_rloo_in_lists, 1, 5)
+    assert result.verdict == "exact"
+    assert result.called_with == "plain lists (n,), one group at a time"
+    batch = result.finding("batch")
+    assert batch is not None
+    assert batch.status == "note"
+
+
+def _rloo_in_torch(rewards: torch.Tensor) -> torch.Tensor:
+    return (rewards - rewards.mean(dim=-1, keepdim=True)) * (
+        rewards.shape[-1] / (rewards.shape[-1] - 1)
+    )
+
+
+def test_torch_functions_work_in_both_precisions() -> None:
+    result = judge(_rloo_in_torch, 1, 5)
+    assert result.verdict == "exact"
+    assert result.called_with == "torch tensors (groups, n)"
+    assert judge(lambda r: _rloo_in_torch(r.float()), 1, 5).verdict == "exact"
+
+
+def test_weights_that_carry_a_gradient_work() -> None:
+    def learnt(rewards: torch.Tensor) -> torch.Tensor:
+        one = torch.ones((), requires_grad=True, dtype=rewards.dtype)
+        return one * _rloo_in_torch(rewards)
+
+    assert judge(learnt, 1, 5, kind="torch").verdict == "exact"
+
+
+def test_the_library_can_be_chosen_where_it_matters() -> None:
+    def z(rewards: Any) -> Any:  # ddof is 0 in NumPy and 1 in torch
+        return (rewards - rewards.mean(-1)) / (rewards.std(-1) + 1e-6)
+
+    by_numpy, by_torch = judge(z, 1, 5, kind="numpy"), judge(z, 1, 5, kind="torch")
+    assert by_numpy.by_count[1][0] == pytest.approx(2.0, abs=1e-4)
+    assert by_torch.by_count[1][0] == pytest.approx(2 * np.sqrt(4 / 5), abs=1e-4)
+
+
+def test_batches_only_and_tuples_work() -> None:
+    def like_a_trainer(rewards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        groups, n = rewards.shape
+        weights = np.asarray(advantages(rewards, "max@2"))
+        return weights.reshape(groups, n), rewards
+
+    result = judge(like_a_trainer, 2)
+    assert result.verdict == "exact"
+    assert result.called_with == "NumPy arrays (groups, n)"
+
+
+def test_a_batch_whose_groups_leak_into_each_other_is_judged_row_by_row() -> None:
+    def over_everything(rewards: np.ndarray) -> np.ndarray:
+        return (rewards - rewards.mean()) * (rewards.shape[-1] / (rewards.shape[-1] - 1))
+
+    result = judge(over_everything, 1, 5)
+    assert result.verdict == "exact"
+    batch = result.finding("batch")
+    assert batch is not None
+    assert "change each other" in batch.text
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (lambda r: r.sum(), r"returned shape \(\)"),
+        (lambda r: r[:-1], r"returned shape \(3,\) for rewards of shape \(4,\)"),
+        (lambda r: None, "returned None"),
+        (lambda r: "weights", "returned str, not numbers"),
+        (lambda r: 1 / 0, "ZeroDivisionError"),
+        (lambda r, extra: r, "TypeError"),
+        (lambda: 0, "TypeError"),
+    ],
+)
+def test_a_bad_function_gets_a_diagnosis(fn: Callable[..., Any], why: str) -> None:
+    result = judge(fn, 2)
+    assert result.verdict == "unusable"
+    assert re.search(why, result.summary)
+    assert str(result).startswith("<lambda>: unusable with n = 4")
+    assert np.isnan(result.bias)
+
+
+def test_a_refusal_of_this_n_carries_its_reason() -> None:
+    result = judge("max@4", 4, 4)
+    assert result.verdict == "unusable"
+    assert "max@4:loo-1" in result.summary
+
+
+# --- the interface ------------------------------------------------------------------------------
+
+
+def test_it_prints_a_sentence_first_and_can_be_silenced(capsys: pytest.CaptureFixture[str]) -> None:
+    result = bestofk.conformance(max_at_3, 3)
+    printed = capsys.readouterr().out
+    assert printed == f"{result}\n"
+    assert printed.splitlines()[0] == (
+        "max_at_3: unbiased for the gradient of max@3, in the mean convention"
+    )
+    assert all(len(line) < 160 for line in printed.splitlines())
+    elsewhere = io.StringIO()
+    conformance(max_at_3, 3, file=elsewhere)
+    conformance(max_at_3, 3, quiet=True)
+    assert elsewhere.getvalue() == printed
+    assert capsys.readouterr().out == ""
+
+
+def test_the_package_is_its_own_function() -> None:
+    import importlib
+
+    module: Any = importlib.import_module("bestofk.conformance")
+    assert module(max_at_3, 3, quiet=True).verdict == "exact"
+
+
+def test_the_result_is_frozen_data() -> None:
+    result = judge("max@2", 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.k = 3  # type: ignore[misc]
+    assert dataclasses.asdict(result)["cases"][0]["kind"] == "0/1"
+
+
+def test_default_n_leaves_room_for_a_baseline() -> None:
+    assert judge("max@2", 2).n == 4
+    assert judge("mean", 1).n == 4
+    assert judge("max@6", np.int64(6)).n == 8
+
+
+@pytest.mark.parametrize("k", [2, 4, 6, 7])
+def test_enumeration_stays_below_twenty_thousand(k: int) -> None:
+    assert 10 < judge(f"max@{k}", k).outcomes <= 20_000
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "message"),
+    [
+        (0, None, r"k .* at least 1, got 0"),
+        (True, None, r"k .* whole number"),
+        (2.5, None, r"got 2.5"),
+        (4, 3, r"n = 3 with k = 4"),
+        (1, 1, r"n .* at least 2, got 1"),
+    ],
+)
+def test_bad_k_and_n_are_refused(k: Any, n: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge(max_at_3, k, n)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="got float"):
+        judge(3.0, 2)
+    with pytest.raises(ValueError, match="kind is"):
+        judge(max_at_3, 3, kind="cupy")
+    with pytest.raises(ValueError, match="did you mean"):
+        judge("mux@3", 3)
+
+
+def test_order_dependence_with_many_outcomes_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="n ≤ 10"):
+        judge(lambda r: r * np.arange(r.shape[-1]), 2, 30)
