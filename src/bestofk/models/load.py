@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 SHIPPED = {
-    "tiny-countdown": "tiny/countdown",
-    "tiny-maze": "tiny/maze",
+    "tiny-countdown": "tiny-countdown",
+    "tiny-maze": "tiny-maze",
 }
-"""Starting checkpoints in the package: name → folder beside this file."""
+"""Starting checkpoints in the package: name → folder in `checkpoints` beside this file."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -27,16 +38,21 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Low-rank adapters through peft."""
+    """Low-rank adapters through peft. They have no dropout: π_θ must be a function."""
 
     rank: int = 0
     """0 trains the whole model."""
     alpha: float = 0.0
     """Scale of the adapters; 0 takes 2 × rank."""
-    dropout: float = 0.0
-    """Must stay 0 for exact log-ratios: dropout makes π_θ random."""
     targets: tuple[str, ...] = ()
     """Modules by name; none takes all linear layers but the head."""
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $BESTOFK_CACHE, or bestofk in the user's cache folder."""
+    given = os.environ.get("BESTOFK_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(given) if given else home / "bestofk"
 
 
 def load(
@@ -56,10 +72,97 @@ def load(
         dtype: of the weights; "float32" for training (bf16 is the learner's autocast).
         trust_remote_code: run Python code that comes with the model. Off unless asked.
     """
-    raise NotImplementedError
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; have {', '.join(DTYPES)}")
+    place, options = find(name)
+    options |= {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    # Weights that can run code when they are read (pickles) are not read.
+    model = AutoModelForCausalLM.from_pretrained(
+        place,
+        dtype=DTYPES[dtype],
+        use_safetensors=None if "gguf_file" in options else True,
+        **options,
+    )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if lora is not None and lora.rank:
+        model = with_adapters(model, lora)
+    return Policy(model.to(device).eval(), tokenizer, os.fspath(name))
+
+
+def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """What to hand to `from_pretrained` for a name: a place and options."""
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if text in SHIPPED:
+        return str(Path(__file__).parent / "checkpoints" / SHIPPED[text]), {}
+    if text == "smollm2":
+        place = cache_folder() / "smollm2-135m-instruct"
+        if not (place / "config.json").is_file():
+            raise ValueError(
+                "smollm2 is not here yet: `bestofk model smollm2` fetches and converts it"
+            )
+        return str(place), {}
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"no such file: {text}")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{text} is a folder without config.json: not a model")
+        return str(path), {}
+    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
+    if "/" not in text or looks_local:
+        known = [*SHIPPED, "smollm2"]
+        near = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        if looks_local or near:
+            raise ValueError(
+                f"no model {text!r}: {hint}a model is a folder, a .gguf file, a Hugging Face id "
+                f"such as org/name, or one of {', '.join(known)}"
+            )
+    return text, {}
+
+
+def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
+    """The model frozen, with trainable low-rank adapters."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha or 2 * lora.rank,
+        lora_dropout=0.0,
+        target_modules=list(lora.targets) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
 
 
 def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
     """Write model (safetensors; adapters merged) and tokenizer so that `from_pretrained`, vLLM and
     `load` read them. Atomic: the folder appears whole or not at all."""
-    raise NotImplementedError
+    target = Path(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _merged(policy.model).save_pretrained(draft)
+        policy.tokenizer.save_pretrained(draft)
+        draft.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def _merged(model: Any) -> Any:
+    """A peft model with its adapters folded in, on a copy; any other model as it is."""
+    if not hasattr(model, "merge_and_unload"):
+        return model
+    import copy
+
+    return copy.deepcopy(model).merge_and_unload()

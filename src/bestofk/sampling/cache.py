@@ -1,0 +1,83 @@
+"""A key-value cache with room to grow: tokens are written in place, not copied every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PretrainedConfig
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+
+class RoomyLayer(CacheLayerMixin):
+    """Keys and values (R, heads, capacity, d), of which the first `length` places are filled."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, n: int, extra: int) -> None:
+        super().__init__()
+        self.length = keys.shape[-2]
+        self.keys = _with_room(keys, n, extra)
+        self.values = _with_room(values, n, extra)
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("made from filled states")
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        end = self.length + key_states.shape[-2]
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        assert self.keys is not None
+        return self.keys.shape[-2]
+
+
+def _with_room(states: Tensor, n: int, extra: int) -> Tensor:
+    prompts, heads, length, size = states.shape
+    roomy = states.new_empty(prompts, n, heads, length + extra, size)
+    roomy[:, :, :, :length] = states[:, None]
+    return roomy.flatten(0, 1)
+
+
+def fresh(config: PretrainedConfig) -> Cache:
+    """An empty cache of the kind the model wants (windows and recurrent states included)."""
+    return DynamicCache(config=config)
+
+
+def spread(cache: Cache, prompts: int, n: int, extra: int) -> None:
+    """Repeat every prompt's state n times, with room for `extra` more tokens.
+
+    Layers that are not plain attention keep their own kind.
+    """
+    layers: list[Any] = cache.layers
+    for at, layer in enumerate(layers):
+        if type(layer) is DynamicLayer:
+            keys, values = layer.keys, layer.values
+            assert keys is not None
+            assert values is not None
+            layers[at] = RoomyLayer(keys, values, n, extra)
+        else:
+            layer.reorder_cache(torch.arange(prompts).repeat_interleave(n))
+
+
+def keep(cache: Cache, rows: Tensor) -> None:
+    """Drop all rows but these."""
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        layer.reorder_cache(rows)

@@ -1,0 +1,49 @@
+"""From logits and a uniform number to a token and its log-probability."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bestofk.sampling.base import Sampling
+
+
+def distribution(logits: Tensor, params: Sampling) -> Tensor:
+    """Log-probabilities (R, V) that tokens are drawn with: temperature, then top-k, then top-p."""
+    logits = logits.float()
+    if params.temperature == 0.0:
+        best = torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+        return best.log()
+    if params.temperature != 1.0:
+        logits = logits / params.temperature
+    if not params.truncated:
+        return logits.log_softmax(-1)
+    if 0 < params.top_k < logits.shape[-1]:
+        kept = logits.topk(params.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+    if params.top_p < 1.0:
+        ordered, places = logits.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
+        chance = ordered.exp()
+        before = chance.cumsum(-1) - chance
+        dropped = torch.zeros_like(logits, dtype=torch.bool)
+        dropped = dropped.scatter(-1, places, before >= params.top_p)
+        logits = logits.masked_fill(dropped, -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def draw(logits: Tensor, uniform: Tensor, params: Sampling) -> tuple[Tensor, Tensor]:
+    """One token per row by inverting the distribution function in float64.
+
+    Args:
+        logits: (R, V).
+        uniform: (R,) in [0, 1), float64.
+
+    Returns:
+        Tokens (R,) and their log-probabilities (R,) under the distribution they were drawn from.
+    """
+    log_probs = distribution(logits, params)
+    cumulative = log_probs.double().exp_().cumsum_(-1)
+    total = cumulative[:, -1]
+    below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, below[:, None], right=True)
+    return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]

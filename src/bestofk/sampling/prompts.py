@@ -1,0 +1,53 @@
+"""Prompts as token ids, and the random numbers that belong to them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bestofk.types import Prompt
+
+
+def encode(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
+    """The ids a model sees: chat messages through the chat template, text as it is.
+
+    Text keeps the special tokens its tokenizer adds in front (a beginning-of-sequence token), and
+    loses an end-of-sequence token that some add behind: the completion goes on from there.
+    """
+    if isinstance(prompt.text, str):
+        ids = list(tokenizer(prompt.text)["input_ids"])
+        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
+            ids.pop()
+    elif getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError(
+            f"prompt {prompt.id!r} holds chat messages, but the tokenizer has no chat template: "
+            "take a task with style 'text' or an instruction-tuned model"
+        )
+    else:
+        messages = [dict(message) for message in prompt.text]
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+    if not ids:
+        raise ValueError(f"prompt {prompt.id!r} has no tokens; a model cannot go on from nothing")
+    return tuple(ids)
+
+
+def uniforms(prompts: Sequence[Prompt], seed: int, n: int, length: int) -> np.ndarray:
+    """A number in [0, 1) for each prompt, sample and token: (P, n, length).
+
+    Fixed by the seed, the prompt's id, how often that id came before in this call, and the place of
+    sample and token; not by the other prompts, nor by n.
+    """
+    seen: Counter[str] = Counter()
+    draws = np.empty((len(prompts), n, length))
+    for at, prompt in enumerate(prompts):
+        text = f"{seed}/{seen[prompt.id]}/{prompt.id}"
+        seen[prompt.id] += 1
+        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+        np.random.Generator(np.random.Philox(key=key)).random(out=draws[at])
+    return draws
