@@ -1,0 +1,148 @@
+"""What the numbers say: the table, and one sentence computed from it.
+
+A difference between two runs is called one only where its 95% interval, paired over worlds,
+excludes 0, and where it is large enough to be seen in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .experiment import KS, Results
+
+# Student's t, 97.5%, for 1, 2, … degrees of freedom: as many as MOST_WORLDS asks for.
+STUDENT = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
+    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
+    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452,
+)  # fmt: skip
+
+SMALLEST = 0.001
+"""The last digit shown of pass@k, a tenth of a point: no word is made of less."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure at the end of training: its mean over worlds and the interval's half-width."""
+
+    label: str
+    means: tuple[float, ...]
+    halves: tuple[float, ...]
+    best: tuple[bool, ...]
+    """Highest of the runs, or no different from the highest. Entropy has no best."""
+    percent: bool = True
+    """pass@k is shown in %, entropy in nats."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return tuple(
+            f"{100 * mean:.1f} ± {100 * half:.1f}" if self.percent else f"{mean:.2f} ± {half:.2f}"
+            for mean, half in zip(self.means, self.halves)
+        )
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the first axis (worlds) and the half-width of its 95% t-interval.
+
+    >>> mean, half = interval(np.array([1.0, 2.0, 3.0]))
+    >>> float(mean), round(float(half), 3)
+    (2.0, 2.484)
+    """
+    count = len(values)
+    spread = values.std(axis=0, ddof=1) / np.sqrt(count)
+    return values.mean(axis=0), STUDENT[count - 2] * spread
+
+
+def rows(results: Results) -> list[Row]:
+    """pass@k for every k, then entropy: the table, on the terminal and on the page alike."""
+    table = []
+    for place, k in enumerate(KS):
+        values = results.pass_at_k[:, :, -1, place]
+        table.append(_row(f"pass@{k}", values, _best(values)))
+    entropy = results.entropy[:, :, -1]
+    table.append(_row("entropy", entropy, [False] * len(entropy), percent=False))
+    return table
+
+
+def _row(label: str, values: np.ndarray, best: Sequence[bool], percent: bool = True) -> Row:
+    means, halves = interval(values.T)
+    return Row(label, tuple(means.tolist()), tuple(halves.tolist()), tuple(best), percent)
+
+
+def _best(values: np.ndarray) -> list[bool]:
+    top = int(values.mean(axis=1).argmax())
+    return [compare(run, values[top]) == "no different" for run in values]
+
+
+def compare(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """'higher', 'lower' or 'no different', by the 95% interval of the paired difference.
+
+    >>> compare(np.array([0.5, 0.6, 0.7]), np.array([0.1, 0.2, 0.4]))
+    'higher'
+    """
+    mean, half = map(float, interval(ours - theirs))
+    if abs(mean) <= max(half, SMALLEST):
+        return "no different"
+    return "higher" if mean > 0 else "lower"
+
+
+def percentage(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def sentence(results: Results) -> str:
+    """What this run shows, every verb and number of it computed; where it shows nothing, that."""
+    least, most = f"pass@{KS[0]}", f"pass@{KS[-1]}"
+    at_least, at_most = results.pass_at_k[:, :, -1, 0], results.pass_at_k[:, :, -1, -1]
+    base, mean, *others = range(len(results.names))
+    costs = all(compare(at_most[mean], at_most[run]) == "lower" for run in (base, others[0]))
+    opening = (
+        "training for the mean"
+        if costs
+        else "this run does not show that training for the mean costs best-of-k: it"
+    )
+    moves = [compare(values[mean], values[base]) for values in (at_least, at_most)]
+    joint = "but" if set(moves) == {"higher", "lower"} else "and"
+    names = [results.names[run] for run in others]
+    ends = [
+        _ended(names, values[others], values[mean], f"at {where}")
+        for values, where in ((at_most, most), (at_least, least))
+    ]
+    if all(end.startswith(together := " and ".join(names)) for end in ends):
+        ends[1] = ends[1].removeprefix(f"{together} ended ")
+    text = (
+        f"{opening} {_moved(moves[0], least, at_least[[base, mean]])} {joint} "
+        f"{_moved(moves[1], most, at_most[[base, mean]])}; from the same start, with as many "
+        f"samples, {' and '.join(ends)}."
+    )
+    return text[0].upper() + text[1:]
+
+
+def _moved(move: str, what: str, values: np.ndarray) -> str:
+    verb = {"higher": "raised", "lower": "lowered", "no different": "did not measurably move"}[move]
+    before, after = values.mean(axis=1)
+    return f"{verb} {what} ({percentage(before)} → {percentage(after)})"
+
+
+def _ended(names: Sequence[str], values: np.ndarray, mean: np.ndarray, where: str) -> str:
+    """'max@8 and Pass@8 Training ended above it at pass@64 (…)', or each for itself."""
+    words = {"higher": "above it", "lower": "below it", "no different": "level with it"}
+    found = [words[compare(run, mean)] for run in values]
+    shares = [percentage(run.mean()) for run in values]
+    if len(set(found)) == 1:
+        return f"{' and '.join(names)} ended {found[0]} {where} ({', '.join(shares)})"
+    each = [f"{name} ended {how} ({share})" for name, how, share in zip(names, found, shares)]
+    return f"{where} {' and '.join(each)}"
+
+
+def conditions(results: Results) -> str:
+    """The line that goes under every figure: n, k, prompts, seeds, interval."""
+    chosen = results.settings
+    return (
+        f"n = {chosen.n} samples per prompt, k = {chosen.k}, {chosen.prompts:,} prompts, "
+        f"{chosen.samples:,} samples per run; evaluated exactly on {chosen.held_out:,} held-out "
+        f"prompts; mean ± 95% t-interval over {chosen.worlds} worlds, seed {chosen.seed}"
+    )
