@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,7 @@ def restore(parts: Parts, found: runs.Checkpoint | None) -> State:
         )
     trainer = found.trainer_state()
     torch.set_rng_state(trainer.pop("rng"))
-    parts.learner.load_state_dict({"weights": found.tensors(), **trainer})
+    parts.learner.load_state_dict({"model": found.tensors(), **trainer})
     return state
 
 
@@ -249,7 +249,7 @@ def save(parts: Parts, state: State) -> None:
     """A checkpoint of this moment; all processes call it, the first writes."""
     trainer = parts.learner.state_dict()
     if parts.processes.main:
-        weights = trainer.pop("weights")
+        weights = apart(trainer.pop("model"))
         trainer["rng"] = torch.get_rng_state()
         about = {
             "state": asdict(state),
@@ -258,6 +258,17 @@ def save(parts: Parts, state: State) -> None:
         }
         parts.run.save(state.step, tensors=weights, trainer=trainer, state=about)
         parts.run.prune(parts.config.run.keep_last)
+
+
+def apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each tensor in memory of its own, as safetensors wants it (tied weights share theirs)."""
+    seen: set[int] = set()
+    own: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        shared = tensor.untyped_storage().data_ptr() in seen
+        own[name] = tensor.clone() if shared else tensor.contiguous()
+        seen.add(own[name].untyped_storage().data_ptr())
+    return own
 
 
 def progress(parts: Parts, state: State) -> float:

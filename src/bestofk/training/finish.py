@@ -15,7 +15,7 @@ from bestofk.training.build import Clock, Parts, State
 from bestofk.training.card import card
 from bestofk.training.environment import environment
 from bestofk.training.rollouts import Batch, sample_rows, summary
-from bestofk.training.validation import results, rows_of
+from bestofk.training.validation import results, table
 
 
 def due(step: int, every: int, steps: int) -> bool:
@@ -46,13 +46,14 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     prompts = [split[i] for i in range(world.rank, min(asked.prompts, len(split)), world.size)]
     groups = parts.sample(prompts, asked.samples_per_prompt, "validation") if prompts else []
     verdicts = parts.judge(groups)
-    everything = [row for part in world.gather(rows_of(groups, verdicts)) for row in part]
-    everything.sort(key=lambda rows: rows[0].prompt_id)
-    found = results(everything, asked.ks, asked.threshold, parts.config.run.seed)
-    rows = sample_rows(step, Batch(tuple(groups), tuple(map(tuple, verdicts)), 0))
-    rows = [row for part in world.gather(rows) for row in part]
+    judged = [pair for part in world.gather(list(zip(groups, verdicts))) for pair in part]
+    judged.sort(key=lambda pair: pair[0].prompt.id)
+    whole = Batch(tuple(pair[0] for pair in judged), tuple(tuple(pair[1]) for pair in judged), 0)
+    found = results(
+        table(whole.groups, whole.verdicts), asked.ks, asked.threshold, parts.config.run.seed
+    )
     if world.main:
-        parts.run.record_evaluation(step, sorted(rows, key=lambda row: row["prompt_id"]))
+        parts.run.record_evaluation(step, sample_rows(step, whole))
     seconds = {"validate": time.perf_counter() - began}
     return {"kind": "evaluation", "step": step, "split": asked.split, **found, "seconds": seconds}
 

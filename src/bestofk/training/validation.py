@@ -3,100 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
-from bestofk.evaluation.intervals import over_problems
-from bestofk.objectives import max_at_k_curve
+from bestofk.evaluation import Metric, Samples, curve, diversity, samples
 from bestofk.rewards.extract import answer_of
 from bestofk.types import Group, Verdict
 
-RESAMPLES = 4000
 
-
-@dataclass(frozen=True)
-class Row:
-    """One completion of the validation set, as little of it as the figures need."""
-
-    prompt_id: str
-    answer: str | None
-    reward: float
-    log_prob: float
-    tokens: int
-
-
-def rows_of(groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> list[list[Row]]:
-    """The completions of each group."""
+def answers_of(groups: Sequence[Group]) -> list[list[str | None]]:
+    """The answer part of every completion; None where there is none."""
     return [
-        [
-            Row(
-                group.prompt.id,
-                answer_of(group.prompt, completion.text),
-                verdict.reward,
-                float(sum(completion.logprobs)),
-                len(completion.tokens),
-            )
-            for completion, verdict in zip(group.completions, judged)
-        ]
-        for group, judged in zip(groups, verdicts)
+        [answer_of(group.prompt, completion.text) or None for completion in group.completions]
+        for group in groups
     ]
 
 
-def results(
-    groups: Sequence[Sequence[Row]], ks: Sequence[int], threshold: float, seed: int
-) -> dict[str, Any]:
-    """Every figure with its interval, over prompts, at 95 %.
+def table(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], name: str = "validation"
+) -> Samples:
+    """Judged groups as what evaluation works on."""
+    return samples(
+        [[verdict.reward for verdict in row] for row in verdicts],
+        name=name,
+        problems=[group.prompt.id for group in groups],
+        answers=answers_of(groups),
+        tokens=[[len(c.tokens) for c in group.completions] for group in groups],
+        logprobs=[[sum(c.logprobs) for c in group.completions] for group in groups],
+    )
+
+
+def results(found: Samples, ks: Sequence[int], threshold: float, seed: int) -> dict[str, Any]:
+    """Every figure with its 95 % interval over prompts.
 
     A prompt with fewer scored samples than the largest k is left out and counted. Entropy is the
-    mean of -log π per sampled token, in nats: an unbiased estimate that costs nothing.
+    mean of -log π per sampled token: it costs nothing and is unbiased for the policy's.
     """
-    rewards = np.array([[row.reward for row in group] for group in groups])
-    scored = ~np.isnan(rewards)
-    kept = scored.sum(axis=1) >= max(ks)
     cells: dict[str, Mapping[str, float]] = {}
-    if kept.any():
-        passed = np.where(scored, rewards >= threshold, np.nan)[kept]
-        for name, values in (("pass", passed), ("max", rewards[kept])):
-            curve = max_at_k_curve(values, k_max=max(ks), live=scored[kept])
-            columns = curve[:, [k - 1 for k in ks]]
-            cells |= with_intervals([f"{name}@{k}" for k in ks], columns, seed)
-    log_prob = sum(row.log_prob for group in groups for row in group)
-    tokens = sum(row.tokens for group in groups for row in group)
+    counted = 0
+    if (found.live >= max(ks)).any():
+        metrics: tuple[Metric, ...] = ("pass@k", "max@k")
+        for metric in metrics:
+            line = curve(
+                found,
+                metric,
+                k_max=max(ks),
+                threshold=threshold if metric == "pass@k" else None,
+                bounds=(0.0, 1.0),
+                small="drop",
+                seed=seed,
+            )
+            counted = len(line.problems)
+            for k in ks:
+                at = line.at(k)
+                cells[f"{metric[:-1]}{k}"] = {
+                    "value": float(line.estimate[at]),
+                    "low": float(line.interval.low[at]),
+                    "high": float(line.interval.high[at]),
+                }
+    spread = diversity(found, threshold=threshold)
     return {
-        "prompts": int(kept.sum()),
-        "prompts_left_out": int((~kept).sum()),
-        "samples_per_prompt": int(rewards.shape[1]),
-        "unscored": int((~scored).sum()),
+        "prompts": counted,
+        "prompts_left_out": len(found.problems) - counted,
+        "samples_per_prompt": int(found.sizes.max()),
+        "unscored": found.unscored,
         "results": cells,
-        "entropy": -log_prob / tokens if tokens else float("nan"),
-        "distinct_wrong": distinct_wrong(groups, threshold),
-        "tokens": tokens,
+        "entropy": spread.entropy_per_token.value,
+        "distinct": asdict(spread.distinct),
+        "distinct_wrong": asdict(spread.distinct_wrong),
+        "no_answer": spread.no_answer,
     }
-
-
-def with_intervals(names: Sequence[str], values: np.ndarray, seed: int) -> dict[str, Any]:
-    """Means of the columns of values (prompts, names), in [0, 1], with 95 % intervals."""
-    found = over_problems(
-        values, (0.0, 1.0), confidence=0.95, resamples=RESAMPLES, rng=np.random.default_rng(seed)
-    ).interval
-    means = values.mean(axis=0)
-    return {
-        name: {"value": float(mean), "low": float(low), "high": float(high)}
-        for name, mean, low, high in zip(names, means, found.low, found.high)
-    }
-
-
-def distinct_wrong(groups: Sequence[Sequence[Row]], threshold: float) -> float:
-    """Share of distinct answers among a prompt's wrong completions that have one, over prompts.
-
-    1: every wrong answer is new; near 0: the same mistake again and again. Prompts with fewer than
-    two wrong answers say nothing.
-    """
-    shares = []
-    for group in groups:
-        wrong = [row.answer for row in group if row.reward < threshold and row.answer]
-        if len(wrong) > 1:
-            shares.append(len(set(wrong)) / len(wrong))
-    return float(np.mean(shares)) if shares else float("nan")

@@ -1,0 +1,166 @@
+"""Batches of rollouts: a slot holds the same whoever fills it; what counts is counted."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bestofk.objectives import objective
+from bestofk.training.rollouts import (
+    Batch,
+    collect,
+    sample_rows,
+    signal_of,
+    summary,
+    weigh,
+    with_signal,
+)
+from bestofk.types import Completion, Group, Prompt, Verdict
+
+
+class Room:
+    """Several ranks as threads that gather through a barrier."""
+
+    def __init__(self, size):
+        self.size, self.barrier, self.values = size, threading.Barrier(size, timeout=20), {}
+
+    def rank(self, rank):
+        room = self
+
+        class Member:
+            size = room.size
+
+            def __init__(self):
+                self.rank = rank
+
+            def gather(self, value):
+                room.values[rank] = value
+                room.barrier.wait()
+                values = [room.values[other] for other in range(room.size)]
+                room.barrier.wait()
+                return values
+
+        return Member()
+
+
+def prompt_at(position):
+    return Prompt(id=f"p{position}", text=str(position), task="t", spec={"position": position})
+
+
+def sample(prompts, again):
+    """Four completions that say what was asked; their number of hits depends on the prompt."""
+    return [
+        Group(p, tuple(Completion(f"{p.id} {i} {again}") for i in range(4)), (1,)) for p in prompts
+    ]
+
+
+def judge(groups):
+    """Position p has p mod 5 right answers of four: none at 0, all at 4."""
+    return [
+        [
+            Verdict(float(i < group.prompt.spec["position"] % 5), "correct")
+            for i in range(len(group.completions))
+        ]
+        for group in groups
+    ]
+
+
+def everywhere(size, prompts, start, **options):
+    room = Room(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(
+            pool.map(
+                lambda rank: collect(
+                    prompt_at, start, prompts, sample, judge, room.rank(rank), **options
+                ),
+                range(size),
+            )
+        )
+
+
+@pytest.mark.parametrize("refill", [0, 1, 3])
+def test_one_process_and_several_have_the_same_groups_in_the_same_slots(refill):
+    options = {"refill": refill, "has_signal": signal_of(objective("max@2"))}
+    alone = everywhere(1, 12, 30, **options)[0]
+    for size in (2, 3, 4):
+        parts = everywhere(size, 12, 30, **options)
+        assert [g for part in parts for g in part.groups] == list(alone.groups)
+        assert {part.position for part in parts} == {alone.position}
+        assert {part.refilled for part in parts} == {alone.refilled}
+        assert all(len(part.groups) == 12 // size for part in parts)
+
+
+def test_refilling_replaces_no_signal_groups_by_the_next_prompts_in_order():
+    signal = signal_of(objective("max@2"))
+    plain = everywhere(1, 10, 0)[0]
+    assert [g.prompt.id for g in plain.groups] == [f"p{i}" for i in range(10)]
+    assert plain.position == 10
+    # max@2 has signal only where at least one is right and at least two are wrong: 1 and 2 of 4.
+    assert with_signal(weigh(objective("max@2"), plain.rewards)).tolist() == [False, True, True] + [
+        False, False] + [False, True, True, False, False]  # fmt: skip
+    once = everywhere(1, 10, 0, refill=1, has_signal=signal)[0]
+    ids = [g.prompt.id for g in once.groups]
+    assert ids == ["p10", "p1", "p2", "p11", "p12", "p13", "p6", "p7", "p14", "p15"]
+    assert (once.position, once.refilled) == (16, 6)
+    twice = everywhere(1, 10, 0, refill=2, has_signal=signal)[0]
+    assert [g.prompt.id for g in twice.groups][:5] == ["p16", "p1", "p2", "p11", "p12"]
+    assert [g.completions[0].text for g in twice.groups][:2] == ["p16 0 2", "p1 0 0"]
+    stops = everywhere(1, 2, 1, refill=5, has_signal=signal)[0]
+    assert (stops.position, stops.refilled) == (3, 0)
+
+
+def test_the_objective_says_what_signal_is():
+    rewards = np.array([[1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=float)
+    assert signal_of(objective("mean"))(rewards).tolist() == [True, True, False]
+    assert signal_of(objective("max@3"))(rewards).tolist() == [False, True, False]
+    switched = objective("max@3/50%/mean")
+    assert signal_of(switched, progress=0.4)(rewards).tolist() == [False, True, False]
+    assert signal_of(switched, progress=0.6)(rewards).tolist() == [True, True, False]
+
+
+def batch_of(rewards):
+    verdicts = tuple(
+        tuple(
+            Verdict.unscored("broken")
+            if np.isnan(r)
+            else Verdict(r, "correct" if r else "incorrect")
+            for r in row
+        )
+        for row in rewards
+    )
+    groups = tuple(
+        Group(prompt_at(p), tuple(Completion(f"c{i}", (1, 2), (-0.5, -1.0)) for i in range(4)))
+        for p in range(len(rewards))
+    )
+    return Batch(groups, verdicts, 0)
+
+
+NAN = float("nan")
+RAGGED = [[1.0, 0, 0, 0], [NAN, 1.0, 0, 0], [NAN, NAN, NAN, 1.0], [0, 0, 0, 0]]
+
+
+def test_unscored_samples_are_not_live_and_groups_with_too_few_are_dropped_whole():
+    batch = batch_of(RAGGED)
+    live = batch.live(3)
+    assert live.tolist() == [[True] * 4, [False, True, True, True], [False] * 4, [True] * 4]
+    weights = weigh(objective("max@2"), batch.rewards, live=live)
+    assert weights[2].tolist() == [0, 0, 0, 0]
+    assert weights[1].tolist() == [0.0, 2.0, -1.0, -1.0]  # the weights of a group of three
+    told = summary(batch.rewards, batch.verdicts, k=2, least=3, passing=1.0)
+    assert (told["groups"], told["groups_dropped"], told["unscored"]) == (4, 1, 4)
+    assert told["reward"] == pytest.approx(3 / 12)
+    assert told["max@2"] == pytest.approx((0.5 + 2 / 3 + 0.0) / 3)
+    assert told["status_unscored"] == 4
+
+
+def test_rows_of_samples_say_what_was_drawn_and_how_it_was_weighed():
+    batch = batch_of(RAGGED)
+    weights = weigh(objective("max@2"), batch.rewards, live=batch.live(3))
+    rows = sample_rows(7, batch, weights)
+    assert len(rows) == 16
+    assert rows[5] | {"weight": 2.0} == rows[5]
+    assert {row["step"] for row in rows} == {7}
+    assert rows[4]["status"] == "unscored"
+    assert rows[0]["logprob"] == -1.5
+    assert sample_rows(7, batch, tokens=True)[0]["token_ids"] == (1, 2)
