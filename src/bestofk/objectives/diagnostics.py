@@ -89,7 +89,7 @@ def learning_signal(n: int, k: int) -> Array:
     4
 
     References:
-        Pass@k Training (arXiv:2508.10751), section 4.
+        Pass@k Training (arXiv:2508.10751).
     """
     n, k = positive_integer(n, "n"), positive_integer(k, "k")
     if k > n:

@@ -52,7 +52,7 @@ def max_at_k(
     array(0.83333333)
 
     References:
-        Bagirov et al. 2025 (arXiv:2510.23393); Walder & Karkhanis 2025 (arXiv:2505.15201), eq. 12.
+        Bagirov et al. 2025 (arXiv:2510.23393); Walder & Karkhanis 2025 (arXiv:2505.15201).
     """
     k = positive_integer(k, "k")
 

@@ -26,7 +26,7 @@ def analytical(rewards: Array, k: int) -> Array:
     the same best (none correct, all correct, fewer than k wrong). k = 1 is GRPO. k ≤ n.
 
     References:
-        Eqs. 12-15 of the paper; the real-valued form is ours and equals theirs on 0/1 rewards.
+        The paper's analytical derivation; the real-valued form is ours, equal on 0/1 rewards.
     """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)

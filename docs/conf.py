@@ -1,0 +1,25 @@
+"""Sphinx: `make docs` builds the site into docs/_build/html."""
+
+import bestofk
+
+project = "bestofk"
+author = "The bestofk authors"
+copyright = "2026, The bestofk authors"
+release = bestofk.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "bestofk"
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+
+
+def as_written(app, what, name, obj, options, lines):
+    """Show docstrings as they are written: equations and tables are plain text there."""
+    lines[:] = ["::", "", *("    " + line for line in lines), ""]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", as_written)

@@ -1,0 +1,164 @@
+"""Break the mathematics by hand, one way at a time, and see a test die.
+
+    python tools/mutants.py [--write docs/mutants.md]
+
+Each row names a file of src/bestofk/objectives, what is broken, the text and its replacement. The
+tree is copied first, so nothing here is ever changed in place. A mutant that survives is a hole in
+the tests and fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ON, OFF, PASSK, EST = "on_policy.py", "off_policy.py", "passk_training.py", "estimates.py"
+
+# (file, what is broken, text, replacement, test file that should notice)
+MUTANTS = [
+    ("tables.py", "subset shares count one sample too many", "np.maximum(m - k, 0) / m", "np.maximum(m - k + 1, 0) / m", "estimates"),
+    ("tables.py", "the curve's shares start one rank late", "m = np.arange(n, 1, -1)[:, None]", "m = np.arange(n - 1, 0, -1)[:, None]", "estimates"),
+    ("tables.py", "order statistics count from the wrong end", "total[j - 1 : n - k + j]", "total[::-1][j - 1 : n - k + j]", "estimates"),
+    (EST, "max@k forgets the best", "return ordered[..., -1] - _gaps(ordered) @", "return ordered[..., -2] - _gaps(ordered) @", "estimates"),
+    (EST, "max@k uses the shares of k + 1", "constant(subset_share(n, k)[1:-1], ordered)", "constant(subset_share(n, k + 1)[1:-1], ordered)", "estimates"),
+    (EST, "n < k is answered", "minimum=k, need=need", "minimum=1, need=need", "estimates"),
+    (EST, "a reward at the threshold fails", "values >= threshold", "values > threshold", "estimates"),
+    (EST, "the median of an even number is the upper one", "(float(j == (k - 1) // 2) + float(j == k // 2)) / 2", "float(j == k // 2)", "estimates"),
+    ("majority.py", "ties are won", "shares = 1.0 / np.arange(1, len(rivals) + 2)", "shares = np.ones(len(rivals) + 1)", "estimates"),
+    ("majority.py", "a rival with as many votes is ignored", "if drawn < votes:", "if drawn <= votes:", "estimates"),
+    ("majority.py", "abstentions vote", "if label is None or label != label:", "if False:", "estimates"),
+    (ON, "canonical: k n/(n-k) becomes k", "scale=k * n / (n - k)", "scale=k", "on_policy"),
+    (ON, "canonical: sum convention", "scale=k * n / (n - k)", "scale=k / (n - k)", "on_policy"),
+    (ON, "canonical: not centred", "xp.mean(shortfall, axis=-1, keepdims=True) - shortfall, order", "-shortfall, order", "on_policy"),
+    (ON, "subset shares of k instead of k - 1", "subset_share(n - 1, k - 1)[: n - 1] * scale", "subset_share(n - 1, k)[: n - 1] * scale", "on_policy"),
+    (ON, "gaps counted from below", "reverse_cumulative_sum(terms), zero", "cumulative_sum(terms), zero", "on_policy"),
+    (ON, "no baseline: factor k lost", "unsort(k * (ordered[..., -1:] - subset_shortfall(ordered, k)), order)", "unsort(ordered[..., -1:] - subset_shortfall(ordered, k), order)", "on_policy"),
+    (ON, "no baseline: weights left in rank order", "return unsort(k * (ordered[..., -1:] - subset_shortfall(ordered, k)), order)", "return k * (ordered[..., -1:] - subset_shortfall(ordered, k))", "on_policy"),
+    (ON, "no baseline: the shortfall is added", "k * (ordered[..., -1:] - subset_shortfall", "k * (ordered[..., -1:] + subset_shortfall", "on_policy"),
+    (ON, "loo: n/(n-1) lost", "q - n / (n - 1) * others", "q - others", "on_policy"),
+    (ON, "loo: the baseline sees its own sample", "- k * q) / (n - k)", "- 0 * q) / n", "on_policy"),
+    (ON, "loo: k counted twice", "- k * q) / (n - k)", "- 2 * k * q) / (n - k)", "on_policy"),
+    (ON, "loo-1: shares shifted by one", "subset_share(n - 1, k - 1)[1:], ordered", "subset_share(n - 1, k - 1)[:-1], ordered", "on_policy"),
+    (ON, "loo-1: factor k lost", "unsort(k * xp.concat([xp.zeros_like(lead", "unsort(xp.concat([xp.zeros_like(lead", "on_policy"),
+    (ON, "loo-1: k = 1 is not RLOO", "    if k == 1:\n        return max_canonical(rewards, 1)\n", "", "on_policy"),
+    (ON, "z-score: sample standard deviation", "xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True))", "xp.sqrt(xp.sum(centred * centred, axis=-1, keepdims=True) / (values.shape[-1] - 1))", "on_policy"),
+    (ON, "z-score: not shifted, so equal rewards give noise", "shifted = values - xp.max(values, axis=-1, keepdims=True)", "shifted = values", "on_policy"),
+    (ON, "z-score of the shortfall, not of q", "z_score(-subset_shortfall(ordered, k))", "z_score(subset_shortfall(ordered, k))", "on_policy"),
+    (ON, "L-statistic: n lost", "unsort(n * (below + own + above), order)", "unsort(below + own + above, order)", "on_policy"),
+    (ON, "L-statistic: ranks above the sample not shifted", "whole - np.append(0.0, without)", "whole - np.append(without, 0.0)", "on_policy"),
+    (ON, "L-statistic: own sample left out", "below + own + above", "below + above", "on_policy"),
+    (ON, "RLOO: n/(n-1) lost", "dr_grpo(rewards) * (n / (n - 1))", "dr_grpo(rewards)", "on_policy"),
+    (ON, "Dr. GRPO: baseline doubled", "return shifted - xp.mean(shifted, axis=-1, keepdims=True)\n\n\ndef grpo", "return shifted - 2 * xp.mean(shifted, axis=-1, keepdims=True)\n\n\ndef grpo", "on_policy"),
+    (ON, "BoN-max mean: every sample is paid", "xp.where(best, dr_grpo(rewards), xp.zeros_like(rewards))", "dr_grpo(rewards)", "on_policy"),
+    (ON, "BoN-max mean: pays the raw reward", "xp.where(best, dr_grpo(rewards)", "xp.where(best, rewards", "on_policy"),
+    (ON, "BoN-max second: lead over the third", "ordered[..., -2:-1]\n", "ordered[..., -3:-2]\n", "on_policy"),
+    (ON, "BoN-max second: losers keep their raw reward", "rest = xp.zeros_like(ordered[..., :-1])", "rest = ordered[..., :-1]", "on_policy"),
+    (ON, "MaxRL: divides by the spread", "_divide(dr_grpo(rewards), xp.mean(rewards, axis=-1, keepdims=True))", "_divide(dr_grpo(rewards), xp.mean(rewards, axis=-1, keepdims=True) ** 0.5)", "on_policy"),
+    (ON, "MaxRL: not centred", "_divide(dr_grpo(rewards), xp.mean", "_divide(rewards, xp.mean", "on_policy"),
+    (ON, "TailRL: survivors off by one", "np.arange(n - 1, 0, -1) / n", "np.arange(n, 1, -1) / n", "on_policy"),
+    (ON, "TailRL: not centred", "unsort(dr_grpo(climbed), order)", "unsort(climbed, order)", "on_policy"),
+    (ON, "TailRL: n lost", "np.arange(n - 1, 0, -1) / n", "np.arange(n - 1, 0, -1)", "on_policy"),
+    (ON, "RS-GRPO: 1/β lost", "- 1.0) / beta", "- 1.0)", "on_policy"),
+    (ON, "RS-GRPO: not centred", "keepdims=True) - 1.0) / beta", "keepdims=True)) / beta", "on_policy"),
+    (ON, "RS-GRPO: overflows", "xp.exp(beta * rewards - top)", "xp.exp(beta * rewards)", "on_policy"),
+    (ON, "layer cake: strict layers", "rewards[..., None, :] >= levels", "rewards[..., None, :] > levels", "on_policy"),
+    (PASSK, "analytical: variance of single rewards", "np.diff(subset_share(n, k)), ordered", "np.diff(subset_share(n, 1)), ordered", "passk_training"),
+    (PASSK, "analytical: variance instead of deviation", "sigma = xp.sqrt(xp.sum(best_share * spread, axis=-1, keepdims=True))", "sigma = xp.sum(best_share * spread, axis=-1, keepdims=True)", "passk_training"),
+    (PASSK, "analytical: not centred", "_divide(estimate - shortfall, sigma)", "_divide(-shortfall, sigma)", "passk_training"),
+    (PASSK, "exceeding: ln(N + 1.5)", "some + 0.5", "some + 1.5", "passk_training"),
+    (PASSK, "exceeding: 4 lost", "(4.0 / (10.0", "(1.0 / (10.0", "passk_training"),
+    (PASSK, "combination: weights swapped", "accuracy * analytical(rewards, k) + (1.0 - accuracy)", "(1.0 - accuracy) * analytical(rewards, k) + accuracy", "passk_training"),
+    (PASSK, "adaptive: sides swapped", "entropy[..., None] > threshold", "entropy[..., None] <= threshold", "passk_training"),
+    (PASSK, "adaptive: ties count as high", "entropy[..., None] > threshold", "entropy[..., None] >= threshold", "passk_training"),
+    (PASSK, "drop easy: drops the hard ones", "> accuracy_threshold", "< accuracy_threshold", "passk_training"),
+    (PASSK, "full sampling: the rest is paid too", "rest = xp.zeros_like(rewards[..., sets * k :])", "rest = rewards[..., sets * k :]", "passk_training"),
+    (PASSK, "full sampling: sets may overlap by value order", "shuffled = by_order(rewards, order)[..., : sets * k]", "shuffled = rewards[..., : sets * k]", "passk_training"),
+    (PASSK, "bootstrap: mean instead of sum", "xp.sum(mask * z_score(best)[..., None], axis=-2)", "xp.sum(mask * z_score(best)[..., None], axis=-2)[..., ::-1]", "passk_training"),
+    (PASSK, "bootstrap: sets with the worst", "best = xp.max(xp.where(mask > 0", "best = -xp.max(xp.where(mask > 0", "passk_training"),
+    (OFF, "canonical: λ lost", "xp.exp(tosses.log_tilt) * (k / (n - k)) * without_i", "(k / (n - k)) * without_i", "off_policy"),
+    (OFF, "canonical: baseline of the wrong size", "* (k / (n - k)) * without_i", "* without_i", "off_policy"),
+    (OFF, "canonical: sets inside the prefix forgotten", "xp.sum(counts[i] * ends, axis=0) + best[i] * none_after", "xp.sum(counts[i] * ends, axis=0)", "off_policy"),
+    (OFF, "none: own reward closed with the whole suffix", "(rewards[i] * none_after)[None]", "rewards[i][None]", "off_policy"),
+    (OFF, "none: factor k lost", "+ float(np.log(k)) - log_binomial(n - 1, k - 1)", "- log_binomial(n - 1, k - 1)", "off_policy"),
+    (OFF, "none: own ratio lost", "_scaled(tosses.heads * bracket, log_scale)", "_scaled(bracket, log_scale)", "off_policy"),
+    (OFF, "loo-1: baseline of k others", "_prefixes(shifted, tosses, k - 1)", "_prefixes(shifted, tosses, k)", "off_policy"),
+    (OFF, "loo-1: later samples forgotten", "xp.stack(leads) * none_after", "xp.stack(leads)", "off_policy"),
+    (OFF, "loo-1: lead over nothing", "shifted[i] * full - best[i]", "shifted[i] * full", "off_policy"),
+    (OFF, "self-normalised: denominator not differentiated", "with_i - best / share * share_i", "with_i", "off_policy"),
+    (OFF, "self-normalised: n lost", "n * tosses.heads * (with_i", "tosses.heads * (with_i", "off_policy"),
+    (OFF, "value: normalised by C(n-1, k-1)", "log_scale = tosses.log_scale - log_binomial(n, k)", "log_scale = tosses.log_scale - log_binomial(n - 1, k - 1)", "off_policy"),
+    (OFF, "value: k log λ lost", "k * log_tilt + xp.sum(soft, axis=0)", "xp.sum(soft, axis=0)", "off_policy"),
+    (OFF, "overflow is not noticed", "if largest > LARGEST_LOG:", "if False:", "off_policy"),
+    (OFF, "first order: pair term lost", "shared = delta * _sum_above(ordered * (pair_c - triple_c))", "shared = delta * _sum_above(ordered * pair_c)", "off_policy"),
+    (OFF, "first order: prefix sum includes the sample", "before = cumulative_sum(delta) - delta", "before = cumulative_sum(delta)", "off_policy"),
+    (OFF, "first order: baseline without the ratio", "weights - (1.0 + unsort(delta, order)) *", "weights -", "off_policy"),
+    (OFF, "own ratio: ratio squared", "return _scaled(on_policy(rewards, k, baseline), log_ratio)", "return _scaled(on_policy(rewards, k, baseline), 2 * log_ratio)", "off_policy"),
+    (OFF, "own ratio: ratio lost", "return _scaled(on_policy(rewards, k, baseline), log_ratio)", "return on_policy(rewards, k, baseline)", "off_policy"),
+    (OFF, "truncation from below", "log_ratio > limit", "log_ratio < limit", "off_policy"),
+    (OFF, "effective sample size: C(n, k) lost", "- _log_elementary(2 * flat, k) - log_binomial(n, k)", "- _log_elementary(2 * flat, k)", "off_policy"),
+    ("grouping.py", "dead samples are counted in n", "counts = np.bincount(ids[alive], minlength=count)", "counts = np.bincount(ids, minlength=count)", "groups"),
+    ("grouping.py", "rows are grouped by position", "rows = rows[np.argsort(ids[rows], kind=\"stable\")]", "rows = rows", "groups"),
+    ("grouping.py", "small groups are dropped in silence", "warnings.warn(f\"{message}; left out\", DroppedGroups, stacklevel=4)", "pass", "groups"),
+    ("grouping.py", "a hopeless batch is dropped", "if count and sizes.max() < minimum:", "if False:", "groups"),
+    ("grammar.py", "switches come a stage late", "starts = [0.0] + [_share(piece, text) for piece in pieces[1::2]]", "starts = [0.0] + [_share(piece, text) ** 0.5 for piece in pieces[1::2]]", "grammar"),
+    ("grammar.py", "annealing skips the last k", "ks = range(first, last + step, step)", "ks = range(first, last, step)", "grammar"),
+    ("grammar.py", "mixtures are sums, not means", "1.0 / len(numbers)", "1.0", "on_policy"),
+    ("named.py", "ratios given to a normalised objective are ignored", "if term.entry.baseline is None:", "if False:", "off_policy"),
+]  # fmt: skip
+
+
+def prepare(folder: Path) -> None:
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def dies(folder: Path, test: str) -> str | None:
+    """The first test that fails, or None if the mutant survives."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider",
+               "--no-header", "-m", "not gpu", f"tests/objectives/test_{test}.py"]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED", "ERROR")):
+            return line.split("::")[-1].split(" ")[0].split("[")[0]
+    return None
+
+
+def main() -> int:
+    rows, survivors = [], 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for file, what, old, new, test in MUTANTS:
+            path = folder / "src/bestofk/objectives" / file
+            original = path.read_text()
+            if original.count(old) < 1:
+                print(f"STALE     {file}: {what}: text not found: {old}")
+                survivors += 1
+                continue
+            path.write_text(original.replace(old, new))
+            killer = dies(folder, test)
+            path.write_text(original)
+            survivors += killer is None
+            rows.append((file, what, killer))
+            print(
+                f"{'killed' if killer else 'SURVIVED':<9} {file}: {what}  {killer or ''}",
+                flush=True,
+            )
+    print(f"\n{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed")
+    if "--write" in sys.argv:
+        target = Path(sys.argv[sys.argv.index("--write") + 1])
+        lines = ["| file | what is broken | test that dies |", "|---|---|---|"]
+        lines += [f"| `{file}` | {what} | `{killer}` |" for file, what, killer in rows]
+        target.write_text("\n".join(lines) + "\n")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
