@@ -57,7 +57,7 @@ VERIFIERS = {
 }
 
 
-def verifier(name: str, **options: Any) -> BatchVerifier:
+def verifier(name: str, /, **options: Any) -> BatchVerifier:
     """The verifier of that name, or `"package.module:function"` for a judging function of yours."""
     if name in VERIFIERS:
         factory = _load(VERIFIERS[name])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import reasoning_gym
@@ -91,6 +95,29 @@ def _scoring_faults(name: str, entries: list[dict[str, Any]]) -> Iterator[str]:
             return
 
 
-def derive() -> dict[str, list[str]]:
-    """Faults of every task that this reasoning-gym has."""
-    return {name: faults(name) for name in sorted(reasoning_gym.factory.DATASETS)}
+def digests(names: Sequence[str]) -> dict[str, str]:
+    """A digest of each task's entries, to be compared between processes."""
+    return {name: hashlib.sha256(json.dumps(_entries(name)).encode()).hexdigest() for name in names}
+
+
+def moving(names: Sequence[str]) -> set[str]:
+    """Tasks whose entries differ between processes: a resumed run would see other problems."""
+    code = "import json, sys; from bestofk.rewards.gym_audit import digests\n"
+    code += "made = digests(sys.argv[2:]); open(sys.argv[1], 'w').write(json.dumps(made))"
+    found = []
+    for hash_seed in ("1", "2"):
+        with tempfile.NamedTemporaryFile("r") as answer:
+            subprocess.run(
+                [sys.executable, "-c", code, answer.name, *names],
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                stdout=subprocess.DEVNULL,  # some generators print
+                check=True,
+            )
+            found.append(json.load(answer))
+    return {name for name in names if found[0][name] != found[1][name]}
+
+
+def derive() -> list[str]:
+    """The tasks of this reasoning-gym that can be trusted."""
+    sound = [name for name in sorted(reasoning_gym.factory.DATASETS) if not faults(name)]
+    return sorted(set(sound) - moving(sound))

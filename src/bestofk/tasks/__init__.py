@@ -43,7 +43,7 @@ def factory(name: str) -> Callable[..., Task]:
     return getattr(importlib.import_module(module), function)
 
 
-def task(name: str, **options: Any) -> Task:
+def task(name: str, /, **options: Any) -> Task:
     """The task of that name with these options, all of which have defaults."""
     make = factory(name)
     check_options(name, make, options)

@@ -71,7 +71,9 @@ def dataset(
             needs["expected"] = (
                 expected.rpartition(answer_after)[2].strip() if answer_after else (expected.strip())
             )
-        template = REFERENCES.get(verifier) if reference is None else reference
+        template = reference
+        if template is None and "expected" in needs:
+            template = REFERENCES.get(verifier)
         known = {**row, **needs}
         return Prompt(
             id=f"{name}/{_field(row, id)}" if id else identity(name, text),

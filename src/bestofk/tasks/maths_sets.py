@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from bestofk.tasks.base import Task
 from bestofk.tasks.dataset import dataset
 from bestofk.tasks.rows import Row, locate, read
@@ -47,12 +49,11 @@ def last_boxed(solution: str) -> str:
     """The inside of the last box of a worked solution."""
     start = max(solution.rfind("\\boxed{"), solution.rfind("\\fbox{"))
     if start < 0:
-        short = solution.rpartition("\\boxed ")[2][:1]  # a few solutions box one bare digit
-        if not short:
+        bare = re.search(r"\\boxed ([0-9A-Za-z])", solution)  # a few solutions box one bare sign
+        if bare is None:
             raise ValueError(f"a MATH solution boxes its answer, this one does not: {solution!r}")
-        return short
-    begin = depth = solution.index("{", start)
-    depth = 0
+        return bare[1]
+    begin, depth = solution.index("{", start), 0
     for end in range(begin, len(solution)):
         depth += (solution[end] == "{") - (solution[end] == "}")
         if depth == 0:

@@ -1,0 +1,292 @@
+"""Tasks from data: every file format, declarations, splits that cannot leak, well-known sets."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bestofk.rewards import prepare, refusals, verifier
+from bestofk.tasks import task
+from bestofk.tasks.code_sets import MBPP_SPLITS, cases, first_program, mbpp_split
+from bestofk.tasks.maths_sets import last_boxed
+from bestofk.tasks.rows import read
+from bestofk.types import Prompt
+
+ROWS = [{"question": f"What is {i} + {i}?", "answer": f"twice: #### {2 * i}"} for i in range(300)]
+TEMPLATE = {"prompt": "{question} Box it.", "answer": "answer", "answer_after": "####"}
+needs_data = pytest.mark.skipif(
+    "BESTOFK_DATA" not in os.environ, reason="BESTOFK_DATA names no data folder"
+)
+
+
+def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:
+    path = folder / name
+    name = name.lower()
+    if name.endswith(".parquet"):
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return str(path)
+    if ".csv" in name:
+        plain = folder / "plain.csv"
+        with plain.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        text = plain.read_text()
+    elif ".jsonl" in name:
+        text = "\n".join(map(json.dumps, rows)) + "\n\n"
+    else:
+        text = json.dumps(rows)
+    raw = text.encode()
+    path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "a.csv", "a.csv.gz", "a.parquet", "A.JSONL"],
+)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    rows = [
+        {"question": 'a "quoted",\nline\u2028é', "answer": "1"},
+        {"question": "b", "answer": "2"},
+    ]
+    assert read(write(tmp_path, name, rows)) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": ', "line 2: not JSON"),
+        ("a.jsonl", "[1]\n", "line 1: a row is an object"),
+        ("a.json", '{"a": 1}', "list of objects"),
+        ("a.txt", "hello", "data files end in"),
+    ],
+)
+def test_bad_files_say_where(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="no data file"):
+        read(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_hub_is_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in the shape of a Hub repository, loaded by the real library without a network."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    write(repository, "train.jsonl", ROWS[:5])
+    write(repository, "test.jsonl", ROWS[5:8])
+    assert read(f"hub:{repository}") == ROWS[:5]
+    assert read(f"hub:{repository}@test") == ROWS[5:8]
+
+
+def test_a_declaration_makes_a_task_whose_references_score_one() -> None:
+    made = task(
+        "dataset", train=ROWS, **TEMPLATE, name="doubles", system="Be brief.", licence="MIT"
+    )
+    assert made.licence == "MIT"
+    prompt = made.split("train")[0]
+    assert isinstance(prompt.text, tuple)
+    assert [m["role"] for m in prompt.text] == ["system", "user"]
+    assert prompt.text[1]["content"].endswith("? Box it.")
+    with verifier(made.verifier, **made.verifier_options) as judge:
+        for split in made.splits:
+            assert len(prepare(judge, made.split(split)[:])) == len(made.split(split))
+
+
+def test_a_recipe_can_state_it(tmp_path: Path) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    source = write(tmp_path, "rows.jsonl", ROWS)
+    options = tomllib.loads(
+        f"""
+        train = {source!r}
+        prompt = "{{question}}"
+        reference = "<answer>{{expected}}</answer>"
+        verifier = "exact"
+        verifier_options = {{ ignore_case = true }}
+        style = "text"
+        spec = {{ expected = "answer" }}
+        limit = 7
+        """
+    )
+    made = task("dataset", **options)
+    prompts = made.split("train")[:]
+    assert len(prompts) == 7
+    assert isinstance(prompts[0].text, str)
+    assert refusals(verifier(made.verifier, **made.verifier_options), prompts) == {}
+
+
+def texts(prompts: Any) -> set[str]:
+    return {p.text if isinstance(p.text, str) else p.text[-1]["content"] for p in prompts}
+
+
+def test_splits_cut_from_train_are_disjoint_complete_and_stable() -> None:
+    made = task("dataset", train=ROWS, **TEMPLATE, validation_share=0.2, test_share=0.2)
+    splits = {name: texts(made.split(name)) for name in made.splits}
+    assert set(splits) == {"train", "validation", "test"}
+    assert sum(map(len, splits.values())) == len(ROWS) == len(set().union(*splits.values()))
+    assert 30 <= len(splits["test"]) <= 90
+    fewer = task("dataset", train=ROWS[:200], **TEMPLATE, validation_share=0.2, test_share=0.2)
+    for name in splits:  # rows that are added later move nobody
+        assert texts(fewer.split(name)) <= splits[name]
+
+
+def test_a_problem_in_test_is_taken_out_of_train_however_it_is_spaced() -> None:
+    noisy = [dict(row, question=row["question"].replace(" ", "  ")) for row in ROWS[:50]]
+    made = task("dataset", train=noisy + ROWS, test=ROWS[:50], **TEMPLATE, validation_share=0.0)
+    assert made.splits == ("train", "test")
+    assert len(made.split("test")) == 50
+    assert texts(made.split("train")) == texts(made.split("train")) - texts(made.split("test"))
+    assert len(made.split("train")) == 250
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "at least one of train"),
+        ({"train": ROWS, "prompt": "{qestion}"}, "did you mean 'question'"),
+        ({"train": ROWS, "prompt": "{question", "answer": "answer"}, "template is text with"),
+        ({"train": ROWS, "prompt": "{question}", "answer": "anser"}, "did you mean 'answer'"),
+        ({"train": ROWS, "prompt": "x", "answer": "answer", "answer_after": "@@"}, "no '@@' in"),
+        ({"train": ROWS, "prompt": "{question}", "id": "answers"}, "did you mean 'answer'"),
+        ({"train": ROWS, "verifer": "maths"}, "did you mean 'verifier'"),
+        ({"train": ROWS, "test_share": 1.0}, "leave something for train"),
+        ({"train": ROWS, "limit": 0}, "limit is at least 1"),
+        ({"train": [{**r, "id": 1} for r in ROWS[:9]], "prompt": "{question}", "id": "id"}, "two"),
+    ],
+)
+def test_a_mistyped_declaration_says_what_to_type(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task("dataset", **options).split("train")
+
+
+def test_boxes_of_worked_solutions() -> None:
+    assert last_boxed(r"so \boxed{1}, no \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert last_boxed(r"thus $\boxed 7$") == "7"
+    for bad in ("no box", r"\boxed{1"):
+        with pytest.raises(ValueError, match="box"):
+            last_boxed(bad)
+
+
+def test_math_reads_levels_and_boxes(tmp_path: Path) -> None:
+    rows = [
+        {
+            "problem": f"p{i}",
+            "solution": rf"\boxed{{\frac{{{i}}}{{7}}}}",
+            "level": f"Level {i % 5 + 1}",
+        }
+        for i in range(50)
+    ]
+    source = write(tmp_path, "math.jsonl", rows)
+    test = write(tmp_path, "test.jsonl", [dict(row, problem="t" + row["problem"]) for row in rows])
+    made = task("math", train=source, test=test, levels=(4, 5))
+    assert len(made.split("test")) == 20
+    assert prepare(verifier("maths"), made.split("test")[:])
+    assert made.licence.startswith("MIT")
+
+
+def test_cases_of_stdin_programs_in_every_usual_shape() -> None:
+    wanted = [{"input": "1\n", "output": "2\n"}]
+    assert cases(wanted) == wanted
+    assert cases({"input": ["1\n"], "output": ["2\n"]}) == wanted
+    assert cases(json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})) == wanted
+    assert cases([{"input": ["1", ""], "output": ["2", ""]}]) == wanted
+    with pytest.raises(ValueError, match="is text or a list"):
+        cases([{"input": 1, "output": "2"}])
+    with pytest.raises(ValueError, match="argument"):
+        cases({"inputs": ["1"], "outputs": []})
+    assert first_program({"language": [2, 3], "solution": ["c++", "python"]}) == "python"
+    assert first_program({"language": [2], "solution": ["c++"]}) is None
+    assert first_program('["a", "b"]') == "a"
+    assert first_program("") is None
+
+
+def test_stdin_rows_become_prompts(tmp_path: Path) -> None:
+    sources = {}
+    for split in ("train", "validation", "test"):
+        rows = [
+            {
+                "name": f"{split}{i}",
+                "description": f"Print {i} for {split}.",
+                "public_tests": {"input": [""], "output": [f"{i}\n"]},
+                "solutions": {"language": [3], "solution": [f"print({i})"]},
+            }
+            for i in range(10)
+        ]
+        sources[split] = write(tmp_path, f"{split}.jsonl", rows)
+    made = task("codecontests", **sources)
+    prompt = made.split("validation")[3]
+    assert prompt.id == "codecontests/validation3"
+    assert prompt.spec == {"stdio": [{"input": "", "output": "3\n"}]}
+    assert prompt.reference == "```python\nprint(3)\n```"
+
+
+def test_mbpp_ids_belong_to_one_split() -> None:
+    counts = {split: last - first + 1 for split, (first, last) in MBPP_SPLITS.items()}
+    assert sum(counts.values()) == 974
+    assert counts["train"] == 374
+    for number in range(1, 975):
+        first, last = MBPP_SPLITS[mbpp_split(number)]
+        assert first <= number <= last
+    with pytest.raises(ValueError, match="1 to 974"):
+        mbpp_split(975)
+
+
+def number_of(prompt: Prompt) -> int:
+    return int(prompt.id.rpartition("/")[2])
+
+
+@needs_data
+def test_training_on_mbpp_or_mbppplus_leaks_into_no_test_of_either() -> None:
+    sets = [task("mbpp"), task("mbppplus")]
+    train = {number_of(p) for made in sets for p in made.split("train")[:]}
+    for other in ("validation", "test", "prompt"):
+        held_out = {number_of(p) for made in sets for p in made.split(other)[:]}
+        assert held_out
+        assert not train & held_out
+    assert len(sets[1].split("train")) == 108
+    shown = sets[0].split("test")[0]
+    text = shown.text if isinstance(shown.text, str) else shown.text[0]["content"]
+    assert not any(test in text for test in shown.spec["asserts"])  # what is shown is not graded
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["gsm8k", "mbpp", "mbppplus", "humaneval", "leetcode"])
+def test_well_known_sets_say_their_licence_and_keep_their_splits_apart(name: str) -> None:
+    made = task(name)
+    assert "(" in made.licence
+    ids: set[str] = set()
+    problems: set[str] = set()
+    for split in made.splits:
+        prompts = made.split(split)[:]
+        new = {p.id for p in prompts}
+        assert len(new) == len(prompts)
+        assert not ids & new
+        assert not problems & texts(prompts)
+        ids |= new
+        problems |= texts(prompts)
+        assert all(p.reference for p in prompts)
+        json.dumps([p.spec for p in prompts])
+
+
+@needs_data
+def test_a_few_programs_of_each_code_set_pass_in_the_sandbox() -> None:
+    pytest.importorskip("bestofk.rewards.code")
+    for name in ("mbpp", "mbppplus", "humaneval", "leetcode"):
+        made = task(name, limit=6)
+        with verifier(made.verifier, **made.verifier_options) as judge:
+            assert refusals(judge, made.split("test")[:]) == {}
