@@ -10,8 +10,10 @@ from .compare import compare
 from .curves import curve
 from .diversity import diversity
 from .extrapolate import extrapolate
+from .files import Row, locate, mapping, read, rows
 from .off_policy import off_policy
 from .planning import Population, plan, population
+from .records import BadFile
 from .results import (
     METRICS,
     Comparison,
@@ -31,6 +33,7 @@ from .table import samples
 
 __all__ = [
     "METRICS",
+    "BadFile",
     "Comparison",
     "Crossing",
     "Curve",
@@ -43,13 +46,18 @@ __all__ = [
     "Plan",
     "PlanRow",
     "Population",
+    "Row",
     "Samples",
     "compare",
     "curve",
     "diversity",
     "extrapolate",
+    "locate",
+    "mapping",
     "off_policy",
     "plan",
     "population",
+    "read",
+    "rows",
     "samples",
 ]
