@@ -13,7 +13,7 @@ import bestofk
 # verb: (module that holds its `main(argv) -> int`, one line for --help)
 VERBS = {
     "train": ("bestofk.cli.train", "train a model for what k of its samples are worth; resume"),
-    "demo": ("bestofk.cli.demo", "why training for one sample hurts best-of-k, in seconds (NumPy)"),
+    "demo": ("bestofk.cli.demo", "what training for one sample does to best-of-k, in seconds (NumPy)"),
     "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
     "tasks": ("bestofk.cli.tasks", "what there is to train on; prompts with verified answers"),
 }
