@@ -25,7 +25,8 @@ class LazySandbox:
     """A sandbox that starts when first used, and again after a close or in another process."""
 
     def __init__(self, **options: Any) -> None:
-        self._options, self._sandbox, self._lock = options, None, threading.Lock()
+        self._options, self._lock = options, threading.Lock()
+        self._sandbox: Sandbox | None = None
 
     def get(self) -> Sandbox:
         with self._lock:

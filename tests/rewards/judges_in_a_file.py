@@ -1,0 +1,27 @@
+"""A judging function as a user would write it in a file, for the tests of the sandbox."""
+
+from __future__ import annotations
+
+import os
+
+from bestofk.types import Prompt, Verdict
+
+
+def judge(prompt: Prompt, text: str) -> Verdict | float | None:
+    match text:
+        case "loop":
+            while True:
+                pass
+        case "raise":
+            raise KeyError("a bug of ours")
+        case "die":
+            os._exit(3)
+        case "none":
+            return None
+        case "secret":
+            return os.path.exists(prompt.spec["secret"])
+        case "verdict":
+            return Verdict(0.0, "unparsed", passed=1, total=3, detail="seen")
+        case "nan":
+            return float("nan")
+    return eval(text) / prompt.spec["scale"]
