@@ -1,5 +1,7 @@
 """NumPy, PyTorch and JAX agree, keep their device and dtype, and differentiate."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def x64():
     jax.config.update("jax_enable_x64", before)
 
 
-def to(library: str, values: np.ndarray):
+def to(library: str, values: np.ndarray) -> Any:
     return torch.from_numpy(values.copy()) if library == "torch" else jax.numpy.asarray(values)
 
 

@@ -1,6 +1,7 @@
 """Estimates against brute force over subsets, against identities, and at their edges."""
 
 from fractions import Fraction
+from functools import partial
 from math import comb
 
 import numpy as np
@@ -38,12 +39,20 @@ def groups_of(n: int) -> list[np.ndarray]:
     ]
 
 
+def mean_of_top(m: int, chosen: np.ndarray) -> float:
+    return float(np.sort(chosen)[-m:].mean())
+
+
+def combination(alphas: np.ndarray, chosen: np.ndarray) -> float:
+    return float(np.sort(chosen) @ alphas)
+
+
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_every_estimate_is_the_mean_over_all_subsets(n, k):
     for rewards in groups_of(n):
         for m in range(1, k + 1):
-            top = subset_mean(rewards, k, lambda s, m=m: np.sort(s)[-m:].mean())
-            bottom = subset_mean(rewards, k, lambda s, m=m: np.sort(s)[:m].mean())
+            top = subset_mean(rewards, k, partial(mean_of_top, m))
+            bottom = -subset_mean(-rewards, k, partial(mean_of_top, m))
             assert top_m_at_k(rewards, k, m) == pytest.approx(top, abs=1e-12)
             assert bottom_m_at_k(rewards, k, m) == pytest.approx(bottom, abs=1e-12)
         assert max_at_k(rewards, k) == pytest.approx(subset_mean(rewards, k, np.max), abs=1e-12)
@@ -52,9 +61,8 @@ def test_every_estimate_is_the_mean_over_all_subsets(n, k):
             subset_mean(rewards, k, lambda s: float(np.median(s))), abs=1e-12
         )
         alphas = np.random.default_rng(k).normal(size=k)
-        assert l_statistic_at_k(rewards, k, alphas) == pytest.approx(
-            subset_mean(rewards, k, lambda s, alphas=alphas: float(np.sort(s) @ alphas)), abs=1e-12
-        )
+        expected = subset_mean(rewards, k, partial(combination, alphas))
+        assert l_statistic_at_k(rewards, k, alphas) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "k"), SIZES)

@@ -1,5 +1,7 @@
 """The objective strings: what they mean, and what a mistyped one says."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -148,7 +150,7 @@ def test_an_objective_knows_what_it_needs():
 
 @pytest.mark.filterwarnings("ignore::bestofk.objectives.ObjectiveWarning")
 def test_every_row_of_the_catalog_runs_and_is_documented():
-    special = {
+    special: dict[str, dict[str, Any]] = {
         "drop-easy": {"accuracy_threshold": 0.9},
         "lstat": {"coefficients": (0.5, 0.5, 1.0)},
     }

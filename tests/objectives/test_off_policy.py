@@ -180,6 +180,7 @@ def test_autograd_of_the_value_is_the_explicit_weight(n, k):
         logs = torch.tensor(rng.normal(size=(3, n)) * scale, requires_grad=True)
         off_policy_max_at_k(rewards, logs, k).sum().backward()
         weights = advantages(rewards, f"max@{k}:none", log_ratio=logs)
+        assert logs.grad is not None
         assert torch.isfinite(logs.grad).all()
         torch.testing.assert_close(n * logs.grad, weights, rtol=1e-9, atol=1e-12)
         if scale == 0.0:

@@ -1,6 +1,7 @@
 """On-policy advantages: brute force, exact unbiasedness, identities, and others' bugs."""
 
 import warnings
+from collections.abc import Callable
 from fractions import Fraction
 from math import comb
 
@@ -34,7 +35,9 @@ def best(rewards: np.ndarray, k: int) -> float:
     return subset_mean(rewards, k, np.max)
 
 
-def by_definition(rewards: np.ndarray, k: int, baseline) -> np.ndarray:
+def by_definition(
+    rewards: np.ndarray, k: int, baseline: Callable[[np.ndarray], float]
+) -> np.ndarray:
     others = [np.delete(rewards, i) for i in range(len(rewards))]
     return np.array(
         [k * (q_value(rewards, k, i) - baseline(others[i])) for i in range(len(rewards))]
@@ -268,7 +271,7 @@ def test_large_groups_agree_with_rational_arithmetic():
     ordered = [Fraction(float(value)) for value in rewards[order]]
     inside, total = comb(n - 1, k - 1), comb(n, k)
     # q_i = Σ_{j>i} C(j-2,k-2) r_(j) + C(i-1,k-1) r_(i), over C(n-1,k-1); summed from the top
-    tail, exact = 0, {}
+    tail, exact = Fraction(0), {}
     group = sum(comb(j, k - 1) * ordered[j] for j in range(k - 1, n)) / total
     for i in range(n - 1, -1, -1):
         if i in (0, 1, 100, 2048, 3000, 4000, 4094, 4095):
