@@ -164,7 +164,7 @@ def _is_vacuous(statement: ast.AST) -> bool:
         test = statement.test
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             return ast.dump(test.left) == ast.dump(test.comparators[0])
-        return isinstance(test, ast.Constant)
+        return isinstance(test, ast.Constant) and bool(test.value)
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 

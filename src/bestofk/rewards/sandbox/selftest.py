@@ -74,6 +74,10 @@ def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     tried("read another process's environment", lambda: read("/proc/1/environ") is not None)
     tried("list processes", lambda: os.listdir("/proc"))
     tried("leave a file outside", leave_marks)
+    tried("truncate a file of the host", lambda: os.open(secret_path, os.O_RDONLY | os.O_TRUNC))
+    tried("truncate a file by name", lambda: os.truncate(secret_path, 0) is None)
+    tried("change a file's mode", lambda: os.chmod(secret_path, 0o666) is None)
+    tried("change a file's times", lambda: os.utime(secret_path) is None)
     tried("connect over TCP", lambda: connect(socket.AF_INET, socket.SOCK_STREAM, here))
     tried("send over UDP", lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, here))
     tried("reach an abstract socket", lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, abstract))
@@ -103,7 +107,7 @@ def _bait() -> Iterator[tuple[str, str, int, str]]:
         path = os.path.join(folder, "secret")
         with open(path, "w") as file:
             file.write(token)
-        os.chmod(path, 0o644)
+        os.chmod(path, 0o666)
         with (
             socket.create_server(("127.0.0.1", 0)) as tcp,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as local,

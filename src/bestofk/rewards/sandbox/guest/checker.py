@@ -252,10 +252,15 @@ class _Proxy:
 
 def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
     def test(stdin: str, expected: str) -> str:
+        if remote.failed is not None:
+            raise remote.failed
         news, output, errors = remote.run(stdin.encode("utf-8", "surrogatepass"))
         if news["reason"]:
             status = {"threads": "memory"}.get(news["reason"], "timeout")
-            raise Gone(status, f"stopped by the {news['reason']} limit")
+            gone = Gone(status, f"stopped by the {news['reason']} limit")
+            if news["reason"] == "wall" or news["event"] == "refused":
+                remote.failed = gone  # it sleeps, or has used up everything: do not try it again
+            raise gone
         if news["code"] != 0:
             last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2][-200:]
             status = "memory" if last.startswith("MemoryError") else "crashed"

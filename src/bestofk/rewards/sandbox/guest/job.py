@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .zygote import Server
 
 _TICK_MS = 50
+_GRACE = 10.0
+"""Wall seconds a checker has to finish after its program was stopped for good."""
 
 
 class Process:
@@ -157,11 +159,11 @@ class Check(Watch):
         if self.request["eager"]:
             self._spawn({"cpu": self.allowance}, [])
         try:
-            while not self.done:
+            while not self.done and self.checker.handle >= 0:
                 found = self.heard([self.checker.control, self.checker.handle])
                 if self.checker.control.fileno() in found:
                     self._obey()
-                elif self.checker.handle in found:
+                elif self.checker.ended():
                     break
                 elif not found:
                     self._watch_checker()
@@ -199,8 +201,9 @@ class Check(Watch):
 
     def _spawn(self, request: dict[str, Any], files: list[int]) -> None:
         left = self.allowance - self.spent
-        if left <= 0:
-            wire.send(self.checker.control, {"event": "refused", "reason": "cpu"})
+        if left <= 0 or self._late() > 0:
+            reason = "cpu" if left <= 0 else "wall"
+            wire.send(self.checker.control, {"event": "refused", "reason": reason})
             return
         cpu = min(float(request["cpu"]), left)
         ours, theirs = socket.socketpair()
@@ -213,9 +216,20 @@ class Check(Watch):
             wire.send(self.checker.control, started, [ours.fileno()])
 
     def _watch_checker(self) -> None:
-        """Stop a checker that chokes on what the program returned, or a job that only sleeps."""
-        late = time.monotonic() - self.started > self.allowance * self.limits["wall_factor"]
-        used = kernel.cpu_seconds(self.checker.pid) - self.checker_cpu
-        if late or used > self.allowance + 1.0:
-            self.reason = "wall" if late else "cpu"
+        """Stop a job that only sleeps, and a checker that chokes on what the program returned.
+
+        The program goes first: a checker that is left can still report the tests passed so far.
+        """
+        late, used = self._late(), kernel.cpu_seconds(self.checker.pid) - self.checker_cpu
+        if late > 0 and self.solution is not None:
+            process = self.solution
+            process.reason = "wall"
+            self.stop()
+            self.ended(process)
+        elif late > _GRACE or used > self.allowance + 1.0:
+            self.reason = "wall" if late > _GRACE else "cpu"
             self.checker.kill()
+
+    def _late(self) -> float:
+        """Wall seconds beyond what the whole job may take."""
+        return time.monotonic() - self.started - self.allowance * self.limits["wall_factor"]

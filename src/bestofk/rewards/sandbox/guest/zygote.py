@@ -55,7 +55,7 @@ class Server:
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
-            seccomp.install(seccomp.server_program())
+            seccomp.install(seccomp.server_program(self.room.own_pids))
         self.base_memory = _address_space(self.room.proc)
         self.program_lock, self.checker_lock = Lockdown(self.room), Lockdown(self.room, True)
         self.checker: Checker | None = None
