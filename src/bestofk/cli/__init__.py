@@ -16,6 +16,7 @@ VERBS = {
     "demo": ("bestofk.cli.demo", "what training for one sample does to best-of-k, in seconds (NumPy)"),
     "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
     "tasks": ("bestofk.cli.tasks", "what there is to train on; prompts with verified answers"),
+    "report": ("bestofk.cli.report", "one self-contained page on runs and samples; figures for papers"),
 }
 
 

@@ -1,0 +1,111 @@
+"""Reports: one self-contained HTML page from runs and files of samples, and figures for papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import bestofk
+from bestofk.evaluation import Metric
+
+from .content import page_data
+from .excerpts import excerpts
+from .findings import Findings, evaluate
+from .page import check_writable, render, write
+from .sources import Source, load
+
+__all__ = ["Findings", "Report", "Source", "evaluate", "load", "make"]
+
+SAMPLES = 2000
+"""Samples that go on a page unless told otherwise: some megabytes at most."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was made."""
+
+    findings: Findings
+    page: Path
+    """The HTML file."""
+    size: int
+    """Of the page, in bytes."""
+    files: tuple[Path, ...]
+    """Figures and tables written beside it."""
+
+
+def make(
+    sources: Sequence[Source],
+    out: Path,
+    *,
+    title: str | None = None,
+    created: str | None = None,
+    metrics: Sequence[Metric] | None = None,
+    threshold: float | None = None,
+    k_max: int | None = None,
+    beyond: int = 16,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    samples: int = SAMPLES,
+    png: Path | None = None,
+    svg: Path | None = None,
+    csv: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Write a report on `sources` to `out`, whole or not at all.
+
+    Args:
+        title: at the head of the page; by default the runs' names.
+        created: the time stated on the page; by default now.
+        metrics, threshold, k_max, beyond, confidence, resamples, seed: see `findings.evaluate`.
+        samples: about how many samples go on the page; 0 for none.
+        png, svg, csv: folders for the figures and tables; made where they are missing.
+        say: told what is being done.
+
+    Raises:
+        ValueError: see `findings.evaluate`; matplotlib is missing. OSError: cannot write.
+    """
+    check_writable(out)
+    for folder in (png, svg, csv):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    findings = evaluate(
+        sources,
+        metrics=metrics,
+        threshold=threshold,
+        k_max=k_max,
+        beyond=beyond,
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+        say=say,
+    )
+    say("samples")
+    shown = excerpts(findings.sources, findings.problems, findings.passes, findings.threshold,
+                     samples)  # fmt: skip
+    heading = title or default_title([source.name for source in sources])
+    data = page_data(findings, shown, title=heading, version=bestofk.__version__, created=created)
+    say("the page")
+    text = render(data, title=heading, version=bestofk.__version__)
+    write(out, text)
+    files: list[Path] = []
+    for kind, folder in (("png", png), ("svg", svg)):
+        if folder is not None:
+            from .figures import write_figures
+
+            say(f"{kind} figures")
+            files += write_figures(data, folder, kind)
+    if csv is not None:
+        from .tables import write_tables
+
+        files += write_tables(findings, csv)
+    return Report(findings, out, len(text.encode("utf-8")), tuple(files))
+
+
+def default_title(names: Sequence[str]) -> str:
+    """
+    >>> default_title(["base", "grpo", "max@16"]), default_title(["a"])
+    ('base, grpo and max@16', 'a')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

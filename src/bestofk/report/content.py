@@ -17,7 +17,7 @@ from bestofk.evaluation.results import Comparison, Curve, Diversity, Extrapolati
 from .excerpts import Excerpts
 from .findings import Findings
 from .sources import Source
-from .training import training_curves
+from .training import training_curves, validation_curves
 
 SUBSETS = "by the unbiased estimate over all k-subsets"
 ABOUT = {
@@ -54,7 +54,7 @@ def thin(last: int, most: int = 72) -> list[int]:
     """About `most` values of k at most, evenly spaced on a log axis, all powers of two among them.
 
     >>> thin(6), len(thin(1024))
-    ([1, 2, 3, 4, 5, 6], 58)
+    ([1, 2, 3, 4, 5, 6], 63)
     """
     spaced = {round(k) for k in np.geomspace(1, last, most)}
     powers = {2**i for i in range(int(math.log2(last)) + 1)}
@@ -74,7 +74,7 @@ def page_data(
         "version": version,
         "created": when,
         "verdicts": verdicts(findings),
-        "notes": list(findings.notes),
+        "notes": [*findings.notes, *(note for source in sources for note in source.notes)],
         "runs": [run_facts(source) for source in sources],
         "measures": [measure(key, curves, names) for key, curves in findings.curves.items()],
         "means": [mean(curve, names) for curve in findings.means],
@@ -84,6 +84,7 @@ def page_data(
         "solved": solved(findings),
         "diversity": diversity(findings.diversities, names),
         "training": training_curves(sources),
+        "validation": validation_curves(sources),
         "extrapolation": [
             extrapolation(one, findings, names) for one in findings.extrapolations
         ],
@@ -109,7 +110,7 @@ def run_facts(source: Source) -> dict[str, Any]:
     low, high = (int(live.min()), int(live.max())) if live.size else (0, 0)
     return {
         "name": source.name,
-        "source": source.label,
+        "source": source.path,
         "format": source.format,
         "task": source.fact("task"),
         "model": source.fact("model"),
@@ -127,7 +128,7 @@ def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str
     rewards = key == "max@k" and any(curve.bounds != (0.0, 1.0) for curve in curves)
     about = ABOUT[key]
     threshold = curves[0].threshold
-    if threshold is not None:
+    if threshold is not None and key != "max@k":
         about += f"; a sample passes when its reward is at least {threshold:g}"
     return {
         "key": key,

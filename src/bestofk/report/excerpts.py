@@ -7,11 +7,14 @@ of a long completion its beginning and its end. What was left out is said on the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from .sources import Source
 
 HEAD = 2000
 TAIL = 1000
@@ -109,3 +112,104 @@ def item(index: int, reward: float, status: int | None, row: Mapping[str, Any]) 
         **({"seed": row["seed"]} if row.get("seed") is not None else {}),
         **cut(str(row.get("completion") or "")),
     }
+
+
+def excerpts(
+    sources: Sequence[Source],
+    problems: Sequence[str],
+    passes: np.ndarray,
+    threshold: float | None,
+    limit: int,
+) -> Excerpts | None:
+    """The samples that go on the page, at most about `limit`; None where there are none to show.
+
+    Args:
+        problems: every problem of any run; the page knows a problem by its place in it.
+        passes: (runs with samples, problems) passing samples, NaN where a run has none of it.
+    """
+    sampled = [(i, source.samples) for i, source in enumerate(sources) if source.samples]
+    if not sampled or limit < 1:
+        return None
+    hits = np.nan_to_num(passes) > 0
+    split = hits.any(axis=0) & ~hits.all(axis=0)
+    chosen, quota = shares(range(len(problems)), split.tolist(), len(sampled), limit)
+    shown: dict[int, dict[str, Any]] = {
+        place: {"problem": place, "prompt": None, "runs": []} for place in chosen
+    }
+    statuses: dict[str, int] = {}
+    for run, samples in sampled:
+        row_of = {problem: row for row, problem in enumerate(samples.problems)}
+        spans = {
+            place: samples.of(row_of[problems[place]])
+            for place in chosen
+            if problems[place] in row_of
+        }
+        picks = {place: choose(samples.rewards[at], quota) for place, at in spans.items()}
+        flat = [spans[place].start + index for place, picked in picks.items() for index in picked]
+        rows = sources[run].fetch(flat)
+        for place, at in spans.items():
+            texts = {index: rows.get(at.start + index, {}) for index in picks[place]}
+            group = group_of(run, samples.rewards[at], texts, threshold, statuses)
+            shown[place]["runs"].append(group)
+            told = (row["prompt"] for row in texts.values() if row.get("prompt") is not None)
+            shown[place]["prompt"] = shown[place]["prompt"] or next(map(prompt_text, told), None)
+    total = sum(samples.rewards.size for _, samples in sampled)
+    return Excerpts(list(shown.values()), list(statuses), total, rule(len(chosen), len(problems)))
+
+
+def group_of(
+    run: int,
+    rewards: np.ndarray,
+    texts: Mapping[int, Mapping[str, Any]],
+    threshold: float | None,
+    statuses: dict[str, int],
+) -> dict[str, Any]:
+    """One problem's samples in one run; `statuses` numbers the statuses met, and grows."""
+    scored = rewards[~np.isnan(rewards)]
+    items = []
+    for index, row in texts.items():
+        status = row.get("status")
+        number = None if status is None else statuses.setdefault(str(status), len(statuses))
+        items.append(item(index, float(rewards[index]), number, row))
+    return {
+        "run": run,
+        "n": int(rewards.size),
+        "scored": int(scored.size),
+        "passed": None if threshold is None else int((scored >= threshold).sum()),
+        "best_reward": float(scored.max()) if scored.size else None,
+        "best": [(k, index + 1) for k, index in bests(rewards)],
+        "items": items,
+    }
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as text: chat messages one after another, each under its role.
+
+    >>> print(prompt_text([{"role": "user", "content": "2 + 2?"}]))
+    [user]
+    2 + 2?
+    """
+    if isinstance(prompt, str):
+        return cut_middle(prompt)
+    if isinstance(prompt, list | tuple) and all(isinstance(m, Mapping) for m in prompt):
+        parts = (f"[{m.get('role', '?')}]\n{m.get('content', '')}" for m in prompt)
+        return cut_middle("\n\n".join(parts))
+    return cut_middle(json.dumps(prompt, ensure_ascii=False, default=str))
+
+
+def cut_middle(text: str) -> str:
+    parts = cut(text)
+    if not parts["cut"]:
+        return text
+    return f"{parts['t']}\n… {parts['cut']} characters are left out here …\n{parts['e']}"
+
+
+def rule(shown: int, problems: int) -> str:
+    """What is on the page, in a sentence."""
+    which = "each problem" if shown == problems else f"{shown} of {problems} problems"
+    first = "" if shown == problems else " (those that only some runs solve first)"
+    return (
+        f"Of {which}{first}: the best sample, those that were the best of the first 1, 2, 4, … "
+        f"drawn, and the first ones; of completions above {HEAD + TAIL} characters the first "
+        f"{HEAD} and the last {TAIL}."
+    )

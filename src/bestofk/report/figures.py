@@ -81,9 +81,9 @@ def drawings(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
         name = f"difference {letter(d['b'])}-{letter(d['a'])} {d['measure']}"
         yield slug(name), draw(difference, runs=runs, d=d)
     for m in data["per_problem"]["measures"] if len(data["measures"][0]["curves"]) > 1 else ():
-        for at in sorted({0, len(m["k"]) // 2}):
-            name = f"problems {m['key'].replace('k', str(m['k'][at]))}"
-            yield slug(name), draw(scatter, runs=runs, m=m, at=at)
+        at = min(1, len(m["k"]) - 1)
+        name = f"problems {m['key'].replace('k', str(m['k'][at]))}"
+        yield slug(name), draw(scatter, runs=runs, m=m, at=at)
     for m in data["training"]:
         yield slug(f"training {m['label']}"), draw(training, runs=runs, metric=m)
     if data["extrapolation"]:

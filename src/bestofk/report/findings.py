@@ -55,8 +55,7 @@ def evaluate(
     """Compute what the page shows.
 
     Args:
-        metrics: which curves; by default pass@k, max@k where rewards are graded, maj@k where the
-            files have answers.
+        metrics: which curves; by default pass@k, and max@k where rewards are graded.
         threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
         k_max: the largest k; problems with fewer scored samples are then left out and counted.
         beyond: pass@k is extrapolated to this many times n; 0 for not at all.
@@ -70,9 +69,9 @@ def evaluate(
     notes = list(differing(runs))
     graded = any(not is_zero_one(run) for run in runs)
     if threshold is None and graded:
-        threshold, note = default_threshold(runs)
-        notes.append(note)
-    wanted = tuple(metrics) if metrics is not None else default_metrics(runs, graded, threshold)
+        threshold, doubt = default_threshold(runs)
+        notes += doubt
+    wanted = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
     options: dict[str, Any] = {"threshold": threshold, "confidence": confidence, "seed": seed}
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
     curves: dict[Metric, tuple[Curve, ...]] = {}
@@ -110,28 +109,23 @@ def is_zero_one(run: Samples) -> bool:
     return bool(((rewards == 0) | (rewards == 1) | np.isnan(rewards)).all())
 
 
-def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, str]:
-    """What counts as passing where nobody said it, and the sentence that says it."""
+def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, list[str]]:
+    """What counts as passing where nobody said it (every figure states it), and what to warn of."""
     rewards = np.concatenate([run.rewards for run in runs])
     if np.nanmin(rewards) >= 0 and np.nanmax(rewards) <= 1:
-        return 1.0, "Rewards are graded; a sample passes when its reward is 1 (set --threshold)."
-    return None, (
+        return 1.0, []
+    return None, [
         f"Rewards reach from {np.nanmin(rewards):g} to {np.nanmax(rewards):g} and nobody said "
         "which of them pass: pass@k is not shown (set --threshold)."
-    )
+    ]
 
 
-def default_metrics(
-    runs: Sequence[Samples], graded: bool, threshold: float | None
-) -> tuple[Metric, ...]:
+def default_metrics(graded: bool, threshold: float | None) -> tuple[Metric, ...]:
     chosen: list[Metric] = []
     if threshold is not None or not graded:
         chosen.append("pass@k")
     if graded:
         chosen.append("max@k")
-    answers = all(run.answers is not None and (run.answers >= 0).any() for run in runs)
-    if runs and answers and "pass@k" in chosen:
-        chosen.append("maj@k")
     return tuple(chosen)
 
 

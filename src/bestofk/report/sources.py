@@ -1,28 +1,224 @@
-"""What `report` is given: run folders and files of samples."""
+"""What a report is made from: files of samples, and folders of training runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from bestofk.evaluation.results import Samples
+from bestofk import evaluation, runs
+from bestofk.evaluation import Samples
+
+from .texts import fetch, seeds_of
+
+Row: TypeAlias = Mapping[str, Any]
+Fetch: TypeAlias = Callable[[Sequence[int]], Mapping[int, Row]]
+
+
+def nothing(_: Sequence[int]) -> Mapping[int, Row]:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One run: its samples, and what its folder says about how it was made."""
+    """One run: its samples, and what its folder says about how it was trained."""
 
     name: str
-    label: str
+    """Unique among the sources of a report."""
+    path: str
     format: str
-    samples: Samples | None
-    metrics: tuple[Mapping[str, Any], ...] = ()
+    samples: Samples | None = None
+    fetch: Fetch = nothing
+    """The rows behind samples at flat positions: completion, prompt, status, answer, …"""
+    metrics: tuple[Row, ...] = ()
+    """Lines of metrics.jsonl."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by dotted name."""
+    notes: tuple[str, ...] = ()
 
     def fact(self, key: str) -> str | None:
-        return (
-            None
-            if self.samples is None or self.samples.metadata.get(key) is None
-            else str(self.samples.metadata[key])
+        """What is known of the model, task, sampling or seed, in words; None where nothing is."""
+        value = None if self.samples is None else self.samples.metadata.get(key)
+        if value is None:
+            value = self.config.get(FROM_CONFIG.get(key, ""))
+        return None if value in (None, "", (), [], {}) else words(value)
+
+
+FROM_CONFIG = {
+    "model": "model.path",
+    "task": "task.name",
+    "seed": "run.seed",
+    "sampling": "sampling.temperature",
+}
+
+
+def words(value: Any) -> str:
+    """A recorded value for a reader.
+
+    >>> words({"temperature": 1.0, "top_p": 0.95}), words([0, 1, 2, 3]), words("gpt")
+    ('temperature 1.0, top_p 0.95', '0, 1, 2, 3', 'gpt')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        said = [words(item) for item in value]
+        return ", ".join(said) if len(said) <= 8 else f"{', '.join(said[:7])}, … ({len(said)})"
+    return str(value)
+
+
+def load(arguments: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Source]:
+    """Read every argument: PATH or NAME=PATH, each a run's folder or a file of samples.
+
+    Raises:
+        ValueError: nothing to read in it; a name used twice. OSError: no such file.
+    """
+    if not arguments:
+        raise ValueError("a report needs at least one run folder or file of samples")
+    named = [split_name(argument) for argument in arguments]
+    names = unique_names([path for _, path in named])
+    sources = []
+    for (given, path), default in zip(named, names):
+        read = load_folder if path.is_dir() else load_file
+        say(str(path))
+        sources.append(read(path, given or default, say))
+    seen: dict[str, str] = {}
+    for source in sources:
+        if source.name in seen:
+            raise ValueError(
+                f"two runs are called {source.name!r} ({seen[source.name]} and {source.path}): "
+                "give them names, like base=a.jsonl trained=b.jsonl"
+            )
+        seen[source.name] = source.path
+    return sources
+
+
+def split_name(argument: str) -> tuple[str | None, Path]:
+    """The name given to a run, if any, and its path.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+    """
+    name, equals, rest = argument.partition("=")
+    if Path(argument).exists():
+        return None, Path(argument)
+    if equals and name and Path(rest).exists():
+        return name, Path(rest)
+    missing = Path(rest if equals and name else argument)
+    there = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    near = difflib.get_close_matches(missing.name, there, n=1)
+    raise FileNotFoundError(
+        f"no such file or folder: {missing}; "
+        + (f"did you mean {missing.with_name(near[0])}? " if near else "")
+        + "A report takes run folders and files of samples, each PATH or NAME=PATH"
+    )
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many of its parents as tell it from the others.
+
+    >>> unique_names([Path("runs/a/eval.jsonl"), Path("runs/b/eval.jsonl"), Path("base.jsonl")])
+    ['a/eval', 'b/eval', 'base']
+    """
+    whole = [path.resolve() for path in paths]
+    stems = [path.with_suffix("") if path.suffix in SUFFIXES else path for path in whole]
+    for depth in range(1, 64):
+        names = ["/".join(stem.parts[-depth:]) for stem in stems]
+        clashing = {name for name in names if names.count(name) > 1}
+        if not clashing:
+            break
+    return [
+        stem.name if [s.name for s in stems].count(stem.name) == 1 else name
+        for stem, name in zip(stems, names)
+    ]
+
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
+
+
+def load_file(path: Path, name: str, say: Callable[[str], None]) -> Source:
+    """A file of samples, in any format that evaluation reads.
+
+    Raises:
+        BadFile: with file, line and remedy.
+    """
+    told = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        share = 100 * done // max(total, 1)
+        if share != told:
+            told = share
+            say(f"{path} {share}%")
+
+    samples = evaluation.read(path, name=name, progress=progress)
+    facts = dict(samples.metadata)
+    if "seed" not in facts:
+        facts["seed"] = seeds_of(path)
+    return Source(
+        name=name,
+        path=str(path),
+        format=str(facts.get("format", "")),
+        samples=replace(samples, metadata=facts),
+        fetch=lambda positions: fetch(path, samples, positions),
+        notes=tuple(f"{name}: {note}" for note in facts.get("notes", ())),
+    )
+
+
+def load_folder(path: Path, name: str, say: Callable[[str], None]) -> Source:
+    """A training run: its settings, its metrics, and its newest evaluated samples.
+
+    Raises:
+        ValueError: the folder is no run's, or is empty.
+    """
+    settings, recorded = path / "config.toml", path / "metrics.jsonl"
+    if not settings.is_file() and not recorded.is_file():
+        return load_file(evaluation.locate(path), name, say)
+    config = flatten(read_toml(settings)) if settings.is_file() else {}
+    metrics = tuple(runs.read_metrics(path)) if recorded.is_file() else ()
+    kept = [folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))]
+    source = Source(name=name, path=str(path), format="run folder")
+    if kept:
+        file = evaluation.locate(path)
+        source = load_file(file, name, say)
+        source = replace(source, path=str(file), notes=source.notes + rollout_note(name, file))
+    if source.samples is None and not metrics:
+        raise ValueError(
+            f"{path} is an empty run: no step was recorded in metrics.jsonl and no sample was kept"
         )
+    return replace(source, metrics=metrics, config=config)
+
+
+def rollout_note(name: str, file: Path) -> tuple[str, ...]:
+    """Samples of a training step are no evaluation, and the page says so."""
+    if file.parent.name != "samples":
+        return ()
+    return (
+        f"{name}: the folder holds no evaluated samples, so these were drawn at training step "
+        f"{int(file.stem) if file.stem.isdigit() else file.stem}, on training prompts. For an "
+        "evaluation, put samples from bestofk eval into its evaluations/.",
+    )
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+
+
+def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name.
+
+    >>> flatten({"seed": 1, "loss": {"name": "exact"}})
+    {'seed': 1, 'loss.name': 'exact'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{where}{key}.")
+        else:
+            found[where + key] = value
+    return found

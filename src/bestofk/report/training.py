@@ -71,6 +71,36 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return found
 
 
+def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """pass@k against k at the first and at the last evaluation of every run that had some."""
+    found = []
+    for run, source in enumerate(sources):
+        lines = [line for line in _lines(source, "evaluation") if line.get("results")]
+        for when, line in dict(
+            zip(("first", "last"), (lines[0], lines[-1]) if lines else ())
+        ).items():
+            names = sorted(
+                (name for name in line["results"] if re.fullmatch(r"pass@\d+", name)),
+                key=lambda name: int(name[5:]),
+            )
+            cells = [line["results"][name] for name in names]
+            if cells and (when == "last" or len(lines) > 1):
+                found.append(
+                    {
+                        "run": run,
+                        "when": when,
+                        "step": line["step"],
+                        "n": line.get("samples_per_prompt"),
+                        "problems": line.get("prompts"),
+                        "k": [int(name[5:]) for name in names],
+                        "mean": [cell["value"] for cell in cells],
+                        "low": [cell["low"] for cell in cells],
+                        "high": [cell["high"] for cell in cells],
+                    }
+                )
+    return found
+
+
 def _is_best(key: str) -> bool:
     return re.fullmatch(r"max@\d+", key) is not None and key != "max@1"
 

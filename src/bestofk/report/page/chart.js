@@ -161,8 +161,9 @@ function guides(u, spec) {
     const right = x > bbox.left + bbox.width * 0.6;
     ctx.font = `600 ${11.5 * ratio}px ${colour("--sans")}`;
     ctx.textAlign = right ? "right" : "left";
-    ctx.textBaseline = "top";
-    ctx.fillText(mark.label, x + (right ? -6 : 6) * ratio, bbox.top + 3 * ratio);
+    ctx.textBaseline = mark.soft ? "bottom" : "top";
+    const y = mark.soft ? bbox.top + bbox.height - 4 * ratio : bbox.top + 3 * ratio;
+    ctx.fillText(mark.label, x + (right ? -6 : 6) * ratio, y);
   }
   ctx.restore();
 }

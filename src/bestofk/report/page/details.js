@@ -28,49 +28,99 @@ function diversity() {
   );
 }
 
-function training() {
-  if (!DATA.training.length) return null;
-  const boxes = DATA.training.map((metric) => {
-    const chart = lineChart({
-      title: `${metric.label} against step`,
-      xLabel: "step",
-      yLabel: "",
-      height: 200,
-      write: general,
-      zero: metric.zero,
-      series: metric.curves.map((c) => ({
-        run: c.run,
-        x: c.step,
-        y: c.value,
-        low: c.low,
-        high: c.high,
-        points: c.step.length < 40 && metric.kind === "evaluation",
-      })),
-    });
-    queueMicrotask(chart.draw);
-    const steps = perRun(metric.curves, (c) => count(c.step.length));
-    const table = () =>
-      dataTable(
-        ["step", ...metric.curves.map((c) => letter(c.run))],
-        UNIQUE(metric.curves.flatMap((c) => c.step)).map((step) => [
-          count(step),
-          ...metric.curves.map((c) => general(c.value[c.step.indexOf(step)])),
-        ]),
-        { scroll: "scroll tall", caption: `${metric.label} by step` },
-      );
-    return figure(metric.label, {
-      runs: metric.curves.map((c) => c.run),
-      chart: chart.host,
-      caption: metric.about,
-      facts: `${metric.facts} · ${steps} ${metric.kind === "evaluation" ? "evaluations" : "steps"}`,
-      table,
-    });
+function trainingFigure(metric) {
+  const points = metric.kind === "evaluation";
+  const series = metric.curves.map((c) => ({
+    run: c.run,
+    x: c.step,
+    y: c.value,
+    low: c.low,
+    high: c.high,
+    points,
+  }));
+  const chart = lineChart({
+    title: `${metric.label} against step`,
+    xLabel: "step",
+    yLabel: "",
+    height: 200,
+    write: general,
+    zero: metric.zero,
+    series,
   });
+  queueMicrotask(chart.draw);
+  const steps = UNIQUE(metric.curves.flatMap((c) => c.step));
+  const row = (step) => [count(step), ...metric.curves.map((c) => general(c.value[c.step.indexOf(step)]))];
+  const head = ["step", ...metric.curves.map((c) => letter(c.run))];
+  const table = () =>
+    dataTable(head, steps.map(row), { scroll: "scroll tall", caption: `${metric.label} by step` });
+  const facts = `${metric.facts} · ${perRun(metric.curves, (c) => count(c.step.length))} ${points ? "evaluations" : "steps"}`;
+  return figure(metric.label, {
+    runs: metric.curves.map((c) => c.run),
+    chart: chart.host,
+    caption: metric.about,
+    facts,
+    table,
+  });
+}
+
+function validationFigure(curves) {
+  const series = curves.map((c) => ({
+    run: c.run,
+    x: c.k,
+    y: c.mean,
+    low: c.when === "last" ? c.low : null,
+    high: c.when === "last" ? c.high : null,
+    dash: c.when === "first" ? [4, 4] : null,
+    noLabel: c.when === "first",
+    prefix: `step ${count(c.step)}: `,
+  }));
+  const chart = lineChart({
+    title: "Validation pass@k before and after training",
+    xLabel: "k (log scale)",
+    xName: "k",
+    yLabel: "pass@k",
+    log: true,
+    ceiling: 1,
+    series,
+  });
+  queueMicrotask(chart.draw);
+  const head = ["k", ...curves.flatMap((c) => [`${letter(c.run)} step ${c.step}`, "low", "high"])];
+  const row = (k) => [
+    count(k),
+    ...curves.flatMap((c) => {
+      const i = c.k.indexOf(k);
+      return [fixed(c.mean[i]), fixed(c.low[i]), fixed(c.high[i])];
+    }),
+  ];
+  const table = () =>
+    dataTable(head, UNIQUE(curves.flatMap((c) => c.k)).map(row), {
+      scroll: "scroll tall",
+      caption: "Validation pass@k",
+    });
+  const facts = [
+    `n = ${perRun(curves, (c) => count(c.n))}`,
+    `k = 1…${perRun(curves, (c) => count(c.k.at(-1)))}`,
+    `${perRun(curves, (c) => count(c.problems))} problems`,
+    seedsOf(UNIQUE(curves.map((c) => c.run))),
+  ].join(" · ");
+  return figure("Validation pass@k before and after training", {
+    wide: true,
+    runs: UNIQUE(curves.map((c) => c.run)),
+    chart: chart.host,
+    facts,
+    table,
+    caption: "Dotted: the first evaluation. Solid, with 95% intervals over problems: the last one.",
+  });
+}
+
+function training() {
+  if (!DATA.training.length && !DATA.validation.length) return null;
   return section(
     "training",
     "Training",
     "A group carries no signal when the objective's weights are all zero for it; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
-    el("div", { class: "figures small" }, boxes),
+    DATA.validation.length > 0 && el("div", { class: "figures" }, validationFigure(DATA.validation)),
+    el("div", { class: "figures small" }, DATA.training.map(trainingFigure)),
   );
 }
 
@@ -121,15 +171,10 @@ function extrapolation() {
       ]),
       { scroll: "scroll tall", caption: "pass@k beyond n, predicted" },
     );
+  const at = (e, i) =>
+    `k = ${count(e.holdout.k[i])}: predicted ${fixed(e.holdout.predicted[i])} ${range(e.holdout.low[i], e.holdout.high[i])}, measured ${fixed(e.holdout.observed[i])}`;
   const check = (e) =>
-    e.holdout.k.length
-      ? e.holdout.k
-          .map(
-            (k, i) =>
-              `k = ${count(k)}: predicted ${fixed(e.holdout.predicted[i])} ${range(e.holdout.low[i], e.holdout.high[i])}, measured ${fixed(e.holdout.observed[i])}`,
-          )
-          .join("; ")
-      : "too few samples to hold any out";
+    e.holdout.k.length ? at(e, e.holdout.k.length - 1) : "too few samples to hold any out";
   const rows = all.map((e) => [
     runName(e.run),
     el(
@@ -138,7 +183,7 @@ function extrapolation() {
       e.unreliable ? "unreliable" : "passed its check",
     ),
     `Beta(${general(e.a)}, ${general(e.b)})`,
-    e.holdout.n ? `first ${count(e.holdout.n)} samples` : "–",
+    e.holdout.n ? `${count(e.holdout.n)} samples each` : "–",
     check(e),
     e.reasons.join("; ") || "–",
   ]);

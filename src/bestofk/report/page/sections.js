@@ -122,7 +122,7 @@ function summary() {
       ],
       rows,
       {
-        caption: `${measure.label} with ${percent(measure.curves[0].confidence)} intervals over problems; ${measure.about}`,
+        caption: `${measure.label} with ${percent(measure.curves[0].confidence)} intervals over problems. ${measure.about}`,
       },
     ),
     el(

@@ -1,0 +1,96 @@
+"""`bestofk report`: runs and files of samples → one page, figures and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from bestofk.report import SAMPLES, Report, load, make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One self-contained page on what best-of-k is worth, and which run is better.
+
+    Takes run folders and files of samples, each PATH or NAME=PATH; the first is the one the others
+    are compared with: bestofk report base=a.jsonl trained=b.jsonl -o report.html
+    """
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run folders and files of samples: JSONL, CSV, parquet, of many tools."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """Where the page goes. An existing file is replaced."""
+    title: str | None = None
+    """At the head of the page; by default the runs' names."""
+    metrics: tuple[Literal["pass@k", "max@k", "maj@k", "pass^k"], ...] | None = None
+    """Curves to show; by default pass@k, and max@k where rewards are graded."""
+    threshold: float | None = None
+    """A reward of at least this passes; by default 1, where rewards lie in [0, 1]."""
+    k: int | None = None
+    """The largest k; problems with fewer scored samples are left out and counted."""
+    beyond: int = 16
+    """Extrapolate pass@k to this many times n; 0 for not at all."""
+    confidence: float = 0.95
+    resamples: int = 2000
+    seed: int = 0
+    """Of the bootstrap: the same seed gives the same page."""
+    samples: int = SAMPLES
+    """About how many samples go on the page; 0 for none (under 1 MB then)."""
+    png: Path | None = None
+    """Also write the figures into this folder, as PNG (needs matplotlib)."""
+    svg: Path | None = None
+    """The same as SVG."""
+    csv: Path | None = None
+    """Also write the numbers into this folder, as CSV."""
+
+
+def main(argv: list[str]) -> int:
+    chosen = tyro.cli(Options, args=argv, prog="bestofk report")
+    report = run(chosen)
+    show(report)
+    return 0
+
+
+def run(chosen: Options) -> Report:
+    """The report, with a line of progress on standard error where a person looks on."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("reading", spinner="dots") as status:
+        sources = load(chosen.runs, say=lambda what: status.update(f"reading {what}"))
+        return make(
+            sources,
+            chosen.out,
+            title=chosen.title,
+            metrics=chosen.metrics,
+            threshold=chosen.threshold,
+            k_max=chosen.k,
+            beyond=chosen.beyond,
+            confidence=chosen.confidence,
+            resamples=chosen.resamples,
+            seed=chosen.seed,
+            samples=chosen.samples,
+            png=chosen.png,
+            svg=chosen.svg,
+            csv=chosen.csv,
+            say=status.update,
+        )
+
+
+def show(report: Report) -> None:
+    """What was found, in words, and what was written."""
+    findings = report.findings
+    for one in findings.comparisons:
+        print(f"{one.metric}: {one.verdict}")
+    for note in findings.notes:
+        print(f"note: {note}")
+    samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
+    print(
+        f"{report.page}: {len(findings.sources)} runs, {len(findings.problems)} problems, "
+        f"{samples} samples; {report.size / 1e6:.2f} MB"
+    )
+    for path in report.files:
+        print(path)
