@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, runs, tasks
 from bestofk.config import Config, from_dict, read, to_toml
@@ -128,6 +129,7 @@ def assemble(config: Config, goal: Objective, processes: Processes, run: runs.Ru
 
 def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
     """The policy to train and, for KL without adapters, a frozen copy of it."""
+    disable_progress_bar()
     asked = config.model
     lora = None
     if asked.lora_rank:
@@ -164,6 +166,9 @@ def make_sampler(config: Config, policy: models.Policy) -> Sampler:
 
 def optimisation(config: Config) -> Optimisation:
     asked = config.optimiser
+    extra: Any = {"stop_grad_norm": asked.stop_grad_norm}  # TEMPORARY
+    if "stop_grad_norm" not in Optimisation.__dataclass_fields__:
+        extra = {}
     return Optimisation(
         lr=asked.learning_rate,
         betas=(asked.beta1, asked.beta2),
@@ -173,7 +178,7 @@ def optimisation(config: Config) -> Optimisation:
         schedule=asked.schedule,
         total_steps=config.run.steps * config.inner_steps,
         max_grad_norm=asked.max_grad_norm,
-        stop_grad_norm=asked.stop_grad_norm,
+        **extra,
     )
 
 

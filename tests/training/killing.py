@@ -1,0 +1,69 @@
+"""End a run at given moments and go on with it: python killing.py RUN.toml FOLDER SIGNAL SHARES...
+
+A process that has everything imported forks one child per life of the run, so that a moment is a
+moment of training and not of importing. SHARES are moments as shares of the untouched run's time,
+which is measured first and left in FOLDER/whole; the other one is FOLDER/ended. SIGNAL is KILL,
+INT, TERM, or TWICE (TERM and, at once, TERM again). Prints how each life ended.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from bestofk.config import read, replaced
+from bestofk.train import train
+
+ENDS = {"KILL": [9], "INT": [2], "TERM": [15], "TWICE": [15, 15]}
+
+
+def life(config, folder):
+    """One child: create or resume, and train to the end. Exits as the verb does."""
+    child = os.fork()
+    if child:
+        return child
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    try:
+        there = (folder / "config.toml").exists()
+        outcome = train(replaced(config, "run.dir", str(folder)), resume=there)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        os._exit(1)
+    os._exit(128 + outcome.signal if outcome.signal else 0)
+
+
+def ended(child):
+    """0 done, -n died of signal n, 128 + n left because of signal n."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(recipe, folder, name, shares):
+    torch.set_num_threads(1)
+    config, folder = read(recipe), Path(folder)
+    began = time.monotonic()
+    assert ended(life(config, folder / "whole")) == 0
+    length = time.monotonic() - began
+    ends, waits = [], []
+    for share in map(float, shares):
+        child = life(config, folder / "ended")
+        time.sleep(share * length)
+        asked = time.monotonic()
+        for number in ENDS[name]:
+            os.kill(child, number)
+            time.sleep(0.02)
+        ends.append(ended(child))
+        waits.append(time.monotonic() - asked)
+        if ends[-1] == 0:
+            break
+    else:
+        assert ended(life(config, folder / "ended")) == 0
+    print(json.dumps({"seconds": length, "ends": ends, "waits": waits}))
+
+
+if __name__ == "__main__":
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    main(*sys.argv[1:4], sys.argv[4:])

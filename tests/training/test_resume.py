@@ -1,0 +1,115 @@
+"""A run that is killed, interrupted or moved ends like one that was never touched."""
+
+import random
+import shutil
+
+import pytest
+
+from bestofk.config import read, replaced
+from bestofk.runs import read_metrics
+from bestofk.tasks import countdown
+from bestofk.train import train
+
+OFF_POLICY = {"objective": "max@4", "off_policy": {"passes": 2, "mini_batches": 2}}
+SCHEDULES = {
+    "objective": "passk-training@4:bootstrap/50%/grpo",
+    "loss": {"name": "clipped"},
+    "off_policy": {"passes": 2},
+    "optimiser": {"schedule": "cosine"},
+    "sampling": {"refill": 1},
+}
+
+
+@pytest.fixture
+def end_at(recipe, command, same_run, last_json, tmp_path):
+    """Ends a run with a signal at some moments; what is left must equal the untouched run."""
+
+    def end(signal, moments, **sections):
+        done = command("tests/training/killing.py", recipe(**sections), tmp_path, signal, *moments)
+        assert done.returncode == 0, done.stderr
+        same_run(tmp_path / "whole", tmp_path / "ended")
+        return last_json(done.stdout)
+
+    return end
+
+
+def test_killed_runs_resume_bit_for_bit(end_at):
+    moments = [random.Random(3).uniform(0.1, 0.7) for _ in range(3)]
+    assert end_at("KILL", moments, **OFF_POLICY)["ends"] == [-9, -9, -9]
+
+
+def test_a_first_signal_leaves_with_a_checkpoint_and_nothing_is_lost(end_at, tmp_path):
+    told = end_at("TERM", [0.4, 0.3], **SCHEDULES, run={"checkpoint_every": 1000})
+    assert told["ends"] == [143, 143]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [OFF_POLICY, SCHEDULES], ids=["off policy", "schedules"])
+@pytest.mark.parametrize("signal", ["KILL", "INT", "TWICE"])
+def test_ended_at_twenty_moments(end_at, signal, sections):
+    rng = random.Random(signal)
+    moments = [rng.uniform(0.02, 0.5) for _ in range(20)]
+    run = {"steps": 40, "checkpoint_every": 2}
+    told = end_at(signal, moments, **sections, run=run)
+    how = {"KILL": -9, "INT": 130, "TWICE": -15}[signal]
+    assert sum(end == how for end in told["ends"]) >= 3  # later lives may end before their moment
+
+
+def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):
+    """In the middle of a step that would take minutes."""
+    path = recipe(
+        sampling={"max_new_tokens": 900, "samples_per_prompt": 64, "prompts_per_step": 64},
+        evaluation={"every": 0},
+    )
+    child = command("-m", "bestofk", "train", path, wait=False)
+    for line in child.stdout:
+        if line.startswith("max@4 on countdown"):
+            break
+    child.terminate()
+    assert "once more to leave at once" in child.stderr.readline() + child.stderr.readline()
+    assert child.poll() is None
+    child.terminate()
+    assert child.wait(timeout=20) == -15
+    child.stdout.close()
+    child.stderr.close()
+
+
+def test_a_run_may_be_moved_and_given_more_steps(recipe, one_thread, same_run, tmp_path):
+    config = read(recipe(evaluation={"every": 0}, run={"steps": 4}))
+    train(replaced(config, "run.steps", 6))
+    moved = replaced(config, "run.dir", str(tmp_path / "other"))
+    train(moved)
+    shutil.move(tmp_path / "other", tmp_path / "third")
+    third = replaced(replaced(config, "run.dir", str(tmp_path / "third")), "run.steps", 6)
+    assert train(third, resume=True).step == 6
+    same_run(tmp_path / "run", tmp_path / "third")
+
+
+def test_resuming_a_finished_run_changes_nothing(recipe, one_thread, tmp_path):
+    config = read(recipe(run={"steps": 2}))
+    train(config)
+    before = read_metrics(tmp_path / "run")
+    assert train(config, resume=True).step == 2
+    assert read_metrics(tmp_path / "run") == before
+
+
+def test_a_changed_config_and_changed_data_are_refused(recipe, one_thread, tmp_path):
+    config = read(recipe(run={"steps": 3}))
+    train(config)
+    with pytest.raises(ValueError, match=r"optimiser.learning_rate: 0.01 → 0.5"):
+        train(replaced(config, "optimiser.learning_rate", 0.5), resume=True)
+    # An edited config.toml does not deceive: the checkpoint knows what it was made with.
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("learning_rate = 0.01", "learning_rate = 0.5"))
+    with pytest.raises(ValueError, match=r"optimiser.learning_rate: 0.01 → 0.5"):
+        train(read(file), resume=True)
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
+
+
+def test_other_data_under_the_same_name_are_noticed(recipe, one_thread, monkeypatch):
+    config = read(recipe(run={"steps": 2}))
+    train(config)
+    original = countdown.identity
+    monkeypatch.setattr(countdown, "identity", lambda task, content: original(task, content + "!"))
+    with pytest.raises(ValueError, match="the data changed since the run was started"):
+        train(config, resume=True)
