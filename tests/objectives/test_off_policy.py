@@ -286,6 +286,14 @@ def test_truncation_cuts_only_what_is_above():
     np.testing.assert_array_equal(cut, same)
 
 
+@pytest.mark.parametrize(("n", "k"), [(4, 1), (6, 3), (5, 5)])
+def test_self_normalised_at_ratio_one_is_the_canonical_weight_times_one_minus_k_over_n(n, k):
+    rewards = np.random.default_rng(n).normal(size=n)
+    got = advantages(rewards, f"max@{k}:none", log_ratio=np.zeros(n), self_normalise=True)
+    expected = (1 - k / n) * advantages(rewards, f"max@{k}") if k < n else np.zeros(n)
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
 def test_a_truncation_that_cannot_help_is_refused_when_it_is_set():
     with pytest.raises(ValueError, match=r"truncate=2 with k = 512.*at most 1\.37"):
         objective("max@512", truncate=2.0)

@@ -138,13 +138,22 @@ def unsort(ordered: Array, order: Array) -> Array:
 
 def cumulative_sum(values: Array) -> Array:
     """Running sum along the last axis."""
+    if _short_on_gpu(values):
+        return values @ values.new_ones((values.shape[-1],) * 2).triu_()
     return array_namespace(values).cumulative_sum(values, axis=-1)
 
 
 def reverse_cumulative_sum(values: Array) -> Array:
     """Σ_{j≥i} along the last axis: summed from the end, not subtracted from the total."""
+    if _short_on_gpu(values):
+        return values @ values.new_ones((values.shape[-1],) * 2).tril_()
     xp = array_namespace(values)
     return xp.flip(cumulative_sum(xp.flip(values, axis=-1)), axis=-1)
+
+
+def _short_on_gpu(values: Array) -> bool:
+    """Along a short axis a triangular product is much faster on a GPU than a running sum."""
+    return is_torch_array(values) and values.is_cuda and values.shape[-1] <= 128
 
 
 BLOCK = 1 << 16

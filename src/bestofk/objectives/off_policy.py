@@ -265,7 +265,7 @@ def exact(
     Claim: each unbiased for ∇max@k of π_θ, in the mean convention: E_old[ρ_i ∇log π_θ(y_i)] = 0 and
     a baseline does not see sample i. Centred only at ρ = 1, where they are the on-policy weights.
     Self-normalised: n ∂/∂log ρ_i of J_k C(n,k)/e_k(ρ), denominator included; centred by itself, so
-    it has no baseline; biased, consistent.
+    it has no baseline; biased, consistent; at ρ = 1 it is 1 - k/n of the canonical weight.
 
     Right to 1e-9 of the group's largest weight whenever that fits into float64; otherwise
     ValueError. The self-normalised form is always finite.
