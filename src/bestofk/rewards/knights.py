@@ -38,8 +38,9 @@ def claims(answer: str) -> dict[str, str] | None:
 def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
     """1 when every person is named rightly (`spec["solution"]`: name to kind).
 
-    With reward="parts": (right - wrong) / people, at least 0. A guess is right as often as wrong,
-    so guessing earns nothing on average, and who is left out counts neither way.
+    With reward="parts": (right - wrong) / people, at least 0. A guess is right as often as wrong:
+    it earns 0 on average before the floor (3/16 with it, for four people); who is left out counts
+    neither way.
     """
     solution = {name.lower(): kind for name, kind in prompt.spec["solution"].items()}
     total = len(solution)

@@ -16,8 +16,8 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
     """1 for the solution (`spec`: size, puzzle and solution as rows, "." for a blank).
 
     With reward="parts": (right - wrong / (size - 1)) / blanks, at least 0. Of `size` digits one is
-    right, so a guessed digit, a constant one too, earns nothing on average; a "." left standing
-    counts neither way, and a changed given forfeits everything.
+    right, so a guessed digit, a constant one too, earns 0 on average before the floor; a "." left
+    standing counts neither way, and a changed given forfeits everything.
     """
     size = prompt.spec["size"]
     puzzle, solution = "".join(prompt.spec["puzzle"]), "".join(prompt.spec["solution"])

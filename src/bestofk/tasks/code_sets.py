@@ -67,11 +67,15 @@ def _prompt(
 ) -> Prompt:
     return Prompt(
         id=f"{task}/{key}",
-        text=as_messages(style, "", f"{text}\n\n{_FENCE}"),
+        text=as_messages(style, "", f"{_unix(text)}\n\n{_FENCE}"),
         task=task,
         spec=spec,
-        reference=None if code is None else f"```python\n{code.strip()}\n```",
+        reference=None if code is None else f"```python\n{_unix(code).strip()}\n```",
     )
+
+
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n")
 
 
 def mbpp(
@@ -375,5 +379,5 @@ def stdio(
 
     return _code_task(
         name, rows, tuple(sources), reward=reward, limit=limit, seed=seed, licence=licence,
-        validation_share=validation_share, summary=f"{name}: programs over stdin and stdout",
+        validation_share=validation_share, summary="programs over stdin and stdout",
     )  # fmt: skip

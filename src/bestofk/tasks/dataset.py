@@ -93,7 +93,7 @@ def dataset(
         licence=licence,
         limit=limit,
         seed=seed,
-        summary=f"{name}: rows judged by {verifier}",
+        summary=f"rows of data, judged by {verifier}",
     )
 
 

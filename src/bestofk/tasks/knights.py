@@ -62,17 +62,23 @@ def solutions(statements: Sequence[Formula]) -> list[tuple[int, ...]]:
     ]
 
 
-def _statement(speaker: int, people: int, rng: random.Random) -> Formula:
-    others = [person for person in range(people) if person != speaker]
-    shuffle(others, rng)
-    first: Formula = ["is", others[0], below(rng, 2)]
-    form = below(rng, 5)
-    if form == 0:
-        return first
-    if form == 1:
-        return ["same", speaker, others[0]]
-    second: Formula = ["is", others[1] if len(others) > 1 else speaker, below(rng, 2)]
-    return [("and", "or", "if")[form - 2], first, second]
+def _statement(speaker: int, kinds: Sequence[int], rng: random.Random) -> Formula:
+    """Something the speaker can say: true of a knight, false of a knave."""
+    others = [person for person in range(len(kinds)) if person != speaker]
+    while True:
+        shuffle(others, rng)
+        first: Formula = ["is", others[0], below(rng, 2)]
+        second: Formula = ["is", others[1], below(rng, 2)]
+        form = below(rng, 5)
+        said = (
+            first,
+            ["same", speaker, others[0]],
+            ["and", first, second],
+            ["or", first, second],
+            ["if", first, second],
+        )[form]
+        if holds(said, kinds) == kinds[speaker]:
+            return said
 
 
 def _english(formula: Formula, names: Sequence[str]) -> str:
@@ -120,7 +126,8 @@ def knights(
         count = people + (split == "ood")
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
-            said = [_statement(speaker, count, rng) for speaker in range(count)]
+            kinds = [below(rng, 2) for _ in range(count)]  # every answer is as likely as another
+            said = [_statement(speaker, kinds, rng) for speaker in range(count)]
             key = f"knights {json.dumps(said)}"
             return key, lambda: _prompt(key, said, style, rng)
 

@@ -148,14 +148,14 @@ def maze(
         )
         return Split(problems, lengths[split], seed=seed, shuffle=False)
 
-    shown = "/".join(map(str, sizes))
+    shown, far = ("/".join(map(str, listed)) for listed in (sizes, ood_sizes))
     return Task(
         name="maze",
         verifier="maze",
         verifier_options={"reward": reward},
         make=make,
         splits=tuple(lengths),
-        summary=f"{layout} mazes of size {shown}, out of distribution {ood_sizes}",
+        summary=f"{layout} mazes of size {shown}, out of distribution {far}",
     )
 
 
