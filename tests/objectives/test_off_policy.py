@@ -172,6 +172,21 @@ def test_first_order_equals_the_papers_double_sum():
         )
 
 
+@pytest.mark.parametrize("form", ["first-order", "own-ratio"])
+def test_baselines_leave_the_expectation_of_the_other_forms_alone(form):
+    for policy in policies():
+        updates = [
+            policy.expected_update_from(
+                shifted(policy),
+                lambda r, g, name=name: advantages(r, name, log_ratio=g, off_policy=form, clamp=9),
+                4,
+            )
+            for name in ("max@2:none", "max@2", "max@2:loo-1")
+        ]
+        np.testing.assert_allclose(updates[1], updates[0], atol=1e-9)
+        np.testing.assert_allclose(updates[2], updates[0], atol=1e-9)
+
+
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 3), (6, 6), (16, 8), (7, 4)])
 def test_autograd_of_the_value_is_the_explicit_weight(n, k):
     rng = np.random.default_rng(n * k)
