@@ -1,0 +1,403 @@
+"""Samples from any OpenAI-compatible endpoint: retried, rate-limited, capped, and never paid twice.
+
+`draw` takes what is still to be sampled and hands over each sample the moment it arrives; keeping
+it is the caller's business, so a killed run goes on from what was kept. The key is read from the
+environment, sent in one header, and cut out of every message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import hashlib
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from bestofk.sampling.base import Sampling
+from bestofk.types import Prompt
+
+FATAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
+"""Answers that will not get better by asking again."""
+LONGEST_PAUSE = 120.0
+
+
+class EndpointError(RuntimeError):
+    """The endpoint refused, or kept failing; samples drawn so far are kept."""
+
+
+class CapReached(RuntimeError):
+    """The stated cap on requests or tokens was reached; samples drawn so far are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where to ask, and how hard."""
+
+    base_url: str
+    """Up to and including the version, such as http://localhost:8000/v1."""
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; unset means none is sent."""
+    api: Literal["chat", "completions"] = "chat"
+    """`completions` sends text as it is, for base models."""
+    concurrency: int = 8
+    """Requests in flight at once."""
+    per_request: int = 1
+    """Samples asked for in one request: the prompt is paid for once, where the server knows `n`."""
+    retries: int = 8
+    """Times a request is asked again after 429, 5xx, a cut connection or garbage."""
+    timeout: float = 600.0
+    """Seconds without an answer before a request counts as cut."""
+    logprobs: bool = False
+    """Ask for log-probabilities, where the endpoint gives them."""
+
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"an endpoint starts with http:// or https://, got {self.base_url!r}")
+        for name in ("concurrency", "per_request"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.retries < 0 or self.timeout <= 0:
+            raise ValueError(f"retries >= 0 and timeout > 0, got {self.retries} and {self.timeout}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Samples still to be drawn for one prompt."""
+
+    prompt: Prompt
+    samples: tuple[int, ...]
+    """Their numbers."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One sample as it came."""
+
+    prompt: Prompt
+    sample: int
+    text: str
+    finish_reason: str
+    n_tokens: int | None
+    logprob_sum: float | None
+    seed: int
+    """Of its request."""
+
+
+@dataclass
+class Spent:
+    """What a run has cost so far."""
+
+    requests: int = 0
+    """Sent, failed ones included."""
+    samples: int = 0
+    tokens: int = 0
+    """Prompt and completion, as the endpoint counts them; else the most a completion can be."""
+    retried: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Why requests were asked again, and how often."""
+
+
+@dataclass(frozen=True)
+class Cap:
+    """The most a run may cost."""
+
+    requests: int
+    tokens: int
+
+
+Keep: TypeAlias = Callable[[Drawn], None]
+
+
+def draw(
+    endpoint: Endpoint,
+    wanted: Iterable[Wanted],
+    sampling: Sampling,
+    keep: Keep,
+    *,
+    cap: Cap,
+    seed: int = 0,
+    told: Callable[[Spent], None] | None = None,
+) -> Spent:
+    """Draw every wanted sample and hand each to `keep` as soon as it is there.
+
+    `keep` is called in one thread, one sample at a time, before the next request of that worker.
+
+    Raises:
+        EndpointError: the endpoint refused (a bad key, model or parameter), or kept failing.
+        CapReached: the next request would pass the cap.
+    """
+    jobs = deque(
+        Wanted(each.prompt, each.samples[at : at + endpoint.per_request])
+        for each in wanted
+        for at in range(0, len(each.samples), endpoint.per_request)
+    )
+    run = _Run(endpoint, sampling, jobs, keep, cap, seed, told)
+    asyncio.run(run.go())
+    return run.spent
+
+
+class _Run:
+    """One event loop's work: a queue of jobs, workers, and a rate limit that stops them all."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        sampling: Sampling,
+        jobs: deque[Wanted],
+        keep: Keep,
+        cap: Cap,
+        seed: int,
+        told: Callable[[Spent], None] | None,
+    ) -> None:
+        self.endpoint, self.sampling, self.jobs = endpoint, sampling, jobs
+        self.keep, self.cap, self.seed, self.told = keep, cap, seed, told
+        self.spent = Spent()
+        self.in_flight = 0
+        self.stopping = False
+        self.not_before = 0.0
+        self.key = os.environ.get(endpoint.key_variable, "")
+
+    async def go(self) -> None:
+        """Run workers until the queue is empty; the first error stops all and is raised."""
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx.Limits(max_connections=self.endpoint.concurrency)
+        async with httpx.AsyncClient(
+            headers=headers, timeout=self.endpoint.timeout, limits=limits
+        ) as client:
+            workers = [
+                asyncio.create_task(self.work(client))
+                for _ in range(min(self.endpoint.concurrency, max(1, len(self.jobs))))
+            ]
+            # After an error the others finish what they have asked for: it is paid already.
+            ends = await asyncio.gather(*workers, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    async def work(self, client: Any) -> None:
+        """Take jobs until there are none; what a short answer leaves over is a new job."""
+        while self.jobs and not self.stopping:
+            job = self.jobs.popleft()
+            try:
+                drawn = await self.ask(client, job)
+            except (EndpointError, CapReached):
+                self.stopping = True
+                raise
+            for sample in drawn:
+                self.keep(sample)
+            self.spent.samples += len(drawn)
+            if len(drawn) < len(job.samples):
+                self.jobs.append(Wanted(job.prompt, job.samples[len(drawn) :]))
+            if self.told:
+                self.told(self.spent)
+
+    async def ask(self, client: Any, job: Wanted) -> list[Drawn]:
+        """One request, asked again while that can help.
+
+        Raises:
+            EndpointError: it cannot, or did not.
+            CapReached: before a request that would pass the cap.
+        """
+        seed = sample_seed(self.seed, job.prompt.id, job.samples[0])
+        body = request_body(self.endpoint, self.sampling, job, seed)
+        why = ""
+        for attempt in range(self.endpoint.retries + 1):
+            await self.wait()
+            if self.stopping:
+                return []
+            self.reserve(job)
+            pause: float | None = None
+            try:
+                self.in_flight += len(job.samples)
+                answer = await client.post(self.url(), json=body)
+                if answer.status_code == 200:
+                    return self.samples(job, answer.json(), seed)
+                why = f"{answer.status_code} {self.safe(answer.text[:300])}"
+                if answer.status_code in FATAL:
+                    raise EndpointError(self.refusal(answer.status_code, why))
+                pause = retry_after(answer.headers.get("retry-after"))
+                if answer.status_code == 429:
+                    self.note("429 too many requests")
+                    self.not_before = time.monotonic() + (pause or backoff(attempt))
+                else:
+                    self.note(f"{answer.status_code}")
+            except _transient() as error:
+                why = self.safe(f"{type(error).__name__}: {error}")
+                self.note(type(error).__name__)
+            finally:
+                self.in_flight -= len(job.samples)
+            await asyncio.sleep(backoff(attempt) if pause is None else pause)
+        raise EndpointError(
+            f"{self.endpoint.base_url} failed {self.endpoint.retries + 1} times in a row; the last "
+            f"answer was {why}. What was drawn is kept: run the same command again to go on"
+        )
+
+    def url(self) -> str:
+        path = "chat/completions" if self.endpoint.api == "chat" else "completions"
+        return f"{self.endpoint.base_url.rstrip('/')}/{path}"
+
+    async def wait(self) -> None:
+        """Until a rate limit that any worker met is over."""
+        while (left := self.not_before - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 1.0))
+
+    def reserve(self, job: Wanted) -> None:
+        """Count a request before it is sent."""
+        most = (self.in_flight + len(job.samples)) * self.sampling.max_new_tokens
+        if self.spent.requests >= self.cap.requests:
+            raise CapReached(
+                f"the cap of {self.cap.requests:,} requests is reached: what was drawn is kept; go "
+                "on with a larger --max-requests"
+            )
+        if self.spent.tokens + most > self.cap.tokens:
+            raise CapReached(
+                f"the cap of {self.cap.tokens:,} tokens would be passed ({self.spent.tokens:,} "
+                "spent): what was drawn is kept; go on with a larger --max-tokens"
+            )
+        self.spent.requests += 1
+
+    def note(self, reason: str) -> None:
+        self.spent.retried += 1
+        self.spent.reasons[reason] = self.spent.reasons.get(reason, 0) + 1
+
+    def safe(self, text: str) -> str:
+        """Text from outside without the key."""
+        return text.replace(self.key, "***") if self.key else text
+
+    def refusal(self, status: int, why: str) -> str:
+        ways = {
+            401: f"is the key in ${self.endpoint.key_variable} right?",
+            403: f"may the key in ${self.endpoint.key_variable} use this model?",
+            404: f"is the URL right up to /v1, and is {self.endpoint.model!r} known there?",
+        }
+        way = ways.get(status, "the endpoint does not take one of the parameters")
+        return f"{self.endpoint.base_url} refused: {why}: {way}"
+
+    def samples(self, job: Wanted, answer: Any, seed: int) -> list[Drawn]:
+        """The samples in an answer.
+
+        Raises:
+            _Garbage: it is not what the API promises.
+        """
+        try:
+            choices = list(answer["choices"])
+            texts = [_text(choice) for choice in choices]
+            usage = answer.get("usage") or {}
+        except (TypeError, KeyError, AttributeError) as error:
+            raise _Garbage(f"an answer without choices ({error})") from None
+        if not choices:
+            raise _Garbage("an answer with no choice in it")
+        most = self.sampling.max_new_tokens * len(choices)
+        self.spent.tokens += int(usage.get("total_tokens") or most)
+        drawn = []
+        for sample, choice, text in zip(job.samples, choices, texts):
+            logprob, counted = _logprobs(choice)
+            if counted is None and len(choices) == 1:
+                counted = usage.get("completion_tokens")
+            reason = str(choice.get("finish_reason") or "unknown")
+            drawn.append(Drawn(job.prompt, sample, text, reason, counted, logprob, seed))
+        return drawn
+
+
+class _Garbage(ValueError):
+    """An answer that is not what the API promises."""
+
+
+def _transient() -> tuple[type[Exception], ...]:
+    """Failures worth asking again after: cut connections, timeouts, answers that are not JSON."""
+    import httpx
+
+    return httpx.TransportError, httpx.DecodingError, _Garbage, ValueError
+
+
+def request_body(endpoint: Endpoint, sampling: Sampling, job: Wanted, seed: int) -> dict[str, Any]:
+    """The request; only what differs from the API's defaults is sent, for strict servers."""
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_new_tokens,
+        "seed": seed,
+    }
+    if len(job.samples) > 1:
+        body["n"] = len(job.samples)
+    if sampling.top_p < 1.0:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k:
+        body["top_k"] = sampling.top_k
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    text = job.prompt.text
+    if endpoint.api == "chat":
+        if endpoint.logprobs:
+            body["logprobs"] = True
+        turns: Sequence[Mapping[str, str]]
+        turns = ({"role": "user", "content": text},) if isinstance(text, str) else text
+        body["messages"] = [dict(turn) for turn in turns]
+    else:
+        if endpoint.logprobs:
+            body["logprobs"] = 1
+        if not isinstance(text, str):
+            raise ValueError(
+                f"prompt {job.prompt.id!r} holds chat messages: take --api chat, or a task with "
+                "style 'text'"
+            )
+        body["prompt"] = text
+    return body
+
+
+def sample_seed(seed: int, problem: str, sample: int) -> int:
+    """A seed for every sample, the same in a resumed run; 31 bits, as servers want it."""
+    digest = hashlib.sha256(f"{seed}/{sample}/{problem}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before the next try: doubling from half a second, spread so that workers part."""
+    return float(min(LONGEST_PAUSE, 0.5 * 2**attempt) * random.uniform(0.5, 1.0))
+
+
+def retry_after(header: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for: a number, or a date.
+
+    >>> retry_after("2"), retry_after(None), retry_after("soon")
+    (2.0, None, None)
+    """
+    if header is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return min(LONGEST_PAUSE, max(0.0, float(header)))
+    with contextlib.suppress(ValueError, TypeError):
+        when = email.utils.parsedate_to_datetime(header).timestamp()
+        return min(LONGEST_PAUSE, max(0.0, when - time.time()))
+    return None
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    if "message" in choice:
+        message = choice["message"]
+        thought = message.get("reasoning_content") or ""
+        said = message.get("content") or ""
+        return f"<think>{thought}</think>{said}" if thought else said
+    return str(choice["text"])
+
+
+def _logprobs(choice: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Σ log-probability and number of tokens of a choice, where the endpoint gives them."""
+    given = choice.get("logprobs") or {}
+    tokens = given.get("content")
+    if tokens is not None:
+        values = [token.get("logprob") for token in tokens]
+    else:
+        values = list(given.get("token_logprobs") or [])
+    if not values or any(value is None for value in values):
+        return None, None
+    return float(sum(values)), len(values)
