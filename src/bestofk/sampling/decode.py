@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
+from bestofk.sampling import attention
 from bestofk.sampling import cache as caches
 from bestofk.sampling.base import Sampling
 from bestofk.sampling.draw import draw
@@ -156,7 +157,10 @@ class ModelSampler:
         training, kind = self.model.training, self.model.device.type
         self.model.eval()
         try:
-            with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            with (
+                torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16"),
+                attention.on_cpu(_causal(self.model)),
+            ):
                 yield
         finally:
             self.model.train(training)
