@@ -209,9 +209,10 @@ class Sandbox:
 
 
 def _be_loud(tier: int, most: int, refused: list[str]) -> None:
-    if tier < min(most, 2):
+    if tier == 0 or most < 3:
         warnings.warn(
-            f"the sandbox runs at tier {tier} ({TIERS[tier]}): {'; '.join(refused) or 'as asked'}",
+            f"the sandbox runs at tier {tier} ({TIERS[tier]}): at_most={most}"
+            + "".join(f"; {reason}" for reason in refused),
             RuntimeWarning,
             stacklevel=4,
         )

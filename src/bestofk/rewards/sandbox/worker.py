@@ -24,8 +24,8 @@ _START = (
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "HOME": "/box",
-    "TMPDIR": "/box",
+    "HOME": "/dev/null",  # no folder can be made below it
+    "TMPDIR": "/dev/null",
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",

@@ -66,7 +66,7 @@ class Room:
 
 def library_folders(config: dict[str, Any]) -> list[str]:
     """What programs may read, where it exists: the standard library and what was asked for."""
-    standard = [path for path in sys.path if os.path.isdir(path)]
+    standard = [p for p in sys.path if os.path.isdir(p) and p != config["guest"]]
     wanted = [*standard, *_SYSTEM_LIBRARIES, *config["readable"]]
     return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
 
@@ -102,6 +102,9 @@ def enter(config: dict[str, Any]) -> Room:
             rules = landlock.ruleset(readable, [], listable, ["/dev/null"])
             room.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
             os.close(rules)
+            own = landlock.ruleset([*readable, "/proc"], [], listable, ["/dev/null"])
+            landlock.restrict(own)  # the server itself: it imports what it is told to
+            os.close(own)
         os.chdir("/")
     return room
 
@@ -198,6 +201,7 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
     kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
     limits = config["limits"]
+    os.environ["HOME"] = os.environ["TMPDIR"] = BOX
     room.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
     room.renew_box()
 

@@ -45,6 +45,8 @@ class Server:
     def __init__(self, host: socket.socket, config: dict[str, Any]) -> None:
         self.host = host
         self.room = rooms.enter(config)
+        _prepare_interpreter(config)  # inside: what imports read and write is the room's
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # before, its user could not write its id maps
         self.empty = _high(wire.memory_file(b""))
         self.sink = _high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
         keep_low_descriptors_free(self.sink)
@@ -167,7 +169,7 @@ def _address_space(proc: int | None) -> int:
 
 
 def _prepare_interpreter(config: dict[str, Any]) -> None:
-    """Everything a program finds: modules, path, streams, random state."""
+    """What a program finds: modules, path, streams."""
     sys.path[:] = [path for path in sys.path if path != config["guest"]] + config["import_path"]
     sys.argv[:] = ["main.py"]
     for name in (*PRELOAD, *config["preload"]):
@@ -177,7 +179,6 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     program.add_site_builtins()
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
-    random.seed(0)
 
 
 def main(descriptor: int) -> None:
@@ -185,10 +186,9 @@ def main(descriptor: int) -> None:
     host = socket.socket(fileno=_high(descriptor))
     config, _ = wire.receive(host)
     try:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
-        _prepare_interpreter(config)
         server = Server(host, config)
+        random.seed(0)  # here: entering the room forks, and Python reseeds after that
         gc.collect()
         gc.disable()
         gc.freeze()

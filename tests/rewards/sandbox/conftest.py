@@ -1,0 +1,92 @@
+"""What the sandbox's tests share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Limits, Sandbox
+from bestofk.types import Prompt, Verdict
+
+HERE = Path(__file__).parent
+USER = 23456
+
+
+def load_attacks() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("attacks", HERE / "attacks.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["attacks"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def attacks() -> ModuleType:
+    return load_attacks()
+
+
+@pytest.fixture(scope="session")
+def best_tier() -> int:
+    """The strongest tier offered here to this user."""
+    with quietly(tier=1) as sandbox:
+        return sandbox.tier
+
+
+def quietly(**options: Any) -> Sandbox:
+    """A sandbox whose loudness about its tier is not under test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return Sandbox(**options)
+
+
+@pytest.fixture(scope="session")
+def new_sandbox() -> Callable[..., Sandbox]:
+    return quietly
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[CodeVerifier]:
+    """A verifier at the best tier, with two workers and short limits."""
+    limits = Limits(cpu_per_test=2.0, cpu_per_program=4.0, wall_factor=5.0, memory=256 << 20)
+    with CodeVerifier(sandbox=quietly(workers=2, limits=limits)) as judge:
+        assert isinstance(judge, CodeVerifier)
+        yield judge
+
+
+@pytest.fixture
+def verdict(verifier: CodeVerifier) -> Callable[[dict[str, Any], str], Verdict]:
+    def judged(spec: dict[str, Any], text: str) -> Verdict:
+        return verifier([Prompt("t", "", "code", spec)], [text])[0]
+
+    return judged
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a script of this folder in a process of its own, as this user or an unprivileged one."""
+
+    def run(
+        script: str, *arguments: str, as_user: bool = False, timeout: float = 400
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable]
+        if as_user and os.geteuid() == 0:
+            command += [str(HERE / "as_user.py"), str(USER)]
+        command += [str(HERE / script), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        if done.returncode == 77:
+            pytest.skip(done.stderr.strip())
+        return done
+
+    return run

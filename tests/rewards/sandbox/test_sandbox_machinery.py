@@ -1,0 +1,481 @@
+"""Attacks 8 and 33-40: siblings, lost workers, a host in trouble, load, leaks, threads, tiers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Limits, Sandbox, SandboxError
+from bestofk.rewards.sandbox.selftest import attack
+from bestofk.rewards.sandbox.worker import Worker
+from bestofk.types import Prompt, Verdict
+
+PLUS_ONE = {"asserts": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"]}
+RIGHT = "def f(x): return x + 1"
+SLOW = "def f(x):\n    n = 0\n    while n < 2_000_000: n += 1\n    return x + 1"
+New = Callable[..., Sandbox]
+
+
+def prompts(count: int, spec: dict[str, Any] = PLUS_ONE) -> list[Prompt]:
+    return [Prompt("p", "", "code", spec)] * count
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below `root`, from /proc."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry))
+    found, queue = [], [root]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alike(verdicts: list[Verdict]) -> list[tuple[Any, ...]]:
+    """Everything of a verdict but the CPU time."""
+    return [(v.reward, v.status, v.passed, v.total, v.detail) for v in verdicts]
+
+
+# 8
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_a_program_finds_nothing_that_its_sibling_left(new_sandbox: New, most: int) -> None:
+    leave = """
+import os
+def attack():
+    for folder in (".", "/box", "/tmp", "/dev/shm", "/var/tmp", "/"):
+        write, link = lambda p: open(p, "w").write("x"), lambda p: os.symlink("/", p)
+        for n, make in enumerate((write, os.mkdir, link)):
+            try: make(os.path.join(folder, f"left{n}"))
+            except OSError: pass
+    try: os.chmod("/box", 0)
+    except OSError: pass
+    return []
+"""
+    look = """
+import os
+def attack():
+    found = []
+    for folder in (".", "/box", "/tmp", "/dev/shm", "/var/tmp", "/"):
+        try: found += [n for n in os.listdir(folder) if n.startswith("left")]
+        except OSError: pass
+    if BOX:
+        open("/box/mine", "w").close()
+    return found
+"""
+    look += f"BOX = {most > 1}"
+    spec = {"asserts": ["assert attack() == []"]}
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        verdicts = CodeVerifier(sandbox=sandbox)(prompts(4, spec), [leave, look, leave, look])
+    assert [v.reward for v in verdicts] == [1.0] * 4, verdicts
+
+
+# 33
+@pytest.fixture
+def lone(new_sandbox: New) -> Iterator[CodeVerifier]:
+    with CodeVerifier(sandbox=new_sandbox(workers=1)) as verifier:
+        assert isinstance(verifier, CodeVerifier)
+        yield verifier
+
+
+def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Thread:
+    """A thread that kills the worker that runs a program, `times` times."""
+    state, killed = verifier.sandbox._state, set[int]()
+
+    def run() -> None:
+        while len(killed) < times:
+            for worker in list(state.all):
+                busy = state.out and worker not in state.free
+                if busy and worker.process.pid not in killed and len(descendants(os.getpid())) > 2:
+                    time.sleep(0.05)
+                    killed.add(worker.process.pid)
+                    worker.process.kill()
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_worker_killed_in_the_middle_costs_nothing(lone: CodeVerifier) -> None:
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+    thread = kill_worker_when_busy(lone, 1)
+    verdict = lone(prompts(1), [SLOW])[0]
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (verdict.reward, verdict.status) == (1.0, "correct")
+
+
+def test_a_program_whose_worker_dies_twice_gets_zero(lone: CodeVerifier) -> None:
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+    thread = kill_worker_when_busy(lone, 2)
+    verdict = lone(prompts(1), [SLOW])[0]
+    thread.join(10)
+    assert (verdict.reward, verdict.status) == (0.0, "crashed")
+    assert "killed its worker twice" in verdict.detail
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+
+
+def test_a_worker_killed_while_idle_is_replaced(lone: CodeVerifier) -> None:
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+    for worker in lone.sandbox._state.all:
+        worker.process.kill()
+        worker.process.wait()
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+
+
+# 34
+HOST_IN_TROUBLE = """
+import math, os, resource, sys
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox
+from bestofk.types import Prompt
+spec = {"asserts": ["assert f(1) == 2"]}
+judge = CodeVerifier(sandbox=Sandbox(workers=1))
+ask = lambda: judge([Prompt("p", "", "code", spec)], ["def f(x): return x + 1"])[0]
+assert ask().reward == 1.0
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+used = len(os.listdir("/proc/self/fd"))
+hog = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+try:
+    while True: hog.append(os.open("/dev/null", os.O_RDONLY))
+except OSError: pass
+starved = ask()
+for fd in hog: os.close(fd)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+os.environ["TMPDIR"] = "/nonexistent"
+import tempfile; tempfile.tempdir = "/nonexistent"
+after = ask()
+print(starved.status, math.isnan(starved.reward), after.reward)
+"""
+
+
+def test_a_host_without_descriptors_scores_nan_and_recovers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HOST_IN_TROUBLE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["unscored", "True", "1.0"], done.stderr
+
+
+# 35
+def oversubscribed(new_sandbox: New, factor: int, programs: int) -> list[Verdict]:
+    cores = len(os.sched_getaffinity(0))
+    limits = Limits(cpu_per_test=1.5, cpu_per_program=4.5)
+    with new_sandbox(workers=factor * cores, limits=limits) as sandbox:
+        verifier = CodeVerifier(sandbox=sandbox)
+        return verifier(prompts(programs), [SLOW, RIGHT] * (programs // 2))
+
+
+def test_oversubscription_flips_no_verdict(new_sandbox: New) -> None:
+    verdicts = oversubscribed(new_sandbox, 8, 16)
+    assert [v.reward for v in verdicts] == [1.0] * 16, verdicts
+
+
+@pytest.mark.slow
+def test_long_oversubscription_flips_no_verdict(new_sandbox: New) -> None:
+    verdicts = oversubscribed(new_sandbox, 8, 256)
+    assert [v.reward for v in verdicts] == [1.0] * 256
+
+
+# 36
+def memory_of(pids: list[int]) -> int:
+    """Resident KiB of processes."""
+    total = 0
+    for pid in pids:
+        match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        total += int(match[1]) if match else 0
+    return total
+
+
+def watch_for_leaks(new_sandbox: New, runs: int) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    temporary = set(os.listdir("/tmp"))
+    others = set(descendants(os.getpid()))
+    mixed = [
+        RIGHT,
+        "def f(x): open('/box/x', 'w').write('x'); return x + 1",
+        "import os; os._exit(1)",
+        "x =",
+    ]
+    with new_sandbox(workers=2) as sandbox:
+        verifier = CodeVerifier(sandbox=sandbox)
+        verifier(prompts(40), mixed * 10)
+        workers = [w.process.pid for w in sandbox._state.all]
+        servers = [pid for root in workers for pid in (descendants(root)[:1] or [root])]
+        descriptors = len(os.listdir("/proc/self/fd"))
+        inside = [len(os.listdir(f"/proc/{pid}/fd")) for pid in servers]
+        resident = memory_of(servers)
+        verdicts = verifier(prompts(runs), mixed * (runs // 4))
+        assert sum(v.reward for v in verdicts) in (runs / 2, runs / 4)  # tier 1: no /box
+        assert all(v.status != "unscored" for v in verdicts)
+        assert [w.process.pid for w in sandbox._state.all] == workers  # none was replaced
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in servers] == inside
+        assert memory_of(servers) - resident < 2048 * len(servers)
+        assert len(descendants(os.getpid())) - len(others) <= 3 * len(servers)
+    assert eventually(lambda: set(descendants(os.getpid())) <= others)
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    left = {name for name in set(os.listdir("/tmp")) - temporary if "bestofk" in name}
+    assert not left
+
+
+def test_500_runs_leave_nothing_behind(new_sandbox: New) -> None:
+    watch_for_leaks(new_sandbox, 500)
+
+
+@pytest.mark.slow
+def test_10000_runs_leave_nothing_behind(new_sandbox: New) -> None:
+    watch_for_leaks(new_sandbox, 10_000)
+
+
+# 37
+def test_many_threads_share_one_verifier(verifier: CodeVerifier) -> None:
+    def one(number: int) -> list[float]:
+        spec = {"asserts": [f"assert f({number}) == {number + 1}", "assert f(0) == 0"]}
+        return [v.reward for v in verifier(prompts(3, spec), [RIGHT, "def f(x): return x", "x ="])]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(16))) == [[0.5, 0.5, 0.0]] * 16
+
+
+def test_asyncio_keeps_turning_while_programs_run(verifier: CodeVerifier) -> None:
+    async def main() -> tuple[list[list[Verdict]], int]:
+        turns, done = 0, False
+
+        async def clock() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(clock())
+        results = await asyncio.gather(
+            *[verifier.score(prompts(2), [RIGHT, SLOW])] * 1,
+            *[verifier.score(prompts(2), [RIGHT, "def f(x): return 2"]) for _ in range(3)],
+        )
+        done = True
+        await ticking
+        return results, turns
+
+    results, turns = asyncio.run(main())
+    assert [[v.reward for v in r] for r in results] == [[1.0, 1.0]] + [[1.0, 1 / 3]] * 3
+    assert turns > 10
+
+
+FORKED = """
+import os, sys
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox
+from bestofk.types import Prompt
+spec = {"asserts": ["assert f(1) == 2"]}
+judge = CodeVerifier(sandbox=Sandbox(workers=2))
+prompts, texts = [Prompt("p", "", "code", spec)] * 4, ["def f(x): return x + 1"] * 4
+ask = lambda: [v.reward for v in judge(prompts, texts)]
+assert ask() == [1.0] * 4
+pid = os.fork()
+if pid == 0:
+    ok = ask() == [1.0] * 4
+    judge.close()
+    os._exit(0 if ok else 1)
+both = ask() == [1.0] * 4
+status = os.waitpid(pid, 0)[1]
+print(both, status, ask() == [1.0] * 4)
+"""
+
+
+def test_a_forked_process_gets_workers_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "0", "True"], done.stderr
+
+
+def in_another_process(blob: bytes, answers: Any) -> None:
+    judge = pickle.loads(blob)
+    answers.put([v.reward for v in judge(prompts(2), [RIGHT, "def f(x): return 2"])])
+    judge.close()
+
+
+def test_a_verifier_travels_to_a_spawned_process() -> None:
+    blob = pickle.dumps(CodeVerifier(workers=1, reward="all"))
+    again = pickle.loads(blob)
+    assert again.whole
+    assert again._options == CodeVerifier(workers=1)._options
+    script = (
+        "import pickle, sys; from bestofk.types import Prompt\n"
+        f"judge = pickle.loads({blob!r})\n"
+        f"print([v.reward for v in judge([Prompt('p', '', 'code', {PLUS_ONE!r})] * 2,"
+        f" [{RIGHT!r}, 'def f(x): return 2'])])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[1.0, 0.0]", done.stderr
+
+
+ENDING = """
+import os, sys, time
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox
+from bestofk.types import Prompt
+judge = CodeVerifier(sandbox=Sandbox(workers=1))
+judge([Prompt("p", "", "code", {"asserts": ["assert f(1) == 2"]})], ["def f(x): return x + 1"])
+print(*[w.process.pid for w in judge.sandbox._state.all], flush=True)
+if sys.argv[1] == "hang": time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_workers_end_with_their_host_however_it_ends(how: str) -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", ENDING, how], stdout=subprocess.PIPE, text=True
+    )
+    with host:
+        assert host.stdout is not None
+        worker = int(host.stdout.readline())
+        servers = descendants(worker) if how == "hang" else []
+        if how == "hang":
+            host.send_signal(signal.SIGKILL)
+        assert host.wait(30) == (0 if how == "exit" else -signal.SIGKILL)
+    for pid in [worker, *servers]:
+        assert eventually(lambda pid=pid: gone(pid)), pid  # type: ignore[misc]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_the_host_is_never_forked(new_sandbox: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that holds CUDA must not be: the worker is exec'd, nothing of ours calls fork."""
+
+    def forbidden(*_: object) -> int:
+        raise AssertionError("forked the host")
+
+    for name in ("fork", "forkpty"):
+        monkeypatch.setattr(os, name, forbidden)
+    monkeypatch.setattr(multiprocessing.Process, "start", forbidden)
+    with new_sandbox(workers=1) as sandbox:
+        assert sandbox.call("math:gcd", [12, 18]).value == 6
+        assert subprocess._USE_VFORK
+
+
+# 38
+def test_a_lower_tier_is_loud() -> None:
+    with pytest.warns(RuntimeWarning, match="runs at tier 0"):
+        sandbox = Sandbox(tier=0, at_most=0, allow_unsafe=True, workers=1)
+    with sandbox:
+        assert sandbox.call("math:gcd", [12, 18]).tier == 0
+    with pytest.warns(RuntimeWarning, match="runs at tier 1 .*at_most=1"):
+        Sandbox(at_most=1, workers=1).close()
+
+
+def test_tier_0_must_be_asked_for() -> None:
+    with pytest.raises(ValueError, match="allow_unsafe"):
+        Sandbox(tier=0)
+
+
+def test_a_tier_that_is_not_there_is_an_error(run_script: Callable[..., Any]) -> None:
+    done = run_script("ask_tier.py", "3", as_user=True)
+    assert done.returncode == 1
+    assert "no sandbox of tier 3 or better" in done.stderr
+    assert "needs root" in done.stderr
+    assert "bestofk doctor" in done.stderr
+
+
+def test_the_self_test_finds_what_an_open_worker_allows(new_sandbox: New) -> None:
+    """At tier 0 files are open: if the attacks were toothless they would not notice."""
+    with new_sandbox(tier=0, at_most=0, allow_unsafe=True, workers=1) as sandbox:
+        worker = Worker(sandbox._configuration(0))
+        try:
+            from dataclasses import asdict
+
+            worked = attack(worker, asdict(sandbox.limits))
+        finally:
+            worker.close()
+    assert "read a file of the host" in worked
+    assert "list processes" in worked
+    assert not [name for name in worked if "memory" in name or "start a process" in name]
+
+
+def test_a_tier_that_fails_its_self_test_is_not_used(
+    new_sandbox: New, monkeypatch: pytest.MonkeyPatch, best_tier: int
+) -> None:
+    from bestofk.rewards.sandbox import pool
+
+    def leaky(worker: Worker, limits: dict[str, Any]) -> list[str]:
+        return ["read a file of the host"]
+
+    monkeypatch.setattr(pool, "attack", leaky)
+    with pytest.raises(SandboxError, match="a hostile program could read a file of the host"):
+        new_sandbox(workers=1)
+
+
+def test_the_tier_is_stamped_in_every_verdict(verifier: CodeVerifier, best_tier: int) -> None:
+    verdicts = verifier(prompts(3), [RIGHT, "x =", ""])
+    assert {v.tier for v in verdicts} == {best_tier}
+
+
+# 39
+def test_order_and_batching_change_nothing(verifier: CodeVerifier, attacks: ModuleType) -> None:
+    texts = [
+        RIGHT, "def f(x): return 2", "def f(x): return {x, x + 1, 'a'}", "x =", "",
+        "import os; os._exit(0)",
+        "import random\ndef f(x): return x + random.randint(0, 2)",
+        "def f(x): return next(iter({'a', 'b', 'c', 'd'}))", "def f(x): raise ValueError(x)",
+    ]  # fmt: skip
+    whole = alike(verifier(prompts(len(texts)), texts))
+    order = list(range(len(texts)))
+    random.Random(3).shuffle(order)
+    shuffled = alike(verifier(prompts(len(texts)), [texts[i] for i in order]))
+    assert [shuffled[order.index(i)] for i in range(len(texts))] == whole
+    assert [alike(verifier(prompts(1), [text]))[0] for text in texts] == whole
+    assert not any(math.isnan(reward) for reward, *_ in whole)
