@@ -143,12 +143,22 @@ def cumulative_sum(values: Array) -> Array:
     return array_namespace(values).cumulative_sum(values, axis=-1)
 
 
-def reverse_cumulative_sum(values: Array) -> Array:
-    """Σ_{j≥i} along the last axis: summed from the end, not subtracted from the total."""
+def sums_above(values: Array) -> Array:
+    """Σ_{j≥i} and a last 0, (..., n-1) → (..., n): summed from the end, not from the total."""
     if _short_on_gpu(values):
-        return values @ values.new_ones((values.shape[-1],) * 2).tril_()
+        return values @ values.new_ones((values.shape[-1], values.shape[-1] + 1)).tril_()
     xp = array_namespace(values)
-    return xp.flip(cumulative_sum(xp.flip(values, axis=-1)), axis=-1)
+    zero = xp.zeros((*values.shape[:-1], 1), dtype=values.dtype, device=device(values))
+    from_the_end = xp.flip(cumulative_sum(xp.flip(values, axis=-1)), axis=-1)
+    return xp.concat([from_the_end, zero], axis=-1)
+
+
+def all_finite(values: Array) -> bool:
+    """Whether no value is infinite or NaN."""
+    if is_torch_array(values) and bool(values.sum().isfinite()):
+        return True  # one pass over the memory; a sum that overflows is looked at again
+    xp = array_namespace(values)
+    return bool(xp.all(xp.isfinite(values)))
 
 
 def _short_on_gpu(values: Array) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from .arrays import Array, as_numpy, constant
+from .arrays import Array, all_finite, as_numpy, constant
 
 SmallGroups: TypeAlias = Literal["error", "drop"]
 
@@ -76,7 +76,6 @@ def lay_out(
     """
     if small_groups not in ("error", "drop"):
         raise ValueError(f"small_groups must be 'error' or 'drop', got {small_groups!r}")
-    xp = array_namespace(rewards)
     if rewards.ndim == 0:
         raise ValueError("rewards must have a sample axis: shape (..., n), got a single number")
     if groups is not None and rewards.ndim != 1:
@@ -85,8 +84,7 @@ def lay_out(
         raise ValueError(
             f"live must have the shape of rewards, {rewards.shape}, got {np.shape(live)}"
         )
-    finite = xp.isfinite(rewards)
-    whole = bool(xp.all(finite))
+    whole = all_finite(rewards)
     if groups is None and live is None and whole:
         n = int(rewards.shape[-1])
         count = _rows(rewards.shape)
@@ -94,7 +92,7 @@ def lay_out(
             raise ValueError(f"{need or f'need {minimum} samples per prompt'}, got {n}{why}")
         return Layout(count * n, count, (Bucket(n, None, None),), 0, 0)
 
-    alive = as_numpy(finite).reshape(-1)
+    alive = as_numpy(array_namespace(rewards).isfinite(rewards)).reshape(-1)
     if not whole:
         flat = as_numpy(rewards).reshape(-1)
         infinite = ~alive & ~np.isnan(flat)

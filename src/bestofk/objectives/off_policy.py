@@ -30,8 +30,8 @@ from .arrays import (
     by_order,
     constant,
     cumulative_sum,
-    reverse_cumulative_sum,
     sort_with_order,
+    sums_above,
     unsort,
     without_gradient,
 )
@@ -332,17 +332,10 @@ def first_order(
     own_c, pair_c, triple_c = (constant(table, ordered) for table in (own, pair, triple))
     before = cumulative_sum(delta) - delta
     diagonal = ordered * (own_c * (1.0 + delta) + pair_c * before)
-    others = _sum_above(ordered * (pair_c * (1.0 + delta) + triple_c * before))
-    shared = delta * _sum_above(ordered * (pair_c - triple_c))
+    others = sums_above((ordered * (pair_c * (1.0 + delta) + triple_c * before))[..., 1:])
+    shared = delta * sums_above((ordered * (pair_c - triple_c))[..., 1:])
     weights = unsort(diagonal + others + shared, order)
     return weights - (1.0 + unsort(delta, order)) * _on_policy_baseline(rewards, k, baseline)
-
-
-def _sum_above(values: Array) -> Array:
-    """Σ_{j>i} along the last axis."""
-    xp = array_namespace(values)
-    total = reverse_cumulative_sum(values)
-    return xp.concat([total[..., 1:], xp.zeros_like(total[..., :1])], axis=-1)
 
 
 def _on_policy_baseline(rewards: Array, k: int, baseline: str) -> Array:

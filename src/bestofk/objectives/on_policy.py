@@ -25,8 +25,8 @@ from .arrays import (
     Array,
     constant,
     cumulative_sum,
-    reverse_cumulative_sum,
     sort_with_order,
+    sums_above,
     unsort,
 )
 from .tables import order_statistic_weights, subset_share
@@ -38,12 +38,9 @@ def subset_shortfall(ordered: Array, k: int, scale: float = 1.0) -> Array:
     >>> subset_shortfall(np.array([0.0, 0.0, 1.0]), 2)
     array([0.5, 0.5, 0. ])
     """
-    xp = array_namespace(ordered)
     n = ordered.shape[-1]
     share = constant(subset_share(n - 1, k - 1)[: n - 1] * scale, ordered)
-    terms = (ordered[..., 1:] - ordered[..., :-1]) * share
-    zero = xp.zeros_like(ordered[..., :1])
-    return xp.concat([reverse_cumulative_sum(terms), zero], axis=-1)
+    return sums_above((ordered[..., 1:] - ordered[..., :-1]) * share)
 
 
 def max_canonical(rewards: Array, k: int) -> Array:
@@ -167,11 +164,10 @@ def l_statistic(rewards: Array, k: int, coefficients: tuple[float, ...]) -> Arra
     without = order_statistic_weights(n - 1, k, coefficients)
     below = cumulative_sum(shifted * constant(whole - np.append(without, 0.0), ordered))
     above = shifted * constant(whole - np.append(0.0, without), ordered)
-    above = reverse_cumulative_sum(above)
     own = shifted * constant(whole, ordered)
     zero = xp.zeros_like(ordered[..., :1])
     below = xp.concat([zero, below[..., :-1]], axis=-1)
-    above = xp.concat([above[..., 1:], zero], axis=-1)
+    above = sums_above(above[..., 1:])
     # Where Σα ≠ 0 the shift by r_(n) cancels: v(B) and v(B∖i) both have weights that sum to Σα.
     return unsort(n * (below + own + above), order)
 
