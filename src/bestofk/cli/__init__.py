@@ -13,10 +13,19 @@ import bestofk
 # verb: (module that holds its `main(argv) -> int`, one line for --help)
 VERBS = {
     "train": ("bestofk.cli.train", "train a model for what k of its samples are worth; resume"),
-    "demo": ("bestofk.cli.demo", "what training for one sample does to best-of-k, in seconds (NumPy)"),
+    "demo": (
+        "bestofk.cli.demo",
+        "what training for one sample does to best-of-k, in seconds (NumPy)",
+    ),
     "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
     "tasks": ("bestofk.cli.tasks", "what there is to train on; prompts with verified answers"),
-    "report": ("bestofk.cli.report", "one self-contained page on runs and samples; figures for papers"),
+    "eval": ("bestofk.cli.eval", "what best-of-k is worth: files, a model, or an endpoint"),
+    "compare": ("bestofk.cli.compare", "is B better than A, at which k, and how sure is that"),
+    "plan": ("bestofk.cli.plan", "how many problems and samples an interval or power takes"),
+    "report": (
+        "bestofk.cli.report",
+        "one self-contained page on runs and samples; figures for papers",
+    ),
 }
 
 

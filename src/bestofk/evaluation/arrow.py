@@ -1,8 +1,8 @@
 """The fast way through large, plain files; where it is not sure, the careful way takes over.
 
 pyarrow parses JSONL and parquet in blocks, several times as fast as Python does. It cannot say
-which line was bad, and takes a missing field for null: so anything out of the ordinary (a null, a type
-that changes, a mixed column, a parse error) makes this module give up and return None.
+which line was bad, and takes a missing field for null: so anything out of the ordinary (a null, a
+type that changes, a mixed column, a parse error) makes this module give up and return None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .records import BadFile, Progress, kind_of, records
 
 LEAST_BYTES = 4_000_000
 """Smaller files are read before pyarrow is imported."""
-BLOCK = 1 << 23
+BLOCK = 1 << 22
 NUMBERS = ("reward", "n_tokens", "logprob_sum", "new_logprob_sum")
 
 

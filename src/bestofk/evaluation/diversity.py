@@ -150,8 +150,8 @@ def _mean(
         rank = tail_rank((1.0 - confidence) / 2, RESAMPLES)
         ends = np.sort(low[:, 0])[RESAMPLES - 1 - rank], np.sort(high[:, 0])[rank]
         return Measure(mean, float(ends[0]), float(ends[1]), int(known.size))
-    if known.size < 2:
-        return Measure(mean, float("nan"), float("nan"), 1)
+    if known.size < 2 or same:  # nothing to tell the width from
+        return Measure(mean, float("nan"), float("nan"), int(known.size))
     quantile = t_quantile(0.5 + confidence / 2, known.size - 1)
     half = quantile * float(known.std(ddof=1)) / np.sqrt(known.size)
     return Measure(mean, mean - half, mean + half, int(known.size))

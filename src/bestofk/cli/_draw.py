@@ -1,0 +1,244 @@
+"""Sampling for `bestofk eval`: from a Hugging Face model or an endpoint into a file of samples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bestofk.cli._ledger import Ledger
+from bestofk.sampling.base import Sampling
+from bestofk.types import Prompt
+
+CHARACTERS_PER_TOKEN = 3
+"""For the announced estimate of prompt tokens, on the safe side."""
+SPARE_REQUESTS = 1.25
+"""The default cap on requests: a quarter more than samples, for retries."""
+PROMPTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to sample, and how."""
+
+    target: str
+    """A model's name or folder, or an endpoint's URL."""
+    task: str
+    options: Mapping[str, Any]
+    split: str
+    problems: int
+    """0 = all of the split."""
+    sampling: Sampling
+    seed: int
+    out: Path
+    model: str = ""
+    """The model's name at the endpoint."""
+    key_variable: str = "OPENAI_API_KEY"
+    api: Literal["chat", "completions"] = "chat"
+    concurrency: int = 8
+    per_request: int = 1
+    logprobs: bool = False
+    max_requests: int = 0
+    max_tokens: int = 0
+    device: str = ""
+    dtype: str = "float32"
+
+    @property
+    def remote(self) -> bool:
+        return self.target.startswith(("http://", "https://"))
+
+
+def run_of(job: Job) -> dict[str, Any]:
+    """What every line of the file repeats. The run id is fixed by all that shapes the samples; n is
+
+    not part of it: a run may be continued with more samples per problem.
+    """
+    sampling = {key: value for key, value in asdict(job.sampling).items() if key != "n"}
+    sampling["stop"] = list(job.sampling.stop)
+    model = job.model or job.target
+    shaped = [
+        job.target,
+        model,
+        job.api,
+        job.task,
+        dict(job.options),
+        job.split,
+        sampling,
+        job.seed,
+    ]
+    digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
+    return {"model": model, "sampling": sampling, "run_id": digest[:12]}
+
+
+def at_temperature(job: Job, temperature: float, among: int) -> Job:
+    """The job at one temperature of a sweep, with a file of its own: a.jsonl → a.t0.7.jsonl."""
+    sampling = replace(job.sampling, temperature=temperature)
+    if among < 2:
+        return replace(job, sampling=sampling)
+    name = f"{job.out.name.removesuffix('.jsonl')}.t{temperature:g}.jsonl"
+    return replace(job, sampling=sampling, out=job.out.with_name(name))
+
+
+def sample(job: Job) -> Path:
+    """Draw what is missing, score it, and return the file."""
+    from bestofk.rewards import UnscoredGuard, verifier
+    from bestofk.tasks import task
+
+    chosen = task(job.task, **job.options)
+    split = chosen.split(job.split or chosen.splits[-1])
+    count = job.problems or len(split)
+    if not 1 <= count <= len(split):
+        raise ValueError(f"{job.task} has {len(split)} problems in this split, asked for {count}")
+    prompts = {prompt.id: prompt for prompt in split[:count]}
+    guard = UnscoredGuard(share=0.05)
+    with verifier(chosen.verifier, **chosen.verifier_options) as judge:
+
+        def judged(asked: Any, texts: Any) -> Any:
+            verdicts = judge(asked, texts)
+            guard.check(verdicts)
+            return verdicts
+
+        with Ledger(job.out, run_of(job), prompts, judged) as ledger:
+            missing = {p: ledger.missing(prompts[p], job.sampling.n) for p in prompts}
+            missing = {p: samples for p, samples in missing.items() if samples}
+            total = count * job.sampling.n
+            left = sum(map(len, missing.values()))
+            say(f"{count} problems × {job.sampling.n} samples; {total - left:,} of {total:,} there")
+            if missing and job.remote:
+                _from_endpoint(job, prompts, missing, ledger)
+            elif missing:
+                _from_model(job, prompts, missing, ledger)
+    say(f"{job.out}: {total:,} samples")
+    return job.out
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _from_endpoint(
+    job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, tuple[int, ...]], ledger: Ledger
+) -> None:
+    from bestofk.sampling.endpoint import Drawn, Endpoint, Spent, Wanted, draw
+
+    if not job.model:
+        raise ValueError("an endpoint serves models by name: state --model NAME")
+    endpoint = Endpoint(
+        base_url=job.target,
+        model=job.model,
+        key_variable=job.key_variable,
+        api=job.api,
+        concurrency=job.concurrency,
+        per_request=job.per_request,
+        logprobs=job.logprobs,
+    )
+    cap = announce(job, prompts, missing)
+    left = sum(map(len, missing.values()))
+
+    def keep(drawn: Drawn) -> None:
+        ledger.take(
+            {
+                "problem_id": drawn.prompt.id,
+                "sample_id": drawn.sample,
+                "completion": drawn.text,
+                "finish_reason": drawn.finish_reason,
+                "n_tokens": drawn.n_tokens,
+                "logprob_sum": drawn.logprob_sum,
+                "seed": drawn.seed,
+            }
+        )
+
+    wanted = [Wanted(prompts[p], samples) for p, samples in missing.items()]
+    with bar("sampling", left) as advance:
+
+        def told(spent: Spent) -> None:
+            advance(spent.samples)
+
+        spent = draw(endpoint, wanted, job.sampling, keep, cap=cap, seed=job.seed, told=told)
+    again = ", ".join(f"{why} {count}×" for why, count in spent.reasons.items())
+    say(
+        f"{spent.samples:,} samples by {spent.requests:,} requests, {spent.tokens:,} tokens"
+        + (f"; asked again: {again}" if again else "")
+    )
+
+
+def announce(job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, Any]) -> Any:
+    """Say what the run can cost before it starts, and return the cap."""
+    from bestofk.sampling.endpoint import Cap
+
+    requests = sum(math.ceil(len(samples) / job.per_request) for samples in missing.values())
+    completion = sum(map(len, missing.values())) * job.sampling.max_new_tokens
+    prompt = sum(
+        math.ceil(len(samples) / job.per_request)
+        * (len(json.dumps(prompts[p].text)) // CHARACTERS_PER_TOKEN + 16)
+        for p, samples in missing.items()
+    )
+    cap = Cap(
+        job.max_requests or math.ceil(requests * SPARE_REQUESTS) + 20,
+        job.max_tokens or math.ceil((completion + prompt) * SPARE_REQUESTS),
+    )
+    say(
+        f"{job.target}: {requests:,} requests to {job.model}, {job.concurrency} at once; at most "
+        f"{completion:,} completion tokens and about {prompt:,} prompt tokens"
+    )
+    say(f"cap: {cap.requests:,} requests (--max-requests), {cap.tokens:,} tokens (--max-tokens)")
+    return cap
+
+
+def _from_model(
+    job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, tuple[int, ...]], ledger: Ledger
+) -> None:
+    """A group of n per prompt; only the samples that are missing are kept."""
+    import torch
+
+    from bestofk.models import load
+    from bestofk.sampling.decode import ModelSampler
+
+    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    policy = load(job.target, dtype=job.dtype, device=device)
+    policy.model.eval()
+    sampler = ModelSampler(policy.model, policy.tokenizer)
+    waiting = list(missing)
+    done = 0
+    with bar("sampling", sum(map(len, missing.values()))) as advance:
+        for at in range(0, len(waiting), PROMPTS_AT_ONCE):
+            chosen = [prompts[p] for p in waiting[at : at + PROMPTS_AT_ONCE]]
+            for group in sampler.sample(chosen, seed=job.seed, params=job.sampling):
+                for number in missing[group.prompt.id]:
+                    completion = group.completions[number]
+                    ledger.take(
+                        {
+                            "problem_id": group.prompt.id,
+                            "sample_id": number,
+                            "completion": completion.text,
+                            "finish_reason": completion.finish_reason,
+                            "n_tokens": len(completion.tokens),
+                            "logprob_sum": float(sum(completion.logprobs)),
+                            "seed": job.seed,
+                        }
+                    )
+                done += len(missing[group.prompt.id])
+                advance(done)
+
+
+def bar(text: str, total: int) -> Any:
+    """A progress bar on standard error for people; nothing for pipes."""
+    import contextlib
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextlib.contextmanager
+    def shown() -> Iterator[Callable[[int], None]]:
+        console = Console(stderr=True)
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            line = progress.add_task(text, total=total)
+            yield lambda done: progress.update(line, completed=done)
+
+    return shown()

@@ -1,0 +1,147 @@
+"""What `eval`, `compare` and `plan` have in common: files of samples, named and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from bestofk.evaluation import Metric, Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read and numbers are made."""
+
+    k: Annotated[str, tyro.conf.arg(metavar="1,4,16")] = ""
+    """The k to print, separated by commas; by default powers of two up to n."""
+    metric: str = ""
+    """pass@k, max@k, maj@k, pass^k or mean; by default pass@k for 0/1 rewards, else max@k."""
+    threshold: float | None = None
+    """A reward of at least this passes."""
+    bounds: tuple[float, float] | None = None
+    """The least and the greatest reward there can be, where that is not 0 and 1."""
+    small: str = "error"
+    """What to do with problems that have fewer than k scored samples: error, or drop."""
+    columns: tuple[str, ...] = ()
+    """role=column, where the mapping was not detected rightly; role= leaves a column out."""
+    where: tuple[str, ...] = ()
+    """column=value: only such records count."""
+    encoding: str = "utf-8"
+    """Of text files."""
+    confidence: float = 0.95
+    seed: int = 0
+    """Of the bootstrap: the same seed gives the same numbers."""
+    json: bool = False
+    """Print everything as JSON instead of tables."""
+
+    def numbers(self) -> dict[str, Any]:
+        """What `curve` and `compare` take."""
+        wanted = self.ks()
+        return {
+            "k_max": max(wanted) if wanted else None,
+            "threshold": self.threshold,
+            "bounds": self.bounds,
+            "small": self.small,
+            "confidence": self.confidence,
+            "seed": self.seed,
+        }
+
+    def ks(self) -> list[int]:
+        try:
+            found = [int(each) for each in self.k.replace(" ", "").split(",") if each]
+        except ValueError:
+            raise ValueError(f"--k takes whole numbers like 1,4,16; got {self.k!r}") from None
+        if found and min(found) < 1:
+            raise ValueError(f"k is at least 1, got {min(found)}")
+        return found
+
+
+def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
+    """key=value pairs of a repeatable option.
+
+    >>> pairs(("reward=score", "step=10"), "--where")
+    {'reward': 'score', 'step': '10'}
+    """
+    found = {}
+    for text in texts:
+        for each in text.split(",") if option == "--columns" else [text]:
+            key, equals, value = each.partition("=")
+            if not equals or not key:
+                raise ValueError(f"{option} takes key=value, got {each!r}")
+            found[key.strip()] = value.strip()
+    return found
+
+
+def named(text: str) -> tuple[str | None, str]:
+    """NAME=PATH, or a path.
+
+    >>> named("base=a.jsonl"), named("a=b/c.jsonl"), named("dir/x=1.jsonl")
+    (('base', 'a.jsonl'), ('a', 'b/c.jsonl'), (None, 'dir/x=1.jsonl'))
+    """
+    name, equals, path = text.partition("=")
+    if equals and name and "/" not in name and not Path(text).exists():
+        return name, path
+    return None, text
+
+
+def read_all(targets: tuple[str, ...], reading: Reading) -> list[Samples]:
+    """Every run, with a progress bar for people, under names that differ."""
+    from bestofk.cli._draw import bar
+    from bestofk.evaluation import read
+
+    runs = []
+    for text in targets:
+        name, path = named(text)
+        with bar(f"reading {Path(path).name}", 1) as advance:
+            runs.append(
+                read(
+                    path,
+                    name=name,
+                    columns=pairs(reading.columns, "--columns"),
+                    where=pairs(reading.where, "--where"),
+                    encoding=reading.encoding,
+                    progress=_share_to(advance),
+                )
+            )
+    return _distinct(runs)
+
+
+def _share_to(advance: Callable[[float], None]) -> Callable[[int, int], None]:
+    def told(done: int, total: int) -> None:
+        advance(done / max(total, 1))
+
+    return told
+
+
+def _distinct(runs: list[Samples]) -> list[Samples]:
+    """Names that differ: where files are called alike, their folders tell them apart."""
+    from dataclasses import replace
+
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    paths = [Path(str(run.metadata["path"])) for run in runs]
+    longer = [f"{path.parent.name}/{name}" for path, name in zip(paths, names)]
+    if len(set(longer)) < len(longer):
+        longer = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+    return [replace(run, name=name) for run, name in zip(runs, longer)]
+
+
+def metric_of(reading: Reading, runs: list[Samples]) -> Metric:
+    """The metric asked for, or the one that fits the rewards."""
+    import numpy as np
+
+    from bestofk.evaluation.estimates import check_metric
+
+    if reading.metric:
+        check_metric(reading.metric)
+        return reading.metric  # type: ignore[return-value]
+    zero_one = all(
+        bool(np.isin(run.rewards[~np.isnan(run.rewards)], (0.0, 1.0)).all()) for run in runs
+    )
+    return "pass@k" if zero_one or reading.threshold is not None else "max@k"
