@@ -18,11 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-SHIPPED = {
-    "tiny-countdown": "tiny-countdown",
-    "tiny-maze": "tiny-maze",
-}
-"""Starting checkpoints in the package: name → folder in `checkpoints` beside this file."""
+SHIPPED = ("tiny-countdown", "tiny-maze")
+"""Starting checkpoints in the package, in the folder `checkpoints` beside this file."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -98,7 +95,7 @@ def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     text = os.fspath(name)
     path = Path(text).expanduser()
     if text in SHIPPED:
-        return str(Path(__file__).parent / "checkpoints" / SHIPPED[text]), {}
+        return str(Path(__file__).parent / "checkpoints" / text), {}
     if text == "smollm2":
         place = cache_folder() / "smollm2-135m-instruct"
         if not (place / "config.json").is_file():
@@ -133,7 +130,7 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
 
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha or 2 * lora.rank,
+        lora_alpha=lora.alpha or 2 * lora.rank,  # type: ignore[arg-type]
         lora_dropout=0.0,
         target_modules=list(lora.targets) or "all-linear",
         task_type="CAUSAL_LM",
