@@ -133,6 +133,8 @@ def excerpts(
     hits = np.nan_to_num(passes) > 0
     split = hits.any(axis=0) & ~hits.all(axis=0)
     chosen, quota = shares(range(len(problems)), split.tolist(), len(sampled), limit)
+    if not chosen:
+        return None
     shown: dict[int, dict[str, Any]] = {
         place: {"problem": place, "prompt": None, "runs": []} for place in chosen
     }

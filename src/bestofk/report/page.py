@@ -47,8 +47,8 @@ def render(data: Mapping[str, Any], *, title: str, version: str) -> str:
     style = "\n".join(map(part, STYLES))
     values = {
         "csp": policy(script, style),
-        "version": html.escape(version),
-        "title": html.escape(title),
+        "version": html.escape(utf8(version)),
+        "title": html.escape(utf8(title)),
         "style": style,
         "data": encode(data),
         "script": script,
@@ -86,7 +86,12 @@ def encode(data: Any) -> str:
     '{"text":"\\\\u003c/script\\\\u003e","value":null}'
     """
     text = json.dumps(brief(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.translate(ESCAPES).encode("utf-8", "backslashreplace").decode("utf-8")
+    return utf8(text.translate(ESCAPES))
+
+
+def utf8(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, written as escapes (JSON's, too)."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def brief(value: Any) -> Any:

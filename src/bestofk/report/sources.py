@@ -101,12 +101,12 @@ def split_name(argument: str) -> tuple[str | None, Path]:
     Raises:
         FileNotFoundError: there is no such path.
     """
-    name, equals, rest = argument.partition("=")
     if Path(argument).exists():
         return None, Path(argument)
-    if equals and name and Path(rest).exists():
-        return name, Path(rest)
-    missing = Path(rest if equals and name else argument)
+    for at in (i for i, c in enumerate(argument) if c == "=" and i):
+        if Path(argument[at + 1 :]).exists():
+            return argument[:at], Path(argument[at + 1 :])
+    missing = Path(argument.rpartition("=")[2])
     there = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
     near = difflib.get_close_matches(missing.name, there, n=1)
     raise FileNotFoundError(

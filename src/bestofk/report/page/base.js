@@ -161,7 +161,7 @@ function tableBehind(make) {
 function chooser(label, options, chosen, onchoose) {
   const select = el(
     "select",
-    { onchange: () => onchoose(options[select.selectedIndex].value) },
+    { "aria-label": label, onchange: () => onchoose(options[select.selectedIndex].value) },
     options.map((option) => el("option", {}, option.label)),
   );
   select.selectedIndex = Math.max(

@@ -1,0 +1,249 @@
+"""What the page is told equals what evaluation found, problem by problem and k by k."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bestofk import evaluation
+from bestofk.cli import main
+from bestofk.report import evaluate, load, make
+from bestofk.report.content import page_data, thin
+from bestofk.report.figures import drawings
+from bestofk.report.tables import write_tables
+from report_files import make_file, make_run, rollout, write_lines
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("files")
+    return [str(make_file(folder, policy, graded=True)) for policy in ("base", "sharp", "wide")]
+
+
+@pytest.fixture(scope="module")
+def data(files: list[str]) -> dict[str, Any]:
+    findings = evaluate(load(files), resamples=400)
+    return page_data(findings, None, title="t", version="0", created="now")
+
+
+def table_of(path: str, threshold: float | None) -> dict[str, list[float]]:
+    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    table: dict[str, list[float]] = {}
+    for row in rows:
+        reward = float(row["reward"])
+        value = reward if threshold is None else float(reward >= threshold)
+        table.setdefault(row["problem_id"], []).append(value)
+    return table
+
+
+def best_of(rewards: list[float], k: int) -> float:
+    """max@k by every subset."""
+    subsets = list(itertools.combinations(rewards, k))
+    return math.fsum(max(subset) for subset in subsets) / len(subsets)
+
+
+@pytest.mark.parametrize(("key", "threshold"), [("pass@k", 1.0), ("max@k", None)])
+def test_curves_and_scatter_are_means_over_all_subsets(
+    files: list[str], data: dict[str, Any], key: str, threshold: float | None
+) -> None:
+    measure = next(one for one in data["measures"] if one["key"] == key)
+    scatter = next(one for one in data["per_problem"]["measures"] if one["key"] == key)
+    ids = data["per_problem"]["ids"]
+    for run, path in enumerate(files):
+        table = table_of(path, threshold)
+        curve = measure["curves"][run]
+        for k in (1, 2, 15, 16):
+            values = {problem: best_of(rewards, k) for problem, rewards in table.items()}
+            place = list(curve["k"]).index(k)
+            assert curve["mean"][place] == pytest.approx(np.mean(list(values.values())), abs=1e-12)
+            assert curve["low"][place] <= curve["mean"][place] <= curve["high"][place]
+            if k in scatter["k"]:
+                shown = scatter["values"][scatter["k"].index(k)][run]
+                assert shown == pytest.approx([values[problem] for problem in ids], abs=1e-12)
+
+
+def test_every_block_states_n_k_problems_seeds_and_confidence(data: dict[str, Any]) -> None:
+    assert [run["seeds"] for run in data["runs"]] == ["0"] * 3
+    for curve in (c for one in data["measures"] for c in one["curves"]):
+        assert curve["n"] == (16, 16)
+        assert (curve["problems"], curve["confidence"], curve["resamples"]) == (24, 0.95, 400)
+        assert curve["k"][-1] == 16
+    for one in data["differences"]:
+        assert (one["n_a"], one["n_b"], one["problems"]) == ((16, 16), (16, 16), 24)
+    assert [one["problems"] for one in data["extrapolation"]] == [24] * 3
+
+
+def test_solved_sets_partition_the_problems(files: list[str], data: dict[str, Any]) -> None:
+    tables = [table_of(path, 1.0) for path in files]
+    seen: list[int] = []
+    for one in data["solved"]["sets"]:
+        for place in one["problems"]:
+            problem = data["per_problem"]["ids"][place]
+            by = [run for run, table in enumerate(tables) if any(table[problem])]
+            assert by == one["runs"], problem
+        seen += one["problems"]
+    assert sorted(seen) == list(range(24))
+
+
+def test_extrapolation_joins_the_measured_curve_and_has_intervals(data: dict[str, Any]) -> None:
+    for one in data["extrapolation"]:
+        assert one["observed"]["k"][-1] == one["k"][0] == 16
+        assert one["k"][-1] == 256
+        assert (np.asarray(one["low"]) < np.asarray(one["high"])).all()
+        assert one["unreliable"] == bool(one["reasons"])
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 17, 64, 1000, 4096])
+def test_thinned_k_keep_the_ends_and_powers_of_two(last: int) -> None:
+    ks = thin(last)
+    assert ks == sorted(set(ks))
+    assert {2**i for i in range(13) if 2**i <= last} | {1, last} <= set(ks)
+    assert ks[-1] == last
+    assert len(ks) <= 85
+
+
+def test_problems_that_not_every_run_has_are_named(tmp_path: Path) -> None:
+    path = make_file(tmp_path, "base", problems=8, n=4)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    ids = sorted({row["problem_id"] for row in rows})
+    other = write_lines(tmp_path / "other.jsonl", [r for r in rows if r["problem_id"] != ids[2]])
+    findings = evaluate(load([str(path), str(other)]), resamples=400)
+    [note] = findings.notes
+    assert note.startswith(f"base has 1 of its 8 problems that not every run has ({ids[2]})")
+    assert len(findings.comparisons[0].problems) == 7
+    apart = write_lines(tmp_path / "apart.jsonl", [r | {"problem_id": "x"} for r in rows[:4]])
+    with pytest.raises(ValueError, match=r"no problem in common.*base has .*apart has 'x'"):
+        evaluate(load([str(path), str(apart)]), resamples=400)
+
+
+def test_rewards_outside_zero_one_need_a_threshold_for_pass(tmp_path: Path) -> None:
+    rows = [{"problem_id": p, "reward": r} for p in range(12) for r in (-1.0, 0.0, 2.0 * (p % 2))]
+    [source] = load([str(write_lines(tmp_path / "a.jsonl", rows))])
+    findings = evaluate([source], resamples=400)
+    assert list(findings.curves) == ["max@k"]
+    assert "from -1 to 2" in findings.notes[0]
+    data = page_data(findings, None, title="t", version="0", created="now")
+    assert data["solved"] is None
+    judged = evaluate([source], threshold=2.0, resamples=400)
+    assert judged.curves["pass@k"][0].estimate[-1] == 0.5
+    assert (
+        judged.passes.tolist() == [[0.0, 1.0] * 6] or sorted(judged.passes[0]) == [0] * 6 + [1] * 6
+    )
+
+
+def test_unscored_samples_are_counted_and_are_no_zeros(tmp_path: Path) -> None:
+    rows = [rollout(1, p, s) for p in range(3) for s in range(3)]
+    clean = [row | {"reward": None if math.isnan(row["reward"]) else row["reward"]} for row in rows]
+    [source] = load([str(write_lines(tmp_path / "a.jsonl", clean))])
+    findings = evaluate([source], resamples=400)
+    assert findings.curves["pass@k"][0].unscored == 1
+    assert findings.curves["pass@k"][0].estimate[0] == pytest.approx((1 / 3 + 1 / 3 + 1 / 2) / 3)
+    data = page_data(findings, None, title="t", version="0", created="now")
+    assert (data["runs"][0]["unscored"], data["runs"][0]["n"]) == (1, "2–3")
+
+
+def test_training_figures_come_from_the_metrics(tmp_path: Path) -> None:
+    sources = load([str(make_run(tmp_path / "a")), str(make_run(tmp_path / "b", samples=False))])
+    data = page_data(evaluate(sources, resamples=400), None, title="t", version="0", created="now")
+    blocks = {block["label"]: block for block in data["training"]}
+    assert list(blocks) == ["Validation pass@1", "Validation pass@4", "Mean reward",
+                            "Training max@8", "No-signal share", "Entropy"]  # fmt: skip
+    assert blocks["No-signal share"]["curves"][1]["value"] == [0.25, 0.5, 0.0, 0.25, 0.5]
+    assert blocks["Validation pass@4"]["curves"][0]["high"] == [0.12 * s for s in range(1, 6)]
+    assert "n = 4, 9 problems · seed 7" in blocks["Validation pass@4"]["facts"]
+    assert "objective max@8 · n = 3" in blocks["Entropy"]["facts"]
+    first, last = (one for one in data["validation"] if one["run"] == 1)
+    assert (first["when"], first["step"], first["mean"]) == ("first", 1, [0.02, 0.04, 0.08])
+    assert (last["when"], last["step"], last["k"]) == ("last", 5, [1, 2, 4])
+    assert [curve["run"] for curve in data["measures"][0]["curves"]] == [0]
+
+
+def test_settings_that_differ_come_first(tmp_path: Path) -> None:
+    runs = [str(make_run(tmp_path / name, seed=seed)) for name, seed in (("a", 7), ("b", 8))]
+    data = page_data(
+        evaluate(load(runs), resamples=400), None, title="t", version="0", created="now"
+    )
+    assert data["config"]["rows"][0] == {"key": "run.seed", "values": ["7", "8"], "same": False}
+    assert all(row["same"] for row in data["config"]["rows"][1:])
+
+
+def test_tables_hold_every_k_and_read_back(files: list[str], tmp_path: Path) -> None:
+    findings = evaluate(load([f"+cmd={files[0]}", files[1]]), resamples=400)
+    written = {path.name: path for path in write_tables(findings, tmp_path)}
+    assert set(written) == {"curves.csv", "differences.csv", "problems.csv", "diversity.csv",
+                            "extrapolation.csv"}  # fmt: skip
+    with open(written["curves.csv"], newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    curve = findings.curves["pass@k"][0]
+    mine = [row for row in rows if row["metric"] == "pass@k" and row["run"] == "'+cmd"]
+    assert [int(row["k"]) for row in mine] == list(range(1, 17))
+    assert [float(row["estimate"]) for row in mine] == curve.estimate.tolist()
+    assert [float(row["band_high"]) for row in mine] == curve.band.high.tolist()
+    with open(written["differences.csv"], newline="", encoding="utf-8") as stream:
+        found = [float(row["p"]) for row in csv.DictReader(stream) if row["metric"] == "pass@k"]
+    assert found == findings.comparisons[0].p_value.tolist()
+
+
+def test_same_seed_gives_the_same_page(files: list[str], tmp_path: Path) -> None:
+    pages = []
+    for name in ("one.html", "two.html"):
+        make(load(files[:2]), tmp_path / name, created="then", resamples=400, beyond=0)
+        pages.append((tmp_path / name).read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_command_writes_a_page_under_a_megabyte(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.html"
+    assert main(["report", *files, "-o", str(out), "--samples", "0", "--resamples", "400"]) == 0
+    assert out.stat().st_size < 1_000_000
+    told = capsys.readouterr().out
+    findings = evaluate(load(files), resamples=400)
+    assert f"pass@k: {findings.comparisons[0].verdict}" in told
+    assert "3 runs, 24 problems, 1152 samples" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "at least one run folder or file"),
+        (["{folder}/nothing.jsonl"], "no such file or folder"),
+        (["{file}", "-o", "{folder}/no/report.html"], "there is no folder"),
+        (["{file}", "-o", "{folder}"], "it is a folder"),
+        (["{file}", "--k", "99"], "needs at least 99 scored samples per problem"),
+    ],
+)
+def test_command_explains_what_is_wrong(
+    files: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    known = {"file": files[0], "folder": str(tmp_path)}
+    assert main(["report", *(text.format(**known) for text in arguments)]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_are_drawn_for_everything_there_is(data: dict[str, Any]) -> None:
+    names = [name for name, _ in drawings(data)]
+    assert len(set(names)) == len(names)
+    assert {"coverage-pass-at-k", "coverage-max-at-k", "difference-b-a-pass-at-k",
+            "difference-c-a-max-at-k", "problems-pass-at-4", "beyond-n"} <= set(names)  # fmt: skip
+
+
+def test_evaluation_reads_what_it_is_given(files: list[str]) -> None:
+    """The reader's own order of samples is the one excerpts rely on: that of the file."""
+    samples = evaluation.read(files[0])
+    assert samples.lines is not None
+    for problem in range(len(samples.problems)):
+        assert (np.diff(samples.lines[samples.of(problem)]) > 0).all()
