@@ -220,6 +220,8 @@ def refusals(
                 refused[prompt.id] = "the id occurs twice"
             elif prompt.reference is None:
                 refused[prompt.id] = "no reference completion"
+            elif verdict.status == "unscored":
+                refused[prompt.id] = f"the reference could not be scored: {verdict.detail}"
             elif verdict.total < 1:
                 refused[prompt.id] = "no tests"
             elif verdict.reward != 1.0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -21,6 +22,7 @@ from math_verify import verify
 from bestofk.rewards import mathtext
 
 DIGITS = 40
+MAX_NUMBERS = 20
 EXACT, DECIMAL = sympy.Float("1e-25"), sympy.Float("1e-12")
 # One value per variable, of both signs; an identity holds at all of them.
 POINTS = (("37/29", "53/31", "71/43"), ("-41/23", "59/37", "-73/47"), ("11/97", "-13/89", "17/83"))
@@ -45,23 +47,51 @@ def _scalar(gold: str, answer: str) -> bool:
     quick = mathtext.same_scalar(gold, answer)
     if quick is not None:
         return quick
+    gold, answer = mathtext.unsolved(gold, answer)
     if not mathtext.is_readable(answer):
-        raise Unparsed("brackets that do not close, or numbers side by side")
+        raise Unparsed("brackets that do not close, numbers side by side, or quotes")
     try:
-        expected = latex2sympy(gold)
+        expected = _parse(gold)
     except Exception:
         return False
     try:
-        value = latex2sympy(answer)
+        value = _parse(answer)
     except MemoryError:
         raise
     except Exception as error:
         raise Unparsed(str(error).split("\n", 1)[0]) from error
+    return _same(expected, value) and _is_read_whole(answer, value)
+
+
+def _parse(text: str) -> Any:
+    return latex2sympy(text, normalization_config=None)
+
+
+def _same(expected: Any, value: Any) -> bool:
     if _is_term(expected) and _is_term(value):
         same = _same_value(expected, value)
         if same is not None:
             return same
     return verify(expected, value, timeout_seconds=None, raise_on_error=True)
+
+
+def _is_read_whole(answer: str, value: Any) -> bool:
+    """Whether every number in the answer matters: the parser drops some things in silence.
+
+    It reads "5_8" and "5 \\approx 6" as 5. So each number is changed in turn, and what is read must
+    change with it.
+    """
+    read = sympy.srepr(value)
+    for match in list(re.finditer("[0-9]+", answer))[:MAX_NUMBERS]:
+        other = answer[: match.start()] + "7" + match[0] + answer[match.end() :]
+        try:
+            if sympy.srepr(_parse(other)) == read:
+                return False
+        except MemoryError:
+            raise
+        except Exception:
+            continue  # then it did matter
+    return True
 
 
 def _is_term(value: Any) -> bool:
@@ -119,7 +149,7 @@ def serve(memory_bytes: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints must not disturb the answers
-    latex2sympy("1+1")  # warm the parser before the first budget starts
+    _parse("1+1")  # warm the parser before the first budget starts
     print(json.dumps({"result": "ready"}), file=output, flush=True)
     pending = b""
     while os.getppid() == parent:

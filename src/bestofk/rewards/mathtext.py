@@ -91,8 +91,10 @@ _LAYOUT = re.compile(
 _SPACE = re.compile(r"\\(?:,| |quad|qquad)(?![A-Za-z])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac ?(\d)(?=[\d{])")
-_SHORT_BOTTOM = re.compile(r"(\\frac\{[^{}]*\}) ?(\d)")
+_SHORT_FRACTION = re.compile(r"\\frac ?(\d|[a-zA-Z]|\\[a-zA-Z]+)(?=[\da-zA-Z{\\ ])")
+_SHORT_BOTTOM = re.compile(
+    r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?(\d|[a-zA-Z]|\\[a-zA-Z]+)(?![a-zA-Z{])"
+)
 _SHORT_ROOT = re.compile(r"\\sqrt ?(\d)")
 _PAREN_ROOT = re.compile(r"\\sqrt ?\(([^()]*)\)")
 _SOLVED = re.compile(r"[A-Za-z\\][A-Za-z0-9_{}()'\\ ]{0,60}= ?(?=[^=]+$)")
@@ -131,11 +133,13 @@ def is_balanced(text: str) -> bool:
 
 
 def is_readable(text: str) -> bool:
-    """Whether it may be a formula: balanced, and no two numbers side by side."""
-    return is_balanced(text) and not _SIDE_BY_SIDE.search(text)
+    """Whether it may be one formula: balanced, no two numbers side by side, no quotes or lines."""
+    return is_balanced(text) and not _UNREADABLE.search(text)
 
 
-_SIDE_BY_SIDE = re.compile(r"\d \.?\d+(?!\d| ?/)|\d\.\d*\.")
+_UNREADABLE = re.compile(
+    r"\d \.?\d+(?!\d| ?/)|\d\.\d*\.|['\"`]|\\(?:approx|sim|simeq|cong|equiv)(?![A-Za-z])|\d ?_"
+)
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,400})"
 _DECIMAL = re.compile(rf"([+-]?) ?({_INTEGER})?(?:\.([0-9]{{0,400}}))?")
 _RATIO = re.compile(
@@ -191,7 +195,7 @@ _CHOICE = re.compile(r"\(? ?([A-Z]) ?\)?")
 
 def same_scalar(gold: str, answer: str) -> bool | None:
     """Whether two plain answers without parts are equal; None where it takes algebra to tell."""
-    gold, answer = _unsolved(gold, answer)
+    gold, answer = unsolved(gold, answer)
     if gold == answer or _LOOSE.sub("", gold) == _LOOSE.sub("", answer):
         return True
     expected, value = number(gold), number(answer)
@@ -217,15 +221,14 @@ def same_scalar(gold: str, answer: str) -> bool | None:
     return None
 
 
-def _strip(text: str) -> str:
-    solved = _SOLVED.match(text)
-    return text[solved.end() :] if solved else text
+def unsolved(gold: str, answer: str) -> tuple[str, str]:
+    """The two without what stands before the last "=", where only one of them has any.
 
-
-def _unsolved(gold: str, answer: str) -> tuple[str, str]:
-    """The two without "x = " where only one of them has it."""
+    >>> unsolved("5", "x = 2 + 3 = 5"), unsolved("y = 2x", "2x")
+    (('5', '5'), ('2x', '2x'))
+    """
     if ("=" in gold) != ("=" in answer):
-        gold, answer = (_strip(text) for text in (gold, answer))
+        gold, answer = (text.rpartition("=")[2].strip() for text in (gold, answer))
     return gold, answer
 
 
@@ -295,7 +298,9 @@ def same(
     """
     if gold == answer:
         return True
-    gold, answer = _unsolved(gold, answer)
+    if "=" not in gold:
+        solved = _SOLVED.match(answer)
+        answer = answer[solved.end() :] if solved else answer
     kind, wanted = parts(gold)
     said_kind, said = parts(answer)
     if kind != said_kind or len(wanted) != len(said):
