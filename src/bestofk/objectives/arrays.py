@@ -107,8 +107,11 @@ def without_gradient(values: Array) -> Array:
 def sort_with_order(values: Array) -> tuple[Array, Array]:
     """Ascending along the last axis, and the order that does it (for `by_order` and `unsort`)."""
     if is_torch_array(values):
-        ordered, order = values.sort(dim=-1)
-        return ordered, order
+        narrow = values.float() if values.is_cuda else values
+        if narrow is not values and not bool((narrow == values).all()):
+            narrow = values  # needs its digits; what float32 holds exactly sorts in half the time
+        ordered, order = narrow.sort(dim=-1)
+        return ordered.to(values.dtype), order
     if is_numpy_array(values):  # flat positions: twice as fast as the *_along_axis functions
         starts = np.arange(0, values.size, values.shape[-1])
         flat = np.argsort(values, axis=-1) + starts.reshape((*values.shape[:-1], 1))
