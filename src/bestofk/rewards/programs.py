@@ -162,7 +162,7 @@ def _is_vacuous(statement: ast.AST) -> bool:
     """`assert True`, `assert f(x) == f(x)` and docstrings: they would pay every program."""
     if isinstance(statement, ast.Assert):
         test = statement.test
-        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Eq]:
             return ast.dump(test.left) == ast.dump(test.comparators[0])
         return isinstance(test, ast.Constant) and bool(test.value)
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

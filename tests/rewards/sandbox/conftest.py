@@ -59,7 +59,7 @@ def new_sandbox() -> Callable[..., Sandbox]:
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[CodeVerifier]:
     """A verifier at the best tier, with two workers and short limits."""
-    limits = Limits(cpu_per_test=2.0, cpu_per_program=4.0, wall_factor=5.0, memory=256 << 20)
+    limits = Limits(cpu_per_test=1.0, cpu_per_program=2.0, wall_factor=8.0, memory=256 << 20)
     with CodeVerifier(sandbox=quietly(workers=2, limits=limits)) as judge:
         assert isinstance(judge, CodeVerifier)
         yield judge
