@@ -90,7 +90,8 @@ def sample(job: Job) -> Path:
     from bestofk.tasks import task
 
     chosen = task(job.task, **job.options)
-    split = chosen.split(job.split or chosen.splits[-1])
+    usual = "test" if "test" in chosen.splits else chosen.splits[-1]
+    split = chosen.split(job.split or usual)
     count = job.problems or len(split)
     if not 1 <= count <= len(split):
         raise ValueError(f"{job.task} has {len(split)} problems in this split, asked for {count}")

@@ -197,11 +197,11 @@ def diversity(found: Diversity) -> None:
 
 
 def off_policy(found: OffPolicy) -> None:
-    kind = "self-normalised" if found.self_normalised else "unbiased"
+    kind = "self-normalised, biased" if found.self_normalised else "unbiased"
     say(
         f"{found.name}: max@{found.k} of the new policy, off policy ({kind}): "
         f"{found.estimate:.4f} ({found.confidence:.0%} over {len(found.problems)} problems: "
-        f"{ends(found.low, found.high)}); {found.ess.mean():.0%} of the {found.k}-subsets count"
+        f"{ends(found.low, found.high)}); {found.effective:.0%} of the {found.k}-subsets count"
     )
 
 

@@ -46,7 +46,7 @@ class Options(Reading):
     task_option: tuple[str, ...] = ()
     """Options of the task as key=value."""
     split: str = ""
-    """Split of the task; by default its last one (test)."""
+    """Split of the task; by default test."""
     problems: int = 0
     """How many problems of the split; 0 = all."""
     n: int = 16

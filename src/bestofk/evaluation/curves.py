@@ -202,9 +202,10 @@ def fixed_set(
             single = values * (1.0 - values)
         else:
             single = variance_of_best(samples, kept, values.shape[1])
-        at = np.minimum(k, np.maximum(live[:, None] - 1, 1))
-        share = at / np.maximum(live[:, None] - at, 1.0)
-        variance = (single * share).sum(axis=0)
+        # single is short by Var_p itself; n/(n-k) makes that good, up to half of the samples
+        at = np.minimum(k, np.maximum(live[:, None] // 2, 1)).astype(int)
+        one = np.take_along_axis(single, at - 1, axis=1)
+        variance = (one * k / np.maximum(live[:, None] - at, 1.0)).sum(axis=0)
     half = z * np.sqrt(variance) / len(kept)
     k = np.arange(1, values.shape[1] + 1)
     unseen = -np.expm1(np.log((1 - confidence) / 2) * k / live.sum()) * (bounds[1] - bounds[0])

@@ -11,14 +11,16 @@ from .intervals import bounds_of_means, tail_rank
 from .results import OffPolicy, Samples
 
 LEAST_SHARE = 0.1
-"""Of the k-subsets must effectively count, on average over problems."""
+"""Of all k-subsets of all problems must effectively count."""
+EVENNESS = 2.5
+"""... and this many times as large a share of the problems: a few must not outweigh the rest."""
 
 
 def off_policy(
     samples: Samples,
     k: int,
     *,
-    self_normalise: bool = True,
+    self_normalise: bool = False,
     least_share: float = LEAST_SHARE,
     bounds: tuple[float, float] | None = None,
     confidence: float = 0.95,
@@ -27,13 +29,14 @@ def off_policy(
 ) -> OffPolicy:
     """Estimate max@k under the policy of `new_logprobs` from samples drawn under `logprobs`.
 
-    Every k-subset is weighted by the product of its ratios π_new/π_old. Self-normalised (default)
-    the estimate stays inside the range of the rewards, is consistent and slightly biased; without,
-    it is unbiased and can leave the range. 0/1 rewards give pass@k.
+    Every k-subset is weighted by the product w of its ratios π_new/π_old, which makes the mean over
+    problems unbiased. Self-normalised, each problem's estimate stays inside the range of the
+    rewards, but is biased by O(1/n), and averaging over problems does not remove that. 0/1 rewards
+    give pass@k.
 
-    The effective sample size of the subsets, e_k(ρ)²/(C(n,k) e_k(ρ²)), says what share of them
-    still counts. Below `least_share`, averaged over problems, a few samples decide the result and
-    no interval is honest: refused.
+    The effective sample size (Σ w)²/(count · Σ w²), over the subsets of all problems, says what
+    share of them still counts. Below `least_share` a few samples decide the result and no interval
+    is honest: refused.
 
     Raises:
         ValueError: log-probabilities missing; n < k; too small an effective share, with the largest
@@ -50,13 +53,16 @@ def off_policy(
     kept, _, _ = select(samples, "max@k", k, "error")
     groups = [_live(samples, int(problem)) for problem in kept]
     share = np.array([float(effective_sample_size(ratio, k)) for _, ratio in groups])
-    if share.mean() < least_share:
+    ratios = [ratio for _, ratio in groups]
+    effective, even = effective_share(ratios, k)
+    if not usable(ratios, k, least_share):
         fits = _largest_k(groups, k, least_share)
         way = f"k ≤ {fits} would do" if fits else "not even k = 1 would do"
         raise ValueError(
-            f"{samples.name}: the policies are too far apart for max@{k}: only {share.mean():.1%} "
-            f"of the {k}-subsets effectively count (at least {least_share:.0%} must); {way}, or "
-            "sample from the new policy"
+            f"{samples.name}: the policies are too far apart for max@{k}: only {effective:.1%} "
+            f"of the {k}-subsets and {even:.0%} of the problems effectively count (at least "
+            f"{least_share:.0%} and {EVENNESS * least_share:.0%} must); {way}, or sample from the "
+            "new policy"
         )
     values = np.array(
         [float(value(r, ratio, k, self_normalise=self_normalise)) for r, ratio in groups]
@@ -74,6 +80,7 @@ def off_policy(
         low=float(np.sort(low[:, 0])[resamples - 1 - rank]),
         high=float(np.sort(high[:, 0])[rank]),
         ess=share,
+        effective=effective,
         problems=tuple(samples.problems[p] for p in kept),
         n=(min(sizes), max(sizes)),
         self_normalised=self_normalise,
@@ -100,11 +107,40 @@ def _live(samples: Samples, problem: int) -> tuple[np.ndarray, np.ndarray]:
     return samples.rewards[span][scored], ratio
 
 
+def effective_share(ratios: list[np.ndarray], k: int) -> tuple[float, float]:
+    """(Σ w)²/(count · Σ w²), w the product of a subset's ratios, over all problems' k-subsets;
+
+    and the same with one w per problem, the mean over its subsets. A problem's own share would not
+    tell: at k = n there is one subset, and it counts fully, however wild its weight. 0 where the
+    weights do not fit into floats.
+    """
+    try:
+        weight = np.array([float(value(np.ones_like(ratio), ratio, k)) for ratio in ratios])
+    except ValueError:
+        return 0.0, 0.0
+    own = np.array([float(effective_sample_size(ratio, k)) for ratio in ratios])
+    scale = weight.max()
+    if scale <= 0:
+        return 0.0, 0.0
+    weight = weight / scale
+    squares = np.divide(weight**2, own, out=np.zeros_like(own), where=own > 0).mean()
+    subsets = weight.mean() ** 2 / squares if squares > 0 else 0.0
+    problems = weight.mean() ** 2 / (weight**2).mean()
+    return float(subsets), float(problems)
+
+
+def usable(ratios: list[np.ndarray], k: int, least: float) -> bool:
+    """Whether enough subsets, and enough problems, still count."""
+    subsets, problems = effective_share(ratios, k)
+    return subsets >= least and problems >= EVENNESS * least
+
+
 def _largest_k(groups: list[tuple[np.ndarray, np.ndarray]], k: int, least: float) -> int:
-    """The largest k' < k whose mean effective share is enough, by bisection; 0 if none."""
+    """The largest k' < k whose effective share is enough, by bisection; 0 if none."""
+    ratios = [ratio for _, ratio in groups]
     low, high = 0, k
     while high - low > 1:
         middle = (low + high) // 2
-        share = np.mean([float(effective_sample_size(ratio, middle)) for _, ratio in groups])
-        low, high = (middle, high) if share >= least else (low, middle)
+        enough = usable(ratios, middle, least)
+        low, high = (middle, high) if enough else (low, middle)
     return low

@@ -281,6 +281,8 @@ class OffPolicy:
     """Over problems."""
     ess: np.ndarray
     """(P,) effective share of the k-subsets of each problem, in (0, 1]."""
+    effective: float
+    """The same over the subsets of all problems together: what decides whether to answer."""
     problems: tuple[str, ...]
     n: tuple[int, int]
     self_normalised: bool

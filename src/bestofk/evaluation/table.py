@@ -11,7 +11,7 @@ from .results import Samples
 
 
 def samples(
-    rewards: Sequence[Sequence[float]] | np.ndarray,
+    rewards: Sequence[Sequence[float | None]] | Sequence[Sequence[float]] | np.ndarray,
     *,
     name: str = "samples",
     problems: Sequence[str] | None = None,

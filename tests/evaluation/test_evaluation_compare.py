@@ -1,0 +1,183 @@
+"""Comparisons: exact on small cases, calibrated under the null, powerful when paired."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from bestofk.evaluation import Samples, compare, curve, samples
+from bestofk.evaluation.compare import crossings, find_crossing, sign_flip_tests
+from bestofk.evaluation.words import verdict
+
+
+def pair(chance: np.ndarray, other: np.ndarray, n: int, seed: int) -> list[Samples]:
+    rng = np.random.default_rng(seed)
+    return [
+        samples((rng.random((len(p), n)) < p[:, None]).astype(float), name=name)
+        for name, p in (("A", chance), ("B", other))
+    ]
+
+
+def test_p_value_is_the_share_of_all_sign_flips() -> None:
+    rng = np.random.default_rng(0)
+    gaps = rng.normal(0.4, 1.0, (8, 3))
+    gaps[:, 2] = gaps[:, 1] * 2
+
+    def statistic(values: np.ndarray) -> np.ndarray:
+        return np.abs(values.mean(axis=0)) / (values.std(axis=0, ddof=1) / np.sqrt(8))
+
+    flips = np.array(list(itertools.product([-1, 1], repeat=8)))
+    every = np.array([statistic(gaps * flip[:, None]) for flip in flips])
+    observed = statistic(gaps)
+    single = (every >= observed - 1e-9).mean(axis=0)
+    together = (every.max(axis=1)[:, None] >= observed - 1e-9).mean(axis=0)
+    found = sign_flip_tests(gaps, 0.95, 40_000, rng)
+    assert found.single == pytest.approx(single, abs=0.01)
+    assert found.corrected == pytest.approx(together, abs=0.01)
+    assert (found.corrected >= found.single - 0.01).all()
+
+
+def test_difference_interval_counts_and_values_are_those_of_the_problems() -> None:
+    rng = np.random.default_rng(1)
+    runs = pair(rng.beta(1, 1, 40), rng.beta(1, 1, 40), 8, 2)
+    found = compare(runs, resamples=1000)[0]
+    a, b = (curve(run, "pass@k", resamples=400) for run in runs)
+    assert found.difference == pytest.approx(b.estimate - a.estimate)
+    gap = b.values - a.values
+    assert found.wins.tolist() == (gap > 1e-9).sum(axis=0).tolist()
+    assert (found.wins + found.losses + found.ties == 40).all()
+    error = gap[:, 0].std(ddof=1) / np.sqrt(40)
+    assert found.interval.high[0] - found.interval.low[0] == pytest.approx(
+        2 * 2.0227 * error, rel=1e-3
+    )
+    assert (found.band.low <= found.interval.low).all()
+    solved = [np.array([(run.rewards[run.of(p)] > 0).any() for p in range(40)]) for run in runs]
+    assert len(found.solved_only_b) == int((solved[1] & ~solved[0]).sum())
+
+
+def test_band_excludes_zero_exactly_where_the_corrected_p_value_is_small() -> None:
+    rng = np.random.default_rng(5)
+    chance = rng.beta(1, 1, 120)
+    found = compare(pair(chance, np.clip(chance * 1.25, 0, 1), 16, 3), resamples=4000)[0]
+    outside = (found.band.low > 0) | (found.band.high < 0)
+    clear = (found.p_value < 0.045) | (found.p_value > 0.055)
+    assert (outside == (found.p_value <= 0.05))[clear].all()
+    assert outside.any()
+
+
+@pytest.mark.parametrize("problems", [20, 60])
+def test_equal_runs_are_told_apart_at_any_k_in_at_most_five_percent(problems: int) -> None:
+    rng = np.random.default_rng(7)
+    trials, wrong = 150, 0
+    for trial in range(trials):
+        chance = rng.beta(0.5, 0.8, problems)
+        found = compare(pair(chance, chance, 16, trial), resamples=500, seed=trial)[0]
+        wrong += bool((found.p_value <= 0.05).any())
+    assert wrong / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+
+
+def test_pairing_finds_what_two_separate_intervals_cannot() -> None:
+    rng = np.random.default_rng(11)
+    paired = apart = 0
+    for trial in range(40):
+        chance = rng.beta(0.4, 0.6, 30)
+        runs = pair(chance, np.clip(chance + 0.06, 0, 1), 64, trial)
+        paired += bool(compare(runs, k_max=8, resamples=500)[0].p_value[7] <= 0.05)
+        a, b = (curve(run, "pass@k", k_max=8, resamples=400) for run in runs)
+        apart += bool(a.interval.high[7] < b.interval.low[7])
+    assert paired >= 20
+    assert apart <= 2
+
+
+def test_crossing_is_found_with_its_interval_and_named() -> None:
+    # B is surer where it succeeds, and gives up on a third of the problems
+    chance = np.full(200, 0.2)
+    other = np.where(np.arange(200) % 3 == 0, 0.0, 0.45)
+    found = compare(pair(chance, other, 64, 0), resamples=1000)[0]
+    truth = next(
+        k
+        for k in range(1, 64)
+        if np.mean(1 - (1 - other) ** k) > np.mean(1 - (1 - chance) ** k)
+        and np.mean(1 - (1 - other) ** (k + 1)) <= np.mean(1 - (1 - chance) ** (k + 1))
+    )
+    assert found.crossing is not None
+    assert abs(found.crossing.k - truth) < 1.5
+    assert found.crossing.low <= truth + 1
+    assert found.crossing.high >= truth
+    assert found.crossing.better_after == "A"
+    assert "B is better at k ≤" in found.verdict
+    assert "worse at k ≥" in found.verdict
+
+
+def test_crossings_interpolate_and_mark_the_ends() -> None:
+    k = np.array([1.0, 2.0, 4.0])
+    rows = np.array([[1.0, 1.0, -1.0], [1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]])
+    found = crossings(rows, k, 1.0)
+    assert found[0] == pytest.approx(math.exp((math.log(2) + math.log(4)) / 2))
+    assert found[1] == math.inf
+    assert found[2] == 0.0
+    same = np.zeros((5, 3))
+    assert find_crossing(same, ("A", "B"), 0.95, 400, np.random.default_rng(0)) is None
+
+
+def test_three_runs_are_corrected_together() -> None:
+    rng = np.random.default_rng(0)
+    chance = rng.beta(1, 1, 50)
+    first, second = pair(chance, np.clip(chance + 0.1, 0, 1), 8, 1)
+    third = pair(chance, chance, 8, 2)[0]
+    third = samples(third.rewards.reshape(50, 8), name="C")
+    both = compare([first, second, third], resamples=1000)
+    assert [(c.a, c.b) for c in both] == [("A", "B"), ("A", "C")]
+    alone = compare([first, second], resamples=1000)[0]
+    assert both[0].difference == pytest.approx(alone.difference)
+    assert (both[0].p_value >= alone.p_value - 0.02).all()
+
+
+def test_only_common_problems_count_and_the_rest_is_named() -> None:
+    a = samples([[1, 0], [0, 0], [1, 1]], problems=["x", "y", "z"], name="A")
+    b = samples([[1, 1], [0, 1]], problems=["y", "w"], name="B")
+    found = compare([a, b], resamples=400)[0]
+    assert found.problems == ("y",)
+    assert (found.only_a, found.only_b) == (("x", "z"), ("w",))
+    assert (found.interval.high - found.interval.low > 0).all()
+    assert any("2 problems of A" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([samples([[1]], name="A")], "at least two runs"),
+        ([samples([[1]], name="A"), samples([[1]], name="A")], "two runs are called 'A'"),
+        (
+            [samples([[1]], problems=["p"]), samples([[1]], problems=["q"], name="B")],
+            "no problem in common",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(runs: list[Samples], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare(runs)
+
+
+def test_identical_runs_tie_everywhere_and_the_interval_is_not_of_zero_width() -> None:
+    rewards = [[1, 0, 0], [0, 0, 0], [1, 1, 1]]
+    found = compare([samples(rewards, name="A"), samples(rewards, name="B")], resamples=400)[0]
+    assert (found.ties == 3).all()
+    assert (found.p_value == 1.0).all()
+    assert (found.interval.high > found.interval.low).all()
+    assert found.crossing is None
+
+
+def test_verdicts_in_words() -> None:
+    gap, error = np.array([-0.1, 0.0, 0.1, 0.2]), np.full(4, 0.01)
+    text = verdict(("A", "B"), gap, np.array([0.01, 0.5, 0.01, 0.01]), error, 0.05, 30)
+    assert text.startswith("B is better at k ≥ 3, worse at k = 1")
+    assert "at k = 2 no difference can be told" in text
+    nothing = verdict(("A", "B"), gap, np.ones(4), error, 0.05, 30)
+    assert nothing.startswith("No difference between A and B can be told at any k ≤ 4")
+    assert "about 0.028" in nothing
+    every = verdict(("A", "B"), np.abs(gap) + 1, np.zeros(4), error, 0.05, 30)
+    assert every.startswith("B is better at every k ≤ 4")

@@ -1,0 +1,151 @@
+"""Curves against brute force over subsets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bestofk.evaluation import curve, samples
+from bestofk.evaluation.voting import majority_curve, walk
+from bestofk.objectives import maj_at_k
+
+GROUPS = st.lists(
+    st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=7), min_size=1, max_size=5
+)
+GRADED = st.lists(
+    st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=6),
+    min_size=1,
+    max_size=4,
+)
+FEW: dict[str, Any] = {"resamples": 400}
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS)
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(groups: list[list[float]]) -> None:
+    found = curve(samples(groups), "pass@k", **FEW)
+    for k in found.k:
+        truth = np.mean(
+            [np.mean([max(s) for s in itertools.combinations(g, int(k))]) for g in groups]
+        )
+        assert found.estimate[k - 1] == pytest.approx(truth, abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS)
+def test_pass_hat_k_is_the_share_of_subsets_without_a_failure(groups: list[list[float]]) -> None:
+    found = curve(samples(groups), "pass^k", **FEW)
+    for k in found.k:
+        truth = np.mean(
+            [np.mean([min(s) for s in itertools.combinations(g, int(k))]) for g in groups]
+        )
+        assert found.estimate[k - 1] == pytest.approx(truth, abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GRADED)
+def test_max_at_k_is_the_mean_best_of_subsets(groups: list[list[float]]) -> None:
+    found = curve(samples(groups), "max@k", **FEW)
+    for k in found.k:
+        truth = np.mean(
+            [np.mean([max(s) for s in itertools.combinations(g, int(k))]) for g in groups]
+        )
+        assert found.estimate[k - 1] == pytest.approx(truth, abs=1e-12)
+    mean = curve(samples(groups), "mean", **FEW)
+    assert mean.estimate[0] == pytest.approx(np.mean([np.mean(g) for g in groups]))
+    assert mean.k.tolist() == [1]
+
+
+def test_voting_along_every_order_is_the_mean_over_subsets(vote: Callable[..., float]) -> None:
+    answers = ["a", "b", "b", None, "c"]
+    correct = [1.0, 0.0, 0.0, 0.0, 1.0]
+    numbers = {"a": 0, "b": 1, "c": 2, None: -1}
+    orders = np.array(list(itertools.permutations(range(5)))).T
+    labels = np.array([numbers[a] for a in answers])[orders]
+    along = walk(labels, np.array(correct)[orders]).mean(axis=1)
+    for k in range(1, 6):
+        chosen = list(itertools.combinations(range(5), k))
+        truth = np.mean([vote([answers[i] for i in s], [correct[i] for i in s]) for s in chosen])
+        assert along[k - 1] == pytest.approx(truth, abs=1e-12)
+
+
+def test_majority_curve_agrees_with_the_exact_vote_of_one_k() -> None:
+    rng = np.random.default_rng(3)
+    answers = rng.integers(0, 4, (6, 12))
+    correct = (answers == 1).astype(float)
+    run = samples(correct, answers=answers.tolist())
+    table, orders = majority_curve(run, run.rewards, np.arange(6), 12, seed=0)
+    assert orders == 1024
+    for k in (1, 2, 3, 5, 8, 12):
+        exact = maj_at_k(answers, correct, k)
+        tolerance = 1e-12 if k in (1, 12) else 4 * 0.5 / np.sqrt(orders)
+        assert np.abs(table[:, k - 1] - exact).max() <= tolerance
+
+
+def test_an_answer_judged_both_ways_counts_by_its_mean() -> None:
+    run = samples([[1.0, 0.0]], answers=[["x", "x"]])
+    assert curve(run, "maj@k", **FEW).estimate.tolist() == [0.5, 0.5]
+
+
+def test_unscored_samples_are_counted_and_not_in_n() -> None:
+    found = curve(samples([[1, None, 0, 0], [np.nan, 1, 1, 1]]), "pass@k", **FEW)
+    assert found.unscored == 2
+    assert found.n == (3, 3)
+    assert found.estimate[0] == pytest.approx((1 / 3 + 1) / 2)
+    assert any("2 samples could not be scored" in note for note in found.notes)
+
+
+def test_ragged_runs_end_at_the_smallest_n_or_leave_problems_out() -> None:
+    run = samples([[1, 0], [1, 0, 0, 1]], problems=["short", "long"])
+    whole = curve(run, "pass@k", **FEW)
+    assert whole.k.tolist() == [1, 2]
+    assert any("'short'" in note for note in whole.notes)
+    with pytest.raises(ValueError, match=r"pass@3 needs at least 3 scored samples.*'short' has 2"):
+        curve(run, "pass@k", k_max=3, **FEW)
+    part = curve(run, "pass@k", k_max=3, small="drop", **FEW)
+    assert part.left_out == ("short",)
+    assert part.problems == ("long",)
+    with pytest.raises(ValueError, match="needs at least 9"):
+        curve(run, "pass@k", k_max=9, small="drop", **FEW)
+
+
+def test_pass_needs_a_definition_when_rewards_are_graded() -> None:
+    run = samples([[0.2, 0.9, 1.0]], name="graded")
+    with pytest.raises(ValueError, match=r"reward of 0\.2.*--threshold"):
+        curve(run, "pass@k", **FEW)
+    assert curve(run, "pass@k", threshold=0.9, **FEW).estimate[0] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"metric": "pas@k"}, "did you mean 'pass@k'"),
+        ({"confidence": 95}, "confidence lies in"),
+        ({"resamples": 10}, "at least 400 resamples"),
+        ({"k_max": 0}, "k must be at least 1"),
+        ({"metric": "maj@k"}, "--columns answer="),
+        ({"metric": "max@k", "bounds": (0.5, 1.0)}, "outside the stated bounds"),
+    ],
+)
+def test_mistakes_are_named(call: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        curve(samples([[1, 0], [0, 0]]), **call)  # type: ignore[arg-type]
+
+
+def test_nothing_scored_is_refused() -> None:
+    with pytest.raises(ValueError, match="no sample is scored"):
+        curve(samples([[None, None]]), "pass@k")
+
+
+def test_curve_of_a_thousand_samples_is_finite_and_rises() -> None:
+    rng = np.random.default_rng(0)
+    found = curve(samples((rng.random((4, 4096)) < 0.01).astype(float)), "pass@k", **FEW)
+    assert np.isfinite(found.estimate).all()
+    assert (np.diff(found.estimate) >= -1e-12).all()
+    assert found.estimate[-1] == 1.0

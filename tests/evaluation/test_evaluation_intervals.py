@@ -1,0 +1,143 @@
+"""Intervals against scipy, against what they must never do, and against simulated truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bestofk.evaluation import Samples, curve, samples
+from bestofk.evaluation.intervals import bounds_of_means, over_problems, t_quantile
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 29, 30, 99, 100, 499, 5000])
+@pytest.mark.parametrize("probability", [0.9, 0.975, 0.995])
+def test_t_quantile_is_scipys(freedom: int, probability: float) -> None:
+    truth = scipy.stats.t.ppf(probability, freedom)
+    assert t_quantile(probability, freedom) == pytest.approx(truth, rel=1e-9)
+
+
+@pytest.mark.parametrize(("hits", "problems"), [(0, 20), (1, 20), (7, 20), (20, 20), (90, 100)])
+def test_bounded_bootstrap_of_zero_one_data_is_clopper_pearson(hits: int, problems: int) -> None:
+    values = np.zeros((problems, 1))
+    values[:hits] = 1.0
+    low, high = bounds_of_means(values, (0.0, 1.0), 40_000, np.random.default_rng(0))
+    exact = scipy.stats.binomtest(hits, problems).proportion_ci(0.95, "exact")
+    assert np.quantile(low, 0.025) == pytest.approx(exact.low, abs=0.006)
+    assert np.quantile(high, 0.975) == pytest.approx(exact.high, abs=0.006)
+
+
+def test_t_interval_is_the_textbooks(drawn: Callable[..., Samples]) -> None:
+    found = curve(drawn(80, 16, 2.0, 2.0, seed=1), "pass@k")
+    values = found.values[:, 0]
+    half = scipy.stats.t.ppf(0.975, 79) * values.std(ddof=1) / np.sqrt(80)
+    assert found.t.low[0] == pytest.approx(values.mean() - half)
+    assert found.t.high[0] == pytest.approx(values.mean() + half)
+
+
+def test_t_is_withheld_at_the_ceiling_and_said_so(drawn: Callable[..., Samples]) -> None:
+    found = curve(drawn(30, 64, 8.0, 1.0, seed=0), "pass@k")
+    assert np.isnan(found.t.low[-1])
+    assert found.informative[-1] < 10
+    assert any("differ from the floor" in note for note in found.notes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=3, max_size=3), min_size=1))
+def test_no_interval_is_ever_of_zero_width_or_outside(groups: list[list[float]]) -> None:
+    found = curve(samples(groups), "pass@k", resamples=400)
+    for interval in (found.interval, found.band, found.fixed):
+        assert (interval.high - interval.low > 1e-6).all()
+        assert (interval.low >= 0).all()
+        assert (interval.high <= 1).all()
+        assert (interval.low <= found.estimate + 1e-6).all()
+        assert (interval.high >= found.estimate - 1e-6).all()
+    assert (found.band.low <= found.interval.low + 1e-6).all()
+    assert (found.band.high >= found.interval.high - 1e-6).all()
+
+
+def test_same_seed_same_interval_other_seed_another(drawn: Callable[..., Samples]) -> None:
+    run = drawn(40, 8, 1.0, 1.0, seed=5)
+    one, two, other = (curve(run, "pass@k", seed=s).interval.low for s in (1, 1, 2))
+    assert (one == two).all()
+    assert (one != other).any()
+
+
+def test_rewards_outside_zero_one_are_noted_and_bounds_used() -> None:
+    run = samples([[-3.0, 2.0, 5.0], [0.0, 1.0, 4.0]])
+    found = curve(run, "max@k", resamples=400)
+    assert found.bounds == (-3.0, 5.0)
+    assert any("--bounds" in note for note in found.notes)
+    stated = curve(run, "max@k", bounds=(-10, 10), resamples=400)
+    assert stated.interval.high[0] > found.interval.high[0]
+
+
+def covers(
+    a: float, b: float, problems: int, n: int, ks: list[int], trials: int
+) -> dict[str, float]:
+    """Share of simulated runs whose interval (at each k), band (all k) and fixed interval hold."""
+    rng = np.random.default_rng(0)
+    at = np.array(ks) - 1
+    hits = {"interval": np.zeros(len(ks)), "t": np.zeros(len(ks)), "fixed": np.zeros(len(ks))}
+    shown = np.zeros(len(ks))
+    band = 0
+    k = np.arange(1, n + 1)
+    truth = 1 - np.exp(scipy.special.betaln(a, b + k) - scipy.special.betaln(a, b))
+    for trial in range(trials):
+        chance = rng.beta(a, b, problems)
+        run = samples((rng.random((problems, n)) < chance[:, None]).astype(float))
+        found = curve(run, "pass@k", resamples=1000, seed=trial)
+        these = (1 - (1 - chance[:, None]) ** k).mean(axis=0)
+        band += bool(((found.band.low <= truth) & (truth <= found.band.high)).all())
+        for name, value in (("interval", truth), ("fixed", these)):
+            interval = getattr(found, name)
+            hits[name] += ((interval.low <= value) & (value <= interval.high))[at]
+        given = ~np.isnan(found.t.low[at])
+        shown += given
+        hits["t"] += given & (found.t.low <= truth)[at] & (truth <= found.t.high)[at]
+    result = {
+        "interval": hits["interval"].min() / trials,
+        "fixed": hits["fixed"].min() / trials,
+        "band": band / trials,
+    }
+    often = shown >= trials / 4
+    if often.any():
+        result["t"] = float((hits["t"][often] / shown[often]).min())
+    return result
+
+
+@pytest.mark.parametrize(("a", "b"), [(2.0, 1.0), (0.1, 2.0), (0.3, 0.3)])
+def test_coverage_at_thirty_problems(a: float, b: float) -> None:
+    found = covers(a, b, problems=30, n=16, ks=[1, 4, 16], trials=120)
+    slack = 3 * np.sqrt(0.93 * 0.07 / 120)  # three standard errors of 120 trials
+    for name in ("interval", "band", "fixed"):
+        assert found[name] >= 0.93 - slack, (name, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problems", [30, 100, 500])
+@pytest.mark.parametrize(("a", "b"), [(8.0, 1.0), (2.0, 1.0), (0.1, 2.0), (0.3, 0.3), (2.0, 2.0)])
+def test_coverage_in_full(a: float, b: float, problems: int) -> None:
+    found = covers(a, b, problems, n=32, ks=[1, 4, 16, 32], trials=600)
+    slack = 2 * np.sqrt(0.93 * 0.07 / 600)
+    for name, share in found.items():
+        assert share >= 0.93 - slack, (name, found)
+
+
+def test_student_alone_would_fail_where_the_bounded_bootstrap_holds() -> None:
+    rng = np.random.default_rng(2)
+    held = {"t": 0, "bounded": 0}
+    truth = 1 - np.exp(scipy.special.betaln(2, 1 + 32) - scipy.special.betaln(2, 1))
+    for _ in range(150):
+        passes = rng.binomial(64, rng.beta(2, 1, 30))
+        values = (1 - scipy.special.comb(64 - passes, 32) / scipy.special.comb(64, 32))[:, None]
+        half = 2.045 * values.std(ddof=1) / np.sqrt(30)
+        held["t"] += abs(values.mean() - truth) <= half
+        found = over_problems(values, (0, 1), confidence=0.95, resamples=800, rng=rng)
+        held["bounded"] += found.interval.low[0] <= truth <= found.interval.high[0]
+    assert held["t"] < 0.6 * 150
+    assert held["bounded"] >= 0.93 * 150 - 7
