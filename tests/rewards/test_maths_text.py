@@ -170,6 +170,7 @@ def test_a_number_is_written_in_plain_digits_or_is_none(text: str) -> None:
         ("2,3", "2", False),
         ("2,2", "2", False),
         ("2,3", "2,2", False),
+        ("2,2", "2,3", False),
         ("(2,3)", "(3,2)", False),
         ("(2,3)", "2,3", False),
         ("[2,3)", "[2,3]", False),

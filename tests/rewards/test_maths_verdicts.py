@@ -104,6 +104,18 @@ def test_different_answers_score_zero_with_a_status(
     assert verdict.status in ("incorrect", "unparsed", "crashed")
 
 
+def test_what_the_parser_drops_in_silence_is_noticed() -> None:
+    import sympy
+
+    from bestofk.rewards.maths_worker import _is_read_whole, _parse
+
+    for text in (r"5 \approx 6", "5_8"):
+        assert _parse(text) == sympy.Integer(5)
+        assert not _is_read_whole(text, _parse(text))
+    for text in ("5", r"\frac{1}{2}", "x^2+3x+1", r"\sqrt[3]{2}", r"\log_2 3"):
+        assert _is_read_whole(text, _parse(text))
+
+
 def test_only_the_last_of_two_boxes_counts(maths: MathsVerifier) -> None:
     prompt = Prompt("p", "", "t", {"expected": r"\sqrt{8}"})
     texts = [r"\boxed{2\sqrt{2}} \boxed{3}", r"\boxed{3} \boxed{2\sqrt{2}}"]

@@ -177,6 +177,8 @@ def test_the_guard_stops_a_run_above_its_share_and_not_before() -> None:
     guard.check([fine] * 10)
     with pytest.raises(TooManyUnscored, match=r"11 of the last 1000.*disk full"):
         guard.check([lost] * 11)
+    with pytest.raises(TooManyUnscored):  # a burst within one batch, long over at its end
+        UnscoredGuard(share=0.01).check([lost] * 11 + [fine] * 5000)
     with pytest.raises(TooManyUnscored):
         UnscoredGuard(share=0.0).check([lost])
     UnscoredGuard(share=0.01).check([lost] * 10)  # ten at the very start are still within 1 %
@@ -254,24 +256,34 @@ def test_threads_and_asyncio_give_the_same(mixed: Any) -> None:
     assert asyncio.run(twice()) == [verdicts] * 2
 
 
-def _judge_in_child(judge: BatchVerifier, prompts: Any, texts: Any, queue: Any) -> None:
-    queue.put(judge(prompts, texts))
+def _questions(first: int) -> tuple[list[Prompt], list[str]]:
+    """Sixteen that need algebra, right and wrong in turn."""
+    numbers = range(first, first + 16)
+    prompts = [Prompt(str(n), "", "t", {"expected": rf"{n}\sqrt{{2}}"}) for n in numbers]
+    return prompts, [rf"\boxed{{\sqrt{{{2 * n * n + n % 2}}}}}" for n in numbers]
+
+
+def _judge_in_child(judge: BatchVerifier, queue: Any) -> None:
+    queue.put([v.reward for v in judge(*_questions(1000))])
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_verifier_works_in_a_child_process_and_still_in_the_parent(
+def test_a_verifier_works_in_a_child_process_and_in_the_parent_at_once(
     mixed: Any, method: str
 ) -> None:
-    judge, prompts, texts, verdicts = mixed
+    judge = mixed[0]
+    judge(*_questions(500))  # workers are up, and a forked child inherits the pipes to them
     context: Any = multiprocessing.get_context(method)
     queue = context.Queue()
-    child = context.Process(target=_judge_in_child, args=(judge, prompts, texts, queue))
+    child = context.Process(target=_judge_in_child, args=(judge, queue))
     child.start()
-    assert queue.get(timeout=120) == verdicts
+    first = 2000 if method == "fork" else 3000
+    assert [v.reward for v in judge(*_questions(first))] == [1.0, 0.0] * 8
+    assert queue.get(timeout=120) == [1.0, 0.0] * 8
     child.join(60)
     assert child.exitcode == 0
-    assert judge(prompts, texts) == verdicts
+    assert [v.reward for v in judge(*_questions(first + 50))] == [1.0, 0.0] * 8
 
 
 def test_threads_of_a_function_verifier_overlap_and_keep_order() -> None:

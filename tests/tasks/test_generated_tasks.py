@@ -149,7 +149,6 @@ def test_maze_sizes_are_the_papers() -> None:
         "test": {7, 9, 11, 13, 15, 17, 19, 21},
         "ood": {17, 19, 21},
     }
-    layouts: dict[str, set[str]] = {}
     for split in made.splits:
         for prompt in made.split(split)[:]:
             grid = prompt.spec["grid"]
@@ -157,9 +156,21 @@ def test_maze_sizes_are_the_papers() -> None:
             joined = "".join(grid)
             assert (joined.count("S"), joined.count("E")) == (1, 1)
             assert set(joined) <= set("SE*.")
-            layouts.setdefault(split, set()).add(joined.replace("S", ".").replace("E", "."))
-    for a, b in itertools.combinations(layouts, 2):
-        assert not layouts[a] & layouts[b]  # not even the same walls with other ends
+
+
+def test_no_two_splits_share_the_walls_of_a_maze() -> None:
+    """At size 7 there are few layouts, so that they would meet by chance."""
+    made = task("maze", **SMALL, sizes=[7], test_sizes=[7], ood_sizes=[7], loops=0.05)
+    walls = {
+        split: {
+            "".join(p.spec["grid"]).translate(str.maketrans("SE", ".."))
+            for p in made.split(split)[:]
+        }
+        for split in made.splits
+    }
+    assert len(walls["train"]) < 120  # the same walls do come again within a split
+    for a, b in itertools.combinations(walls, 2):
+        assert not walls[a] & walls[b]
 
 
 def cells_and_passages(grid: list[str]) -> tuple[int, int]:
