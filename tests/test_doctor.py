@@ -1,0 +1,56 @@
+"""`bestofk doctor` says what is so, for this user."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from bestofk.cli import doctor, main
+from bestofk.rewards.sandbox import Sandbox
+
+
+def test_doctor_reports_the_tier_that_a_sandbox_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with Sandbox(workers=1) as sandbox:
+            best = sandbox.tier
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["tier"] == best
+    assert facts["tiers"][str(best)] == "offered"
+    assert set(facts["tiers"]) == {"3", "2", "1"}
+    assert facts["extras"]["train"]["torch"]
+
+
+def test_doctor_fails_when_the_tier_asked_for_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = {3: "needs root", 2: "unshare: Operation not permitted", 1: ""}
+    monkeypatch.setattr(doctor, "sandbox_tiers", lambda: refused)
+    assert doctor.main(["--tier", "2"]) == 1
+    page = capsys.readouterr().out
+    assert "tier 1, by attacking it" in page
+    assert "unshare: Operation not permitted" in page
+    assert "apt-get install bubblewrap" in page
+    assert doctor.main(["--tier", "1"]) == 0
+
+
+def test_an_ordinary_user_is_told_about_tier_3() -> None:
+    script = Path(__file__).parent / "rewards" / "sandbox" / "as_user.py"
+    command = [sys.executable, str(script), "23456", "-m", "bestofk", "doctor", "--json"]
+    import os
+
+    if os.geteuid() != 0:
+        command = [sys.executable, "-m", "bestofk", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == 77:
+        pytest.skip(done.stderr)
+    facts = json.loads(done.stdout)
+    assert facts["user"] != 0
+    assert "needs root" in facts["tiers"]["3"]
+    assert facts["tier"] in (1, 2)
