@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def recipe(small_model, tmp_path):
     """Writes a recipe (sections merged into a small one) and returns its path."""
 
     def write(name="run.toml", **sections):
-        base = {
+        base: dict[str, Any] = {
             "objective": "max@4",
             "model": {"path": str(small_model), "device": "cpu"},
             "task": {
@@ -63,7 +64,7 @@ def command():
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
         arguments = [sys.executable, *map(str, words)]
         if wait:
-            return subprocess.run(arguments, env=environment, **options)
+            return subprocess.run(arguments, env=environment, timeout=240, **options)
         return subprocess.Popen(arguments, env=environment, **options)
 
     return run

@@ -66,4 +66,4 @@ def main(recipe, folder, name, shares):
 
 if __name__ == "__main__":
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    main(*sys.argv[1:4], sys.argv[4:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

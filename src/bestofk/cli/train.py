@@ -7,6 +7,7 @@ bestofk train recipe.toml --dry-run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,8 @@ def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -
     from bestofk.training.checks import check
 
     check(config)  # before torch is imported, let alone a model loaded
-    if not resume and (Path(config.run.dir) / "config.toml").exists():
+    first = os.environ.get("RANK", "0") == "0"
+    if first and not resume and (Path(config.run.dir) / "config.toml").exists():
         raise FileExistsError(
             f"{config.run.dir} holds a run already: go on with --resume {config.run.dir}, or name "
             "another --run.dir"
@@ -140,7 +142,9 @@ def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
     outcome = train(config, resume=resume, checkpoint=checkpoint)
     if outcome.signal is not None:
-        print(f"stopped at step {outcome.step}; go on with: bestofk train --resume {outcome.path}")
+        if first:
+            print(f"stopped at step {outcome.step}; go on: bestofk train --resume {outcome.path}")
         return 128 + outcome.signal
-    print(f"done: {outcome.path}/final")
+    if first:
+        print(f"done: {outcome.path}/final")
     return 0

@@ -14,6 +14,8 @@ from bestofk.objectives.off_policy import effective_sample_size
 from bestofk.training.rollouts import Batch, Crowd, weigh, with_signal
 from bestofk.types import Group
 
+WATCHED = 8
+"""Where nothing else needs them, the learner's log-probs of one group in so many are measured."""
 TRUST_SAMPLER = float(np.log(2.0))
 """Largest log of the learner-to-sampler correction of the clipped loss, unless truncate says."""
 
@@ -27,6 +29,18 @@ class Settings:
     mini_batches: int = 1
     form: str = "exact"
     correct_sampler: bool = False
+
+    def looks_back(self, goal: Objective) -> bool:
+        """Whether the log-probs before the first step enter a weight or the loss.
+
+        On policy with the exact loss they do not: all ratios are 1.
+        """
+        return (
+            self.passes * self.mini_batches > 1
+            or self.loss.name == "clipped"
+            or self.correct_sampler
+            or "entropy" in goal.needs
+        )
 
 
 def learn(
@@ -48,12 +62,12 @@ def learn(
     rewards = batch.rewards
     least = max(term.least for term in goal.at(progress))
     live = batch.live(least)
-    old = learner.score(batch.groups)
+    seen = batch if settings.looks_back(goal) else batch.take(range(-(-len(rewards) // WATCHED)))
+    old = learner.score(seen.groups)
     drawn = sampler_log_prob(batch.groups)
     reference = learner.score(batch.groups, reference=True) if settings.loss.kl > 0 else None
     inputs = needed(goal, old, live, crowd, progress=progress, seed=seed)
     ratios = settings.loss.name == "exact" and settings.form != "none"
-    start = drawn if settings.correct_sampler else old.log_prob
 
     weights = np.zeros_like(rewards)
     history: list[dict[str, float]] = []
@@ -65,7 +79,7 @@ def learn(
         }
         if ratios and (number or settings.correct_sampler):
             now = learner.sequence_log_probs(part.groups) if number else old.log_prob[rows]
-            given["log_ratio"] = now - start[rows]
+            given["log_ratio"] = now - (drawn if settings.correct_sampler else old.log_prob)[rows]
             moved = ratio_stats(given["log_ratio"], live[rows], goal, progress)
             stats |= combine(crowd.gather(moved))
         made = weigh(goal, rewards[rows], live=live[rows], **given)
@@ -76,7 +90,7 @@ def learn(
             part.groups,
             made,
             loss=settings.loss,
-            old=pick(old, rows),
+            old=pick(old, rows) if seen is batch else None,
             reference=None if reference is None else pick(reference, rows),
             live=live[rows],
         )
@@ -86,8 +100,8 @@ def learn(
     signal = np.concatenate(crowd.gather(with_signal(weights)))
     return weights, {
         **combine(history),
-        "entropy": over_all(crowd, _mean_entropy(old)),
-        **sampler_gap(old, batch.groups, crowd),
+        **sampler_gap(old, seen.groups, crowd),
+        "entropy": entropy_of(batch.groups, crowd),
         "groups_with_signal": int(signal.sum()),
         "groups_no_signal": int((~signal).sum()),
     }
@@ -185,13 +199,9 @@ def combine(history: Sequence[dict[str, float]]) -> dict[str, float]:
     return merged
 
 
-def _mean_entropy(scores: Scores) -> tuple[float, int]:
-    rows = [row for group in scores.entropies for row in group]
-    return float(sum(row.sum(dtype=np.float64) for row in rows)), sum(map(len, rows))
-
-
-def over_all(crowd: Crowd, fact: tuple[float, int]) -> float:
-    """A mean over all processes from this one's (sum, count)."""
-    facts = crowd.gather(fact)
+def entropy_of(groups: Sequence[Group], crowd: Crowd) -> float:
+    """Mean of -log π per sampled token over all processes: unbiased for the policy's entropy."""
+    rows = [completion.logprobs for group in groups for completion in group.completions]
+    facts = crowd.gather((-sum(map(sum, rows)), sum(map(len, rows))))
     count = sum(fact[1] for fact in facts)
     return sum(fact[0] for fact in facts) / count if count else float("nan")

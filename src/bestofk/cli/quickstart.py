@@ -1,0 +1,141 @@
+"""`bestofk quickstart`: two trainings of one tiny policy, side by side, in minutes on two cores."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bestofk.config import Config, from_dict
+
+ONE_SAMPLE = "grpo"
+STEPS = 150
+RATE = 1e-3
+
+
+def config(objective: str, folder: Path, *, steps: int, seed: int) -> Config:
+    """The run of one objective; the two differ in nothing but its name."""
+    return from_dict(
+        Config,
+        {
+            "objective": objective,
+            "model": {"path": "tiny-countdown", "device": "cpu"},
+            "task": {"name": "countdown", "options": {"style": "compact"}},
+            "sampling": {"prompts_per_step": 16, "samples_per_prompt": 32, "max_new_tokens": 20},
+            "optimiser": {"learning_rate": RATE, "warmup_steps": 5},
+            "evaluation": {
+                "every": steps,
+                "split": "test",
+                "prompts": 200,
+                "samples_per_prompt": 64,
+                "ks": [1, 4, 16, 64],
+                "metric": "max@16",
+            },
+            "run": {
+                "dir": str(folder),
+                "steps": steps,
+                "seed": seed,
+                "checkpoint_every": max(1, steps // 2),
+                "keep_best": False,
+            },
+        },
+    )
+
+
+def main(argv: list[str]) -> int:
+    import tyro
+
+    def quickstart(
+        objective: str = "passk-training@8",
+        dir: Path = Path("runs/quickstart"),
+        steps: int = STEPS,
+        seed: int = 0,
+    ) -> int:
+        """Train a tiny policy on countdown for one sample and for k, and compare best-of-k.
+
+        Args:
+            objective: the k-sample objective; the other run uses grpo.
+            dir: where the two runs and the page go; what an earlier quickstart left is replaced.
+            steps: of each run, with equal numbers of rollouts.
+            seed: of both.
+        """
+        return run(objective, dir, steps, seed)
+
+    return tyro.cli(quickstart, args=argv, prog="bestofk quickstart")
+
+
+def run(objective: str, folder: Path, steps: int, seed: int) -> int:
+    from bestofk.training.checks import check
+
+    runs = {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
+    if len(runs) < 2:
+        raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
+    configs = {name: config(name, path, steps=steps, seed=seed) for name, path in runs.items()}
+    for chosen in configs.values():
+        check(chosen)
+    clear(folder, list(runs.values()))
+    began = time.monotonic()
+    try:
+        from bestofk.train import train
+    except ModuleNotFoundError as error:
+        raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
+    for chosen in configs.values():
+        outcome = train(chosen)
+        if outcome.signal is not None:
+            return 128 + outcome.signal
+    print()
+    print(summary(runs, configs[objective]))
+    page = folder / "report.html"
+    for line in report(runs, page):
+        print(line)
+    print(f"\n{time.monotonic() - began:.0f} s; the page: {page}; the runs: {folder}")
+    return 0
+
+
+def clear(folder: Path, runs: Sequence[Path]) -> None:
+    """Remove an earlier quickstart's runs, and nothing else."""
+    for path in runs:
+        if (path / "config.toml").is_file():
+            shutil.rmtree(path)
+        elif path.exists():
+            raise FileExistsError(f"{path} is not a run: name another --dir")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def summary(runs: Mapping[str, Path], chosen: Config) -> str:
+    """pass@k of the start and of both runs, each with its interval."""
+    from bestofk.runs import read_metrics
+
+    found = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
+    rows = {"start": found[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in found.items()}
+    names = [f"pass@{k}" for k in chosen.evaluation.ks]
+    width = max(map(len, rows))
+    asked, line = chosen.sampling, rows["start"]
+    head = (
+        f"countdown, {chosen.evaluation.split} split: {line['prompts']} problems × "
+        f"{line['samples_per_prompt']} samples, 95 % intervals over problems; "
+        f"{chosen.run.steps} steps × {asked.prompts_per_step} × {asked.samples_per_prompt} "
+        f"rollouts each, seed {chosen.run.seed}"
+    )
+    table = [f"{'':<{width}}  " + "  ".join(f"{name:<17}" for name in names)]
+    for name, line in rows.items():
+        cells = [line["results"][key] for key in names]
+        shown = [f"{c['value']:.3f} [{c['low']:.2f}, {c['high']:.2f}]" for c in cells]
+        table.append(f"{name:<{width}}  " + "  ".join(f"{cell:<17}" for cell in shown))
+    return "\n".join([head, "", *table, ""])
+
+
+def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in lines if line["kind"] == "evaluation"]
+
+
+def report(runs: Mapping[str, Path], page: Path) -> list[str]:
+    """Write the page; say in words which run is better where."""
+    from bestofk.report import load, make
+
+    first = next(iter(runs.values()))
+    start = f"start={first / 'evaluations' / '000000.jsonl'}"
+    made = make(load([start, *(f"{name}={path}" for name, path in runs.items())]), page)
+    return [f"{one.metric}: {one.verdict}" for one in made.findings.comparisons]

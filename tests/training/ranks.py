@@ -1,0 +1,84 @@
+"""Runs of several processes, forked from one that has everything imported: python ranks.py WHAT ...
+
+    same RUN.toml FOLDER    one process, and two (stopped half way and resumed), on the same batches
+    dies RUN.toml FOLDER    two processes of which one is killed; how the other ends, and how soon
+
+No launcher watches over them: what ends the survivor is our own.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from bestofk.config import read, replaced
+from bestofk.train import train
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(config, size, resume, log):
+    """The processes of one run; each writes what it says to FOLDER/log.RANK."""
+    children, port = [], str(free_port())
+    for rank in range(size):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        said = os.open(f"{log}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        faulthandler.dump_traceback_later(25, exit=True)  # a hang ends, and says where
+        if size > 1:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size),
+                LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            )  # fmt: skip
+        try:
+            train(config, resume=resume)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    return children
+
+
+def ends(children):
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def same(config, folder):
+    one = replaced(config, "run.dir", str(folder / "one"))
+    two = replaced(config, "run.dir", str(folder / "two"))
+    found = [ends(start(one, 1, False, folder / "one.log"))]
+    half = replaced(two, "run.steps", config.run.steps // 2)
+    found.append(ends(start(half, 2, False, folder / "half.log")))
+    found.append(ends(start(two, 2, True, folder / "two.log")))
+    return {"ends": found}
+
+
+def dies(config, folder):
+    children = start(config, 2, False, folder / "log")
+    metrics = Path(config.run.dir) / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        time.sleep(0.05)
+    os.kill(children[1], signal.SIGKILL)
+    began = time.monotonic()
+    found = ends(children)
+    return {"ends": found, "seconds": time.monotonic() - began}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    told = {"same": same, "dies": dies}[sys.argv[1]](read(sys.argv[2]), Path(sys.argv[3]))
+    print(json.dumps(told))

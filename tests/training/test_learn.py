@@ -1,0 +1,183 @@
+"""Learning from judged batches: known optima are reached, and what is logged is what happened."""
+
+import numpy as np
+import pytest
+import torch
+
+from bestofk.learning import Learner, Loss, Optimisation
+from bestofk.models import tiny
+from bestofk.objectives import objective
+from bestofk.objectives.off_policy import effective_sample_size
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import ModelSampler
+from bestofk.training.learn import Settings, combine, learn, ratio_stats, schedule
+from bestofk.training.rollouts import Batch
+from bestofk.types import Prompt, Verdict
+
+
+class Alone:
+    rank, size = 0, 1
+
+    def gather(self, value):
+        return [value]
+
+
+@pytest.fixture
+def bandit(one_thread):
+    """One token per completion; its class (even or odd id) is the arm.
+
+    The model cannot tell the prompts apart, but 4 of 5 pay for even and 1 of 5 for odd. With p the
+    probability of even, the mean is best at p = 1; max@k = .8 (1 - (1-p)^k) + .2 (1 - p^k) is best
+    where ((1-p)/p)^(k-1) = .2/.8.
+    """
+    model = tiny.untrained(hidden=16, layers=1, heads=1, inner=16, seed=0)
+    sampler = ModelSampler(model, tiny.tokenizer())
+    prompts = [Prompt(f"p{i}", "?", "bandit", {"even": i % 5 != 0}) for i in range(10)]
+
+    def batch(step, n=16):
+        groups = sampler.sample(prompts, seed=step, params=Sampling(n=n, max_new_tokens=1))
+        verdicts = [
+            tuple(
+                Verdict(float((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]), "correct")
+                for c in g.completions
+            )
+            for g in groups
+        ]
+        return Batch(tuple(groups), tuple(verdicts), 0)
+
+    def even():
+        prompt_ids = torch.tensor([batch(0).groups[0].prompt_tokens])
+        with torch.no_grad():
+            probabilities = model(prompt_ids).logits[0, -1].double().softmax(-1)
+        return float(probabilities[::2].sum())
+
+    return model, batch, even
+
+
+def drive(bandit, text, settings, steps=120, rate=3e-3):
+    model, batch, even = bandit
+    learner = Learner(model, optimisation=Optimisation(lr=rate))
+    goal = objective(text)
+    for step in range(steps):
+        progress = step / steps
+        learn(learner, goal, batch(step), Alone(), settings, progress=progress, seed=(0, step))
+    return even()
+
+
+@pytest.mark.parametrize(
+    ("text", "best"),
+    [("max@2", 0.8), ("max@4:loo-1", 1 / (1 + 0.25 ** (1 / 3)))],
+)
+def test_a_bandit_is_driven_to_the_optimum_of_max_at_k(bandit, text, best):
+    reached = drive(bandit, text, Settings(loss=Loss()))
+    assert reached == pytest.approx(best, abs=0.04)
+
+
+def test_a_bandit_is_driven_to_the_optimum_of_the_mean_by_the_mean(bandit):
+    assert drive(bandit, "mean", Settings(loss=Loss())) > 0.97
+
+
+def test_several_exact_steps_per_batch_reach_the_same_optimum(bandit):
+    settings = Settings(loss=Loss(), passes=2, mini_batches=2)
+    assert drive(bandit, "max@2", settings, steps=50) == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_clipped_loss_reaches_the_mean_s_optimum(bandit):
+    settings = Settings(loss=Loss(name="clipped"), passes=2, form="none")
+    assert drive(bandit, "grpo", settings, steps=60) > 0.95
+
+
+def test_off_policy_weights_come_from_all_siblings_current_ratios(bandit):
+    """The second pass over one batch weighs by the ratios that the first step made."""
+    model, batch, _ = bandit
+    learner, goal = Learner(model, optimisation=Optimisation(lr=0.05)), objective("max@2")
+    groups = batch(1)
+    before = learner.score(groups.groups).log_prob
+    settings = Settings(loss=Loss(), passes=2)
+    weights, stats = learn(learner, goal, groups, Alone(), settings, progress=0.0, seed=(0,))
+    assert np.allclose(weights, goal(groups.rewards))  # what is returned are the first weights
+    assert stats["log_ratio_std"] > 0.01
+    assert 0 < stats["ess"] < 1
+    assert stats["sampler_gap_max"] < 1e-4
+    assert not np.allclose(learner.score(groups.groups).log_prob, before, atol=1e-3)
+
+
+def test_on_policy_only_a_part_of_the_batch_is_scored_twice(bandit):
+    model, batch, _ = bandit
+    goal = objective("max@2")
+    assert not Settings(loss=Loss()).looks_back(goal)
+    assert Settings(loss=Loss(), passes=2).looks_back(goal)
+    assert Settings(loss=Loss(), correct_sampler=True).looks_back(goal)
+    assert Settings(loss=Loss(name="clipped")).looks_back(goal)
+    assert Settings(loss=Loss()).looks_back(objective("passk-training@2:adaptive"))
+    learner = Learner(model, optimisation=Optimisation(lr=1e-3))
+    _, stats = learn(learner, goal, batch(0), Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    assert 0 <= stats["sampler_gap_mean"] <= stats["sampler_gap_max"] < 1e-4
+
+
+def test_a_sampler_that_is_off_is_measured_and_corrected(bandit):
+    """Log-probs of a sampler that believed every token twice as likely as it was."""
+    from dataclasses import replace
+
+    model, batch, _ = bandit
+    true = batch(0)
+    off = replace(
+        true,
+        groups=tuple(
+            replace(g, completions=tuple(
+                replace(c, logprobs=(c.logprobs[0] + float(np.log(2)),)) for c in g.completions))
+            for g in true.groups
+        ),
+    )  # fmt: skip
+    goal = objective("max@2")
+    learner = Learner(model, optimisation=Optimisation(lr=0.0))
+    settings = Settings(loss=Loss(), correct_sampler=True)
+    weights, stats = learn(learner, goal, off, Alone(), settings, progress=0.0, seed=(0,))
+    assert stats["sampler_gap_mean"] == pytest.approx(np.log(2), abs=1e-4)
+    halves = np.full(true.rewards.shape, -np.log(2))
+    assert np.allclose(weights, goal(true.rewards, log_ratio=halves), atol=1e-3)
+
+
+def test_the_adaptive_design_compares_with_the_median_of_all_processes(bandit):
+    class Two(Alone):
+        size = 2
+
+        def gather(self, value):
+            entropies = isinstance(value, np.ndarray) and value.dtype == float
+            return [value, value + 10.0] if entropies else [value, value]
+
+    model, batch, _ = bandit
+    goal = objective("passk-training@2:adaptive")
+    learner = Learner(model, optimisation=Optimisation(lr=0.0))
+    settings = Settings(loss=Loss(name="clipped"), form="none")
+    data = batch(3)
+    alone, _ = learn(learner, goal, data, Alone(), settings, progress=0.0, seed=(0,))
+    among, _ = learn(learner, goal, data, Two(), settings, progress=0.0, seed=(0,))
+    # Beside a process of higher entropies, all groups here lie below the median: all use pass@k.
+    assert np.allclose(among, objective("passk-training@2")(data.rewards))
+    assert not np.allclose(among, alone)
+
+
+def test_mini_batches_are_whole_groups_each_once_a_pass():
+    settings = Settings(loss=Loss(), passes=2, mini_batches=3)
+    rows = list(schedule(9, settings))
+    assert [again for _, again in rows] == [False] * 3 + [True] * 3
+    assert sorted(row for part, _ in rows[:3] for row in part) == list(range(9))
+    assert {len(part) for part, _ in rows} == {3}
+
+
+def test_ratio_statistics_are_of_live_samples_and_after_truncation():
+    log_ratio = np.array([[0.5, -0.5, 0.1, 2.0], [0.0, 0.0, 9.0, 0.0]])
+    live = np.array([[True] * 4, [True, True, False, True]])
+    told = ratio_stats(log_ratio, live, objective("max@2", truncate=1.0), 0.0)
+    assert told["log_ratio_max"] == 2.0
+    assert told["truncated"] == pytest.approx(1 / 7)
+    expected = effective_sample_size(np.array([[0.5, -0.5, 0.1, 1.0]]), 2)[0]
+    assert told["ess"] == pytest.approx(float(expected))
+    assert ratio_stats(log_ratio, np.zeros_like(live), objective("max@2"), 0.0) == {}
+
+
+def test_statistics_of_inner_steps_are_joined_by_their_kind():
+    history = [{"tokens": 3, "grad_norm": 2.0, "lr": 0.1, "loss": 1.0},
+               {"tokens": 4, "grad_norm": 1.0, "lr": 0.2, "loss": 3.0, "ess": 0.5}]  # fmt: skip
+    assert combine(history) == {"tokens": 7, "grad_norm": 2.0, "lr": 0.2, "loss": 2.0, "ess": 0.5}
