@@ -67,6 +67,10 @@ def make(
         ValueError: see `findings.evaluate`; matplotlib is missing. OSError: cannot write.
     """
     check_writable(out)
+    if png is not None or svg is not None:
+        from .figures import require_matplotlib
+
+        require_matplotlib()
     for folder in (png, svg, csv):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)

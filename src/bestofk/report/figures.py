@@ -41,19 +41,29 @@ Draw = Callable[[Any], str]
 """Draws on axes and returns the small print."""
 
 
+def require_matplotlib() -> None:
+    """
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "--png and --svg draw with matplotlib, which is not installed: "
+            "pip install 'bestofk[plot]'"
+        ) from None
+
+
 def write_figures(data: Mapping[str, Any], folder: Path, kind: str) -> list[Path]:
     """Write every figure that the data have; return the files.
 
     Raises:
-        ValueError: matplotlib is not installed. OSError: a file cannot be written.
+        OSError: a file cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            f"--{kind} draws with matplotlib, which is not installed: pip install 'bestofk[plot]'"
-        ) from None
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     plain = brief(data)
     written = []
     for name, draw in drawings(plain):

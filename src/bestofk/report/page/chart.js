@@ -59,7 +59,7 @@ function axes(spec) {
     {
       ...base,
       label: spec.yLabel,
-      size: 48,
+      size: 42,
       space: 34,
       values: (_, splits) => splits.map((v) => String(Number(v.toPrecision(6))).replace("-", "−")),
     },
@@ -176,7 +176,7 @@ function tooltip(host) {
     hide() {
       box.hidden = true;
     },
-    show(u, left, title, rows, speak) {
+    show(u, left, title, rows, speak, top = 0) {
       box.replaceChildren(
         el("strong", {}, title),
         ...rows.map(({ run, text }) =>
@@ -187,7 +187,9 @@ function tooltip(host) {
       const at = u.over.offsetLeft + left,
         width = box.offsetWidth;
       box.style.left = `${Math.max(0, Math.min(at + 14 + width > host.clientWidth ? at - width - 14 : at + 14, host.clientWidth - width))}px`;
-      box.style.top = `${u.over.offsetTop + 8}px`;
+      // Beside the point, and inside the chart.
+      const lowest = host.clientHeight - box.offsetHeight;
+      box.style.top = `${Math.max(0, Math.min(u.over.offsetTop + top + 8, lowest))}px`;
       if (speak)
         announce(
           `${title}: ${rows.map(({ run, text }) => (isNumber(run) ? `${DATA.runs[run].name} ` : "") + text).join("; ")}`,

@@ -71,8 +71,8 @@ function scatterChart(spec) {
 
   const reading = (u, i, speak) => {
     const { x, y, problems } = points[i];
-    const names = problems.slice(0, 4).map((problem) => visible(spec.ids[problem]));
-    const more = problems.length > 4 ? ` and ${count(problems.length - 4)} more` : "";
+    const names = problems.slice(0, 2).map((problem) => visible(spec.ids[problem]));
+    const more = problems.length > 2 ? ` and ${count(problems.length - 2)} more` : "";
     tip.show(
       u,
       u.valToPos(x, "x"),
@@ -82,6 +82,7 @@ function scatterChart(spec) {
         { run: spec.b, text: `${spec.measure} ${fixed(y)}` },
       ],
       speak,
+      u.valToPos(y, "y"),
     );
   };
   const nearest = (u, left, top) => {
