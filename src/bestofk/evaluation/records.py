@@ -10,6 +10,7 @@ import csv
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -64,11 +65,11 @@ def records(
 
 def lines(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int, str, bool]]:
     """(number, text, whether it ended in a newline) of every line."""
-    size = path.stat().st_size
     with _open(path) as raw:
+        size = path.stat().st_size
         zipped = path.suffix.lower() == ".gz"
         file: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
-        for number, data in enumerate(file, start=1):
+        for number, data in enumerate(_whole(path, file), start=1):
             if number % EVERY == 0:
                 progress(raw.tell(), size)
             if number == 1:
@@ -85,6 +86,14 @@ def lines(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int, 
                 ) from None
             yield number, text, data.endswith(b"\n")
     progress(size, size)
+
+
+def _whole(path: Path, file: Any) -> Iterator[bytes]:
+    """The lines of a file that may turn out to be cut off while it is unpacked."""
+    try:
+        yield from file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadFile(path, None, f"the compressed file is cut off or damaged ({error})") from None
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -1,0 +1,143 @@
+"""A small OpenAI-compatible server on loopback that fails on purpose and counts its answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class FaultyServer:
+    """Serves chat and text completions; `faults` are taken in turn, then all goes well.
+
+    Faults: "429" (with Retry-After), "429-date", "500", "503", "cut" (mid-answer), "drop" (no
+    answer), "garbage" (not JSON), "empty" (no choices), "html".
+    """
+
+    def __init__(
+        self, faults: list[str] | None = None, *, share: float = 0.0, delay: float = 0.0
+    ) -> None:
+        self.faults = list(faults or [])
+        self.share, self.delay = share, delay
+        self.rng = random.Random(0)
+        self.lock = threading.Lock()
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.at_once = self.most_at_once = 0
+        self.times: list[float] = []
+        self.refuse: tuple[int, str] | None = None
+        self.one_choice_only = False
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                server.serve(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+
+    def __enter__(self) -> FaultyServer:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def fault(self) -> str:
+        with self.lock:
+            if self.faults:
+                return self.faults.pop(0)
+            kinds = ("429", "500", "cut", "drop", "garbage", "empty")
+            return self.rng.choice(kinds) if self.rng.random() < self.share else ""
+
+    def serve(self, handler: Any) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self.lock:
+            self.requests.append(body)
+            self.headers.append(dict(handler.headers))
+            self.times.append(time.monotonic())
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if self.delay:
+                time.sleep(self.delay)
+            if self.refuse:
+                send(handler, self.refuse[0], self.refuse[1].encode())
+            else:
+                self.answer(handler, body, self.fault())
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
+    def answer(self, handler: Any, body: dict[str, Any], fault: str) -> None:
+        if fault == "429":
+            send(handler, 429, b'{"error": "slow down"}', {"Retry-After": "0.3"})
+        elif fault == "429-date":
+            send(handler, 429, b"{}", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+        elif fault in ("500", "503"):
+            send(handler, int(fault), b"oops")
+        elif fault == "garbage":
+            send(handler, 200, b"\x00\x01 not json {{{")
+        elif fault == "html":
+            send(handler, 200, b"<html>login</html>")
+        elif fault == "empty":
+            send(handler, 200, b'{"choices": []}')
+        elif fault == "drop":
+            handler.close_connection = True
+            handler.connection.close()
+        else:
+            data = json.dumps(self.completion(body)).encode()
+            if fault == "cut":
+                handler.send_response(200)
+                handler.send_header("Content-Length", str(len(data)))
+                handler.end_headers()
+                handler.wfile.write(data[: len(data) // 2])
+                handler.wfile.flush()
+                handler.close_connection = True
+                return
+            prompt = json.dumps(body.get("messages") or body.get("prompt"))
+            send(handler, 200, data)
+            with self.lock:
+                self.answered[prompt, body["seed"]] += 1
+
+    def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        count = 1 if self.one_choice_only else body.get("n", 1)
+        choices = []
+        for number in range(count):
+            text = f"<answer>{body['seed'] % 7 + number}</answer>"
+            choice: dict[str, Any] = {"index": number, "finish_reason": "stop"}
+            if "messages" in body:
+                choice["message"] = {"role": "assistant", "content": text}
+                if body.get("logprobs"):
+                    choice["logprobs"] = {"content": [{"logprob": -0.5}, {"logprob": -0.25}]}
+            else:
+                choice["text"] = text
+                if body.get("logprobs"):
+                    choice["logprobs"] = {"token_logprobs": [-0.5, -0.25]}
+            choices.append(choice)
+        tokens = 4 * count
+        usage = {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
+        return {"id": "x", "object": "chat.completion", "choices": choices, "usage": usage}
+
+
+def send(handler: Any, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+    handler.send_response(status)
+    for name, value in (headers or {}).items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)

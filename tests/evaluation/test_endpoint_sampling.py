@@ -1,0 +1,263 @@
+"""Sampling from an endpoint that misbehaves, and runs that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bestofk.sampling.base import Sampling
+from bestofk.sampling.endpoint import (
+    Cap,
+    CapReached,
+    Drawn,
+    Endpoint,
+    EndpointError,
+    Wanted,
+    draw,
+    sample_seed,
+)
+from bestofk.types import Prompt
+from evaluation.faulty_server import FaultyServer
+
+MANY = Cap(10_000, 10_000_000)
+PARAMETERS = Sampling(n=4, max_new_tokens=32)
+
+
+def wanted(problems: int, n: int) -> list[Wanted]:
+    return [Wanted(Prompt(f"p{i}", f"question {i}", "t"), tuple(range(n))) for i in range(problems)]
+
+
+def drawn(server: Any, jobs: list[Wanted], **options: Any) -> list[Drawn]:
+    kept: list[Drawn] = []
+    cap = options.pop("cap", MANY)
+    endpoint = Endpoint(base_url=server.url, model="m", **options)
+    draw(endpoint, jobs, PARAMETERS, kept.append, cap=cap)
+    return kept
+
+
+def keys(samples: list[Drawn]) -> list[tuple[str, int]]:
+    return sorted((sample.prompt.id, sample.sample) for sample in samples)
+
+
+@pytest.mark.parametrize(
+    "fault", ["429", "429-date", "500", "503", "cut", "drop", "garbage", "html", "empty"]
+)
+def test_every_fault_is_asked_again_and_every_sample_comes_once(fault: str) -> None:
+    with FaultyServer([fault]) as server:
+        found = drawn(server, wanted(2, 2), concurrency=1)
+        assert keys(found) == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1)]
+        assert len(server.requests) == 5
+        assert max(server.answered.values()) == 1
+
+
+def test_a_storm_of_faults_loses_nothing_and_pays_nothing_twice() -> None:
+    with FaultyServer(share=0.3) as server:
+        found = drawn(server, wanted(10, 6), concurrency=8, retries=12)
+        assert keys(found) == sorted((f"p{i}", s) for i in range(10) for s in range(6))
+        assert sum(server.answered.values()) == 60
+        assert max(server.answered.values()) == 1
+        assert server.most_at_once <= 8
+
+
+def test_retry_after_stops_everybody() -> None:
+    with FaultyServer(["429"]) as server:
+        drawn(server, wanted(4, 1), concurrency=1)
+        assert server.times[1] - server.times[0] >= 0.3
+
+
+def test_concurrency_is_used_and_bounded() -> None:
+    with FaultyServer(delay=0.05) as server:
+        drawn(server, wanted(12, 1), concurrency=4)
+        assert server.most_at_once == 4
+
+
+def test_seeds_differ_by_sample_and_stay_the_same() -> None:
+    with FaultyServer() as server:
+        drawn(server, wanted(3, 3))
+        seeds = [request["seed"] for request in server.requests]
+        assert len(set(seeds)) == 9
+        assert all(0 <= seed < 2**31 for seed in seeds)
+        assert sample_seed(0, "p0", 0) in seeds
+
+
+def test_several_samples_in_one_request_even_where_the_server_ignores_n() -> None:
+    with FaultyServer() as server:
+        found = drawn(server, wanted(2, 4), per_request=4)
+        assert len(server.requests) == 2
+        assert len(keys(found)) == 8
+    with FaultyServer() as server:
+        server.one_choice_only = True
+        found = drawn(server, wanted(1, 4), per_request=4)
+        assert keys(found) == [("p0", s) for s in range(4)]
+        assert len(server.requests) == 4
+
+
+def test_request_says_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    with FaultyServer() as server:
+        found = drawn(server, wanted(1, 1), key_variable="MY_KEY", logprobs=True)
+        assert set(server.requests[0]) == {
+            *("model", "temperature", "max_tokens", "seed", "messages", "logprobs")
+        }
+        assert server.headers[0]["Authorization"] == "Bearer sk-secret"
+        assert found[0].logprob_sum == -0.75
+        assert found[0].n_tokens == 2
+        plain = drawn(server, wanted(1, 1), api="completions", logprobs=True)
+        assert server.requests[1]["prompt"] == "question 0"
+        assert plain[0].logprob_sum == -0.75
+        chat = [Wanted(Prompt("c", ({"role": "user", "content": "q"},), "t"), (0,))]
+        with pytest.raises(ValueError, match="--api chat"):
+            drawn(server, chat, api="completions")
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_refusal_is_not_asked_again_and_never_shows_the_key(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    with FaultyServer() as server:
+        server.refuse = (status, "bad key sk-very-secret given")
+        with pytest.raises(EndpointError) as caught:
+            drawn(server, wanted(1, 1))
+        assert len(server.requests) == 1
+        assert "sk-very-secret" not in str(caught.value)
+        assert "***" in str(caught.value)
+        assert str(status) in str(caught.value)
+
+
+def test_giving_up_says_so_and_keeps_what_came() -> None:
+    with FaultyServer(["", *["500"] * 20]) as server:
+        kept: list[Drawn] = []
+        endpoint = Endpoint(base_url=server.url, model="m", concurrency=1, retries=2)
+        with pytest.raises(EndpointError, match=r"failed 3 times.*500 oops.*again to go on"):
+            draw(endpoint, wanted(3, 1), PARAMETERS, kept.append, cap=MANY)
+        assert len(kept) == 1
+        assert len(server.requests) == 4
+
+
+def test_caps_hold_and_name_themselves() -> None:
+    with FaultyServer() as server:
+        kept: list[Drawn] = []
+        endpoint = Endpoint(base_url=server.url, model="m", concurrency=3)
+        with pytest.raises(CapReached, match="cap of 5 requests"):
+            draw(endpoint, wanted(20, 1), PARAMETERS, kept.append, cap=Cap(5, 10**9))
+        assert len(server.requests) == len(kept) == 5
+    with FaultyServer() as server:
+        kept = []
+        with pytest.raises(CapReached, match="cap of 100 tokens"):
+            draw(endpoint_of(server), wanted(20, 1), PARAMETERS, kept.append, cap=Cap(99, 100))
+        assert sum(14 for _ in kept) <= 100
+
+
+def endpoint_of(server: Any) -> Endpoint:
+    return Endpoint(base_url=server.url, model="m", concurrency=3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"base_url": "localhost:80"}, {"concurrency": 0}, {"per_request": 0}, {"timeout": 0}]
+)
+def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"http|at least 1|timeout"):
+        Endpoint(**{"base_url": "http://x/v1", "model": "m", **wrong})
+
+
+def command(server: Any, out: Path, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "bestofk", "eval", server.url, "--model", "m"),
+        *("--task", "countdown", "--problems", "5", "--n", "6", "--out", str(out)),
+        *("--max-new-tokens", "32", "--concurrency", "2", *more),
+    ]
+
+
+FIELDS = [
+    *("problem_id", "sample_id", "prompt", "completion", "answer", "reward", "correct", "status"),
+    *("finish_reason", "n_tokens", "logprob_sum", "seed", "model", "sampling", "run_id"),
+]
+
+
+def test_a_killed_run_goes_on_and_no_sample_is_paid_twice(tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    environment = {**os.environ, "OPENAI_API_KEY": "sk-do-not-log-me"}
+    with FaultyServer(share=0.1, delay=0.15) as server:
+        process = subprocess.Popen(
+            command(server, out), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        deadline = time.monotonic() + 60
+        while sum(server.answered.values()) < 8 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        time.sleep(0.4)  # what was in flight reaches the server's count
+        paid = sum(server.answered.values())
+        assert 8 <= paid < 30
+        with out.open("a") as torn:
+            torn.write('{"problem_id": "torn')
+        again = subprocess.run(
+            command(server, out), env=environment, capture_output=True, text=True
+        )
+        assert again.returncode == 0, again.stderr
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert len(lines) == 30
+        assert len({(line["problem_id"], line["sample_id"]) for line in lines}) == 30
+        assert list(lines[0]) == FIELDS
+        total = sum(server.answered.values())
+        assert total <= 30 + 2  # at most what was in flight when the process died
+        assert "cap: " in again.stderr
+        assert "of 30 there" in again.stderr
+        third = subprocess.run(
+            command(server, out), env=environment, capture_output=True, text=True
+        )
+        assert third.returncode == 0
+        assert sum(server.answered.values()) == total
+        assert "pass@" in third.stdout
+    everything = again.stdout + again.stderr + third.stdout + third.stderr
+    for file in tmp_path.iterdir():
+        everything += file.read_text()
+    assert "sk-do-not-log-me" not in everything
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_paid_sample_that_was_not_scored_is_scored_without_asking(tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    with FaultyServer() as server:
+        first = subprocess.run(command(server, out), capture_output=True, text=True)
+        assert first.returncode == 0, first.stderr
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        lost = lines.pop()
+        out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        journal = tmp_path / "a.jsonl.journal"
+        kept = {k: lost[k] for k in ("problem_id", "sample_id", "completion", "seed")}
+        journal.write_text(json.dumps(kept) + '\n{"problem')
+        before = len(server.requests)
+        again = subprocess.run(command(server, out), capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+        assert len(server.requests) == before
+        last = json.loads(out.read_text().splitlines()[-1])
+        assert (last["problem_id"], last["reward"]) == (lost["problem_id"], lost["reward"])
+
+
+def test_another_runs_file_is_not_written_to_and_caps_end_with_status_one(tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    with FaultyServer() as server:
+        capped = command(server, out, "--max-requests", "7")
+        first = subprocess.run(capped, capture_output=True, text=True)
+        assert first.returncode == 1
+        assert "cap of 7 requests" in first.stderr
+        assert len(out.read_text().splitlines()) == 7
+        other = command(server, out, "--temperature", "0.5")
+        second = subprocess.run(other, capture_output=True, text=True)
+        assert second.returncode == 2
+        assert "samples of another run" in second.stderr
+        sweep = command(server, tmp_path / "s.jsonl", "--temperature", "0.5", "1")
+        third = subprocess.run(sweep, capture_output=True, text=True)
+        assert third.returncode == 0, third.stderr
+        assert {f.name for f in tmp_path.glob("s.*")} == {"s.t0.5.jsonl", "s.t1.jsonl"}
+        assert {r["temperature"] for r in server.requests[-60:]} == {0.5, 1.0}
