@@ -6,6 +6,7 @@
 True
 """
 
+from bestofk.models.describe import describe
 from bestofk.models.load import SHIPPED, Lora, Policy, load, save
 
-__all__ = ["SHIPPED", "Lora", "Policy", "load", "save"]
+__all__ = ["SHIPPED", "Lora", "Policy", "describe", "load", "save"]

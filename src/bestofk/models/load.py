@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 SHIPPED = ("tiny-countdown", "tiny-maze")
 """Starting checkpoints in the package, in the folder `checkpoints` beside this file."""
@@ -75,19 +79,42 @@ def load(
     options |= {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
-    tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
     # Weights that can run code when they are read (pickles) are not read.
-    model = AutoModelForCausalLM.from_pretrained(
-        place,
-        dtype=DTYPES[dtype],
-        use_safetensors=None if "gguf_file" in options else True,
-        **options,
-    )
+    if "gguf_file" not in options:
+        options["use_safetensors"] = True
+    with _no_bars():
+        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=DTYPES[dtype], **options)
+    if "gguf_file" in options:
+        model = plain(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if lora is not None and lora.rank:
         model = with_adapters(model, lora)
     return Policy(model.to(device).eval(), tokenizer, os.fspath(name))
+
+
+def plain(model: Any) -> Any:
+    """The same weights in a model that knows nothing of quantisation, and so can be saved."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    fresh = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    fresh.load_state_dict(model.state_dict())
+    fresh.generation_config = model.generation_config
+    return fresh
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would land in other people's output."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
@@ -145,7 +172,8 @@ def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _merged(policy.model).save_pretrained(draft)
+        with _no_bars():
+            _merged(policy.model).save_pretrained(draft)
         policy.tokenizer.save_pretrained(draft)
         draft.chmod(0o755)
         if target.exists():
@@ -160,6 +188,4 @@ def _merged(model: Any) -> Any:
     """A peft model with its adapters folded in, on a copy; any other model as it is."""
     if not hasattr(model, "merge_and_unload"):
         return model
-    import copy
-
     return copy.deepcopy(model).merge_and_unload()
