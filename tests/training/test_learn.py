@@ -79,7 +79,7 @@ def test_a_bandit_is_driven_to_the_optimum_of_the_mean_by_the_mean(bandit):
 
 def test_several_exact_steps_per_batch_reach_the_same_optimum(bandit):
     settings = Settings(loss=Loss(), passes=2, mini_batches=2)
-    assert drive(bandit, "max@2", settings, steps=50) == pytest.approx(0.8, abs=0.04)
+    assert drive(bandit, "max@2", settings, steps=60) == pytest.approx(0.8, abs=0.06)
 
 
 def test_a_clipped_loss_reaches_the_mean_s_optimum(bandit):
@@ -144,7 +144,7 @@ def test_the_adaptive_design_compares_with_the_median_of_all_processes(bandit):
 
         def gather(self, value):
             entropies = isinstance(value, np.ndarray) and value.dtype == float
-            return [value, value + 10.0] if entropies else [value, value]
+            return [value, value - 10.0] if entropies else [value, value]
 
     model, batch, _ = bandit
     goal = objective("passk-training@2:adaptive")
@@ -153,8 +153,9 @@ def test_the_adaptive_design_compares_with_the_median_of_all_processes(bandit):
     data = batch(3)
     alone, _ = learn(learner, goal, data, Alone(), settings, progress=0.0, seed=(0,))
     among, _ = learn(learner, goal, data, Two(), settings, progress=0.0, seed=(0,))
-    # Beside a process of higher entropies, all groups here lie below the median: all use pass@k.
-    assert np.allclose(among, objective("passk-training@2")(data.rewards))
+    # Beside a process of lower entropies, all groups here lie above the median: all use pass@1.
+    assert np.allclose(among, objective("passk-training@1")(data.rewards))
+    assert np.allclose(alone, objective("passk-training@2")(data.rewards))  # all equal the median
     assert not np.allclose(among, alone)
 
 

@@ -4,3 +4,15 @@
 def digits(prompt, text):
     """The share of digits in the completion: every batch has signal."""
     return sum(character.isdigit() for character in text) / len(text) if text else 0.0
+
+
+def broken(prompt, text):
+    """A verifier that always breaks."""
+    raise RuntimeError("no such host")
+
+
+def sometimes(prompt, text):
+    """A verifier that breaks on some completions, the same ones each time."""
+    if sum(map(ord, text)) % 5 == 0:
+        raise RuntimeError("no such host")
+    return digits(prompt, text)
