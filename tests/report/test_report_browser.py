@@ -291,7 +291,7 @@ def test_controls_have_names_and_tables_have_heads(browser: Any, report: Path) -
 
 def hostile(folder: Path) -> Path:
     """A report in which every text that can come from outside is an attack."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "problem_id": f"{p} {ATTACKS[p]}",
             "sample_id": s,

@@ -149,8 +149,9 @@ def passes(runs: Sequence[Samples], problems: Sequence[str], threshold: float | 
     """(runs, problems) passing samples; NaN where a run has no scored sample of a problem."""
     row = {problem: i for i, problem in enumerate(problems)}
     table = np.full((len(runs), len(problems)), np.nan)
+    least = 1.0 if threshold is None else threshold
     for number, run in enumerate(runs):
-        hits = np.concatenate([[0], np.cumsum(run.rewards >= (threshold or 1.0))])
+        hits = np.concatenate([[0], np.cumsum(run.rewards >= least)])
         counts = hits[run.offsets[1:]] - hits[run.offsets[:-1]]
         at = np.array([row[problem] for problem in run.problems], dtype=int)
         table[number, at] = np.where(run.live > 0, counts, np.nan)
