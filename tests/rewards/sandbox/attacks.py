@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bestofk.rewards.code import CodeVerifier
-from bestofk.rewards.sandbox import Limits, Sandbox
+from bestofk.rewards.sandbox import Limits, Sandbox, pool
 from bestofk.types import Prompt
 
 LIMITS = Limits(
@@ -514,4 +514,6 @@ def run_all(tier: int, quick: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if "bubblewrap" in sys.argv:
+        pool._ways = lambda least, most: iter([(2, True)])  # type: ignore[assignment]
     print(json.dumps({"uid": os.getuid(), "cases": run_all(int(sys.argv[1]), "quick" in sys.argv)}))

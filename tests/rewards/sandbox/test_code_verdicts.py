@@ -355,8 +355,12 @@ def test_only_tests_that_change_nothing_share_a_checker() -> None:
 
 
 def test_tests_that_change_their_process_do_not_reach_the_next_task(verifier: CodeVerifier) -> None:
-    dirty: dict[str, Any] = {"asserts": "import math, builtins\nmath.pi = 3\nbuiltins.abs = None\nassert f(1) == 2"}
-    clean: dict[str, Any] = {"asserts": ["import math", "assert f(2) < math.pi", "assert abs(f(1)) == 2"]}
+    dirty: dict[str, Any] = {
+        "asserts": "import math, builtins\nmath.pi = 3\nbuiltins.abs = None\nassert f(1) == 2"
+    }
+    clean: dict[str, Any] = {
+        "asserts": ["import math", "assert f(2) < math.pi", "assert abs(f(1)) == 2"]
+    }
     prompts = [Prompt(str(i), "", "code", spec) for i, spec in enumerate([dirty, clean] * 4)]
     verdicts = verifier(prompts, ["def f(x): return x + 1"] * 8)
     assert [v.reward for v in verdicts] == [1.0] * 8

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from bestofk.rewards.sandbox import bubblewrap
 from bestofk.rewards.sandbox.guest import kernel, landlock
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,6 +47,14 @@ def test_representative_attacks_fail_and_neighbours_are_unharmed(
     run_script: Run, who: str, tier: int
 ) -> None:
     assert complaints(run_script, who, tier, "quick") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_bubblewraps_rooms_withstand_the_same_attacks(run_script: Run, who: str) -> None:
+    if bubblewrap.available() is None:
+        pytest.skip("needs Debian's bubblewrap")
+    assert complaints(run_script, who, 2, "bubblewrap") == {}
 
 
 @pytest.mark.slow

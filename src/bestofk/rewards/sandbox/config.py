@@ -19,8 +19,9 @@ def configuration(
     packages: Sequence[str] | Literal["all"],
     paths: Sequence[str],
     preload: Sequence[str],
+    wrapped: bool = False,
 ) -> dict[str, Any]:
-    """The message a worker starts from."""
+    """The message a worker starts from; `wrapped`: bubblewrap makes the room."""
     folders = [os.path.abspath(path) for path in paths]
     for folder in folders:
         if not os.path.isdir(folder):
@@ -38,6 +39,7 @@ def configuration(
         "import_path": [*import_path, *folders],
         "all_packages": packages == "all",
         "preload": list(preload),
+        "wrapped": wrapped,
     }
 
 

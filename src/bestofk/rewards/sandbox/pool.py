@@ -8,11 +8,12 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
+from . import bubblewrap
 from .config import configuration
 from .guest.codec import CodecError, decode, encode
 from .outcome import Limits, Outcome, OutcomeStatus
@@ -94,21 +95,22 @@ class Sandbox:
     def _first_worker(self, least: int, most: int) -> tuple[Worker, int]:
         """The strongest tier that withstands the self-test, and the worker that did."""
         refused = []
-        for tier in range(most, least - 1, -1):
+        for tier, self._wrapped in _ways(least, most):
             if tier == 3 and os.geteuid() != 0:
                 refused.append("tier 3: needs root")
                 continue
+            way = f"tier {tier}" + " by bubblewrap" * self._wrapped
             worker = None
             try:
                 worker = Worker(self._configuration(tier))
                 worked = attack(worker, asdict(self.limits)) if tier else []
             except OSError as error:
-                refused.append(f"tier {tier}: {error}")
+                refused.append(f"{way}: {error}")
             else:
                 if not worked:
                     _be_loud(tier, most, refused)
                     return worker, tier
-                refused.append(f"tier {tier}: a hostile program could {', '.join(worked)}")
+                refused.append(f"{way}: a hostile program could {', '.join(worked)}")
             if worker is not None:
                 worker.close()
         raise SandboxError(
@@ -118,7 +120,7 @@ class Sandbox:
 
     def _configuration(self, tier: int) -> dict[str, Any]:
         packages, paths, preload = self._describe
-        return configuration(tier, self.limits, packages, paths, preload)
+        return configuration(tier, self.limits, packages, paths, preload, self._wrapped)
 
     def call(
         self, target: str, args: Sequence[Any] = (), *, limits: Limits | None = None
@@ -206,6 +208,14 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _ways(least: int, most: int) -> Iterator[tuple[int, bool]]:
+    """Tiers to try, strongest first, each with whether bubblewrap makes the room."""
+    for tier in range(most, least - 1, -1):
+        yield tier, False
+        if tier == 2 and bubblewrap.available():
+            yield tier, True
 
 
 def _be_loud(tier: int, most: int, refused: list[str]) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from . import bubblewrap
 from .guest import wire
 from .guest.codec import CodecError
 
@@ -32,6 +33,7 @@ _ENVIRONMENT = {
 }
 _START_SECONDS = 120.0
 _GRACE = 30.0
+_LEAVE = 1.0
 
 
 class WorkerLost(Exception):
@@ -52,6 +54,8 @@ class Worker:
         """
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-s", "-S", "-B", "-c", _START, _HERE]
+        if config["wrapped"]:
+            command[:1] = [*bubblewrap.prefix(config, _HERE), bubblewrap.interpreter()]
         try:
             with theirs:
                 self.process = subprocess.Popen(
@@ -116,14 +120,17 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End it and everything in its room."""
+        """End it and everything in its room: it goes when its socket closes, or is made to."""
         self.socket.close()
         process = getattr(self, "process", None)
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait()
+        try:
+            process.wait(_LEAVE)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
 
     def forget(self) -> None:
         """After a fork of the host: drop the child's copy of the socket, touch nothing else."""

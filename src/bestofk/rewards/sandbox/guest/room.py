@@ -18,7 +18,7 @@ from typing import Any
 from . import kernel, landlock
 
 BOX = "/box"
-_SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
+SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
 _FOREIGN = ("site-packages", "dist-packages")
 _UIDS = 0x70000000
@@ -67,7 +67,7 @@ class Room:
 def library_folders(config: dict[str, Any]) -> list[str]:
     """What programs may read, where it exists: the standard library and what was asked for."""
     standard = [p for p in sys.path if os.path.isdir(p) and p != config["guest"]]
-    wanted = [*standard, *_SYSTEM_LIBRARIES, *config["readable"]]
+    wanted = [*standard, *SYSTEM_LIBRARIES, *config["readable"]]
     return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
 
 
@@ -89,7 +89,9 @@ def enter(config: dict[str, Any]) -> Room:
     tier = config["tier"]
     folders = library_folders(config)
     hidden = hidden_folders(folders, config)
-    if tier >= 2:
+    if config["wrapped"]:  # bubblewrap made the namespaces and the root already
+        room = Room(tier=tier, own_pids=True, counts_threads=_counts_threads())
+    elif tier >= 2:
         room = Room(tier=tier, own_pids=True, box=True)
         _enter_namespaces(room)
         _build_root(room, folders, hidden, config)
@@ -155,12 +157,16 @@ def _enter_namespaces(room: Room) -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-        room.counts_threads = release >= (5, 14)  # counted per user namespace since then
+        room.counts_threads = _counts_threads()
     server = os.fork()
     if server:
         _wait_and_exit(server)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _counts_threads() -> bool:
+    """Whether RLIMIT_NPROC is counted per user namespace: since Linux 5.14."""
+    return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (5, 14)
 
 
 def _wait_and_exit(server: int) -> None:

@@ -14,6 +14,7 @@ import gc
 import importlib
 import os
 import random
+import resource
 import socket
 import sys
 from typing import Any, NoReturn
@@ -53,7 +54,7 @@ class Server:
         if self.room.own_pids:
             kernel.drop_bounding_set()
             keep = sum(1 << bit for bit in (1, 5, 6, 7, 21))  # DAC KILL SETGID SETUID SYS_ADMIN
-            kernel.set_capabilities(keep)
+            kernel.set_capabilities(0 if config["wrapped"] else keep)
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
@@ -160,7 +161,7 @@ def _high(descriptor: int) -> int:
 def _address_space(proc: int | None) -> int:
     """Bytes of address space the bare fork server has; programs get their limit on top."""
     if proc is None:
-        return 64 << 20
+        return max(64 << 20, 4 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     descriptor = os.open("self/statm", os.O_RDONLY, dir_fd=proc)
     try:
         return int(os.read(descriptor, 4096).split()[0]) * os.sysconf("SC_PAGE_SIZE")
