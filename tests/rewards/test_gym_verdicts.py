@@ -48,6 +48,7 @@ def test_what_can_be_trusted_is_allowed(name: str) -> None:
     assert name in ALLOWED
 
 
+@pytest.mark.slow
 def test_entries_that_move_between_processes_are_found() -> None:
     assert audit.moving(["word_ladder", "leg_counting"]) == {"word_ladder"}
     assert "word_ladder" not in ALLOWED

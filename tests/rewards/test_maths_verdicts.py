@@ -149,12 +149,24 @@ ADVERSARIAL = [
 ]
 
 
-def test_adversarial_answers_score_zero_and_harm_no_neighbour() -> None:
+QUICK = [
+    "(10^8)!",
+    "9^{9^{9^{9}}}",
+    "(" * 200 + "1" + ")" * 200,
+    "exec(open('x').read())",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize(
+    "hostile", [QUICK, pytest.param(ADVERSARIAL, marks=pytest.mark.slow)], ids=["quick", "all"]
+)
+def test_adversarial_answers_score_zero_and_harm_no_neighbour(hostile: list[str]) -> None:
     """All of them at once, each between two good answers; every one is the model's fault."""
     maths = verifier("maths", workers=2, cpu_seconds=CPU_SECONDS)
     prompt = Prompt("p", "", "t", {"expected": r"\sqrt{18}"})
     texts = []
-    for i, bad in enumerate(ADVERSARIAL):
+    for i, bad in enumerate(hostile):
         texts += [f"\\boxed{{{i + 1}\\sqrt{{18}}/{i + 1}}}", f"\\boxed{{{bad}}}"]
     before = os.times()
     verdicts = maths([prompt] * len(texts), texts)
@@ -163,10 +175,10 @@ def test_adversarial_answers_score_zero_and_harm_no_neighbour() -> None:
     assert "timeout" in {v.status for v in verdicts[1::2]}
     spent = os.times()
     ours = spent.user + spent.system - before.user - before.system
-    assert ours < 0.5 * CPU_SECONDS * len(ADVERSARIAL)  # the work was done elsewhere
+    assert ours < 0.5 * CPU_SECONDS * len(hostile)  # the work is done elsewhere
     maths.close()
     ended = os.times().children_user - before.children_user
-    assert ended < (CPU_SECONDS + 3.0) * len(ADVERSARIAL)  # three seconds to start a fresh one
+    assert ended < (CPU_SECONDS + 3.0) * len(hostile)  # three seconds to start a fresh one
 
 
 def test_algebra_works_from_a_thread(maths: MathsVerifier) -> None:
@@ -195,7 +207,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_verdict_stands() -> N
     (second,) = children() - before
     killer = threading.Timer(0.3, os.kill, (second, signal.SIGKILL))
     killer.start()
-    slow = "(" * 14 + r"2\sqrt{5}" + ")" * 14  # brackets cost the parser more than a second
+    slow = "(" * 12 + r"2\sqrt{5}" + ")" * 12  # brackets cost the parser a second
     assert ask(judge, r"\sqrt{20}", slow).reward == 1.0
     killer.join()
     assert second not in children()
