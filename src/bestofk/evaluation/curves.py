@@ -9,7 +9,7 @@ import numpy as np
 
 from .betabinomial import fit, posterior
 from .estimates import check_metric, pass_curve, passes_and_samples, values_by_k, variance_of_best
-from .intervals import LEAST_INFORMATIVE, over_problems
+from .intervals import LEAST_INFORMATIVE, RESAMPLED_POINTS, between, log_grid, over_problems
 from .results import Curve, Interval, Metric, Samples
 
 
@@ -214,13 +214,14 @@ def fixed_set(
 
 
 def _sampling_variance(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarray:
-    """Σ_p E[Var(estimate | p) | c_p]: (k_max,)."""
+    """Σ_p E[Var(estimate | p) | c_p]: (k_max,); interpolated where there are very many k."""
     a, b = fit(passes, samples, np.ones((1, len(passes))))[0]
-    total = np.zeros(k_max)
+    at = log_grid(k_max, RESAMPLED_POINTS)
+    total = np.zeros(len(at))
     for n in np.unique(samples):
         of_n = passes[samples == n]
         _, given, chance = posterior(int(n), a, b)
-        misses = 1.0 - pass_curve(np.arange(n + 1), np.full(n + 1, n), k_max)
+        misses = 1.0 - pass_curve(np.arange(n + 1), np.full(n + 1, n), k_max)[:, at]
         share = np.bincount(of_n, minlength=n + 1) @ given
         total += (share @ chance) @ misses**2 - share @ (chance @ misses) ** 2
-    return np.maximum(total, 0.0)
+    return between(np.maximum(total, 0.0), at, k_max)

@@ -28,6 +28,8 @@ LARGEST_SKEW = 0.2
 """... and a skewness of the mean, skew / √problems, of at most this."""
 CALIBRATION_POINTS = 64
 """The band is calibrated on this many k, spread evenly on a logarithmic axis."""
+RESAMPLED_POINTS = 192
+"""Curves with more k are resampled at this many, and the ends interpolated between them."""
 CELLS = 1 << 24
 """At most this many bootstrap weights are held at once (128 MB)."""
 
@@ -55,17 +57,24 @@ def over_problems(
     The band: the level of the pointwise quantiles is raised until a share of at least `confidence`
     of the resampled curves lies inside at every k (ranks, so no shape is assumed).
     """
-    low, high = bounds_of_means(values, bounds, resamples, rng)
+    size = values.shape[1]
+    at = log_grid(size, RESAMPLED_POINTS)
+    low, high = bounds_of_means(values[:, at], bounds, resamples, rng)
     tail = (1.0 - confidence) / 2.0
-    grid = log_grid(values.shape[1], CALIBRATION_POINTS)
+    grid = log_grid(len(at), CALIBRATION_POINTS)
     single, joint = tail_rank(tail, resamples), joint_rank(high[:, grid], tail)
     joint_low = joint_rank(-low[:, grid], tail)
     low.sort(axis=0)
     high.sort(axis=0)
-    clip = lambda ends: np.clip(ends, *bounds)  # noqa: E731
+    mean = values.mean(axis=0)
+
+    def every(ends: np.ndarray) -> np.ndarray:
+        """Ends at the resampled k → at every k, as distances from the estimate."""
+        return np.clip(mean + between(ends - mean[at], at, size), *bounds)
+
     return OverProblems(
-        interval=Interval(clip(low[resamples - 1 - single]), clip(high[single])),
-        band=Interval(clip(low[resamples - 1 - joint_low]), clip(high[joint])),
+        interval=Interval(every(low[resamples - 1 - single]), every(high[single])),
+        band=Interval(every(low[resamples - 1 - joint_low]), every(high[joint])),
         t=student(values, bounds, confidence),
         informative=informative(values, bounds),
     )
@@ -135,6 +144,13 @@ def log_grid(size: int, points: int) -> np.ndarray:
     if size <= points:
         return np.arange(size)
     return np.unique(np.round(np.geomspace(1, size, points)).astype(int) - 1)
+
+
+def between(values: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
+    """Values known at some positions, at all of 0..size-1: linear in log k."""
+    if len(at) == size:
+        return values
+    return np.interp(np.log(np.arange(1, size + 1)), np.log(at + 1), values)
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -56,13 +57,13 @@ class Samples:
         """(P,) samples per problem, unscored ones included."""
         return np.diff(self.offsets)
 
-    @property
+    @cached_property
     def live(self) -> np.ndarray:
         """(P,) scored samples per problem: the n that estimates use."""
         scored = np.concatenate([[0], np.cumsum(~np.isnan(self.rewards))])
         return scored[self.offsets[1:]] - scored[self.offsets[:-1]]
 
-    @property
+    @cached_property
     def unscored(self) -> int:
         return int(np.isnan(self.rewards).sum())
 
