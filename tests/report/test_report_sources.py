@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk.report.sources import Source, load, unique_names
+from bestofk.report.sources import Reading, Source, load, unique_names
 from bestofk.runs import Run
 from report_files import make_file, make_run, write_lines
 
@@ -67,6 +67,22 @@ def test_many_samples_on_one_line_keep_their_order(tmp_path: Path) -> None:
     [source] = load([str(path)])
     texts = [row.get("completion") for _, row in sorted(every_row(source).items())]
     assert texts == [f"text {doc} {i}" for doc in range(3) for i in range(3)]
+
+
+def test_named_columns_and_filters_hold_for_texts_too(tmp_path: Path) -> None:
+    rows = [
+        {"q": p, "mark": s % 2, "other": 7, "words": f"{step} {p} {s}", "step": step, "reward": 0}
+        for step in (1, 2)
+        for p in range(3)
+        for s in range(4)
+    ]
+    path = write_lines(tmp_path / "own.jsonl", rows)
+    columns = {"problem_id": "q", "reward": "mark", "completion": "words"}
+    [source] = load([str(path)], Reading(columns=columns, where={"step": "2"}))
+    texts = [row["completion"] for _, row in sorted(every_row(source).items())]
+    assert texts == [f"2 {p} {s}" for p in range(3) for s in range(4)]
+    assert source.samples is not None
+    assert source.samples.rewards.tolist() == [0, 1, 0, 1] * 3
 
 
 def test_seeds_models_and_tasks_are_taken_from_the_file(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from bestofk.report import SAMPLES, Report, load, make
+from bestofk.cli._files import pairs
+from bestofk.report import SAMPLES, Reading, Report, load, make
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,14 @@ class Options:
     """Curves to show; by default pass@k, and max@k where rewards are graded."""
     threshold: float | None = None
     """A reward of at least this passes; by default 1, where rewards lie in [0, 1]."""
+    bounds: tuple[float, float] | None = None
+    """The least and the greatest reward there can be, where that is not 0 and 1."""
+    columns: tuple[str, ...] = ()
+    """role=column, where the mapping was not detected rightly; role= leaves a column out."""
+    where: tuple[str, ...] = ()
+    """column=value: only such records count."""
+    encoding: str = "utf-8"
+    """Of text files."""
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     beyond: int = 16
@@ -60,13 +69,20 @@ def run(chosen: Options) -> Report:
 
     console = Console(stderr=True)
     with console.status("reading", spinner="dots") as status:
-        sources = load(chosen.runs, say=lambda what: status.update(f"reading {what}"))
+        reading = Reading(
+            columns=pairs(chosen.columns, "--columns"),
+            where=pairs(chosen.where, "--where"),
+            encoding=chosen.encoding,
+            say=lambda what: status.update(f"reading {what}"),
+        )
+        sources = load(chosen.runs, reading)
         return make(
             sources,
             chosen.out,
             title=chosen.title,
             metrics=chosen.metrics,
             threshold=chosen.threshold,
+            bounds=chosen.bounds,
             k_max=chosen.k,
             beyond=chosen.beyond,
             confidence=chosen.confidence,

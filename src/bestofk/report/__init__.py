@@ -13,9 +13,9 @@ from .content import page_data
 from .excerpts import excerpts
 from .findings import Findings, evaluate
 from .page import check_writable, render, write
-from .sources import Source, load
+from .sources import Reading, Source, load
 
-__all__ = ["Findings", "Report", "Source", "evaluate", "load", "make"]
+__all__ = ["Findings", "Reading", "Report", "Source", "evaluate", "load", "make"]
 
 SAMPLES = 2000
 """Samples that go on a page unless told otherwise: some megabytes at most."""
@@ -42,6 +42,7 @@ def make(
     created: str | None = None,
     metrics: Sequence[Metric] | None = None,
     threshold: float | None = None,
+    bounds: tuple[float, float] | None = None,
     k_max: int | None = None,
     beyond: int = 16,
     confidence: float = 0.95,
@@ -58,7 +59,8 @@ def make(
     Args:
         title: at the head of the page; by default the runs' names.
         created: the time stated on the page; by default now.
-        metrics, threshold, k_max, beyond, confidence, resamples, seed: see `findings.evaluate`.
+        metrics, threshold, bounds, k_max, beyond, confidence, resamples, seed: see
+            `findings.evaluate`.
         samples: about how many samples go on the page; 0 for none.
         png, svg, csv: folders for the figures and tables; made where they are missing.
         say: told what is being done.
@@ -78,6 +80,7 @@ def make(
         sources,
         metrics=metrics,
         threshold=threshold,
+        bounds=bounds,
         k_max=k_max,
         beyond=beyond,
         confidence=confidence,

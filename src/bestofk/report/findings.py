@@ -45,6 +45,7 @@ def evaluate(
     *,
     metrics: Sequence[Metric] | None = None,
     threshold: float | None = None,
+    bounds: tuple[float, float] | None = None,
     k_max: int | None = None,
     beyond: int = 16,
     confidence: float = 0.95,
@@ -57,6 +58,7 @@ def evaluate(
     Args:
         metrics: which curves; by default pass@k, and max@k where rewards are graded.
         threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
+        bounds: the least and greatest reward there can be, where that is not 0 and 1.
         k_max: the largest k; problems with fewer scored samples are then left out and counted.
         beyond: pass@k is extrapolated to this many times n; 0 for not at all.
         say: told what is being computed, for a progress line.
@@ -74,6 +76,7 @@ def evaluate(
     wanted = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
     options: dict[str, Any] = {"threshold": threshold, "confidence": confidence, "seed": seed}
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
+    depth["bounds"] = bounds
     curves: dict[Metric, tuple[Curve, ...]] = {}
     comparisons: list[Comparison] = []
     for metric in wanted if runs else ():
@@ -92,7 +95,9 @@ def evaluate(
         sources=tuple(sources),
         curves=curves,
         means=tuple(
-            evaluation.curve(run, "mean", resamples=resamples, **options) for run in runs if graded
+            evaluation.curve(run, "mean", resamples=resamples, bounds=bounds, **options)
+            for run in runs
+            if graded
         ),
         comparisons=tuple(comparisons),
         extrapolations=extrapolations(runs, beyond, options) if judged else (),

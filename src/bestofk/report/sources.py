@@ -69,12 +69,29 @@ def words(value: Any) -> str:
     return str(value)
 
 
-def load(arguments: Sequence[str], say: Callable[[str], None] = lambda _: None) -> list[Source]:
+@dataclass(frozen=True)
+class Reading:
+    """How files of samples are read: as in `evaluation.read`."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role → column, where the mapping was not detected rightly."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Column → value: only such records count."""
+    encoding: str = "utf-8"
+    say: Callable[[str], None] = lambda _: None
+    """Told what is being read."""
+
+    def options(self) -> dict[str, Any]:
+        return {"columns": self.columns, "where": self.where, "encoding": self.encoding}
+
+
+def load(arguments: Sequence[str], reading: Reading | None = None) -> list[Source]:
     """Read every argument: PATH or NAME=PATH, each a run's folder or a file of samples.
 
     Raises:
         ValueError: nothing to read in it; a name used twice. OSError: no such file.
     """
+    reading = reading or Reading()
     if not arguments:
         raise ValueError("a report needs at least one run folder or file of samples")
     named = [split_name(argument) for argument in arguments]
@@ -82,8 +99,8 @@ def load(arguments: Sequence[str], say: Callable[[str], None] = lambda _: None) 
     sources = []
     for (given, path), default in zip(named, names):
         read = load_folder if path.is_dir() else load_file
-        say(str(path))
-        sources.append(read(path, given or default, say))
+        reading.say(str(path))
+        sources.append(read(path, given or default, reading))
     seen: dict[str, str] = {}
     for source in sources:
         if source.name in seen:
@@ -138,7 +155,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
 
 
-def load_file(path: Path, name: str, say: Callable[[str], None]) -> Source:
+def load_file(path: Path, name: str, reading: Reading) -> Source:
     """A file of samples, in any format that evaluation reads.
 
     Raises:
@@ -151,9 +168,9 @@ def load_file(path: Path, name: str, say: Callable[[str], None]) -> Source:
         share = 100 * done // max(total, 1)
         if share != told:
             told = share
-            say(f"{path} {share}%")
+            reading.say(f"{path} {share}%")
 
-    samples = evaluation.read(path, name=name, progress=progress)
+    samples = evaluation.read(path, name=name, progress=progress, **reading.options())
     facts = dict(samples.metadata)
     if "seed" not in facts:
         facts["seed"] = seeds_of(path)
@@ -162,12 +179,12 @@ def load_file(path: Path, name: str, say: Callable[[str], None]) -> Source:
         path=str(path),
         format=str(facts.get("format", "")),
         samples=replace(samples, metadata=facts),
-        fetch=lambda positions: fetch(path, samples, positions),
+        fetch=lambda positions: fetch(path, samples, positions, reading.options()),
         notes=tuple(f"{name}: {note}" for note in facts.get("notes", ())),
     )
 
 
-def load_folder(path: Path, name: str, say: Callable[[str], None]) -> Source:
+def load_folder(path: Path, name: str, reading: Reading) -> Source:
     """A training run: its settings, its metrics, and its newest evaluated samples.
 
     Raises:
@@ -175,14 +192,14 @@ def load_folder(path: Path, name: str, say: Callable[[str], None]) -> Source:
     """
     settings, recorded = path / "config.toml", path / "metrics.jsonl"
     if not settings.is_file() and not recorded.is_file():
-        return load_file(evaluation.locate(path), name, say)
+        return load_file(evaluation.locate(path), name, reading)
     config = flatten(read_toml(settings)) if settings.is_file() else {}
     metrics = tuple(runs.read_metrics(path)) if recorded.is_file() else ()
     kept = [folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))]
     source = Source(name=name, path=str(path), format="run folder")
     if kept:
         file = evaluation.locate(path)
-        source = load_file(file, name, say)
+        source = load_file(file, name, reading)
         source = replace(source, path=str(file), notes=source.notes + rollout_note(name, file))
     if source.samples is None and not metrics:
         raise ValueError(

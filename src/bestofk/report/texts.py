@@ -23,8 +23,14 @@ SEED = re.compile(rb'"seed"\s*:\s*(-?[0-9]{1,20})\b')
 """Of a field, at any depth. Inside a text the quotes would be escaped, so it cannot be meant."""
 
 
-def fetch(path: Path, samples: Samples, positions: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """The fields of the samples at flat positions, by position and role."""
+def fetch(
+    path: Path, samples: Samples, positions: Sequence[int], options: Mapping[str, Any]
+) -> dict[int, Mapping[str, Any]]:
+    """The fields of the samples at flat positions, by position and role.
+
+    Args:
+        options: columns, where and encoding with which the samples were read.
+    """
     if samples.lines is None or not positions:
         return {}
     wanted: dict[int, dict[int, int]] = {}
@@ -38,7 +44,7 @@ def fetch(path: Path, samples: Samples, positions: Sequence[int]) -> dict[int, M
             numbers = copy_lines(path, file, set(wanted))
         found: dict[int, Mapping[str, Any]] = {}
         seen: dict[int, int] = {}
-        for row in evaluation.rows(file):
+        for row in evaluation.rows(file, **options):
             line = row.line if numbers is None else numbers[row.line - 1]
             place = seen.get(line, 0)
             seen[line] = place + 1
