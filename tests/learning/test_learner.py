@@ -1,0 +1,238 @@
+"""The learner as a whole: memory, state, errors, and what it can learn."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import bestofk
+from bestofk.learning import Learner, Loss, NonFinite, Optimisation
+from bestofk.models.load import Lora, with_adapters
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import ModelSampler
+from bestofk.types import Prompt
+from policies import fixed, group, letters, llama, qwen3, random_groups, table
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def largest(model: Any, tokens: int, vocabulary: int) -> tuple[int, int]:
+    """Of a step on so many tokens: its largest tensor, and all that autograd keeps for later."""
+    learner = Learner(model, logits_at_once=2**14)
+    rows = [[2 + (7 * i + t) % (vocabulary - 2) for t in range(tokens // 8)] for i in range(8)]
+    kept = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        learner.step([group([2, 3], rows)], np.ones((1, 8)))
+    return seen.elements, kept
+
+
+def test_memory_grows_with_tokens_not_with_tokens_times_vocabulary() -> None:
+    def model(vocabulary: int) -> Any:
+        return fixed(lambda: llama(vocab_size=vocabulary, num_hidden_layers=1))
+
+    small, kept_small = largest(model(1024), 512, 1024)
+    large, kept_large = largest(model(8192), 512, 8192)
+    weights = 32 * 8192
+    assert large <= max(weights, 2**14 + 8192)  # the head's own weights, or a chunk of logits
+    assert large < 512 * 8192 / 8
+    assert kept_large - kept_small <= 3 * (weights - 32 * 1024)  # the head's weights, no logits
+    assert small < 512 * 1024 / 8
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
+    groups = random_groups(6, 4)
+    weights = np.random.default_rng(0).normal(size=(3, 6, 4))
+    settings = Optimisation(lr=1e-2, warmup_steps=2, schedule="cosine", total_steps=9)
+
+    def fresh() -> Learner:
+        return Learner(fixed(llama), optimisation=settings, tokens_per_micro_batch=50)
+
+    through = fresh()
+    stats = [through.step(groups, w) for w in weights]
+    first = fresh()
+    first.step(groups, weights[0])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = fresh()
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert [second.step(groups, w) for w in weights[1:]] == stats[1:]
+    for mine, wanted in zip(second.model.parameters(), through.model.parameters(), strict=True):
+        assert torch.equal(mine, wanted)
+    assert second.steps == 3
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    other = Learner(fixed(qwen3)).state_dict()
+    with pytest.raises(ValueError, match="state is of another model"):
+        Learner(fixed(llama)).load_state_dict(other)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
+    model = fixed(llama)
+    learner = Learner(model, optimisation=Optimisation(lr=1.0))
+    groups = random_groups(2, 2)
+    before = [p.clone() for p in model.parameters()]
+    old = learner.score(groups)
+    for row in old.tokens[0]:
+        row[:] = -1e30  # π_old so small that the ratio is infinite
+    loss = Loss(name="clipped", clip_high=math.inf)
+    with pytest.raises(NonFinite, match="the weights are as before"):
+        learner.step(groups, np.ones((2, 2)), loss=loss, old=old)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert learner.steps == 0
+    learner.step(groups, np.ones((2, 2)))  # and it can go on
+
+
+def test_the_gradient_is_clipped_to_its_norm() -> None:
+    groups = random_groups(3, 3)
+    weights = 1e3 * np.random.default_rng(0).normal(size=(3, 3))
+    norms = []
+    for limit in (0.0, 0.5):
+        learner = Learner(fixed(llama), optimisation=Optimisation(max_grad_norm=limit))
+
+        def look(*_: object, learner: Learner = learner) -> None:
+            squares = [
+                p.grad.square().sum() for p in learner.model.parameters() if p.grad is not None
+            ]
+            norms.append(float(torch.stack(squares).sum().sqrt()))
+
+        learner.optimiser.register_step_pre_hook(look)
+        stats = learner.step(groups, weights)
+    assert norms[0] == pytest.approx(stats["grad_norm"], rel=1e-5)
+    assert norms[1] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_lr_warms_up_then_falls() -> None:
+    cosine = Optimisation(lr=1.0, warmup_steps=3, schedule="cosine", total_steps=13)
+    rates = [cosine.lr_at(step) for step in range(14)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[8] == pytest.approx(0.5)
+    assert rates[13] == pytest.approx(0.0, abs=1e-12)
+    assert all(a > b for a, b in zip(rates[3:], rates[4:], strict=False))
+
+
+def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> None:
+    groups = random_groups(3, 4)
+    weights = np.random.default_rng(0).normal(size=(3, 4))
+    model = with_adapters(fixed(qwen3), Lora(rank=4))
+    learner = Learner(model, optimisation=Optimisation(lr=1e-2))
+    assert learner.layout == "packed"
+    start = learner.sequence_log_probs(groups)
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    for _ in range(3):
+        learner.step(groups, weights)
+    np.testing.assert_allclose(learner.score(groups, reference=True).log_prob, start, atol=1e-5)
+    assert abs(learner.sequence_log_probs(groups) - start).max() > 0.1
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            assert torch.equal(parameter, frozen[name])
+    assert all("lora" in name for name in learner.state_dict()["model"])
+
+
+def test_bf16_keeps_float32_weights_and_nearly_the_same_log_probs() -> None:
+    groups = random_groups(3, 4)
+    exact = Learner(fixed(qwen3)).sequence_log_probs(groups)
+    learner = Learner(fixed(qwen3), precision="bf16", optimisation=Optimisation(lr=1e-3))
+    rough = learner.sequence_log_probs(groups)
+    learner.step(groups, np.ones((3, 4)))
+    assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
+    assert 0 < abs(rough - exact).max() < 0.05 * abs(exact).max()
+
+
+def test_dropout_is_switched_off() -> None:
+    noisy = fixed(lambda: llama(attention_dropout=0.5))
+    learner = Learner(noisy, gradient_checkpointing=True)
+    groups = random_groups(2, 3)
+    old = learner.score(groups)
+    loss = Loss(name="clipped")
+    stats = learner.step(groups, np.ones((2, 3)), loss=loss, old=old)
+    assert stats["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+
+
+BAD_LOSSES = [
+    ({"name": "exat"}, "did you mean 'exact'"),
+    ({"normaliser": "grpo"}, "exact loss has no ratio and no length normaliser"),
+    ({"name": "clipped", "ratio": "sequence", "normaliser": "dapo"}, "mean over tokens already"),
+    ({"name": "clipped", "normaliser": "dr-grpo"}, "give it"),
+    ({"kl": -1.0}, "kl is 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_LOSSES)
+def test_a_wrong_loss_says_what_is_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loss(**options)
+
+
+def test_a_step_says_what_it_lacks() -> None:
+    learner, groups = Learner(fixed(llama)), random_groups(2, 3)
+    ones = np.ones((2, 3))
+    with pytest.raises(ValueError, match="clipped loss needs old="):
+        learner.step(groups, ones, loss=Loss(name="clipped"))
+    with pytest.raises(ValueError, match="kl needs reference="):
+        learner.step(groups, ones, loss=Loss(kl=0.1))
+    with pytest.raises(ValueError, match="no reference policy"):
+        learner.score(groups, reference=True)
+    with pytest.raises(ValueError, match="shape of the groups"):
+        learner.step(groups, np.ones((3, 2)))
+    with pytest.raises(ValueError, match="mark it not live"):
+        learner.step(groups, np.where(np.eye(2, 3), np.nan, ones))
+    with pytest.raises(ValueError, match="same number of completions"):
+        learner.score([*groups, *random_groups(1, 2)])
+    with pytest.raises(ValueError, match="scores of other groups"):
+        learner.step(groups, ones, old=learner.score(random_groups(2, 3, seed=9)))
+    with pytest.raises(ValueError, match="at least one prompt token"):
+        learner.score([group([3], [[]])])
+
+
+def bandit(objective: str, steps: int = 120) -> float:
+    """The chance of the risky arm after training: 1 with chance .3, against a sure .5."""
+    model, rng = table(np.zeros((3, 3)) - np.array([0, 0, 30.0])), np.random.default_rng(0)
+    learner = Learner(model, optimisation=Optimisation(lr=0.05, max_grad_norm=0.0))
+    sampler = ModelSampler(model, letters(3))
+    prompts = [Prompt(f"{p}", "c", "bandit") for p in range(64)]
+    for step in range(steps):
+        groups = sampler.sample(prompts, seed=step, params=Sampling(n=8, max_new_tokens=1))
+        arms = np.array([[done.tokens[0] for done in one.completions] for one in groups])
+        rewards = np.where(arms == 0, 0.5, rng.random(arms.shape) < 0.3)
+        learner.step(groups, bestofk.advantages(rewards, objective))
+    return float(model.table[2].detach().softmax(-1)[1])
+
+
+def test_a_bandit_goes_to_the_optimum_of_max_at_k_and_not_of_the_mean() -> None:
+    """With risk p, best of 4 is worth 1 − m + (m − (.7p)^4)/2 for m = (1 − .3p)^4 misses."""
+    risk = np.linspace(0, 1, 1001)
+    misses = (1 - 0.3 * risk) ** 4
+    best_of_4 = 1 - misses + 0.5 * (misses - (0.7 * risk) ** 4)
+    optimum = risk[best_of_4.argmax()]
+    assert 0.5 < optimum < 0.95
+    found = bandit("max@4")
+    assert found == pytest.approx(optimum, abs=0.08)
+    assert np.interp(found, risk, best_of_4) > best_of_4.max() - 0.005
+    assert bandit("mean") < 0.05
