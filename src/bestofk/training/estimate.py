@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,14 +20,27 @@ def dry_run(config: Config) -> str:
         ValueError: whatever the run itself would refuse before loading anything.
     """
     goal = check(config)
+    return "\n".join(
+        [
+            to_toml(config),
+            *group_lines(config, goal),
+            *token_lines(config),
+            task_line(config),
+            *memory_lines(config),
+            *(f"note: {line}" for line in cautions(goal)),
+        ]
+    )
+
+
+def task_line(config: Config) -> str:
+    """The task in a line; data that are out of reach from here are no reason to refuse."""
     from bestofk import tasks
 
-    task = tasks.task(config.task.name, **config.task.options)
-    parts = [to_toml(config), *group_lines(config, goal), *token_lines(config)]
-    parts.append(f"task: {task.name}, {task.summary or 'no summary'}; data licence: {task.licence}")
-    parts += memory_lines(config)
-    parts += [f"note: {line}" for line in cautions(goal)]
-    return "\n".join(parts)
+    try:
+        task = tasks.task(config.task.name, **config.task.options)
+    except OSError as error:
+        return f"task: {config.task.name}; its data cannot be read from here ({error})"
+    return f"task: {task.name}, {task.summary or 'no summary'}; data licence: {task.licence}"
 
 
 def group_lines(config: Config, goal: Objective) -> list[str]:
@@ -59,36 +73,43 @@ def token_lines(config: Config) -> list[str]:
 
 
 def memory_lines(config: Config) -> list[str]:
-    """Bytes per process; the model's shape is read from its config alone."""
+    """Bytes by purpose; the model's shape is read from its config alone, or guessed by its name."""
     from bestofk.models import describe
 
+    lines = []
     try:
         shape = describe(config.model.path)
     except (OSError, ValueError, ImportError) as error:
-        return [f"memory: not known, since the model's config cannot be read ({error})"]
+        first = str(error).partition("\n")[0]
+        lines.append(f"model: {config.model.path}; its config cannot be read from here ({first})")
+        named = re.search(r"(\d+(?:\.\d+)?)([bm])\b", config.model.path.lower())
+        if not named:
+            return [*lines, "memory: not known without it"]
+        shape = {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])}
     need = memory(config, shape)
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items())
+    split = "; under FSDP weights, gradients and optimiser are shared out over the processes"
     return [
-        f"model: {config.model.path}, {shape['parameters']:,} weights",
-        f"memory per process, about {sum(need.values()) / GIB:.2f} GiB: {listed}"
-        + (
-            " (weights and optimiser shared by the processes under FSDP)" if config.run.fsdp else ""
-        ),
+        *lines,
+        f"model: {config.model.path}, about {shape['parameters']:,} weights",
+        f"memory, about {sum(need.values()) / GIB:.2f} GiB: {listed}"
+        + (split if config.run.fsdp else " (in each process)")
+        + ("" if "hidden" in shape else "; activations and sampling not counted"),
     ]
 
 
 def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
     """A rough upper estimate in bytes, by what it is for. Adam holds two float32 per weight."""
     weights = float(shape["parameters"])
-    hidden, layers = float(shape["hidden"]), float(shape["layers"])
+    hidden, layers = float(shape.get("hidden", 0)), float(shape.get("layers", 0))
     low = 2.0 if config.model.precision == "bf16" else 4.0
     trained = weights
-    if config.model.lora_rank:
+    if config.model.lora_rank and hidden:
         trained = min(weights, 2.0 * config.model.lora_rank * hidden * layers * 7)
     tokens = float(config.optimiser.tokens_per_micro_batch)
     saved = 2.0 if config.model.gradient_checkpointing else 34.0
-    heads = shape.get("kv_heads") or shape["heads"]
-    cache = 2.0 * layers * hidden * heads / shape["heads"] * low
+    heads = shape.get("heads") or 1
+    cache = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low
     rows = min(
         config.sampling.batch_size,
         config.sampling.prompts_per_step * config.sampling.samples_per_prompt,
