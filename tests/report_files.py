@@ -115,7 +115,10 @@ def rollout(step: int, prompt: int, sample: int) -> dict[str, Any]:
 
 def make_run(path: Path, *, steps: int = 5, samples: bool = True, seed: int = 7) -> Path:
     """A run's folder as training writes it, through the same `Run`."""
-    config = f'objective = "max@8"\n[run]\nseed = {seed}\n[sampling]\nsamples_per_prompt = 3\n'
+    config = (
+        f'objective = "max@8"\n[run]\nseed = {seed}\n[model]\npath = "tiny"\n'
+        "[sampling]\nsamples_per_prompt = 3\n"
+    )
     run = Run.create(path, config, {})
     for step in range(1, steps + 1):
         run.record(

@@ -222,6 +222,8 @@ def test_samples_are_filtered_and_the_best_of_k_marked(browser: Any, report: Pat
         for label, depth in (("all drawn", 16), ("4", 4)):
             samples.get_by_label("Mark the best of the first").select_option(label=label)
             marked = samples.locator(".sample.best .meta b:first-child").all_inner_texts()
+            firsts = samples.locator(".block > .sample:first-of-type .meta b:first-child")
+            assert firsts.all_inner_texts() == marked
             assert marked == [f"sample {dict(map(tuple, g['best']))[depth]}" for g in group]
             assert samples.locator(".sample.best .flag").first.inner_text() == f"best of {depth}"
 

@@ -135,8 +135,14 @@ def test_empty_and_broken_files_name_the_line(tmp_path: Path) -> None:
 def test_run_folder_brings_metrics_settings_and_its_newest_samples(tmp_path: Path) -> None:
     [source] = load([str(make_run(tmp_path / "a"))])
     assert source.name == "a"
-    assert source.config == {"objective": "max@8", "run.seed": 7, "sampling.samples_per_prompt": 3}
+    assert source.config == {
+        "objective": "max@8",
+        "run.seed": 7,
+        "model.path": "tiny",
+        "sampling.samples_per_prompt": 3,
+    }
     assert source.fact("seed") == "7"
+    assert source.fact("model") == "tiny, step 5"
     assert len(source.metrics) == 10
     assert source.samples is not None
     assert source.samples.problems == ("p0", "p1", "p2")

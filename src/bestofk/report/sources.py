@@ -41,18 +41,14 @@ class Source:
 
     def fact(self, key: str) -> str | None:
         """What is known of the model, task, sampling or seed, in words; None where nothing is."""
-        value = None if self.samples is None else self.samples.metadata.get(key)
-        if value is None:
-            value = self.config.get(FROM_CONFIG.get(key, ""))
-        return None if value in (None, "", (), [], {}) else words(value)
-
-
-FROM_CONFIG = {
-    "model": "model.path",
-    "task": "task.name",
-    "seed": "run.seed",
-    "sampling": "sampling.temperature",
-}
+        facts = {} if self.samples is None else self.samples.metadata
+        value = facts.get(key)
+        if value in (None, "", (), [], {}):
+            return None
+        step = facts.get("step")
+        return (
+            f"{words(value)}, step {step}" if key == "model" and step is not None else words(value)
+        )
 
 
 def words(value: Any) -> str:
@@ -171,9 +167,8 @@ def load_file(path: Path, name: str, reading: Reading) -> Source:
             reading.say(f"{path} {share}%")
 
     samples = evaluation.read(path, name=name, progress=progress, **reading.options())
-    facts = dict(samples.metadata)
-    if "seed" not in facts:
-        facts["seed"] = seeds_of(path)
+    facts = {**facts_of_run(path), **samples.metadata}
+    facts["seed"] = facts.get("seed", seeds_of(path))
     return Source(
         name=name,
         path=str(path),
@@ -182,6 +177,23 @@ def load_file(path: Path, name: str, reading: Reading) -> Source:
         fetch=lambda positions: fetch(path, samples, positions, reading.options()),
         notes=tuple(f"{name}: {note}" for note in facts.get("notes", ())),
     )
+
+
+def facts_of_run(file: Path) -> dict[str, Any]:
+    """What the run whose folder keeps this file says about model, task, sampling and seed."""
+    settings = file.parent.parent / "config.toml"
+    if file.parent.name not in ("evaluations", "samples") or not settings.is_file():
+        return {}
+    config = flatten(read_toml(settings))
+    facts = {
+        "model": config.get("model.path"),
+        "task": config.get("task.name"),
+        "seed": config.get("run.seed"),
+        "sampling": {"temperature": config.get("sampling.temperature")},
+    }
+    return {
+        key: value for key, value in facts.items() if value not in (None, {"temperature": None})
+    }
 
 
 def load_folder(path: Path, name: str, reading: Reading) -> Source:

@@ -212,45 +212,36 @@ function extrapolation() {
   );
 }
 
+function settingsTable(rows, runs, caption) {
+  const value = (v) =>
+    v === null ? el("span", { class: "soft" }, "not set") : el("code", { class: "text" }, v);
+  return dataTable(
+    ["setting", ...runs.map(runName)],
+    rows.map((row) => [el("code", {}, row.key), ...row.values.map(value)]),
+    { left: runs.map((_, i) => i + 1), caption },
+  );
+}
+
 function settings() {
-  if (!DATA.config.rows.length) return null;
   const { rows, runs } = DATA.config;
-  const body = el("div", {});
-  let all = rows.every((row) => row.same);
-  const draw = () => {
-    const kept = rows.filter((row) => all || !row.same);
-    const table = dataTable(
-      ["setting", ...runs.map((run) => runName(run))],
-      kept.map((row) => [
-        el("code", {}, row.key),
-        ...row.values.map((v) =>
-          v === null ? el("span", { class: "soft" }, "not set") : el("code", { class: "text" }, v),
-        ),
-      ]),
-      {
-        left: runs.map((_, i) => i + 1),
-        caption: all
-          ? "Every recorded setting"
-          : `The ${plural(kept.length, "setting")} that differ, of ${rows.length}`,
-      },
-    );
-    body.replaceChildren(table);
-  };
-  draw();
-  const box = el("input", {
-    type: "checkbox",
-    checked: all,
-    onchange: () => {
-      all = box.checked;
-      draw();
-    },
-  });
+  if (!rows.length) return null;
+  const differing = rows.filter((row) => !row.same);
+  const every = el(
+    "details",
+    {},
+    el("summary", {}, `Show all ${rows.length} settings`),
+    settingsTable(rows, runs, "Every recorded setting, those that differ first"),
+  );
+  const lead =
+    runs.length > 1 ? "Where the runs differ in what was asked of them." : "What was asked of the run.";
   return section(
     "settings",
     "Settings",
-    "Where the runs differ in what was asked of them.",
-    el("div", { class: "controls" }, el("label", {}, box, "show those that agree, too")),
-    body,
+    lead,
+    differing.length > 0 &&
+      settingsTable(differing, runs, `${plural(differing.length, "setting")} of ${rows.length} differ`),
+    runs.length > 1 && !differing.length && el("p", {}, "All recorded settings agree."),
+    every,
   );
 }
 

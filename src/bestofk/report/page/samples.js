@@ -1,6 +1,7 @@
 // The browser of samples: problems on the left, one problem's groups on the right, best of k marked.
 
 const PAGE = 100;
+const FIRST = 8;
 const idOf = (problem) => DATA.per_problem.ids[problem.problem];
 const tally = (g) => (g.passed === null ? general(g.best_reward) : `${g.passed}/${g.scored}`);
 
@@ -141,37 +142,46 @@ class SampleBrowser {
       ? [
           el("h3", {}, "Problem ", el("bdi", {}, idOf(problem))),
           promptBox(problem.prompt),
-          this.groupsOf(problem).map((g) => this.block(g)),
+          el(
+            "div",
+            { class: "blocks" },
+            this.groupsOf(problem).map((g) => this.block(g)),
+          ),
         ]
       : el("p", { class: "soft" }, "No sample matches these filters.");
     this.group.replaceChildren(el("div", {}, content));
   }
 
   block(g) {
-    const items = g.items.filter((sample) => this.keepsSample(sample));
     const best = bestOf(g, this.k);
+    const isBest = (sample) => best !== undefined && sample.i === best[1];
+    const items = g.items.filter((sample) => this.keepsSample(sample));
+    items.sort((one, other) => isBest(other) - isBest(one) || one.i - other.i);
     const depth = `best of ${count(Math.min(this.k, g.n))}`;
     const worth =
       g.passed === null ? `best reward ${general(g.best_reward)}` : `${g.passed} of ${g.scored} pass`;
-    const heading = el(
-      "h3",
-      {},
-      tag(g.run),
-      el("bdi", {}, DATA.runs[g.run].name),
-      el("span", { class: "soft small num" }, `${worth}, ${items.length} shown of ${count(g.n)} drawn`),
+    const cards = (some) => some.map((sample) => sampleCard(sample, g.run, isBest(sample) ? depth : null));
+    const more = el(
+      "button",
+      { type: "button", onclick: () => more.replaceWith(...cards(items.slice(FIRST))) },
+      `Show ${count(items.length - FIRST)} more`,
     );
-    const away = best && !g.items.some((sample) => sample.i === best[1]);
-    return [
-      heading,
-      away &&
+    return el(
+      "div",
+      { class: "block" },
+      el("h3", {}, tag(g.run), el("bdi", {}, DATA.runs[g.run].name)),
+      el("p", { class: "soft small num" }, `${worth}; ${items.length} here of ${count(g.n)} drawn`),
+      best &&
+        !g.items.some(isBest) &&
         el(
           "p",
           { class: "soft small" },
           `The ${depth} is sample ${count(best[1])}, which is not on this page.`,
         ),
       items.length === 0 && el("p", { class: "soft small" }, "None of these matches the filters."),
-      items.map((sample) => sampleCard(sample, g.run, best && sample.i === best[1] ? depth : null)),
-    ];
+      cards(items.slice(0, FIRST)),
+      items.length > FIRST && more,
+    );
   }
 
   controls() {
