@@ -32,6 +32,7 @@ from bestofk.rewards.base import BatchVerifier, unknown
 from bestofk.rewards.programs import Statements, extract_code, split_asserts, split_check
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
+from bestofk.rewards.sandbox.outcome import printable
 from bestofk.rewards.sandbox.pool import Run
 from bestofk.types import Prompt, Status, Verdict
 
@@ -248,7 +249,7 @@ def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
     _, first, detail = next(result for result in results if not result[0])
     reward = 0.0 if whole else passed / total
     status = "partial" if reward > 0.0 else cast(Status, first)
-    return Verdict(reward, status, passed, total, cpu, tier, detail)
+    return Verdict(reward, status, passed, total, cpu, tier, printable(detail))
 
 
 def _results(run: Run, total: int) -> list[tuple[bool, str, str]] | None:

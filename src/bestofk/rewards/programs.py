@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$")
+# possessive throughout: a model must not be able to make this backtrack
+_FENCE = re.compile(r"^ {0,3}+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+$")
 _PYTHON = ("", "python", "python3", "py", "py3", "python2", "pycon", "{python}")
 
 
@@ -70,6 +72,25 @@ class Statements:
         return sum(is_test for _, is_test in self.statements)
 
 
+_PARSING = threading.Lock()
+
+
+def _parse(source: str) -> ast.Module:
+    """`ast.parse`, one thread at a time and again when it trips.
+
+    Up to Python 3.12 the parser counts its depth in one place for all threads and raises
+    SystemError when two of them meet there; a thread outside of this project may be the other.
+    """
+    for attempt in range(5):
+        with _PARSING:
+            try:
+                return ast.parse(source)
+            except SystemError:
+                if attempt == 4:
+                    raise
+    raise AssertionError("unreachable")
+
+
 def split_asserts(tests: Sequence[str] | str, setup: str = "", entry_point: str = "") -> Statements:
     """Assert statements, each its own test.
 
@@ -80,13 +101,13 @@ def split_asserts(tests: Sequence[str] | str, setup: str = "", entry_point: str 
     """
     source = tests if isinstance(tests, str) else "\n".join(tests)
     return _statements(
-        ast.parse(source).body, setup, {entry_point: entry_point} if entry_point else {}
+        _parse(source).body, setup, {entry_point: entry_point} if entry_point else {}
     )
 
 
 def split_check(source: str, entry_point: str, setup: str = "") -> Statements:
     """The body of `def check(candidate)`, each assert its own test."""
-    body = ast.parse(source).body
+    body = _parse(source).body
     checks = [s for s in body if isinstance(s, ast.FunctionDef) and s.name == "check"]
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise ValueError("a check test defines `check(candidate)` once, got " + source[:80])
@@ -95,7 +116,7 @@ def split_check(source: str, entry_point: str, setup: str = "") -> Statements:
     names = {candidate: entry_point}
     inner = [_Rename(entry_point, candidate).visit(statement) for statement in checks[0].body]
     if any(isinstance(node, ast.Return) for s in inner for node in _own_nodes(s)):
-        call = ast.parse(f"check({candidate})").body  # cannot be cut: one test
+        call = _parse(f"check({candidate})").body  # cannot be cut: one test
         return _statements([*before, checks[0]], setup, names, tests=call)
     return _statements([*before, *inner], setup, names)
 
@@ -113,9 +134,33 @@ def _statements(
         if not _is_vacuous(statement)
     ]
     cut += [(ast.unparse(statement), True) for statement in tests]
-    free = _free_names([*ast.parse(setup).body, *body]) - names.keys()
+    free = _free_names([*_parse(setup).body, *body]) - names.keys()
+    _refuse_execution([*_parse(setup).body, *body])
     pure = not setup.strip() and not tests and all(map(_is_pure, body))
     return Statements(tuple(cut), names | {name: name for name in sorted(free)}, pure)
+
+
+_EXECUTES = {
+    "eval", "exec", "compile", "__import__", "pickle", "marshal", "shelve", "ctypes", "subprocess",
+    "importlib", "runpy", "code",
+}  # fmt: skip
+
+
+def _refuse_execution(body: Sequence[ast.stmt]) -> None:
+    """Tests that can execute what the program returns would let it write its own verdict."""
+    for statement in body:
+        for node in ast.walk(statement):
+            names = [node.id] if isinstance(node, ast.Name) else []
+            if isinstance(node, ast.Import):
+                names = [alias.name.partition(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [(node.module or "").partition(".")[0]]
+            for name in names:
+                if name in _EXECUTES:
+                    raise ValueError(
+                        f"tests must not execute what a program returns, these use {name}: "
+                        "compare values instead (ast.literal_eval reads literals)"
+                    )
 
 
 _PURE = (

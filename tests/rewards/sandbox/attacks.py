@@ -156,6 +156,18 @@ for folder in (".", "/box", "/tmp"):
     except OSError: pass
 def f(x): return 0.0
 ''', {"asserts": ["import math", "assert math.isclose(f(1), 2.0)"]}, quick=True),
+    Case(8, "notes-in-shared-files", '''
+import fcntl, os
+def look():
+    return [(fd, os.lseek(fd, 0, 1), fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK) for fd in (0, 1, 2)]
+def note():
+    for fd in (0, 1, 2):
+        for action in (lambda: os.lseek(fd, 4321, 0), lambda: os.set_blocking(fd, False)):
+            try: action()
+            except OSError: pass
+    return True
+''', {"asserts": ["assert look() == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]", "assert note()"]}, 1.0, quick=True),
+    Case(8, "notes-found", "import fcntl, os\ndef look(): return [(fd, os.lseek(fd, 0, 1), fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK) for fd in (0, 1, 2)]", {"asserts": ["assert look() == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]"]}, 1.0, quick=True),
     Case(9, "constant", "def f(x): return 2", reward=1 / 3, statuses=("partial",), quick=True),
     Case(9, "echo", "def f(x): return x"),
     Case(9, "echo-stdio", "import sys\nsys.stdout.write(sys.stdin.read())", STDIO),
@@ -352,6 +364,8 @@ tried("group", lambda: os.killpg(os.getpgrp(), 0))
 r, w = os.pipe()
 tried("owner", lambda: fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())); tried("owner's signal", lambda: fcntl.fcntl(r, fcntl.F_SETSIG, 9))
 tried("owner by ioctl", lambda: fcntl.ioctl(r, 0x8901, (1).to_bytes(4, "little"))); tried("lease", lambda: fcntl.fcntl(0, fcntl.F_SETLEASE, 0))
+import time
+tried("clock of its parent", lambda: time.clock_gettime((~os.getppid() << 3) | 2)); tried("its parent's group", lambda: os.getpgid(os.getppid()))
 tried("timer", lambda: call(222 if X86 else 107, 0, bytes(64), ctypes.create_string_buffer(8)))
 tried("setpgid", lambda: os.setpgid(0, os.getppid())); tried("setsid", lambda: os.setsid())
 '''),
@@ -515,5 +529,5 @@ def run_all(tier: int, quick: bool) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if "bubblewrap" in sys.argv:
-        pool._ways = lambda least, most: iter([(2, True)])  # type: ignore[assignment]
+        pool._ways = lambda least, most: iter([(2, True)])
     print(json.dumps({"uid": os.getuid(), "cases": run_all(int(sys.argv[1]), "quick" in sys.argv)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -302,6 +303,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"asserts": ["raise ValueError", "assert f(1) == 2"]}, "scores 0.5"),
     ({"asserts": ["assert f(object()) == 2"]}, "passed by value"),
     ({"asserts": ["assert f(1 == 2"]}, "SyntaxError"),
+    ({"asserts": ["assert eval(str(f(1))) == 2"]}, "must not execute"),
+    ({"asserts": ["import pickle", "assert f(1) == 2"]}, "must not execute"),
     ({"asert": ["assert f(1) == 2"]}, "did you mean 'asserts'"),
     ({"asserts": ["assert f(1) == 2"], "stdio": []}, "one of"),
     (
@@ -364,3 +367,40 @@ def test_tests_that_change_their_process_do_not_reach_the_next_task(verifier: Co
     prompts = [Prompt(str(i), "", "code", spec) for i, spec in enumerate([dirty, clean] * 4)]
     verdicts = verifier(prompts, ["def f(x): return x + 1"] * 8)
     assert [v.reward for v in verdicts] == [1.0] * 8
+
+
+def test_details_are_fit_for_logs(verdict: Judge) -> None:
+    for text in ("raise ValueError('\\ud800\\x1b[2J\\x00\\n')", "return '\\ud800\\x1b[31m'"):
+        for spec in (PLUS_ONE, {"entry_point": "f", "calls": [{"args": [1], "expected": 2}]}):
+            detail = verdict(spec, f"def f(x): {text}").detail
+            assert detail
+            assert detail.isprintable()
+            detail.encode("utf-8")
+
+
+def test_thousands_of_failures_are_counted(verdict: Judge) -> None:
+    calls = [{"args": [n], "expected": n if n % 2 else -1} for n in range(20_000)]
+    judged = verdict({"entry_point": "f", "calls": calls}, "def f(x): return x")
+    assert (judged.passed, judged.total) == (10_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "~" * 20_000 + "`",
+        "`" * 20_000 + " `",
+        "~~~" + " " * 20_000 + "`",
+        "```" + "a" * 20_000 + "`",
+    ],
+)
+def test_extraction_does_not_backtrack(line: str) -> None:
+    """Cubic matching would take hours; this is over at once or never."""
+    assert extract_code(line) == line
+    assert extract_code("```python\n" + line) == line
+
+
+def test_many_threads_may_cut_tests_at_once() -> None:
+    source = "\n".join(f"assert f({n}) == [{n}, ({n}, {n + 1})]" for n in range(200))
+    with ThreadPoolExecutor(8) as pool:
+        totals = list(pool.map(lambda _: split_asserts(source).total, range(64)))
+    assert totals == [200] * 64

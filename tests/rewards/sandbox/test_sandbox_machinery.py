@@ -229,9 +229,8 @@ def memory_of(pids: list[int]) -> int:
     return total
 
 
-def watch_for_leaks(new_sandbox: New, runs: int) -> None:
+def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
-    temporary = set(os.listdir("/tmp"))
     others = set(descendants(os.getpid()))
     mixed = [
         RIGHT,
@@ -257,17 +256,22 @@ def watch_for_leaks(new_sandbox: New, runs: int) -> None:
         assert len(descendants(os.getpid())) - len(others) <= 3 * len(servers)
     assert eventually(lambda: set(descendants(os.getpid())) <= others)
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    left = {name for name in set(os.listdir("/tmp")) - temporary if "bestofk" in name}
-    assert not left
+    assert os.listdir(folder) == []
 
 
-def test_500_runs_leave_nothing_behind(new_sandbox: New) -> None:
-    watch_for_leaks(new_sandbox, 500)
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_500_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> None:
+    watch_for_leaks(new_sandbox, 500, temporary)
 
 
 @pytest.mark.slow
-def test_10000_runs_leave_nothing_behind(new_sandbox: New) -> None:
-    watch_for_leaks(new_sandbox, 10_000)
+def test_10000_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> None:
+    watch_for_leaks(new_sandbox, 10_000, temporary)
 
 
 # 37

@@ -41,6 +41,15 @@ class Limits:
                 raise ValueError(f"a limit is positive, got {name}={value!r}")
 
 
+def printable(text: str) -> str:
+    """Text a program had a hand in, fit for logs: no surrogates, no control characters.
+
+    >>> printable("a\\ud800\\x1b[2J")
+    'a\\\\ud800\\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:500])
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one sandboxed call: a value, or the reason why there is none."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from . import bubblewrap
 from .config import configuration
 from .guest.codec import CodecError, decode, encode
-from .outcome import Limits, Outcome, OutcomeStatus
+from .outcome import Limits, Outcome, OutcomeStatus, printable
 from .selftest import attack
 from .worker import Worker, WorkerLost
 
@@ -240,7 +240,7 @@ def _outcome(run: Run, tier: int) -> Outcome:
         if status == "ok" and code == 0:
             return Outcome("ok", rest[0], cpu, tier)
         if status in ("raised", "memory") and code == 0:
-            return Outcome(status, None, cpu, tier, ": ".join(map(str, rest)))
+            return Outcome(status, None, cpu, tier, printable(": ".join(map(str, rest))))
     except (CodecError, ValueError, TypeError, IndexError):
         pass
     return Outcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")

@@ -23,10 +23,10 @@ MOST_DESCRIPTORS = 1024
 """The fork server's own limit, so that closing them all is short."""
 
 
-def keep_low_descriptors_free(sink: int) -> None:
+def keep_low_descriptors_free() -> None:
     """Occupy descriptors 3 to LOW - 1, so that whatever the server opens lies above them."""
     for number in range(3, LOW):
-        os.dup2(sink, number, inheritable=False)
+        os.dup2(0, number, inheritable=False)
 
 
 class Lockdown:
@@ -42,7 +42,14 @@ class Lockdown:
         self.undumpable = kernel.prepared_prctl(kernel.PR_SET_DUMPABLE, 0)
 
     def apply(self, files: Sequence[int], limits: list[tuple[int, tuple[int, int]]]) -> None:
-        """In the child. Descriptors 0, 1, 2 ... become `files`, and every other one is closed."""
+        """In the child. Descriptors become `files`, and every other one is closed.
+
+        Fewer than five files leave the first three to /dev/null, opened anew: position and flags of
+        an open file are shared by all who inherit it, and would carry notes between programs.
+        """
+        if len(files) < 5:
+            null = os.open("/dev/null", os.O_RDWR)
+            files = [null, null, null, *files]
         for target, descriptor in enumerate(files):
             os.dup2(descriptor, target)
         os.chdir(self.box)

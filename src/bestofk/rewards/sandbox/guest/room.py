@@ -42,26 +42,28 @@ class Room:
     rules: int | None = None
     """Landlock rules, applied in every child (tier 1)."""
     box_options: str = ""
-    box_mark: tuple[int, int] = (0, 0)
+    box_mark: tuple[int, ...] = ()
 
     def renew_box(self) -> None:
         """An empty /box, unless the last program left the old one exactly as it was.
 
         The change time of the folder moves with anything made, removed or re-moded in it and cannot
-        be set, so an untouched folder is proof enough; any doubt mounts a new file system.
+        be set; clocks of files tick coarsely, so the counts of free inodes and blocks are compared
+        too. Any doubt mounts a new file system.
         """
         if not self.box or self._mark() == self.box_mark:
             return
         os.chdir("/")
-        if self.box_mark != (0, 0):
+        if self.box_mark:
             kernel.umount(BOX)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("box", BOX, "tmpfs", flags, self.box_options)
         self.box_mark = self._mark()
 
-    def _mark(self) -> tuple[int, int]:
-        status = os.stat(BOX)
-        return (status.st_ctime_ns, status.st_dev)
+    def _mark(self) -> tuple[int, ...]:
+        status, space = os.stat(BOX), os.statvfs(BOX)
+        counts = (space.f_ffree, space.f_bfree)
+        return (status.st_ctime_ns, status.st_dev, status.st_mode, *counts)
 
 
 def library_folders(config: dict[str, Any]) -> list[str]:

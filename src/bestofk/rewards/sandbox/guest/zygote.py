@@ -48,9 +48,7 @@ class Server:
         self.room = rooms.enter(config)
         _prepare_interpreter(config)  # inside: what imports read and write is the room's
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # before, its user could not write its id maps
-        self.empty = _high(wire.memory_file(b""))
-        self.sink = _high(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
-        keep_low_descriptors_free(self.sink)
+        keep_low_descriptors_free()
         if self.room.own_pids:
             kernel.drop_bounding_set()
             keep = sum(1 << bit for bit in (1, 5, 6, 7, 21))  # DAC KILL SETGID SETUID SYS_ADMIN
@@ -94,7 +92,7 @@ class Server:
     def _replace_checker(self, limits: dict[str, Any]) -> None:
         self._end_checker()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        files = [self.empty, self.sink, self.sink, theirs.fileno()]
+        files = [theirs.fileno()]
         bounds = resource_limits(self.room, limits, self.base_memory, 3600.0)
         pid = kernel.fork()
         if pid == 0:
@@ -108,12 +106,11 @@ class Server:
         """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given."""
         self.room.renew_box()
         stdio = len(files) == 3
-        standard = files if stdio else [self.empty, self.sink, self.sink]
         bounds = resource_limits(self.room, limits, self.base_memory, cpu)
         run = program.run_stdio if stdio else program.run_functions
         pid = kernel.fork()
         if pid == 0:
-            self._become(self.program_lock, [*standard, rpc, source], bounds, run, limits)
+            self._become(self.program_lock, [*files, rpc, source], bounds, run, limits)
         return Process(pid, cpu)
 
     def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
@@ -121,8 +118,7 @@ class Server:
         bounds = resource_limits(self.room, limits, self.base_memory, cpu)
         pid = kernel.fork()
         if pid == 0:
-            standard = [self.empty, self.sink, self.sink]
-            self._become(self.program_lock, [*standard, *files], bounds, program.run_call, limits)
+            self._become(self.program_lock, files, bounds, program.run_call, limits)
         return Process(pid, cpu)
 
     def _become(
