@@ -50,7 +50,7 @@ def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
     """The page, in which nothing may go wrong and from which nothing may be asked."""
     context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
     page = context.new_page()
-    context.set_default_timeout(5000)
+    context.set_default_timeout(30_000)
     trouble: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))

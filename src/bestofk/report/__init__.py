@@ -73,7 +73,9 @@ def make(
         from .figures import require_matplotlib
 
         require_matplotlib()
-    for folder in (png, svg, csv):
+    for option, folder in (("--png", png), ("--svg", svg), ("--csv", csv)):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{option} takes a folder for its files; {folder} is a file")
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     findings = evaluate(

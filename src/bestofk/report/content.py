@@ -229,7 +229,7 @@ def per_problem(findings: Findings) -> dict[str, Any]:
             run = findings.run(curve.name)
             values[:, run, rows] = curve.values[:, [curve.at(k) for k in ks]].T
         low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=1.0)
-        measures.append({"key": key, "k": ks, "limits": [low, high], "values": values})
+        measures.append({"key": key, "k": ks, "limits": [low, high], "values": values.round(4)})
     return {"ids": list(ids), "measures": measures}
 
 

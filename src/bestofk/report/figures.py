@@ -16,7 +16,7 @@ from typing import Any
 
 from .page import brief, write
 
-COLOURS = ("#5f6875", "#1f62c9", "#c8500a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
+COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
 SIZE = (3.5, 2.9)
 """Inches: one column of a two-column paper."""
 STYLE: dict[Any, Any] = {
