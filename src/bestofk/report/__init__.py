@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import bestofk
 from bestofk.evaluation import Metric
 
 from .content import page_data
@@ -94,9 +94,10 @@ def make(
     shown = excerpts(findings.sources, findings.problems, findings.passes, findings.threshold,
                      samples)  # fmt: skip
     heading = title or default_title([source.name for source in sources])
-    data = page_data(findings, shown, title=heading, version=bestofk.__version__, created=created)
+    version = importlib.metadata.version("bestofk")
+    data = page_data(findings, shown, title=heading, version=version, created=created)
     say("the page")
-    text = render(data, title=heading, version=bestofk.__version__)
+    text = render(data, title=heading, version=version)
     write(out, text)
     files: list[Path] = []
     for kind, folder in (("png", png), ("svg", svg)):
