@@ -155,6 +155,39 @@ def generate(
             )
 
 
+def generated(
+    name: str,
+    drawing: Callable[[str], tuple[Draw, tuple[Any, ...]]],
+    sizes: Mapping[str, int],
+    *,
+    seed: int,
+    reward: str,
+    summary: str,
+    patience: int = 20_000,
+) -> Task:
+    """A task that makes its own problems: `drawing(split)` says how, and what that depends on."""
+
+    def make(split: str) -> Split:
+        draw, settings = drawing(split)
+        problems = generate(
+            draw, belongs=split, seed=(seed, split, *settings), what=name, patience=patience
+        )
+        return Split(problems, sizes[split], seed=seed, shuffle=False)
+
+    return Task(
+        name=name,
+        verifier=name,
+        verifier_options={"reward": reward},
+        make=make,
+        splits=tuple(sizes),
+        summary=summary,
+    )
+
+
+def sizes_of(train: int, validation: int, test: int, ood: int) -> dict[str, int]:
+    return {"train": train, "validation": validation, "test": test, "ood": ood}
+
+
 def rng_of(*parts: Any) -> random.Random:
     """A generator fixed by its parts. Only `.random()` of it is used: Python keeps it stable."""
     digest = hashlib.sha256(json.dumps(parts, default=str).encode()).digest()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from bestofk.tasks.base import (
     STYLES,
     Draw,
-    Split,
     Task,
     answer,
     answer_kind,
     below,
-    generate,
+    generated,
     identity,
     one_of,
+    sizes_of,
     wording,
 )
 from bestofk.types import Prompt
@@ -85,17 +86,13 @@ def countdown(
         style: "chat", "text", or "compact" ("3 5 7 2 = 24:" answered by the expression alone).
         reward: "exact" or "closeness".
     """
-    if numbers < 2 or not 0 <= low <= high or not target_low <= target_high:
-        raise ValueError(
-            "countdown needs numbers >= 2, 0 <= low <= high and target_low <= target_high, got "
-            f"numbers={numbers}, low={low}, high={high}, targets {target_low}..{target_high}"
-        )
-    if not operators or not set(operators) <= set(_RANK) or len(set(operators)) < len(operators):
-        raise ValueError(f"operators are different ones of + - * /, got {operators!r}")
+    _check(numbers, low, high, operators, target_low, target_high)
     one_of("style", style, STYLES)
     one_of("use", use, tuple(_USE))
 
-    def drawing(count: int) -> Draw:
+    def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
+        count = numbers + (split == "ood")
+
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]] | None:
             given = [low + below(rng, high - low + 1) for _ in range(count)]
             found = solution(given, operators, rng)
@@ -104,30 +101,28 @@ def countdown(
             key = f"countdown {sorted(given)} {found[0]}"
             return key, lambda: _prompt(key, given, found, operators, use, style)
 
-        return draw
+        return draw, (count,)
 
-    sizes = {
-        "train": train_size,
-        "validation": validation_size,
-        "test": test_size,
-        "ood": ood_size,
-    }
-
-    def make(split: str) -> Split:
-        count = numbers + (split == "ood")
-        problems = generate(
-            drawing(count), belongs=split, seed=(seed, split, count), what="countdown"
-        )
-        return Split(problems, sizes[split], seed=seed, shuffle=False)
-
-    return Task(
-        name="countdown",
-        verifier="countdown",
-        verifier_options={"reward": reward},
-        make=make,
-        splits=tuple(sizes),
+    return generated(
+        "countdown",
+        drawing,
+        sizes_of(train_size, validation_size, test_size, ood_size),
+        seed=seed,
+        reward=reward,
         summary=f"{numbers} numbers in {low}..{high}, target in {target_low}..{target_high}",
     )
+
+
+def _check(
+    numbers: int, low: int, high: int, operators: str, target_low: int, target_high: int
+) -> None:
+    if numbers < 2 or not 0 <= low <= high or not target_low <= target_high:
+        raise ValueError(
+            "countdown needs numbers >= 2, 0 <= low <= high and target_low <= target_high, got "
+            f"numbers={numbers}, low={low}, high={high}, targets {target_low}..{target_high}"
+        )
+    if not operators or not set(operators) <= set(_RANK) or len(set(operators)) < len(operators):
+        raise ValueError(f"operators are different ones of + - * /, got {operators!r}")
 
 
 def _prompt(

@@ -62,32 +62,25 @@ def dataset(
         raise ValueError("a data set names at least one of train, validation, test")
 
     def build(row: Row) -> Prompt:
-        text = _fill(prompt, row, "prompt")
         needs = {key: _field(row, field) for key, field in (spec or {}).items()}
         if answer is not None:
-            expected = str(_field(row, answer))
-            if answer_after and answer_after not in expected:
-                raise ValueError(f"no {answer_after!r} in the answer {expected[-80:]!r}")
-            needs["expected"] = (
-                expected.rpartition(answer_after)[2].strip() if answer_after else (expected.strip())
-            )
+            needs["expected"] = _after(str(_field(row, answer)), answer_after)
         template = reference
         if template is None and "expected" in needs:
             template = REFERENCES.get(verifier)
-        known = {**row, **needs}
+        text = _fill(prompt, row, "prompt")
         return Prompt(
             id=f"{name}/{_field(row, id)}" if id else identity(name, text),
             text=as_messages(style, system, text),
             task=name,
             spec=needs,
-            reference=_fill(template, known, "reference") if template else None,
+            reference=_fill(template, {**row, **needs}, "reference") if template else None,
         )
 
-    shares = {"validation": validation_share, "test": test_share}
     return from_prompts(
         name,
         {key: _loader(source, build) for key, source in sources.items() if source is not None},
-        shares=shares,
+        shares={"validation": validation_share, "test": test_share},
         verifier=verifier,
         verifier_options=verifier_options or {},
         licence=licence,
@@ -95,6 +88,12 @@ def dataset(
         seed=seed,
         summary=f"rows of data, judged by {verifier}",
     )
+
+
+def _after(answer: str, mark: str) -> str:
+    if mark and mark not in answer:
+        raise ValueError(f"no {mark!r} in the answer {answer[-80:]!r}")
+    return (answer.rpartition(mark)[2] if mark else answer).strip()
 
 
 def _loader(source: Source, build: Callable[[Row], Prompt]) -> Callable[[], list[Prompt]]:
@@ -130,29 +129,9 @@ def from_prompts(
     order += [key for key in loaders if key not in order]
     built: dict[str, list[Prompt]] = {}
 
-    def build() -> None:
-        loaded = {key: load() for key, load in loaders.items()}
-        pools: dict[str, list[Prompt]] = {key: loaded.get(key, []) for key in order}
-        if cut:
-            pools["train"] = []
-            for item in loaded["train"]:
-                pools[_share(item, cut)].append(item)
-        taken: set[str] = set()
-        by_id: dict[str, Prompt] = {}
-        for key in order:
-            built[key] = []
-            for item in pools[key]:
-                if _content(item) in taken or by_id.get(item.id) == item:
-                    continue
-                if item.id in by_id:
-                    raise ValueError(f"{name}: the id {item.id!r} names two different problems")
-                by_id[item.id] = item
-                built[key].append(item)
-            taken |= {_content(item) for item in built[key]}
-
     def make(split: str) -> Split:
         if not built:
-            build()
+            built.update(_apart(name, {key: load() for key, load in loaders.items()}, cut, order))
         kept = built[split][:limit]
         if not kept:
             raise ValueError(f"{name} has no prompt in split {split!r}")
@@ -168,6 +147,33 @@ def from_prompts(
         licence=licence,
         summary=summary,
     )
+
+
+def _apart(
+    name: str,
+    loaded: Mapping[str, list[Prompt]],
+    cut: Mapping[str, float],
+    order: Sequence[str],
+) -> dict[str, list[Prompt]]:
+    """The splits in `order`, each without the problems of those before it."""
+    pools: dict[str, list[Prompt]] = {key: list(loaded.get(key, [])) for key in order}
+    if cut:
+        pools["train"] = []
+        for item in loaded["train"]:
+            pools[_share(item, cut)].append(item)
+    taken: set[str] = set()
+    by_id: dict[str, Prompt] = {}
+    kept: dict[str, list[Prompt]] = {key: [] for key in order}
+    for key in order:
+        for item in pools[key]:
+            if _content(item) in taken or by_id.get(item.id) == item:
+                continue
+            if item.id in by_id:
+                raise ValueError(f"{name}: the id {item.id!r} names two different problems")
+            by_id[item.id] = item
+            kept[key].append(item)
+        taken |= {_content(item) for item in kept[key]}
+    return kept
 
 
 def _content(prompt: Prompt) -> str:

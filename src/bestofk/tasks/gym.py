@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bestofk.tasks.base import Split, Task, identity, one_of, share_of, unknown, wording
@@ -40,24 +41,37 @@ def gym(
     settings = dict(config or {})
     sizes = {"train": train_size, "validation": validation_size, "test": test_size}
 
-    def entries(split: str, patience: int = 20_000) -> Iterator[Prompt]:
-        """Distinct questions that belong to the split, from one endless source."""
-        chunk, missed, seen, start = 500, 0, set[str](), 0
-        while True:
-            made = reasoning_gym.create_dataset(
-                dataset, seed=seed * 1_000_003 + start, size=chunk, **settings
-            )
-            for i in range(chunk):
-                entry = json.loads(json.dumps(made[i]))
-                key = f"gym {dataset} {entry['question']}"
-                if key in seen or _split_of(key) != split:
-                    missed += 1
-                    if missed > patience:
-                        raise ValueError(
-                            f"gym {dataset}: {patience} entries in a row gave no new one after "
-                            f"{len(seen)}; ask for fewer prompts or widen its config"
-                        )
-                    continue
+    def make(split: str) -> Split:
+        source = _entries(reasoning_gym.create_dataset, dataset, settings, seed, split, style)
+        return Split(source, sizes[split], seed=seed, shuffle=False)
+
+    return Task(
+        name="gym",
+        verifier="gym",
+        verifier_options={"dataset": dataset, "config": settings},
+        make=make,
+        splits=tuple(sizes),
+        licence="generated (reasoning-gym, Apache-2.0)",
+        summary=f"reasoning-gym's {dataset}",
+    )
+
+
+def _entries(
+    create: Callable[..., Any],
+    dataset: str,
+    settings: Mapping[str, Any],
+    seed: int,
+    split: str,
+    style: str,
+    patience: int = 20_000,
+) -> Iterator[Prompt]:
+    """Distinct questions that belong to the split, from one endless source."""
+    missed, seen = 0, set[str]()
+    for part in itertools.count(seed * 1_000_003):
+        for entry in create(dataset, seed=part, size=500, **settings):
+            entry = json.loads(json.dumps(entry))
+            key = f"gym {dataset} {entry['question']}"
+            if key not in seen and _split_of(key) == split:
                 missed = 0
                 seen.add(key)
                 yield Prompt(
@@ -67,17 +81,13 @@ def gym(
                     spec={"entry": entry},
                     reference=f"<answer>{entry['answer']}</answer>",
                 )
-            start += 1
-
-    return Task(
-        name="gym",
-        verifier="gym",
-        verifier_options={"dataset": dataset, "config": settings},
-        make=lambda split: Split(entries(split), sizes[split], seed=seed, shuffle=False),
-        splits=tuple(sizes),
-        licence="generated (reasoning-gym, Apache-2.0)",
-        summary=f"reasoning-gym's {dataset}",
-    )
+                continue
+            missed += 1
+            if missed > patience:
+                raise ValueError(
+                    f"gym {dataset}: {patience} entries in a row gave no new one after "
+                    f"{len(seen)}; ask for fewer prompts or widen its config"
+                )
 
 
 def _split_of(key: str) -> str:

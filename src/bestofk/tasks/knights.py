@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bestofk.tasks.base import (
-    Split,
+    Draw,
     Task,
     below,
-    generate,
+    generated,
     identity,
     one_of,
     shuffle,
+    sizes_of,
     wording,
 )
 from bestofk.types import Prompt
@@ -115,14 +116,8 @@ def knights(
     if not 3 <= people <= 12:
         raise ValueError(f"knights needs 3 to 12 people, got {people}")
     one_of("style", style, STYLES)
-    sizes = {
-        "train": train_size,
-        "validation": validation_size,
-        "test": test_size,
-        "ood": ood_size,
-    }
 
-    def make(split: str) -> Split:
+    def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
         count = people + (split == "ood")
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
@@ -131,15 +126,14 @@ def knights(
             key = f"knights {json.dumps(said)}"
             return key, lambda: _prompt(key, said, style, rng)
 
-        problems = generate(draw, belongs=split, seed=(seed, split, count), what="knights")
-        return Split(problems, sizes[split], seed=seed, shuffle=False)
+        return draw, (count,)
 
-    return Task(
-        name="knights",
-        verifier="knights",
-        verifier_options={"reward": reward},
-        make=make,
-        splits=tuple(sizes),
+    return generated(
+        "knights",
+        drawing,
+        sizes_of(train_size, validation_size, test_size, ood_size),
+        seed=seed,
+        reward=reward,
         summary=f"knights and knaves, {people} people, one solution",
     )
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bestofk.tasks.base import (
     STYLES,
     Draw,
-    Split,
     Task,
     answer,
     answer_kind,
     below,
-    generate,
+    generated,
     identity,
     one_of,
+    sizes_of,
     wording,
 )
 from bestofk.types import Prompt
@@ -114,22 +115,11 @@ def maze(
     """
     one_of("style", style, STYLES)
     one_of("layout", layout, LAYOUTS)
-    for size in (*sizes, *test_sizes, *ood_sizes):
-        if layout == "carved" and (size < 5 or size % 2 == 0):
-            raise ValueError(f"a carved maze has an odd size of at least 5, got {size}")
-        if size < 2:
-            raise ValueError(f"a maze has a size of at least 2, got {size}")
-    if not 0.0 <= loops <= 1.0 or not 0.0 <= density < 1.0:
-        raise ValueError(f"loops and density are chances, got {loops} and {density}")
-    by_split = {"train": sizes, "validation": sizes, "test": test_sizes, "ood": ood_sizes}
-    lengths = {
-        "train": train_size,
-        "validation": validation_size,
-        "test": test_size,
-        "ood": ood_size,
-    }
+    _check((*sizes, *test_sizes, *ood_sizes), layout, loops, density)
 
-    def drawing(choices: Sequence[int]) -> Draw:
+    def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
+        choices = {"test": test_sizes, "ood": ood_sizes}.get(split, sizes)
+
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
             size = choices[below(rng, len(choices))]
             carved = layout == "carved"
@@ -137,26 +127,27 @@ def maze(
             walls = "\n".join(map("".join, grid))
             return f"maze {walls}", lambda: _prompt(grid, _place(grid, rng), style)
 
-        return draw
-
-    def make(split: str) -> Split:
-        problems = generate(
-            drawing(by_split[split]),
-            belongs=split,
-            seed=(seed, split, by_split[split], layout, loops, density),
-            what="maze",
-        )
-        return Split(problems, lengths[split], seed=seed, shuffle=False)
+        return draw, (choices, layout, loops, density)
 
     shown, far = ("/".join(map(str, listed)) for listed in (sizes, ood_sizes))
-    return Task(
-        name="maze",
-        verifier="maze",
-        verifier_options={"reward": reward},
-        make=make,
-        splits=tuple(lengths),
+    return generated(
+        "maze",
+        drawing,
+        sizes_of(train_size, validation_size, test_size, ood_size),
+        seed=seed,
+        reward=reward,
         summary=f"{layout} mazes of size {shown}, out of distribution {far}",
     )
+
+
+def _check(sizes: Sequence[int], layout: str, loops: float, density: float) -> None:
+    for size in sizes:
+        if layout == "carved" and (size < 5 or size % 2 == 0):
+            raise ValueError(f"a carved maze has an odd size of at least 5, got {size}")
+        if size < 2:
+            raise ValueError(f"a maze has a size of at least 2, got {size}")
+    if not 0.0 <= loops <= 1.0 or not 0.0 <= density < 1.0:
+        raise ValueError(f"loops and density are chances, got {loops} and {density}")
 
 
 def _place(grid: Grid, rng: random.Random) -> str | None:

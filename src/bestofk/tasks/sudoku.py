@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from bestofk.tasks.base import (
-    Split,
-    Task,
-    generate,
-    identity,
-    one_of,
-    shuffle,
-    wording,
-)
+from bestofk.tasks.base import Draw, Task, generated, identity, one_of, shuffle, sizes_of, wording
 from bestofk.types import Prompt
 
 STYLES = ("chat", "text")
@@ -109,32 +102,24 @@ def sudoku(
     if not 1 <= wanted <= 3 * size * size // 4:
         raise ValueError(f"blanks of size {size} are 1 to {3 * size * size // 4}, got {wanted}")
     one_of("style", style, STYLES)
-    sizes = {
-        "train": train_size,
-        "validation": validation_size,
-        "test": test_size,
-        "ood": ood_size,
-    }
 
-    def make(split: str) -> Split:
+    def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
         count = wanted + (wanted // 4 if split == "ood" else 0)
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
             solved = next(complete([0] * (size * size), size, rng))
             return f"sudoku {_rows(solved, size)}", lambda: _prompt(solved, size, count, style, rng)
 
-        problems = generate(
-            draw, belongs=split, seed=(seed, split, size, count), what="sudoku", patience=2000
-        )
-        return Split(problems, sizes[split], seed=seed, shuffle=False)
+        return draw, (size, count)
 
-    return Task(
-        name="sudoku",
-        verifier="sudoku",
-        verifier_options={"reward": reward},
-        make=make,
-        splits=tuple(sizes),
+    return generated(
+        "sudoku",
+        drawing,
+        sizes_of(train_size, validation_size, test_size, ood_size),
+        seed=seed,
+        reward=reward,
         summary=f"{size} x {size} with {wanted} blanks, credit per blank",
+        patience=2000,
     )
 
 
