@@ -1,0 +1,209 @@
+"""`bestofk eval`, `compare` and `plan` as people call them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bestofk.cli import main
+from bestofk.cli._ledger import cut_torn_line
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[str, str]:
+    """Two runs: the second is surer, and gives up on half of the problems."""
+    rng = np.random.default_rng(0)
+    files = []
+    for name, chance in (("a", np.full(80, 0.2)), ("b", np.where(np.arange(80) % 2, 0.6, 0.0))):
+        file = tmp_path / f"{name}.jsonl"
+        with file.open("w") as out:
+            for problem, p in enumerate(chance):
+                for sample in range(16):
+                    right = bool(rng.random() < p)
+                    record = {"id": f"q{problem}", "sample_id": sample, "correct": right}
+                    record["answer"] = "4" if right else str(rng.integers(5, 9))
+                    out.write(json.dumps(record) + "\n")
+        files.append(str(file))
+    return files[0], files[1]
+
+
+def test_eval_shows_mapping_metrics_and_intervals(
+    two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", two[0], "--k", "1,8", "--beyond", "32"]) == 0
+    text = capsys.readouterr().out
+    assert "problem_id=id" in text
+    assert "reward=correct" in text
+    for word in ("pass@8", "maj@8", "95% over problems", "these problems only", "band, all k"):
+        assert word in text
+    assert "pass@32" in text
+    assert "distinct wrong answers among 16" in text
+
+
+def test_eval_as_json_is_complete_and_valid(
+    two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", f"mine={two[0]}", "--json", "--metric", "pass^k"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda c: pytest.fail(c))
+    assert found[0]["name"] == "mine"
+    curve = found[0]["curves"][0]
+    assert curve["metric"] == "pass^k"
+    assert len(curve["estimate"]) == 16
+    assert curve["interval"]["low"][0] < curve["estimate"][0] < curve["interval"]["high"][0]
+
+
+def test_compare_gives_the_verdict_and_the_crossing(
+    two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", f"base={two[0]}", f"new={two[1]}"]) == 0
+    text = capsys.readouterr().out
+    assert "new is better at k = 1, worse at k ≥" in text
+    assert "The curves cross at k =" in text
+    assert "base is ahead after it" in text
+    assert "Solved only by base:" in text
+    assert main(["compare", two[0], two[1], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found[0]["a"], found[0]["b"]) == ("a", "b")
+
+
+def test_files_of_one_name_are_told_apart(
+    tmp_path: Path, two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for folder, source in zip(("x", "y"), two):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "samples.jsonl"
+        path.write_text(Path(source).read_text())
+        paths.append(str(path))
+    assert main(["compare", *paths]) == 0
+    assert "y/samples minus x/samples" in capsys.readouterr().out
+
+
+def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "g.csv"
+    file.write_text("id,reward\n" + "".join(f"{i // 4},{i % 4 / 4}\n" for i in range(40)))
+    assert main(["eval", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "max@4" in text
+    assert "mean" in text
+    assert main(["eval", str(file), "--threshold", "0.5"]) == 0
+    assert "pass = reward ≥ 0.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval"], "name a file of samples"),
+        (["eval", "nowhere.jsonl"], "no such file"),
+        (["eval", "some-model"], "state --task"),
+        (["eval", "http://127.0.0.1:1/v1", "--task", "countdown"], "state --model"),
+        (["eval", "FILE", "--k", "1,two"], "--k takes whole numbers"),
+        (["eval", "FILE", "--k", "32"], "pass@32 needs at least 32"),
+        (["eval", "FILE", "--columns", "reward"], "--columns takes key=value"),
+        (["eval", "FILE", "--columns", "reward=rewards"], "no column 'rewards'"),
+        (["eval", "FILE", "--metric", "passk"], "unknown metric 'passk'; did you mean"),
+        (["eval", "FILE", "--task", "countdown"], "files bring their scores"),
+        (["eval", "FILE", "--off-policy", "2"], "needs two log-probabilities"),
+        (["compare", "FILE"], "at least two runs"),
+        (["compare", "a=FILE", "a=FILE"], "two runs are called|differ"),
+        (["plan", "--k", "8"], "one of them"),
+        (["plan", "--k", "8", "--width", "3"], "between 0 and 1"),
+    ],
+)
+def test_mistakes_end_with_two_and_a_way_out(
+    arguments: list[str], message: str, two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([each.replace("FILE", two[0]) for each in arguments])
+    shown = capsys.readouterr()
+    if arguments[:2] == ["compare", "a=FILE"]:
+        assert status == 0  # the same file twice: names are made to differ, and nothing differs
+        assert "No difference between" in shown.out
+        return
+    assert status == 2
+    assert message in shown.err
+
+
+def test_plan_from_a_pilot(two: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--k", "4", "--width", "0.1", "--pilot", two[0]]) == 0
+    text = capsys.readouterr().out
+    assert "fitted to a (80 problems)" in text
+    assert "* fewest samples:" in text
+    power = ["plan", "--k", "4", "--power", "0.8", "--effect", "0.05", "--pilot", *two, "--json"]
+    assert main(power) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["goal"] == "power"
+    assert found["best"]["value"] >= 0.8
+
+
+def test_a_model_is_sampled_and_more_samples_are_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    out = tmp_path / "m.jsonl"
+    command = [
+        *("eval", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
+        *("numbers=3", "--problems", "3", "--max-new-tokens", "16", "--out", str(out), "--n"),
+    ]
+    assert main([*command, "2"]) == 0
+    short = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(short) == 6
+    capsys.readouterr()
+    assert main([*command, "4"]) == 0
+    shown = capsys.readouterr()
+    assert "6 of 12 there" in shown.err
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert lines[:6] == short
+    assert len({(line["problem_id"], line["sample_id"]) for line in lines}) == 12
+    assert all(line["logprob_sum"] < 0 for line in lines)
+    assert "pass@4" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"", b""),
+        (b"a\n", b"a\n"),
+        (b"a\nb", b"a\n"),
+        (b"torn", b""),
+        (b"x" * 70_000 + b"\n" + b"y" * 140_000, b"x" * 70_000 + b"\n"),
+        (b"\n" + b"y" * 65_536, b"\n"),
+    ],
+)
+def test_only_a_torn_last_line_is_cut(tmp_path: Path, data: bytes, kept: bytes) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(data)
+    cut_torn_line(file)
+    assert file.read_bytes() == kept
+
+
+@pytest.mark.slow
+def test_a_million_samples_stay_within_bounded_memory(tmp_path: Path) -> None:
+    file = tmp_path / "big.jsonl"
+    with file.open("w") as out:
+        for problem in range(1000):
+            for sample in range(1000):
+                reward = (problem * 7919 + sample * 104729) % 10 < 3
+                record = {"problem_id": f"p{problem}", "sample_id": sample, "reward": int(reward)}
+                record |= {"completion": "word " * 40 + str(sample), "answer": str(sample % 50)}
+                out.write(json.dumps(record) + "\n")
+    code = (
+        "import resource, sys; from bestofk.evaluation import read; "
+        "from bestofk.evaluation import files; "
+        "run = read(sys.argv[1]) if sys.argv[2] == 'fast' else "
+        "files._gather(files.Path(sys.argv[1]), files.Choice({}, {}), files.quiet)[0]"
+        ".finish('x', {});"
+        "print(len(run.rewards), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    for way, most in (("fast", 450), ("careful", 300)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(file), way], capture_output=True, text=True, check=True
+        )
+        count, peak = map(int, done.stdout.split())
+        assert count == 1_000_000
+        assert peak <= most, (way, peak)
+        print(way, peak)
