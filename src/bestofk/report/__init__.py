@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from bestofk.evaluation import Metric
+from typing import Any
 
 from .content import page_data
 from .excerpts import excerpts
@@ -40,63 +39,33 @@ def make(
     *,
     title: str | None = None,
     created: str | None = None,
-    metrics: Sequence[Metric] | None = None,
-    threshold: float | None = None,
-    bounds: tuple[float, float] | None = None,
-    k_max: int | None = None,
-    beyond: int = 16,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
     samples: int = SAMPLES,
     png: Path | None = None,
     svg: Path | None = None,
     csv: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
+    **numbers: Any,
 ) -> Report:
     """Write a report on `sources` to `out`, whole or not at all.
 
     Args:
         title: at the head of the page; by default the runs' names.
         created: the time stated on the page; by default now.
-        metrics, threshold, bounds, k_max, beyond, confidence, resamples, seed: see
-            `findings.evaluate`.
         samples: about how many samples go on the page; 0 for none.
         png, svg, csv: folders for the figures and tables; made where they are missing.
         say: told what is being done.
+        numbers: metrics, threshold, k_max, confidence, ...: what `evaluate` takes.
 
     Raises:
-        ValueError: see `findings.evaluate`; matplotlib is missing. OSError: cannot write.
+        ValueError: see `evaluate`; matplotlib is missing. OSError: cannot write.
     """
-    check_writable(out)
-    if png is not None or svg is not None:
-        from .figures import require_matplotlib
-
-        require_matplotlib()
-    for option, folder in (("--png", png), ("--svg", svg), ("--csv", csv)):
-        if folder is not None and folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{option} takes a folder for its files; {folder} is a file")
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-    findings = evaluate(
-        sources,
-        metrics=metrics,
-        threshold=threshold,
-        bounds=bounds,
-        k_max=k_max,
-        beyond=beyond,
-        confidence=confidence,
-        resamples=resamples,
-        seed=seed,
-        say=say,
-    )
-    say("samples")
-    shown = excerpts(findings.sources, findings.problems, findings.passes, findings.threshold,
-                     samples)  # fmt: skip
+    check_places(out, {"png": png, "svg": svg, "csv": csv})
+    findings = evaluate(sources, say=say, **numbers)
+    say("the page")
+    shown = excerpts(sources, findings.problems, findings.passes, findings.threshold, samples)
     heading = title or default_title([source.name for source in sources])
     version = importlib.metadata.version("bestofk")
     data = page_data(findings, shown, title=heading, version=version, created=created)
-    say("the page")
     text = render(data, title=heading, version=version)
     write(out, text)
     files: list[Path] = []
@@ -111,6 +80,25 @@ def make(
 
         files += write_tables(findings, csv)
     return Report(findings, out, len(text.encode("utf-8")), tuple(files))
+
+
+def check_places(out: Path, folders: Mapping[str, Path | None]) -> None:
+    """Find out before the work what would stop it after; make the folders.
+
+    Raises:
+        ValueError: matplotlib is missing. OSError: a place that cannot be written to.
+    """
+    check_writable(out)
+    for kind, folder in folders.items():
+        if folder is None:
+            continue
+        if kind in ("png", "svg"):
+            from .figures import require_matplotlib
+
+            require_matplotlib()
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"--{kind} takes a folder for its files; {folder} is a file")
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def default_title(names: Sequence[str]) -> str:

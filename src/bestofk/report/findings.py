@@ -75,30 +75,26 @@ def evaluate(
         notes += doubt
     wanted = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
     options: dict[str, Any] = {"threshold": threshold, "confidence": confidence, "seed": seed}
+    drawn: dict[str, Any] = {**options, "bounds": bounds, "resamples": resamples}
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
-    depth["bounds"] = bounds
     curves: dict[Metric, tuple[Curve, ...]] = {}
     comparisons: list[Comparison] = []
     for metric in wanted if runs else ():
         say(metric)
-        curves[metric] = tuple(
-            evaluation.curve(run, metric, resamples=resamples, **options, **depth) for run in runs
-        )
+        curves[metric] = tuple(evaluation.curve(run, metric, **drawn, **depth) for run in runs)
         if len(runs) > 1:
             say(f"{metric}, paired")
-            comparisons += evaluation.compare(
-                runs, metric, resamples=2 * resamples, **options, **depth
-            )
+            flips = {
+                **drawn,
+                "resamples": 2 * resamples,
+            }  # p-values need more: `compare` draws 4000
+            comparisons += evaluation.compare(runs, metric, **flips, **depth)
     judged = threshold is not None or not graded
     say("diversity, beyond n")
     return Findings(
         sources=tuple(sources),
         curves=curves,
-        means=tuple(
-            evaluation.curve(run, "mean", resamples=resamples, bounds=bounds, **options)
-            for run in runs
-            if graded
-        ),
+        means=tuple(evaluation.curve(run, "mean", **drawn) for run in runs if graded),
         comparisons=tuple(comparisons),
         extrapolations=extrapolations(runs, beyond, options) if judged else (),
         diversities=diversities(runs, threshold, confidence) if judged else (),
