@@ -22,8 +22,8 @@ from bestofk.sampling.endpoint import (
     EndpointError,
     Wanted,
     draw,
-    sample_seed,
 )
+from bestofk.sampling.wire import sample_seed
 from bestofk.types import Prompt
 from evaluation.faulty_server import FaultyServer
 

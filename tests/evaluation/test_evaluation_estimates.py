@@ -149,3 +149,14 @@ def test_curve_of_a_thousand_samples_is_finite_and_rises() -> None:
     assert np.isfinite(found.estimate).all()
     assert (np.diff(found.estimate) >= -1e-12).all()
     assert found.estimate[-1] == 1.0
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 20])
+def test_scorio_agrees_where_it_is_unbiased(k: int) -> None:
+    scorio = pytest.importorskip("scorio.eval")
+    rng = np.random.default_rng(4)
+    correct = (rng.random((30, 20)) < rng.beta(0.5, 1.0, 30)[:, None]).astype(int)
+    run = samples(correct)
+    for metric, peer in (("pass@k", scorio.pass_at_k), ("pass^k", scorio.pass_hat_k)):
+        found = curve(run, metric, **FEW)  # type: ignore[arg-type]
+        assert found.estimate[k - 1] == pytest.approx(peer(correct, k), abs=1e-9)

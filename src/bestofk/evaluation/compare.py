@@ -69,10 +69,7 @@ def compare(
 ) -> list[Comparison]:
     """Each run after the first against the first, over the problems that all of them have.
 
-    Args:
-        runs: two or more; the first is the reference.
-        metric, k_max, threshold, bounds, small, confidence, seed: as in `curve`.
-        resamples: sign flips for p-values, and bootstrap draws for the crossing.
+    Arguments as in `curve`; `resamples` are the sign flips, and the draws for the crossing.
 
     Raises:
         ValueError: fewer than two runs, names used twice, no common problem, n < k.

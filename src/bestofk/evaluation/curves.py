@@ -45,21 +45,12 @@ def curve(
     check_confidence(confidence, resamples)
     kept, k_max, notes = select(samples, metric, k_max, small)
     values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed)
-    ends, note = reward_bounds(samples, metric, bounds)
-    notes += note
+    ends, guessed = reward_bounds(samples, metric, bounds)
     rng = np.random.default_rng(seed)
     spread = over_problems(values, ends, confidence=confidence, resamples=resamples, rng=rng)
     fixed = fixed_set(samples, metric, kept, values, ends, threshold, confidence)
     live = samples.live
-    gone = np.setdiff1d(np.arange(len(samples.problems)), kept)
-    few = int(spread.informative.min())
-    if few < LEAST_INFORMATIVE:
-        notes += (
-            f"at some k only {few} problems differ from the floor or from the ceiling: intervals "
-            "there are wide because the bounded bootstrap allows for what was not seen",
-        )
-    if samples.unscored:
-        notes += (f"{samples.unscored} samples could not be scored and are not counted in n",)
+    gone = sorted(set(range(len(samples.problems))) - set(kept.tolist()))
     return Curve(
         name=samples.name,
         metric=metric,
@@ -80,8 +71,22 @@ def curve(
         confidence=confidence,
         resamples=resamples,
         seed=seed,
-        notes=notes,
+        notes=notes + guessed + _warnings(samples, spread.informative),
     )
+
+
+def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
+    """What a reader of the intervals must be told."""
+    notes: tuple[str, ...] = ()
+    few = int(informative.min())
+    if few < LEAST_INFORMATIVE:
+        notes += (
+            f"at some k only {few} problems differ from the floor or from the ceiling: intervals "
+            "there are wide because the bounded bootstrap allows for what was not seen",
+        )
+    if samples.unscored:
+        notes += (f"{samples.unscored} samples could not be scored and are not counted in n",)
+    return notes
 
 
 def check_confidence(confidence: float, resamples: int) -> None:

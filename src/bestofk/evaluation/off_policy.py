@@ -43,27 +43,14 @@ def off_policy(
             k that would be answered.
     """
     check_confidence(confidence, resamples)
-    if samples.logprobs is None or samples.new_logprobs is None:
-        missing = "logprob_sum" if samples.logprobs is None else "new_logprob_sum"
-        raise ValueError(
-            f"{samples.name}: the off-policy estimate needs two log-probabilities per sample, "
-            f"under the policy that sampled and under the new one; there is no {missing}: name "
-            f"the column with --columns {missing}=..."
-        )
+    _require_logprobs(samples)
     kept, _, _ = select(samples, "max@k", k, "error")
     groups = [_live(samples, int(problem)) for problem in kept]
     share = np.array([float(effective_sample_size(ratio, k)) for _, ratio in groups])
     ratios = [ratio for _, ratio in groups]
-    effective, even = effective_share(ratios, k)
+    effective, _ = effective_share(ratios, k)
     if not usable(ratios, k, least_share):
-        fits = _largest_k(groups, k, least_share)
-        way = f"k ≤ {fits} would do" if fits else "not even k = 1 would do"
-        raise ValueError(
-            f"{samples.name}: the policies are too far apart for max@{k}: only {effective:.1%} "
-            f"of the {k}-subsets and {even:.0%} of the problems effectively count (at least "
-            f"{least_share:.0%} and {EVENNESS * least_share:.0%} must); {way}, or sample from the "
-            "new policy"
-        )
+        raise ValueError(_refusal(samples.name, ratios, k, least_share))
     values = np.array(
         [float(value(r, ratio, k, self_normalise=self_normalise)) for r, ratio in groups]
     )
@@ -85,6 +72,27 @@ def off_policy(
         n=(min(sizes), max(sizes)),
         self_normalised=self_normalise,
         confidence=confidence,
+    )
+
+
+def _require_logprobs(samples: Samples) -> None:
+    if samples.logprobs is None or samples.new_logprobs is None:
+        missing = "logprob_sum" if samples.logprobs is None else "new_logprob_sum"
+        raise ValueError(
+            f"{samples.name}: the off-policy estimate needs two log-probabilities per sample, "
+            f"under the policy that sampled and under the new one; there is no {missing}: name "
+            f"the column with --columns {missing}=..."
+        )
+
+
+def _refusal(name: str, ratios: list[np.ndarray], k: int, least: float) -> str:
+    effective, even = effective_share(ratios, k)
+    fits = _largest_k(ratios, k, least)
+    way = f"k ≤ {fits} would do" if fits else "not even k = 1 would do"
+    return (
+        f"{name}: the policies are too far apart for max@{k}: only {effective:.1%} of the "
+        f"{k}-subsets and {even:.0%} of the problems effectively count (at least {least:.0%} and "
+        f"{EVENNESS * least:.0%} must); {way}, or sample from the new policy"
     )
 
 
@@ -135,9 +143,8 @@ def usable(ratios: list[np.ndarray], k: int, least: float) -> bool:
     return subsets >= least and problems >= EVENNESS * least
 
 
-def _largest_k(groups: list[tuple[np.ndarray, np.ndarray]], k: int, least: float) -> int:
+def _largest_k(ratios: list[np.ndarray], k: int, least: float) -> int:
     """The largest k' < k whose effective share is enough, by bisection; 0 if none."""
-    ratios = [ratio for _, ratio in groups]
     low, high = 0, k
     while high - low > 1:
         middle = (low + high) // 2

@@ -8,23 +8,26 @@ environment, sent in one header, and cut out of every message.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import email.utils
-import hashlib
 import os
-import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from bestofk.sampling.base import Sampling
+from bestofk.sampling.wire import (
+    backoff,
+    logprobs_of,
+    request_body,
+    retry_after,
+    sample_seed,
+    text_of,
+)
 from bestofk.types import Prompt
 
 FATAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Answers that will not get better by asking again."""
-LONGEST_PAUSE = 120.0
 
 
 class EndpointError(RuntimeError):
@@ -208,7 +211,15 @@ class _Run:
             CapReached: before a request that would pass the cap.
         """
         seed = sample_seed(self.seed, job.prompt.id, job.samples[0])
-        body = request_body(self.endpoint, self.sampling, job, seed)
+        body = request_body(
+            job.prompt,
+            self.sampling,
+            model=self.endpoint.model,
+            n=len(job.samples),
+            seed=seed,
+            chat=self.endpoint.api == "chat",
+            logprobs=self.endpoint.logprobs,
+        )
         why = ""
         for attempt in range(self.endpoint.retries + 1):
             await self.wait()
@@ -290,7 +301,7 @@ class _Run:
         """
         try:
             choices = list(answer["choices"])
-            texts = [_text(choice) for choice in choices]
+            texts = [text_of(choice) for choice in choices]
             usage = answer.get("usage") or {}
         except (TypeError, KeyError, AttributeError) as error:
             raise _Garbage(f"an answer without choices ({error})") from None
@@ -300,7 +311,7 @@ class _Run:
         self.spent.tokens += int(usage.get("total_tokens") or most)
         drawn = []
         for sample, choice, text in zip(job.samples, choices, texts):
-            logprob, counted = _logprobs(choice)
+            logprob, counted = logprobs_of(choice)
             if counted is None and len(choices) == 1:
                 counted = usage.get("completion_tokens")
             reason = str(choice.get("finish_reason") or "unknown")
@@ -317,87 +328,3 @@ def _transient() -> tuple[type[Exception], ...]:
     import httpx
 
     return httpx.TransportError, httpx.DecodingError, _Garbage, ValueError
-
-
-def request_body(endpoint: Endpoint, sampling: Sampling, job: Wanted, seed: int) -> dict[str, Any]:
-    """The request; only what differs from the API's defaults is sent, for strict servers."""
-    body: dict[str, Any] = {
-        "model": endpoint.model,
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_new_tokens,
-        "seed": seed,
-    }
-    if len(job.samples) > 1:
-        body["n"] = len(job.samples)
-    if sampling.top_p < 1.0:
-        body["top_p"] = sampling.top_p
-    if sampling.top_k:
-        body["top_k"] = sampling.top_k
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
-    text = job.prompt.text
-    if endpoint.api == "chat":
-        if endpoint.logprobs:
-            body["logprobs"] = True
-        turns: Sequence[Mapping[str, str]]
-        turns = ({"role": "user", "content": text},) if isinstance(text, str) else text
-        body["messages"] = [dict(turn) for turn in turns]
-    else:
-        if endpoint.logprobs:
-            body["logprobs"] = 1
-        if not isinstance(text, str):
-            raise ValueError(
-                f"prompt {job.prompt.id!r} holds chat messages: take --api chat, or a task with "
-                "style 'text'"
-            )
-        body["prompt"] = text
-    return body
-
-
-def sample_seed(seed: int, problem: str, sample: int) -> int:
-    """A seed for every sample, the same in a resumed run; 31 bits, as servers want it."""
-    digest = hashlib.sha256(f"{seed}/{sample}/{problem}".encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1
-
-
-def backoff(attempt: int) -> float:
-    """Seconds before the next try: doubling from half a second, spread so that workers part."""
-    return float(min(LONGEST_PAUSE, 0.5 * 2**attempt) * random.uniform(0.5, 1.0))
-
-
-def retry_after(header: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or a date.
-
-    >>> retry_after("2"), retry_after(None), retry_after("soon")
-    (2.0, None, None)
-    """
-    if header is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return min(LONGEST_PAUSE, max(0.0, float(header)))
-    with contextlib.suppress(ValueError, TypeError):
-        when = email.utils.parsedate_to_datetime(header).timestamp()
-        return min(LONGEST_PAUSE, max(0.0, when - time.time()))
-    return None
-
-
-def _text(choice: Mapping[str, Any]) -> str:
-    if "message" in choice:
-        message = choice["message"]
-        thought = message.get("reasoning_content") or ""
-        said = message.get("content") or ""
-        return f"<think>{thought}</think>{said}" if thought else said
-    return str(choice["text"])
-
-
-def _logprobs(choice: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """Σ log-probability and number of tokens of a choice, where the endpoint gives them."""
-    given = choice.get("logprobs") or {}
-    tokens = given.get("content")
-    if tokens is not None:
-        values = [token.get("logprob") for token in tokens]
-    else:
-        values = list(given.get("token_logprobs") or [])
-    if not values or any(value is None for value in values):
-        return None, None
-    return float(sum(values)), len(values)

@@ -1,0 +1,111 @@
+"""What goes over the wire to an OpenAI-compatible endpoint, and what comes back: pure functions."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import hashlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bestofk.sampling.base import Sampling
+from bestofk.types import Prompt
+
+LONGEST_PAUSE = 120.0
+"""Seconds; no server makes us wait longer at once."""
+
+
+def request_body(
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    model: str,
+    n: int,
+    seed: int,
+    chat: bool,
+    logprobs: bool,
+) -> dict[str, Any]:
+    """The request; only what differs from the API's defaults is sent, for strict servers."""
+    body: dict[str, Any] = {
+        "model": model,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_new_tokens,
+        "seed": seed,
+    }
+    if n > 1:
+        body["n"] = n
+    if sampling.top_p < 1.0:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k:
+        body["top_k"] = sampling.top_k
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    text = prompt.text
+    if chat:
+        if logprobs:
+            body["logprobs"] = True
+        turns: Sequence[Mapping[str, str]]
+        turns = ({"role": "user", "content": text},) if isinstance(text, str) else text
+        body["messages"] = [dict(turn) for turn in turns]
+    else:
+        if logprobs:
+            body["logprobs"] = 1
+        if not isinstance(text, str):
+            raise ValueError(
+                f"prompt {prompt.id!r} holds chat messages: take --api chat, or a task with "
+                "style 'text'"
+            )
+        body["prompt"] = text
+    return body
+
+
+def sample_seed(seed: int, problem: str, sample: int) -> int:
+    """A seed for every sample, the same in a resumed run; 31 bits, as servers want it."""
+    digest = hashlib.sha256(f"{seed}/{sample}/{problem}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before the next try: doubling from half a second, spread so that workers part."""
+    return float(min(LONGEST_PAUSE, 0.5 * 2**attempt) * random.uniform(0.5, 1.0))
+
+
+def retry_after(header: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for: a number, or a date.
+
+    >>> retry_after("2"), retry_after(None), retry_after("soon")
+    (2.0, None, None)
+    """
+    if header is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return min(LONGEST_PAUSE, max(0.0, float(header)))
+    with contextlib.suppress(ValueError, TypeError):
+        when = email.utils.parsedate_to_datetime(header).timestamp()
+        return min(LONGEST_PAUSE, max(0.0, when - time.time()))
+    return None
+
+
+def text_of(choice: Mapping[str, Any]) -> str:
+    """A choice's text; a reasoning model's thoughts come first, in <think> tags."""
+    if "message" in choice:
+        message = choice["message"]
+        thought = message.get("reasoning_content") or ""
+        said = message.get("content") or ""
+        return f"<think>{thought}</think>{said}" if thought else said
+    return str(choice["text"])
+
+
+def logprobs_of(choice: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Σ log-probability and number of tokens of a choice, where the endpoint gives them."""
+    given = choice.get("logprobs") or {}
+    tokens = given.get("content")
+    if tokens is not None:
+        values = [token.get("logprob") for token in tokens]
+    else:
+        values = list(given.get("token_logprobs") or [])
+    if not values or any(value is None for value in values):
+        return None, None
+    return float(sum(values)), len(values)
