@@ -100,7 +100,9 @@ def verdicts(findings: Findings) -> list[str]:
         return []
     lead = findings.comparisons[0]
     return [
-        one.verdict for one in findings.comparisons if one.metric == lead.metric and one.a == lead.a
+        f"{one.metric}: {one.verdict}"
+        for one in findings.comparisons
+        if one.metric == lead.metric and one.a == lead.a
     ]
 
 
@@ -263,7 +265,8 @@ def diversity(found: Sequence[Diversity], names: Sequence[str]) -> dict[str, Any
             cells = [{"value": v.value, "low": v.low, "high": v.high} for v in values]
             rows.append({"label": label, "about": about, "values": cells})
     blank = [{"value": one.no_answer, "low": None, "high": None} for one in found]
-    rows.append({"label": "share without an answer", "about": "of all samples", "values": blank})
+    if any(not math.isnan(one.no_answer) for one in found):
+        rows.append({"label": "share without an answer", "about": "of samples", "values": blank})
     return {
         "runs": [names.index(one.name) for one in found],
         "m": [one.m for one in found],

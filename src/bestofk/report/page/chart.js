@@ -53,7 +53,7 @@ function axes(spec) {
     ticks: { show: true, size: 4, width: 1, stroke: () => colour("--soft") },
     values: (_, splits) => splits.map((v) => (v === null ? "" : count(v))),
   };
-  if (spec.log) x.splits = powersOfTwo;
+  if (spec.log) Object.assign(x, { splits: powersOfTwo, filter: (_, splits) => splits });
   return [
     x,
     {

@@ -209,7 +209,8 @@ function scatter(openProblems) {
   box.append(
     figure("One point per problem", {
       chart: chart.host,
-      caption: "Problems at the same place make one larger point; choose a point to read its samples below.",
+      caption:
+        "Hollow: a tie. Problems at the same place make one larger point; choose a point to read its samples below.",
       facts: "",
       table,
     }),

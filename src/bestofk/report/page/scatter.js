@@ -43,14 +43,19 @@ function drawPlaces(u, spec, points) {
   );
   for (const place of points) {
     const run = side(place, spec);
-    ctx.fillStyle = run === null ? colour("--soft") : runColour(run);
     ctx.beginPath();
     ctx.arc(at(place.x, "x"), at(place.y, "y"), radius(place) * ratio, 0, 2 * Math.PI);
-    ctx.globalAlpha = 0.55;
+    ctx.lineWidth = ratio;
+    if (run === null) {
+      ctx.strokeStyle = colour("--soft"); // a tie: hollow
+      ctx.stroke();
+      continue;
+    }
+    ctx.fillStyle = runColour(run);
+    ctx.globalAlpha = 0.6;
     ctx.fill();
     ctx.globalAlpha = 1;
     ctx.strokeStyle = colour("--card");
-    ctx.lineWidth = ratio;
     ctx.stroke();
   }
   ctx.restore();
