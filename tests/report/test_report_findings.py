@@ -213,6 +213,20 @@ def test_command_writes_a_page_under_a_megabyte(
     assert "3 runs, 24 problems, 1152 samples" in told
 
 
+def test_terminal_gets_no_escape_sequence_or_markup_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"problem_id": f"\x1b[2J{p}", "reward": s} for p in range(12) for s in (0, 1)]
+    odd = write_lines(tmp_path / "[bold]a.jsonl", rows)
+    less = write_lines(tmp_path / "b.jsonl", rows[:-2])
+    out = tmp_path / "report.html"
+    assert main(["report", str(odd), str(less), "-o", str(out), "--resamples", "400"]) == 0
+    told = capsys.readouterr()
+    assert "�[2J" in told.out
+    assert "\x1b" not in told.out + told.err
+    assert "[bold]a has 1 of its 12 problems" in told.out
+
+
 def test_three_runs_over_a_thousand_problems_stay_under_a_megabyte(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sources = []

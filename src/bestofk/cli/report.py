@@ -66,14 +66,19 @@ def main(argv: list[str]) -> int:
 def run(chosen: Options) -> Report:
     """The report, with a line of progress on standard error where a person looks on."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     with console.status("reading", spinner="dots") as status:
+
+        def say(what: str) -> None:
+            status.update(Text(printable(what)))
+
         reading = Reading(
             columns=pairs(chosen.columns, "--columns"),
             where=pairs(chosen.where, "--where"),
             encoding=chosen.encoding,
-            say=lambda what: status.update(f"reading {what}"),
+            say=lambda what: say(f"reading {what}"),
         )
         sources = load(chosen.runs, reading)
         return make(
@@ -92,7 +97,7 @@ def run(chosen: Options) -> Report:
             png=chosen.png,
             svg=chosen.svg,
             csv=chosen.csv,
-            say=status.update,
+            say=say,
         )
 
 
@@ -100,9 +105,9 @@ def show(report: Report) -> None:
     """What was found, in words, and what was written."""
     findings = report.findings
     for one in findings.comparisons:
-        print(f"{one.metric}: {one.verdict}")
-    for note in findings.notes:
-        print(f"note: {note}")
+        print(printable(f"{one.metric}: {one.verdict}"))
+    for note in (*findings.notes, *(note for s in findings.sources for note in s.notes)):
+        print(printable(f"note: {note}"))
     samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
     print(
         f"{report.page}: {len(findings.sources)} runs, {len(findings.problems)} problems, "
@@ -110,3 +115,12 @@ def show(report: Report) -> None:
     )
     for path in report.files:
         print(path)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: ids and names come from files, and may hold escape sequences.
+
+    >>> printable("a" + chr(27) + "[31mb")
+    'a�[31mb'
+    """
+    return "".join(c if c.isprintable() else "�" for c in text)
