@@ -38,7 +38,7 @@ def start(config, size, resume, log):
         said = os.open(f"{log}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(said, 1)
         os.dup2(said, 2)
-        faulthandler.dump_traceback_later(25, exit=True)  # a hang ends, and says where
+        faulthandler.dump_traceback_later(100, exit=True)  # a hang ends, and says where
         if size > 1:
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size),

@@ -25,7 +25,7 @@ REFILL = {"objective": "max@4", "objective_options": {"threshold": 0.9}, "sampli
 )
 def test_one_process_and_two_give_the_same_updates(sections, recipe, command, last_json, tmp_path):
     """... also when the two are stopped half way and resumed."""
-    path = recipe(**sections, run={"steps": 4})
+    path = recipe(**sections, run={"steps": 4}, optimiser={"learning_rate": 1e-3})
     done = command("tests/training/ranks.py", "same", path, tmp_path)
     logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*.log.*")))
     assert done.returncode == 0, done.stderr + logs
@@ -34,21 +34,16 @@ def test_one_process_and_two_give_the_same_updates(sections, recipe, command, la
     start = load_file(tmp_path / "one" / "checkpoints" / "step-000002" / "weights.safetensors")
     a, b = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("one", "two"))
     assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5
-    assert max(float((a[key] - start[key]).abs().max()) for key in start) > 1e-3  # it did move
+    assert max(float((a[key] - start[key]).abs().max()) for key in start) > 5e-4  # it did move
     half = [line for line in two if line["kind"] == "train"]
     whole = [line for line in one if line["kind"] == "train"]
     assert [line["step"] for line in half] == [1, 2, 3, 4]
+    names = ("reward", "max@4", "entropy", "groups_with_signal", "grad_norm", "refilled", "ess")
     for ours, theirs in zip(whole, half):
-        for name in (
-            "reward",
-            "max@4",
-            "loss",
-            "entropy",
-            "groups_with_signal",
-            "grad_norm",
-            "ess",
-        ):
-            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-5), name
+        assert ours.keys() == theirs.keys()
+        for name in names:
+            if name in ours:
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
 
 
 def test_a_process_that_dies_stops_the_other_with_a_word(recipe, command, last_json, tmp_path):

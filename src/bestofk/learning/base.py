@@ -101,6 +101,8 @@ class Optimisation:
     total_steps: int | None = None
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm; 0 is off."""
+    stop_grad_norm: float = float("inf")
+    """A larger norm (before scaling) stops the step before the weights are touched."""
 
     def __post_init__(self) -> None:
         known_or_raise("schedule", self.schedule, SCHEDULES)

@@ -158,7 +158,8 @@ class Learner:
             clip_fraction and ratio_max; with KL also kl (mean over tokens).
 
         Raises:
-            NonFinite: before anything is changed, when loss or gradient is NaN or infinite.
+            NonFinite: before anything is changed, when loss or gradient is NaN or infinite, or the
+                gradient's norm exceeds `Optimisation.stop_grad_norm`.
         """
         loss = loss or Loss()
         weight, alive = checked(groups, weights, live, loss, old, reference)
@@ -175,12 +176,12 @@ class Learner:
                 with self._autocast():
                     log_prob, entropy = self.scorer(batch)
                 part, stats = loss_of(loss, log_prob, entropy, known, **whole)
+                part = part * real  # a filler only keeps the ranks in step
                 processes.backward(self.accelerator, part)
-            if real:
-                stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
-                for name, value in stats.items():
-                    join = max if name == "ratio_max" else float.__add__
-                    sums[name] = join(sums.get(name, 0.0), float(value))
+            stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
+            for name, value in stats.items():
+                join = max if name == "ratio_max" else float.__add__
+                sums[name] = join(sums.get(name, 0.0), float(value) * real)
         self.model.eval()
         return self._update(sums, len(batches))
 
@@ -189,11 +190,13 @@ class Learner:
         sums = processes.total(self.accelerator, sums)
         lr = self.optimisation.lr_at(self.steps)
         norm = self._clip()
-        if not math.isfinite(sums["loss"]) or not math.isfinite(norm):
+        limit = self.optimisation.stop_grad_norm
+        if not math.isfinite(sums["loss"]) or not math.isfinite(norm) or norm > limit:
             self.optimiser.zero_grad(set_to_none=True)
             raise NonFinite(
-                f"step {self.steps}: loss {sums['loss']}, gradient norm {norm}; the weights are "
-                "as before. A lower learning rate or a truncated log-ratio is the usual cure"
+                f"step {self.steps}: loss {sums['loss']}, gradient norm {norm} (limit {limit:g}); "
+                "the weights are as before. A lower learning rate or a truncated log-ratio is the "
+                "usual cure"
             )
         for group in self.optimiser.param_groups:
             group["lr"] = lr

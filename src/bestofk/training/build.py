@@ -166,9 +166,6 @@ def make_sampler(config: Config, policy: models.Policy) -> Sampler:
 
 def optimisation(config: Config) -> Optimisation:
     asked = config.optimiser
-    extra: Any = {"stop_grad_norm": asked.stop_grad_norm}  # TEMPORARY
-    if "stop_grad_norm" not in Optimisation.__dataclass_fields__:
-        extra = {}
     return Optimisation(
         lr=asked.learning_rate,
         betas=(asked.beta1, asked.beta2),
@@ -178,7 +175,7 @@ def optimisation(config: Config) -> Optimisation:
         schedule=asked.schedule,
         total_steps=config.run.steps * config.inner_steps,
         max_grad_norm=asked.max_grad_norm,
-        **extra,
+        stop_grad_norm=asked.stop_grad_norm,
     )
 
 

@@ -14,8 +14,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +34,7 @@ class Processes:
         fsdp: bool = False,
     ) -> None:
         from accelerate import Accelerator, FullyShardedDataParallelPlugin
-        from accelerate.utils import ProjectConfiguration
+        from accelerate.utils import DistributedType, ProjectConfiguration
 
         self.accelerator = Accelerator(
             fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if fsdp else None,
@@ -43,6 +42,12 @@ class Processes:
             log_with=list(trackers) or None,
             project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
         )
+        if fsdp and self.accelerator.distributed_type != DistributedType.FSDP:
+            raise ValueError(
+                "run.fsdp shards the weights over several GPUs, and this is "
+                f"{self.accelerator.num_processes} process(es) on {self.accelerator.device}: start "
+                "it with accelerate launch --num_processes N, or leave run.fsdp off"
+            )
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
         self.device: str = str(self.accelerator.device) if device == "auto" else device
@@ -113,6 +118,10 @@ class Stop:
         return self.signal is not None
 
 
+class ProcessDied(OSError):
+    """Another process of the run is gone."""
+
+
 @contextlib.contextmanager
 def watching(
     folder: Path, processes: Processes, leave: Callable[[int], None] = os._exit
@@ -123,41 +132,52 @@ def watching(
         return
     locks = folder / ".ranks"
     locks.mkdir(parents=True, exist_ok=True)
-    own = open(locks / str(processes.rank), "w", encoding="utf-8")  # noqa: SIM115 - held
+    own = os.open(locks / str(processes.rank), os.O_CREAT | os.O_RDWR)
     fcntl.flock(own, fcntl.LOCK_EX)
-    own.write(f"{os.getpid()}\n")
-    own.flush()
     processes.wait()
+    others = {
+        rank: os.open(locks / str(rank), os.O_RDONLY)
+        for rank in range(processes.size)
+        if rank != processes.rank
+    }
     over = threading.Event()
-    arguments = (locks, processes.rank, processes.size, over, leave)
-    threading.Thread(target=_watch, args=arguments, daemon=True, name="watch").start()
+
+    def watch() -> None:
+        while not over.wait(WATCH_SECONDS):
+            gone = dead(others)
+            if gone is not None and not over.wait(0.2):
+                told = farewell(gone, processes, folder)
+                print(f"bestofk train: {told}", file=sys.stderr, flush=True)
+                leave(1)
+
+    threading.Thread(target=watch, daemon=True, name="watch").start()
     try:
         yield
         processes.wait()  # nobody lets go of its lock before all have arrived here
+    except Exception as error:
+        # A broken connection is noticed before the death that broke it: look who is left.
+        over.wait(0.5)
+        gone = dead(others)
+        if gone is None or isinstance(error, ValueError):
+            raise
+        raise ProcessDied(farewell(gone, processes, folder)) from error
     finally:
         over.set()
-        own.close()
+        os.close(own)
 
 
-def _watch(
-    locks: Path, rank: int, size: int, over: threading.Event, leave: Callable[[int], None]
-) -> None:
-    others = [other for other in range(size) if other != rank]
-    files = {other: os.open(locks / str(other), os.O_RDONLY) for other in others}
-    while not over.wait(WATCH_SECONDS):
-        for other, file in files.items():
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            time.sleep(0.2)
-            if over.is_set():
-                return
-            print(
-                f"bestofk train: process {other} of {size} died; process {rank} stops too. The "
-                f"last checkpoint is intact: go on with --resume {locks.parent}",
-                file=sys.stderr,
-                flush=True,
-            )
-            leave(1)
-            return
+def dead(others: Mapping[int, int]) -> int | None:
+    """A process whose lock is free, by rank: the kernel releases it at death."""
+    for rank, handle in others.items():
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            return rank
+    return None
+
+
+def farewell(gone: int, processes: Processes, folder: Path) -> str:
+    return (
+        f"process {gone} of {processes.size} died; process {processes.rank} stops too. What it "
+        f"said last is above or in its log; the last checkpoint is intact: --resume {folder}"
+    )
