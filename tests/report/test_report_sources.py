@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -45,6 +46,25 @@ def test_compressed_file_reads_alike(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(path.read_bytes()))
     [plain], [zipped] = load([str(path)]), load([str(packed)])
     assert every_row(plain) == every_row(zipped)
+
+
+def test_csv_and_parquet_bring_their_texts(tmp_path: Path) -> None:
+    rows = [
+        {"problem_id": f"p{p}", "completion": f'{p}, "{s}"\nline two', "reward": float(s == p)}
+        for p in range(3)
+        for s in range(2)
+    ]
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="parquet needs pyarrow")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "b.parquet")
+    for source in load([str(tmp_path / "a.csv"), str(tmp_path / "b.parquet")]):
+        found = [row["completion"] for _, row in sorted(every_row(source).items())]
+        assert found == [row["completion"] for row in rows], source.name
+        assert source.fact("seed") is None
 
 
 def test_many_samples_on_one_line_keep_their_order(tmp_path: Path) -> None:
