@@ -141,3 +141,22 @@ def test_student_alone_would_fail_where_the_bounded_bootstrap_holds() -> None:
         held["bounded"] += found.interval.low[0] <= truth <= found.interval.high[0]
     assert held["t"] < 0.6 * 150
     assert held["bounded"] >= 0.93 * 150 - 7
+
+
+def test_the_band_holds_resampled_curves_at_every_k_and_the_interval_does_not() -> None:
+    values = np.random.default_rng(8).random((60, 20))  # twenty unrelated columns: the hard case
+    seeds = {"confidence": 0.95, "resamples": 2000}
+    found = over_problems(values, (0, 1), rng=np.random.default_rng(1), **seeds)  # type: ignore[arg-type]
+    low, high = bounds_of_means(values, (0, 1), 2000, np.random.default_rng(1))
+    for ends, outside in (
+        (found.band, lambda draws, end: draws > end + 1e-7),
+        (found.interval, lambda draws, end: draws > end + 1e-7),
+    ):
+        above = outside(high, ends.high).any(axis=1).mean()
+        below = outside(-low, -ends.low).any(axis=1).mean()
+        if ends is found.band:
+            assert 0.005 <= above <= 0.025
+            assert 0.005 <= below <= 0.025
+        else:
+            assert above > 0.1
+            assert below > 0.1
