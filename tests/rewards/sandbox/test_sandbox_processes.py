@@ -1,0 +1,196 @@
+"""Attack 37: threads, asyncio, fork, spawn, exit and death of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox
+from bestofk.types import Prompt, Verdict
+
+PLUS_ONE = {"asserts": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"]}
+RIGHT = "def f(x): return x + 1"
+SLOW = "def f(x):\n    n = 0\n    while n < 2_000_000: n += 1\n    return x + 1"
+New = Callable[..., Sandbox]
+
+
+def prompts(count: int, spec: dict[str, Any] = PLUS_ONE) -> list[Prompt]:
+    return [Prompt("p", "", "code", spec)] * count
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below `root`, from /proc."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry))
+    found, queue = [], [root]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# 37
+def test_many_threads_share_one_verifier(verifier: CodeVerifier) -> None:
+    def one(number: int) -> list[float]:
+        spec = {"asserts": [f"assert f({number}) == {number + 1}", "assert f(0) == 0"]}
+        return [v.reward for v in verifier(prompts(3, spec), [RIGHT, "def f(x): return x", "x ="])]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(16))) == [[0.5, 0.5, 0.0]] * 16
+
+
+def test_asyncio_keeps_turning_while_programs_run(verifier: CodeVerifier) -> None:
+    async def main() -> tuple[list[list[Verdict]], int]:
+        turns, done = 0, False
+
+        async def clock() -> None:
+            nonlocal turns
+            while not done:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(clock())
+        results = await asyncio.gather(
+            *[verifier.score(prompts(2), [RIGHT, SLOW])] * 1,
+            *[verifier.score(prompts(2), [RIGHT, "def f(x): return 2"]) for _ in range(3)],
+        )
+        done = True
+        await ticking
+        return results, turns
+
+    results, turns = asyncio.run(main())
+    assert [[v.reward for v in r] for r in results] == [[1.0, 1.0]] + [[1.0, 1 / 3]] * 3
+    assert turns > 10
+
+
+FORKED = """
+import os, sys
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox
+from bestofk.types import Prompt
+spec = {"asserts": ["assert f(1) == 2"]}
+judge = CodeVerifier(sandbox=Sandbox(workers=2))
+prompts, texts = [Prompt("p", "", "code", spec)] * 4, ["def f(x): return x + 1"] * 4
+ask = lambda: [v.reward for v in judge(prompts, texts)]
+assert ask() == [1.0] * 4
+pid = os.fork()
+if pid == 0:
+    ok = ask() == [1.0] * 4
+    judge.close()
+    os._exit(0 if ok else 1)
+both = ask() == [1.0] * 4
+status = os.waitpid(pid, 0)[1]
+print(both, status, ask() == [1.0] * 4)
+"""
+
+
+def test_a_forked_process_gets_workers_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["True", "0", "True"], done.stderr
+
+
+def in_another_process(blob: bytes, answers: Any) -> None:
+    judge = pickle.loads(blob)
+    answers.put([v.reward for v in judge(prompts(2), [RIGHT, "def f(x): return 2"])])
+    judge.close()
+
+
+def test_a_verifier_travels_to_a_spawned_process() -> None:
+    blob = pickle.dumps(CodeVerifier(workers=1, reward="all"))
+    again = pickle.loads(blob)
+    assert again.whole
+    assert again._options == CodeVerifier(workers=1)._options
+    script = (
+        "import pickle, sys; from bestofk.types import Prompt\n"
+        f"judge = pickle.loads({blob!r})\n"
+        f"print([v.reward for v in judge([Prompt('p', '', 'code', {PLUS_ONE!r})] * 2,"
+        f" [{RIGHT!r}, 'def f(x): return 2'])])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[1.0, 0.0]", done.stderr
+
+
+ENDING = """
+import os, sys, time
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox
+from bestofk.types import Prompt
+judge = CodeVerifier(sandbox=Sandbox(workers=1))
+judge([Prompt("p", "", "code", {"asserts": ["assert f(1) == 2"]})], ["def f(x): return x + 1"])
+print(*[w.process.pid for w in judge.sandbox._state.all], flush=True)
+if sys.argv[1] == "hang": time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_workers_end_with_their_host_however_it_ends(how: str) -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", ENDING, how], stdout=subprocess.PIPE, text=True
+    )
+    with host:
+        assert host.stdout is not None
+        worker = int(host.stdout.readline())
+        servers = descendants(worker) if how == "hang" else []
+        if how == "hang":
+            host.send_signal(signal.SIGKILL)
+        assert host.wait(30) == (0 if how == "exit" else -signal.SIGKILL)
+    for pid in [worker, *servers]:
+        assert eventually(lambda pid=pid: gone(pid)), pid  # type: ignore[misc]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_the_host_is_never_forked(new_sandbox: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that holds CUDA must not be: the worker is exec'd, nothing of ours calls fork."""
+
+    def forbidden(*_: object) -> int:
+        raise AssertionError("forked the host")
+
+    for name in ("fork", "forkpty"):
+        monkeypatch.setattr(os, name, forbidden)
+    monkeypatch.setattr(multiprocessing.Process, "start", forbidden)
+    with new_sandbox(workers=1) as sandbox:
+        assert sandbox.call("math:gcd", [12, 18]).value == 6
+        assert subprocess._USE_VFORK
