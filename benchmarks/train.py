@@ -1,7 +1,7 @@
 """Where a training step's time goes, and samples per second against TRL's GRPOTrainer.
 
-    python benchmarks/train.py                              # TRL in this environment, if it is there
-    python benchmarks/train.py --trl-python PATH            # TRL in another one
+    python benchmarks/train.py                       # TRL in this environment, if it is there
+    python benchmarks/train.py --trl-python PATH     # TRL in another one
 
 Both sides train the same tiny policy on the same countdown prompts on CPU: as many prompts, samples
 per prompt and new tokens at most, temperature 1, the same verifier, one optimiser step a batch, no
