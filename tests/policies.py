@@ -50,7 +50,8 @@ class Table(PreTrainedModel):
     def forward(
         self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
     ) -> CausalLMOutputWithPast:
-        return CausalLMOutputWithPast(logits=self.table[input_ids], past_key_values=past_key_values)
+        logits: Any = self.table[input_ids]
+        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
 def table(logits: Any, end: int | None = None) -> Table:
@@ -97,14 +98,22 @@ def qwen3() -> PreTrainedModel:
 
 def gemma2() -> PreTrainedModel:
     """Windows and capped logits: attention cannot be replaced, the head is not last."""
-    return Gemma2ForCausalLM(Gemma2Config(**_SHAPE, sliding_window=5, attn_implementation="eager"))
+    shape: dict[str, Any] = {**_SHAPE, "sliding_window": 5, "attn_implementation": "eager"}
+    return Gemma2ForCausalLM(Gemma2Config(**shape))
 
 
 def gpt2() -> PreTrainedModel:
-    shape = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-    return GPT2LMHeadModel(
-        GPT2Config(**shape, initializer_range=0.3, bos_token_id=None, eos_token_id=1)
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": 60,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "initializer_range": 0.3,
+    }
+    return GPT2LMHeadModel(GPT2Config(**shape))
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
@@ -115,11 +124,11 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def fixed(make: Callable[[], PreTrainedModel], seed: int = 0) -> PreTrainedModel:
+def fixed(make: Callable[[], Any], seed: int = 0, device: str = "cpu") -> Any:
     """The same weights every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make().eval()
+        return make().eval().to(device)
 
 
 def group(prompt: Sequence[int], answers: Sequence[Sequence[int]], name: str = "p") -> Group:

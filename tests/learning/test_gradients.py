@@ -50,10 +50,10 @@ def learner_at(logits: np.ndarray, budget: int = 10_000, layout: str = "auto") -
 def log_probs(logits: Tensor) -> Tensor:
     """log π of every answer, token by token."""
     steps = logits.log_softmax(-1)
-    totals = []
+    totals: list[Tensor] = []
     for answer in ANSWERS:
         path = (PROMPT, *answer)
-        totals.append(sum(steps[a, b] for a, b in itertools.pairwise(path)))
+        totals.append(torch.stack([steps[a, b] for a, b in itertools.pairwise(path)]).sum())
     return torch.stack(totals)
 
 
@@ -175,11 +175,12 @@ def test_kl_and_entropy_terms_are_their_definitions(estimator: str) -> None:
 
     def total(tokens: list[list[Tensor]], steps: Tensor) -> Tensor:
         value = torch.zeros((), dtype=torch.float64)
-        spreads = []
+        spreads: list[Tensor] = []
         for p, i in np.ndindex(weights.shape):
             gap = tokens[p][i] - torch.tensor(reference.tokens[p][i])
             kl = gap**2 / 2 if estimator == "k2" else (-gap).exp() + gap - 1
-            value = value + (0.3 * kl.sum() - weights[p, i] * tokens[p][i].sum()) / weights.size
+            a_i = float(weights[p, i])
+            value = value + (0.3 * kl.sum() - a_i * tokens[p][i].sum()) / weights.size
             for a, _ in itertools.pairwise((PROMPT, *groups[p].completions[i].tokens)):
                 spreads.append(-(steps[a].exp() * steps[a]).sum())
         return value - 0.2 * torch.stack(spreads).mean()

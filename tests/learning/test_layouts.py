@@ -152,5 +152,5 @@ def test_packed_where_attention_cannot_be_replaced_is_refused() -> None:
 def test_cuda_gives_the_numbers_of_the_cpu(precision: str) -> None:
     groups = random_groups(5, 4)
     here = Learner(fixed(llama)).sequence_log_probs(groups)
-    there = Learner(fixed(llama).cuda(), precision=precision).sequence_log_probs(groups)
+    there = Learner(fixed(llama, device="cuda"), precision=precision).sequence_log_probs(groups)
     np.testing.assert_allclose(there, here, rtol=0.02 if precision == "bf16" else 1e-4)

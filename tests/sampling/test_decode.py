@@ -192,7 +192,7 @@ def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
         assert len(done.logprobs) == len(done.tokens)
         if done.finish_reason == "stop":
             assert done.tokens[-1] in ENDS
-            assert done.text == spelled.decode(done.tokens[:-1], skip_special_tokens=True)
+            assert done.text == spelled.decode(list(done.tokens[:-1]), skip_special_tokens=True)
         else:
             assert len(done.tokens) == 10
             assert done.tokens[-1] not in ENDS
@@ -258,7 +258,7 @@ def test_chat_prompts_need_a_template_and_get_the_assistants_turn() -> None:
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    assert small.decode(encode(small, chat)) == "[user]hi[assistant]"
+    assert small.decode(list(encode(small, chat))) == "[user]hi[assistant]"
     with pytest.raises(ValueError, match="no tokens"):
         encode(small, Prompt("e", "", "test"))
 
@@ -282,7 +282,7 @@ def test_wrong_parameters_say_what_is_wrong(options: dict[str, Any], message: st
 def test_cuda_draws_what_the_cpu_draws() -> None:
     params = Sampling(n=4, max_new_tokens=8)
     here = own(fixed(llama)).sample(LETTERS, seed=0, params=params)
-    there = own(fixed(llama).cuda()).sample(LETTERS, seed=0, params=params)
+    there = own(fixed(llama, device="cuda")).sample(LETTERS, seed=0, params=params)
     for one, two in zip(here, there, strict=True):
         for a, b in zip(one.completions, two.completions, strict=True):
             assert a.tokens == b.tokens
