@@ -67,7 +67,7 @@ def spread(cache: Cache, prompts: int, n: int, extra: int) -> None:
     """
     layers: list[Any] = cache.layers
     for at, layer in enumerate(layers):
-        if type(layer) is DynamicLayer:
+        if type(layer) is DynamicLayer and layer.is_initialized:
             keys, values = layer.keys, layer.values
             assert keys is not None
             assert values is not None
