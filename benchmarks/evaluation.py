@@ -30,13 +30,18 @@ def chen(n: int, c: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
-def seconds(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+Time = tuple[float, float]
+"""Seconds on the wall, and of the processors: they part when the machine is shared."""
+
+
+def seconds(work: Callable[[], Any], repeats: int = 3) -> tuple[Time, Any]:
     """The best of a few tries, and the result."""
-    best, result = float("inf"), None
+    best, result = (float("inf"), float("inf")), None
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         result = work()
-        best = min(best, time.perf_counter() - began)
+        took = time.perf_counter() - began[0], time.process_time() - began[1]
+        best = min(best[0], took[0]), min(best[1], took[1])
     return best, result
 
 
@@ -63,9 +68,10 @@ def main() -> None:
 
     some_k = np.unique(np.geomspace(1, asked.samples, 12).astype(int))
     passes = runs[0].sum(axis=1).astype(int)
-    began = time.perf_counter()
-    loop = {k: np.mean([chen(asked.samples, int(c), int(k)) for c in passes]) for k in some_k}
-    peer = (time.perf_counter() - began) / len(some_k) * asked.samples
+    part, loop = seconds(
+        lambda: {k: np.mean([chen(asked.samples, int(c), int(k)) for c in passes]) for k in some_k}
+    )
+    peer = tuple(each / len(some_k) * asked.samples for each in part)
 
     whole, found = seconds(lambda: curve(samples(runs[0], name="a"), "pass@k"))
     assert all(abs(found.estimate[k - 1] - value) < 1e-9 for k, value in loop.items())
@@ -84,16 +90,17 @@ def main() -> None:
     print(f"{shape}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     rows = [
         ("Chen's formula in a loop, every k, no interval", peer, ""),
-        ("full pass@k curve, intervals, band, fixed set", whole, f"{peer / whole:.0f}×"),
-        ("full max@k curve of graded rewards, the same", graded, f"{peer / graded:.0f}×"),
+        ("full pass@k curve, intervals, band, fixed set", whole, f"{peer[1] / whole[1]:.0f}×"),
+        ("full max@k curve of graded rewards, the same", graded, f"{peer[1] / graded[1]:.0f}×"),
         (f"read one file ({size:.0f} MB JSONL)", reading, ""),
         ("compare two files, 4,000 sign flips, crossing", both, ""),
     ]
-    for name, value, ratio in rows:
-        print(f"{name:<50} {value:8.2f} s  {ratio:>6}")
+    print(f"{'':<50} {'seconds':>8}  {'of CPU':>8}  {'ratio (CPU)':>11}")
+    for name, (wall, processor), ratio in rows:
+        print(f"{name:<50} {wall:8.2f}  {processor:8.2f}  {ratio:>11}")
     print(f"\npeak memory of all of this: {peak:.0f} MB")
-    goals = {"curve under 2 s": whole < 2, "50 times the loop": peer / whole >= 50}
-    goals["compare under 5 s"] = both < 5
+    goals = {"curve under 2 s": whole[0] < 2, "50 times the loop": peer[1] / whole[1] >= 50}
+    goals["compare under 5 s"] = both[0] < 5
     print("; ".join(f"{goal}: {'yes' if met else 'NO'}" for goal, met in goals.items()))
 
 

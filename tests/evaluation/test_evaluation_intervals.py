@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bestofk.evaluation import Samples, curve, samples
+from bestofk.evaluation import Metric, Samples, curve, samples
 from bestofk.evaluation.intervals import bounds_of_means, over_problems, t_quantile
 
 
@@ -160,3 +160,30 @@ def test_the_band_holds_resampled_curves_at_every_k_and_the_interval_does_not() 
         else:
             assert above > 0.1
             assert below > 0.1
+
+
+@pytest.mark.parametrize("metric", ["max@k", "maj@k", "mean", "pass@k"])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_samples_that_never_vary_still_leave_a_fixed_set_uncertain(
+    metric: Metric, value: float
+) -> None:
+    run = samples(np.full((5, 4), value), answers=[["x"] * 4] * 5)
+    found = curve(run, metric, resamples=400)
+    assert (found.fixed.high - found.fixed.low > 0.05).all()
+
+
+def test_fixed_set_interval_of_graded_rewards_holds() -> None:
+    rng = np.random.default_rng(0)
+    levels, ks, trials = np.array([0.0, 0.5, 1.0]), np.array([1, 4, 8, 16]), 120
+    chances = rng.dirichlet([0.5, 0.5, 0.5], 40)
+    below = np.cumsum(chances, axis=1)
+    mass = below[:, :, None] ** ks - np.concatenate(
+        [np.zeros((40, 1, len(ks))), below[:, :-1, None] ** ks], axis=1
+    )
+    truth = np.einsum("plk,l->k", mass, levels) / 40
+    held = np.zeros(len(ks))
+    for trial in range(trials):
+        drawn = np.array([rng.choice(levels, 16, p=chance) for chance in chances])
+        found = curve(samples(drawn), "max@k", resamples=400, seed=trial)
+        held += (found.fixed.low[ks - 1] <= truth) & (truth <= found.fixed.high[ks - 1])
+    assert (held / trials >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / trials)).all(), held / trials

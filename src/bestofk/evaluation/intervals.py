@@ -118,8 +118,8 @@ def student(values: np.ndarray, bounds: tuple[float, float], confidence: float) 
     if problems < 2:
         return Interval(np.full_like(mean, np.nan), np.full_like(mean, np.nan))
     centred = values - mean
-    spread = np.sqrt((centred**2).mean(axis=0))
-    cube = (centred**3).mean(axis=0)
+    spread = np.sqrt((centred * centred).mean(axis=0))
+    cube = (centred * centred * centred).mean(axis=0)
     safe = np.where(spread > 0, spread, 1.0)
     trusted &= np.abs(cube) / safe**3 <= LARGEST_SKEW * np.sqrt(problems)
     half = t_quantile(0.5 + confidence / 2, problems - 1) * spread / np.sqrt(problems - 1)

@@ -30,7 +30,7 @@ def samples(
     Raises:
         ValueError: lengths that do not fit; an id that occurs twice; infinite rewards.
     """
-    rows = [np.array([np.nan if r is None else r for r in row], dtype=float) for row in rewards]
+    rows = [_numbers(row) for row in rewards]
     ids = [str(i) for i in range(len(rows))] if problems is None else [str(p) for p in problems]
     if len(ids) != len(rows):
         raise ValueError(f"{len(rows)} rows of rewards but {len(ids)} problem ids")
@@ -66,3 +66,9 @@ def samples(
         metadata=dict(metadata or {}),
         **extra,
     )
+
+
+def _numbers(row: Sequence[float | None] | np.ndarray) -> np.ndarray:
+    if isinstance(row, np.ndarray):
+        return row.astype(float)
+    return np.array([np.nan if value is None else value for value in row], dtype=float)
