@@ -187,3 +187,17 @@ def test_fixed_set_interval_of_graded_rewards_holds() -> None:
         found = curve(samples(drawn), "max@k", resamples=400, seed=trial)
         held += (found.fixed.low[ks - 1] <= truth) & (truth <= found.fixed.high[ks - 1])
     assert (held / trials >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / trials)).all(), held / trials
+
+
+def test_fixed_set_width_is_the_spread_of_repeated_sampling() -> None:
+    rng = np.random.default_rng(6)
+    chance = rng.beta(0.7, 1.0, 200)
+    ks = np.array([1, 4, 12])
+    estimates, halves = [], []
+    for trial in range(150):
+        run = samples((rng.random((200, 16)) < chance[:, None]).astype(float))
+        found = curve(run, "pass@k", resamples=400, seed=trial)
+        estimates.append(found.estimate[ks - 1])
+        halves.append((found.fixed.high - found.fixed.low)[ks - 1] / 2 / 1.95996)
+    spread = np.std(estimates, axis=0, ddof=1)
+    assert np.mean(halves, axis=0) == pytest.approx(spread, rel=0.15)

@@ -97,6 +97,14 @@ def test_thin_data_are_called_unreliable_and_still_have_an_interval(
     assert any("16 times n" in each for each in found.reasons)
 
 
+def test_nothing_solved_leaves_room_above_and_all_solved_below() -> None:
+    room = 1 - 0.025 ** (1 / 40)  # Clopper-Pearson for 40 problems, none or all of them solved
+    none = extrapolate(samples(np.zeros((40, 16))), [32], resamples=2000)
+    assert none.interval.high[0] >= 0.9 * room
+    every = extrapolate(samples(np.ones((40, 16))), [32], resamples=2000)
+    assert every.interval.low[0] <= 1 - 0.9 * room
+
+
 def test_k_below_one_is_refused(drawn: Callable[..., Samples]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         extrapolate(drawn(20, 8, 1, 1, 0), [0])

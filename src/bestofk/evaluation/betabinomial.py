@@ -23,9 +23,7 @@ GRID = 240
 
 def tail_sums(counts: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
     """S[r, j] = Σ_p weights[r, p] · [counts[p] > j], j < size."""
-    histogram = np.zeros((weights.shape[0], size + 1))
-    for count in np.unique(counts):
-        histogram[:, count] = weights[:, counts == count].sum(axis=1)
+    histogram = np.stack([np.bincount(counts, row, size + 1) for row in weights])
     return np.cumsum(histogram[:, :0:-1], axis=1)[:, ::-1]
 
 

@@ -47,10 +47,9 @@ def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarra
     By the recurrence C(n-c, k+1)/C(n, k+1) = C(n-c, k)/C(n, k) · (n-c-k)/(n-k).
     """
     j = np.arange(k_max)
-    kinds, which = np.unique(np.stack([passes, samples]), axis=1, return_inverse=True)
-    c, n = kinds[0][:, None], kinds[1][:, None]
-    missed = np.cumprod(np.maximum(n - c - j, 0) / (n - j), axis=1)
-    return (1.0 - missed)[which.reshape(-1)]
+    c, n = passes[:, None], samples[:, None]
+    missed = np.maximum(n - c - j, 0) / (n - j)
+    return 1.0 - np.cumprod(missed, axis=1, out=missed)
 
 
 def values_by_k(

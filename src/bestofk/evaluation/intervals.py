@@ -26,7 +26,7 @@ LEAST_INFORMATIVE = 10
 """Student's t needs this many problems away from the floor and from the ceiling."""
 LARGEST_SKEW = 0.2
 """... and a skewness of the mean, skew / √problems, of at most this."""
-CALIBRATION_POINTS = 64
+CALIBRATION_POINTS = 48
 """The band is calibrated on this many k, spread evenly on a logarithmic axis."""
 RESAMPLED_POINTS = 192
 """Curves with more k are resampled at this many, and the ends interpolated between them."""
