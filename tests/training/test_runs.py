@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -235,6 +236,25 @@ def test_a_run_killed_while_writing_is_always_whole(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
+
+
+def test_a_checkpoint_is_seen_whole_or_not_at_all(tmp_path):
+    """Somebody who looks all the time while large ones are written never sees a part of one."""
+    run, done = make(tmp_path), threading.Event()
+    seen: list[str | None] = []
+
+    def look():
+        while not done.is_set():
+            seen.extend(damage(path) for path in run.checkpoints()[-1:])
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for step in range(1, 5):
+        save(run, step, size=3_000_000)
+    done.set()
+    watcher.join()
+    assert len(seen) > 5
+    assert set(seen) == {None}
 
 
 def test_writing_leaves_nothing_behind_when_it_fails(tmp_path):

@@ -12,6 +12,10 @@ import bestofk
 
 # verb: (module that holds its `main(argv) -> int`, one line for --help)
 VERBS = {
+    "quickstart": (
+        "bestofk.cli.quickstart",
+        "train a tiny policy for one sample and for k, side by side, in minutes (CPU)",
+    ),
     "train": ("bestofk.cli.train", "train a model for what k of its samples are worth; resume"),
     "demo": (
         "bestofk.cli.demo",

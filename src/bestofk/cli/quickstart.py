@@ -11,11 +11,11 @@ from typing import Any
 from bestofk.config import Config, from_dict
 
 ONE_SAMPLE = "grpo"
-STEPS = 150
-RATE = 1e-3
+STEPS = 100
+RATE = 3e-4
 
 
-def config(objective: str, folder: Path, *, steps: int, seed: int) -> Config:
+def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int) -> Config:
     """The run of one objective; the two differ in nothing but its name."""
     return from_dict(
         Config,
@@ -23,12 +23,12 @@ def config(objective: str, folder: Path, *, steps: int, seed: int) -> Config:
             "objective": objective,
             "model": {"path": "tiny-countdown", "device": "cpu"},
             "task": {"name": "countdown", "options": {"style": "compact"}},
-            "sampling": {"prompts_per_step": 16, "samples_per_prompt": 32, "max_new_tokens": 20},
+            "sampling": {"prompts_per_step": 32, "samples_per_prompt": 32, "max_new_tokens": 24},
             "optimiser": {"learning_rate": RATE, "warmup_steps": 5},
             "evaluation": {
                 "every": steps,
                 "split": "test",
-                "prompts": 200,
+                "prompts": problems,
                 "samples_per_prompt": 64,
                 "ks": [1, 4, 16, 64],
                 "metric": "max@16",
@@ -48,9 +48,10 @@ def main(argv: list[str]) -> int:
     import tyro
 
     def quickstart(
-        objective: str = "passk-training@8",
+        objective: str = "passk-training@16",
         dir: Path = Path("runs/quickstart"),
         steps: int = STEPS,
+        problems: int = 200,
         seed: int = 0,
     ) -> int:
         """Train a tiny policy on countdown for one sample and for k, and compare best-of-k.
@@ -59,20 +60,21 @@ def main(argv: list[str]) -> int:
             objective: the k-sample objective; the other run uses grpo.
             dir: where the two runs and the page go; what an earlier quickstart left is replaced.
             steps: of each run, with equal numbers of rollouts.
+            problems: of the test split, that pass@k is estimated on.
             seed: of both.
         """
-        return run(objective, dir, steps, seed)
+        return run(objective, dir, steps=steps, problems=problems, seed=seed)
 
     return tyro.cli(quickstart, args=argv, prog="bestofk quickstart")
 
 
-def run(objective: str, folder: Path, steps: int, seed: int) -> int:
+def run(objective: str, folder: Path, **size: int) -> int:
     from bestofk.training.checks import check
 
     runs = {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
     if len(runs) < 2:
         raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
-    configs = {name: config(name, path, steps=steps, seed=seed) for name, path in runs.items()}
+    configs = {name: config(name, path, **size) for name, path in runs.items()}
     for chosen in configs.values():
         check(chosen)
     clear(folder, list(runs.values()))
@@ -119,11 +121,11 @@ def summary(runs: Mapping[str, Path], chosen: Config) -> str:
         f"{chosen.run.steps} steps × {asked.prompts_per_step} × {asked.samples_per_prompt} "
         f"rollouts each, seed {chosen.run.seed}"
     )
-    table = [f"{'':<{width}}  " + "  ".join(f"{name:<17}" for name in names)]
+    table = [f"{'':<{width}}  " + "  ".join(f"{name:<18}" for name in names)]
     for name, line in rows.items():
         cells = [line["results"][key] for key in names]
         shown = [f"{c['value']:.3f} [{c['low']:.2f}, {c['high']:.2f}]" for c in cells]
-        table.append(f"{name:<{width}}  " + "  ".join(f"{cell:<17}" for cell in shown))
+        table.append(f"{name:<{width}}  " + "  ".join(f"{cell:<18}" for cell in shown))
     return "\n".join([head, "", *table, ""])
 
 

@@ -149,11 +149,6 @@ def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
 
 
 def make_sampler(config: Config, policy: models.Policy) -> Sampler:
-    if config.sampling.engine != "transformers":
-        raise ValueError(
-            f"sampling.engine = {config.sampling.engine!r} is not available here; 'transformers' "
-            "works with every model"
-        )
     from bestofk.sampling.decode import ModelSampler
 
     return ModelSampler(
@@ -233,6 +228,12 @@ def restore(parts: Parts, found: runs.Checkpoint | None) -> State:
     if found is None:
         return State()
     check_resumed(from_dict(Config, found.state["config"]), parts.config)
+    before, now = found.state["processes"], parts.processes.size
+    if (before == 1) != (now == 1):
+        raise ValueError(
+            f"the run was started with {before} process(es) and cannot be resumed with {now}: the "
+            "optimiser's state of one process and of several have different forms"
+        )
     state = State(**found.state["state"])
     if state.position and parts.prompt_at(state.position - 1).id != state.last_prompt:
         raise ValueError(
@@ -256,6 +257,7 @@ def save(parts: Parts, state: State) -> None:
         about = {
             "state": asdict(state),
             "config": asdict(parts.config),
+            "processes": parts.processes.size,
             "objective": {"text": parts.goal.text, "progress": progress(parts, state)},
         }
         parts.run.save(state.step, tensors=weights, trainer=trainer, state=about)

@@ -31,6 +31,15 @@ def check(config: Config) -> Objective:
     return goal
 
 
+def check_engine(config: Config) -> None:
+    """Refuse a sampler that this version does not have; a dry run may name it."""
+    if config.sampling.engine != "transformers":
+        raise ValueError(
+            f"sampling.engine = {config.sampling.engine!r} is not in this version; 'transformers' "
+            "works with every model: --sampling.engine transformers"
+        )
+
+
 def make_objective(config: Config) -> Objective:
     """The objective by its string, with its options and its off-policy form."""
     off, options = config.off_policy, dict(config.objective_options)
