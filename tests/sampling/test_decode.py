@@ -16,7 +16,7 @@ from bestofk.models import tiny
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import LEAVE, ModelSampler
-from bestofk.sampling.draw import distribution
+from bestofk.sampling.draw import distribution, draw
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.types import Prompt
 from policies import MODELS, answers, fixed, gemma2, letters, llama, qwen3, table
@@ -247,6 +247,15 @@ def test_the_truncated_distribution_keeps_exactly_what_it_says() -> None:
     assert not Sampling().truncated
     assert Sampling(top_k=2).truncated
     assert Sampling(top_p=0.9).truncated
+
+
+def test_the_ends_of_the_unit_interval_draw_tokens_that_can_be_drawn() -> None:
+    never = -torch.inf
+    logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(3, -1)
+    uniform = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    tokens, log_probs = draw(logits, uniform, Sampling())
+    assert tokens.tolist() == [1, 3, 3]
+    np.testing.assert_allclose(log_probs.exp(), 0.5)
 
 
 def test_chat_prompts_need_a_template_and_get_the_assistants_turn() -> None:
