@@ -9,7 +9,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make quickstart   set up and show what best-of-k training does (CPU)"
+	@echo "make quickstart   set up and train a tiny policy for one sample and for k (CPU, minutes)"
 	@echo "make test         set up and run the tests (under ten minutes on two cores)"
 	@echo "make test-all     the same with the long counts"
 	@echo "make check        lint, format, types"
@@ -21,21 +21,21 @@ $(BIN)/python:
 	  { echo "bestofk needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The small set: what `pip install bestofk` brings.
-$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e .
+# What training needs. torch comes first and pinned, so that nothing else picks its build.
+$(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) -e '.[train]'
 	@touch $@
 
-# Everything development uses. torch comes first and pinned, so that nothing else picks its build.
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+# Everything development uses.
+$(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[dev]'
-	@touch $@ $(VENV)/.core
+	@touch $@
 
 install: $(VENV)/.dev
 
-quickstart: $(VENV)/.core
-	$(BIN)/bestofk demo
+quickstart: $(VENV)/.train
+	$(BIN)/bestofk quickstart
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
