@@ -1,4 +1,4 @@
-"""The command `bestofk`: a table of verbs, each in a module that is imported only when it is used."""
+"""The command `bestofk`: a table of verbs, each in a module imported only when it is used."""
 
 from __future__ import annotations
 
