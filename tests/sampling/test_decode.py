@@ -15,6 +15,7 @@ from bestofk.learning import Learner
 from bestofk.models import tiny
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
+from bestofk.sampling.cache import rows_that_fit
 from bestofk.sampling.decode import LEAVE, ModelSampler
 from bestofk.sampling.draw import distribution, draw
 from bestofk.sampling.prompts import encode, uniforms
@@ -247,6 +248,25 @@ def test_the_truncated_distribution_keeps_exactly_what_it_says() -> None:
     assert not Sampling().truncated
     assert Sampling(top_k=2).truncated
     assert Sampling(top_p=0.9).truncated
+
+
+def test_rows_take_turns_when_their_keys_and_values_do_not_fit() -> None:
+    """Three layers of two heads of 8: 384 bytes a token, keys and values together."""
+    model = fixed(llama)
+    assert rows_that_fit(model.config, 100, 384 * 100 * 7 + 5) == 7
+    rows: list[int] = []
+    model.get_decoder().layers[0].register_forward_hook(
+        lambda module, inputs, out: rows.append(inputs[0].shape[0])
+    )
+    params = Sampling(n=2, max_new_tokens=8)
+    sampler = own(model)
+    free = sampler.sample(LETTERS, seed=0, params=params)
+    sampler.cache_gib = 384 * (8 + 8) * 4 / 2**30
+    rows.clear()
+    assert [g.completions[0].tokens for g in sampler.sample(LETTERS, seed=0, params=params)] == [
+        g.completions[0].tokens for g in free
+    ]
+    assert max(rows) == 4
 
 
 def test_the_ends_of_the_unit_interval_draw_tokens_that_can_be_drawn() -> None:

@@ -55,6 +55,21 @@ def _with_room(states: Tensor, n: int, extra: int) -> Tensor:
     return roomy.flatten(0, 1)
 
 
+def rows_that_fit(config: PretrainedConfig, length: int, room: float) -> int:
+    """How many rows of `length` tokens have their float32 keys and values in `room` bytes."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None) or 1
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
+    row = 2 * 4 * length * shared * size * getattr(text, "num_hidden_layers", 0)
+    return max(1, int(room // row)) if row else 2**31
+
+
+def room_on(device: torch.device) -> float:
+    """Bytes for keys and values unless said: 4 GiB, or half of what is free on a GPU."""
+    return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 4.0 * 2**30
+
+
 def fresh(config: PretrainedConfig) -> Cache:
     """An empty cache of the kind the model wants (windows and recurrent states included)."""
     return DynamicCache(config=config)

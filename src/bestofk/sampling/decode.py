@@ -38,17 +38,20 @@ class ModelSampler:
         *,
         max_rows: int = 2048,
         precision: str = "fp32",
+        cache_gib: float | None = None,
     ) -> None:
         """
         Args:
             model: sampled as it is at each call; the learner may train the same object in between.
-            max_rows: completions decoded at once; more prompts are taken in turns.
+            max_rows: completions decoded at once, at most; more prompts are taken in turns.
+            cache_gib: room for keys and values; fewer rows at once where they need more. By
+                default 4 on CPU, and half of what is free on a GPU.
             precision: "bf16" decodes under autocast.
         """
         if max_rows < 1:
             raise ValueError(f"max_rows is at least 1, got {max_rows}")
         self.model, self.tokenizer = model, tokenizer
-        self.max_rows, self.precision = max_rows, precision
+        self.max_rows, self.precision, self.cache_gib = max_rows, precision, cache_gib
         self.ends = end_tokens(model, tokenizer)
         self._last_only = "logits_to_keep" in inspect.signature(_causal(model).forward).parameters
 
@@ -59,7 +62,8 @@ class ModelSampler:
         draws = uniforms(prompts, seed, params.n, params.max_new_tokens)
         # Prompts of one length need no padding and no mask: take like with like.
         order = sorted(range(len(prompts)), key=lambda p: len(encoded[p]))
-        at_once = max(1, self.max_rows // params.n)
+        longest = max(map(len, encoded), default=0) + params.max_new_tokens
+        at_once = max(1, self._rows_at_once(longest) // params.n)
         groups: dict[int, Group] = {}
         with self._ready():
             for start in range(0, len(order), at_once):
@@ -70,6 +74,11 @@ class ModelSampler:
                     done = tuple(self._completion(row, params) for row in own)
                     groups[p] = Group(prompts[p], done, encoded[p])
         return [groups[p] for p in range(len(prompts))]
+
+    def _rows_at_once(self, length: int) -> int:
+        device = self.model.device
+        room = caches.room_on(device) if self.cache_gib is None else self.cache_gib * 2**30
+        return min(self.max_rows, caches.rows_that_fit(_causal(self.model).config, length, room))
 
     def _decode(
         self, prompts: Sequence[tuple[int, ...]], draws: np.ndarray, params: Sampling
