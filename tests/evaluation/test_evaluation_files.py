@@ -64,6 +64,14 @@ def test_our_own_samples(tmp_path: Path) -> None:
     assert first.fields["completion"] == "<answer>0</answer>"
 
 
+def test_an_unscored_sample_is_not_a_wrong_one_whatever_its_reward_says(tmp_path: Path) -> None:
+    records = [own("p", 0, 0.0, status="unscored"), own("p", 1, 1.0)]
+    run = read(jsonl(tmp_path / "u.jsonl", records))
+    assert run.unscored == 1
+    assert run.live.tolist() == [1]
+    assert read_fast(tmp_path / "u.jsonl", Choice({}, {}), quiet, least_bytes=0) is None
+
+
 def test_a_training_runs_folder(tmp_path: Path) -> None:
     record = {"prompt_id": "p", "sample": 0, "prompt": "q", "completion": "c", "reward": 1.0}
     more = {"step": 5, "status": "correct", "tokens": 3, "logprob": -2.0, "finish_reason": "stop"}

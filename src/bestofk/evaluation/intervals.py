@@ -24,7 +24,7 @@ from .results import Interval
 
 LEAST_INFORMATIVE = 10
 """Student's t needs this many problems away from the floor and from the ceiling."""
-LARGEST_SKEW = 0.2
+LARGEST_SKEW = 0.15
 """... and a skewness of the mean, skew / √problems, of at most this."""
 CALIBRATION_POINTS = 48
 """The band is calibrated on this many k, spread evenly on a logarithmic axis."""
