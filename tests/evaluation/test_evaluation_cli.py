@@ -207,3 +207,12 @@ def test_a_million_samples_stay_within_bounded_memory(tmp_path: Path) -> None:
         assert count == 1_000_000
         assert peak <= most, (way, peak)
         print(way, peak)
+
+
+def test_what_is_missing_is_named_with_the_way_to_get_it() -> None:
+    from bestofk.cli._draw import need
+
+    with pytest.raises(
+        ValueError, match=r"a thing needs no_such_module: pip install 'bestofk\[api\]'"
+    ):
+        need("no_such_module", "a thing", "api")

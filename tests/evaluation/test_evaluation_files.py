@@ -398,6 +398,16 @@ def test_the_fast_reader_gives_up_where_it_is_not_sure(tmp_path: Path, spoiled: 
     assert read_fast(file, Choice({}, {}), quiet, least_bytes=0) is None
 
 
+@pytest.mark.parametrize("field", ["problem_id", "sample_id", "reward"])
+def test_a_hole_far_down_is_found_by_the_fast_reader_too(tmp_path: Path, field: str) -> None:
+    records = [own("p", s, 1.0) for s in range(5200)]
+    del records[5150][field]
+    file = jsonl(tmp_path / "f.jsonl", records)
+    assert read_fast(file, Choice({}, {}), quiet, least_bytes=0) is None
+    with pytest.raises(BadFile, match="line 5151"):
+        read(file)
+
+
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "p.jsonl", (own("p", s, 1.0) for s in range(5000)))
     told: list[tuple[int, int]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import sys
@@ -118,6 +119,12 @@ def sample(job: Job) -> Path:
     return job.out
 
 
+def need(module: str, what: str, extra: str) -> None:
+    """Refuse with the way out where an optional package is missing."""
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"{what} needs {module}: pip install 'bestofk[{extra}]'")
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -127,6 +134,7 @@ def _from_endpoint(
 ) -> None:
     from bestofk.sampling.endpoint import Drawn, Endpoint, Spent, Wanted, draw
 
+    need("httpx", "sampling from an endpoint", "api")
     if not job.model:
         raise ValueError("an endpoint serves models by name: state --model NAME")
     endpoint = Endpoint(
@@ -195,6 +203,7 @@ def _from_model(
     job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, tuple[int, ...]], ledger: Ledger
 ) -> None:
     """A group of n per prompt; only the samples that are missing are kept."""
+    need("torch", "sampling a model here", "train")
     import torch
 
     from bestofk.models import load

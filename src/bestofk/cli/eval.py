@@ -109,6 +109,7 @@ def _is_file(target: str) -> bool:
 def sampled(chosen: Options) -> int:
     """Sample, score, and show what came; 1 when sampling had to stop early."""
     from bestofk.cli._draw import at_temperature, sample
+    from bestofk.rewards import TooManyUnscored
     from bestofk.sampling.endpoint import CapReached, EndpointError
 
     job = job_of(chosen)
@@ -116,7 +117,7 @@ def sampled(chosen: Options) -> int:
     for temperature in chosen.temperature:
         try:
             files.append(sample(at_temperature(job, temperature, len(chosen.temperature))))
-        except (CapReached, EndpointError) as error:
+        except (CapReached, EndpointError, TooManyUnscored) as error:
             print(f"bestofk eval: {error}", file=sys.stderr)
             return 1
     return show(read_all(tuple(map(str, files)), chosen), chosen)
