@@ -72,8 +72,6 @@ class FaultyServer:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            if self.delay:
-                time.sleep(self.delay)
             if self.refuse:
                 send(handler, self.refuse[0], self.refuse[1].encode())
             else:
@@ -99,6 +97,7 @@ class FaultyServer:
             handler.close_connection = True
             handler.connection.close()
         else:
+            time.sleep(self.delay)  # faults come at once, answers take their time
             data = json.dumps(self.completion(body)).encode()
             if fault == "cut":
                 handler.send_response(200)

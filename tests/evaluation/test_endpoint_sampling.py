@@ -68,9 +68,11 @@ def test_a_storm_of_faults_loses_nothing_and_pays_nothing_twice() -> None:
 
 
 def test_retry_after_stops_everybody() -> None:
-    with FaultyServer(["429"]) as server:
-        drawn(server, wanted(4, 1), concurrency=1)
-        assert server.times[1] - server.times[0] >= 0.3
+    with FaultyServer(["429"], delay=0.15) as server:
+        drawn(server, wanted(9, 1), concurrency=3)
+        began = sorted(server.times)
+        # three at once; one is told to wait 0.3 s, and so do the two that are answered meanwhile
+        assert began[3] - began[0] >= 0.3
 
 
 def test_concurrency_is_used_and_bounded() -> None:
