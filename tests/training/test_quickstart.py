@@ -17,6 +17,7 @@ def test_the_quickstart_trains_compares_and_writes_a_page(tmp_path, capsys):
     for name in ("start", "grpo", "passk-training@16"):
         row = rf"^{re.escape(name)} +([01]\.\d{{3}} \[[\d.]+, [\d.]+\] *){{4}}$"
         assert re.search(row, said, re.MULTILINE), name
+    assert sum(line.startswith("pass@k: ") for line in said.splitlines()) == 3  # each against each
     page = (tmp_path / "q" / "report.html").read_text()
     assert "passk-training@16" in page
     one, other = (

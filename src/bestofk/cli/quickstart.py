@@ -135,9 +135,13 @@ def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def report(runs: Mapping[str, Path], page: Path) -> list[str]:
     """Write the page; say in words which run is better where."""
+    from bestofk.evaluation import compare
     from bestofk.report import load, make
 
     first = next(iter(runs.values()))
     start = f"start={first / 'evaluations' / '000000.jsonl'}"
-    made = make(load([start, *(f"{name}={path}" for name, path in runs.items())]), page)
-    return [f"{one.metric}: {one.verdict}" for one in made.findings.comparisons]
+    sources = load([start, *(f"{name}={path}" for name, path in runs.items())])
+    made = make(sources, page)
+    trained = [source.samples for source in sources[1:] if source.samples is not None]
+    found = [*made.findings.comparisons, *compare(trained, "pass@k")]
+    return [f"{one.metric}: {one.verdict}" for one in found]
