@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -157,6 +158,51 @@ def test_a_host_without_descriptors_scores_nan_and_recovers() -> None:
         check=False,
     )
     assert done.stdout.split() == ["unscored", "True", "1.0"], done.stderr
+
+
+FULL_DISK = """
+import os, tempfile
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Sandbox, SandboxError
+from bestofk.types import Prompt
+spec = {"asserts": ["assert f(1) == 2"]}
+def ask(judge): return judge([Prompt("p", "", "code", spec)], ["def f(x): return x + 1"])[0].reward
+before = CodeVerifier(sandbox=Sandbox(workers=1))
+first = ask(before)
+with open("filler", "wb", buffering=0) as filler:
+    try:
+        while True: filler.write(bytes(4096))
+    except OSError as error: print(error.errno)
+print(first, ask(before))
+try:
+    print(ask(CodeVerifier(sandbox=Sandbox(workers=1))))
+except SandboxError as error:
+    print("No space left" in str(error))
+"""
+
+
+def test_a_full_disk_turns_no_right_program_into_a_wrong_one(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FULL_DISK],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=disk,
+            env={**os.environ, "TMPDIR": str(disk)},
+            check=False,
+        )
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    full, judged, *started = done.stdout.splitlines()
+    assert int(full) == errno.ENOSPC
+    assert judged == "1.0 1.0"
+    assert started == ["True"], done.stderr  # a new sandbox cannot test itself, and says why
 
 
 # 35
