@@ -169,7 +169,7 @@ intervals: [evaluation](evaluation.md).
 ## Two runs of equal worth
 
 Neither run is better, but they differ from problem to problem. The last column is the share of
-comparisons that call any k ≤ {asked.n} different at p ≤ .05: it must not exceed .05.
+comparisons that call any k ≤ {asked.n} different at p ≤ .05: .05 is right, but for noise.
 
 {chr(10).join(pairs)}
 """

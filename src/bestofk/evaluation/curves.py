@@ -8,7 +8,13 @@ from typing import Literal
 import numpy as np
 
 from .betabinomial import fit, posterior
-from .estimates import check_metric, pass_curve, passes_and_samples, values_by_k, variance_of_best
+from .estimates import (
+    check_metric,
+    miss_table,
+    passes_and_samples,
+    values_by_k,
+    variance_of_best,
+)
 from .intervals import LEAST_INFORMATIVE, RESAMPLED_POINTS, between, log_grid, over_problems
 from .results import Curve, Interval, Metric, Samples
 
@@ -226,7 +232,7 @@ def _sampling_variance(passes: np.ndarray, samples: np.ndarray, k_max: int) -> n
     for n in np.unique(samples):
         of_n = passes[samples == n]
         _, given, chance = posterior(int(n), a, b)
-        misses = 1.0 - pass_curve(np.arange(n + 1), np.full(n + 1, n), k_max)[:, at]
+        misses = miss_table(int(n), at + 1)
         share = np.bincount(of_n, minlength=n + 1) @ given
         total += (share @ chance) @ misses**2 - share @ (chance @ misses) ** 2
     return between(np.maximum(total, 0.0), at, k_max)

@@ -52,6 +52,14 @@ def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarra
     return 1.0 - np.cumprod(missed, axis=1, out=missed)
 
 
+def miss_table(n: int, k: np.ndarray) -> np.ndarray:
+    """C(n-c, k)/C(n, k) for c = 0..n and some k ≤ n: (n + 1, K)."""
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])  # log of factorials
+    failed = np.arange(n, -1, -1)[:, None]
+    share = logs[failed] - logs[np.maximum(failed - k, 0)] - logs[n] + logs[n - k]
+    return np.where(failed >= k, np.exp(share), 0.0)
+
+
 def values_by_k(
     samples: Samples,
     metric: Metric,

@@ -75,7 +75,7 @@ def over_problems(
     return OverProblems(
         interval=Interval(every(low[resamples - 1 - single]), every(high[single])),
         band=Interval(every(low[resamples - 1 - joint_low]), every(high[joint])),
-        t=student(values, bounds, confidence),
+        t=student(values, bounds, confidence, at),
         informative=informative(values, bounds),
     )
 
@@ -110,21 +110,27 @@ def joint_rank(draws: np.ndarray, tail: float) -> int:
     return int(np.sort(ranks.max(axis=1))[tail_rank(tail, len(draws))])
 
 
-def student(values: np.ndarray, bounds: tuple[float, float], confidence: float) -> Interval:
-    """mean ± t s/√M, clipped to the bounds; NaN where t is not to be trusted."""
-    problems = values.shape[0]
+def student(
+    values: np.ndarray, bounds: tuple[float, float], confidence: float, at: np.ndarray
+) -> Interval:
+    """mean ± t s/√M, clipped to the bounds; NaN where t is not to be trusted.
+
+    Spread and trust are looked at in the columns `at`; trust between two needs both.
+    """
+    problems, size = values.shape
     mean = values.mean(axis=0)
-    trusted = informative(values, bounds) >= LEAST_INFORMATIVE
     if problems < 2:
         return Interval(np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    centred = values - mean
+    some = values[:, at]
+    trusted = informative(some, bounds) >= LEAST_INFORMATIVE
+    centred = some - mean[at]
     spread = np.sqrt((centred * centred).mean(axis=0))
     cube = (centred * centred * centred).mean(axis=0)
     safe = np.where(spread > 0, spread, 1.0)
     trusted &= np.abs(cube) / safe**3 <= LARGEST_SKEW * np.sqrt(problems)
     half = t_quantile(0.5 + confidence / 2, problems - 1) * spread / np.sqrt(problems - 1)
-    low = np.where(trusted, np.maximum(mean - half, bounds[0]), np.nan)
-    return Interval(low, np.where(trusted, np.minimum(mean + half, bounds[1]), np.nan))
+    half = between(np.where(trusted, half, np.nan), at, size)
+    return Interval(np.maximum(mean - half, bounds[0]), np.minimum(mean + half, bounds[1]))
 
 
 def informative(values: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:

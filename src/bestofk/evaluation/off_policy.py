@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from bestofk.objectives.off_policy import effective_sample_size, value
@@ -46,13 +48,14 @@ def off_policy(
     _require_logprobs(samples)
     kept, _, _ = select(samples, "max@k", k, "error")
     groups = [_live(samples, int(problem)) for problem in kept]
-    share = np.array([float(effective_sample_size(ratio, k)) for _, ratio in groups])
     ratios = [ratio for _, ratio in groups]
+    share = _own_share(ratios, k)
     effective, _ = effective_share(ratios, k)
     if not usable(ratios, k, least_share):
         raise ValueError(_refusal(samples.name, ratios, k, least_share))
-    values = np.array(
-        [float(value(r, ratio, k, self_normalise=self_normalise)) for r, ratio in groups]
+    values = _by_size(
+        [np.stack(group) for group in groups],
+        lambda both: value(both[:, 0], both[:, 1], k, self_normalise=self_normalise),
     )
     ends, _ = reward_bounds(samples, "max@k", bounds)
     if not self_normalise:  # such an estimate can leave the range of the rewards
@@ -123,10 +126,10 @@ def effective_share(ratios: list[np.ndarray], k: int) -> tuple[float, float]:
     weights do not fit into floats.
     """
     try:
-        weight = np.array([float(value(np.ones_like(ratio), ratio, k)) for ratio in ratios])
+        weight = _by_size(ratios, lambda ratio: value(np.ones_like(ratio), ratio, k))
     except ValueError:
         return 0.0, 0.0
-    own = np.array([float(effective_sample_size(ratio, k)) for ratio in ratios])
+    own = _own_share(ratios, k)
     scale = weight.max()
     if scale <= 0:
         return 0.0, 0.0
@@ -135,6 +138,21 @@ def effective_share(ratios: list[np.ndarray], k: int) -> tuple[float, float]:
     subsets = weight.mean() ** 2 / squares if squares > 0 else 0.0
     problems = weight.mean() ** 2 / (weight**2).mean()
     return float(subsets), float(problems)
+
+
+def _own_share(ratios: list[np.ndarray], k: int) -> np.ndarray:
+    """(P,) effective share of each problem's own subsets."""
+    return _by_size(ratios, lambda ratio: effective_sample_size(ratio, k))
+
+
+def _by_size(groups: list[np.ndarray], function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """A function of stacked groups, called once per size: one value per group, in their order."""
+    sizes = np.array([group.shape[-1] for group in groups])
+    result = np.empty(len(groups))
+    for size in np.unique(sizes):
+        which = np.flatnonzero(sizes == size)
+        result[which] = function(np.stack([groups[at] for at in which]))
+    return result
 
 
 def usable(ratios: list[np.ndarray], k: int, least: float) -> bool:
