@@ -116,8 +116,15 @@ def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_mistakes_end_with_two_and_a_way_out(
-    arguments: list[str], message: str, two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    two: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    folder = tmp_path_factory.mktemp("cwd")
+    monkeypatch.chdir(folder)
     status = main([each.replace("FILE", two[0]) for each in arguments])
     shown = capsys.readouterr()
     if arguments[:2] == ["compare", "a=FILE"]:
@@ -126,6 +133,7 @@ def test_mistakes_end_with_two_and_a_way_out(
         return
     assert status == 2
     assert message in shown.err
+    assert not list(folder.iterdir())  # a mistake leaves no file behind
 
 
 def test_plan_from_a_pilot(two: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

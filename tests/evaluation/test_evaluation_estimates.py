@@ -160,3 +160,11 @@ def test_scorio_agrees_where_it_is_unbiased(k: int) -> None:
     for metric, peer in (("pass@k", scorio.pass_at_k), ("pass^k", scorio.pass_hat_k)):
         found = curve(run, metric, **FEW)  # type: ignore[arg-type]
         assert found.estimate[k - 1] == pytest.approx(peer(correct, k), abs=1e-9)
+
+
+def test_problems_without_samples_are_counted_as_such() -> None:
+    run = samples([[], [1, 0], [], [1, None, 1], []])
+    assert run.live.tolist() == [0, 2, 0, 2, 0]
+    found = curve(run, "pass@k", **FEW)
+    assert found.estimate[0] == pytest.approx(0.75)
+    assert found.left_out == ("0", "2", "4")

@@ -17,7 +17,7 @@ import numpy as np
 
 SMALLEST, LARGEST = 1e-3, 1e4
 """a and b are kept inside: beyond, the likelihood is flat."""
-GRID = 240
+GRID = 180
 """Points of the success probability at which posteriors are held."""
 
 

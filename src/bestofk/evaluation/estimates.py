@@ -35,10 +35,7 @@ def zero_one(samples: Samples, threshold: float | None) -> np.ndarray:
 
 def passes_and_samples(samples: Samples, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
     """(P,) passing and scored samples of each problem."""
-    correct = zero_one(samples, threshold)
-    passed = np.concatenate([[0], np.cumsum(correct == 1)])
-    passes = passed[samples.offsets[1:]] - passed[samples.offsets[:-1]]
-    return passes.astype(np.int64), samples.live.astype(np.int64)
+    return samples.count(zero_one(samples, threshold) == 1), samples.live
 
 
 def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarray:

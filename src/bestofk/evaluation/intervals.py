@@ -28,7 +28,7 @@ LARGEST_SKEW = 0.15
 """... and a skewness of the mean, skew / √problems, of at most this."""
 CALIBRATION_POINTS = 48
 """The band is calibrated on this many k, spread evenly on a logarithmic axis."""
-RESAMPLED_POINTS = 192
+RESAMPLED_POINTS = 128
 """Curves with more k are resampled at this many, and the ends interpolated between them."""
 CELLS = 1 << 24
 """At most this many bootstrap weights are held at once (128 MB)."""

@@ -60,8 +60,15 @@ class Samples:
     @cached_property
     def live(self) -> np.ndarray:
         """(P,) scored samples per problem: the n that estimates use."""
-        scored = np.concatenate([[0], np.cumsum(~np.isnan(self.rewards))])
-        return scored[self.offsets[1:]] - scored[self.offsets[:-1]]
+        return self.count(~np.isnan(self.rewards))
+
+    def count(self, mask: np.ndarray) -> np.ndarray:
+        """(P,) how many of each problem's samples a mask (N,) holds."""
+        filled = self.sizes > 0
+        counts = np.zeros(len(self.problems), dtype=np.int64)
+        if filled.any():
+            counts[filled] = np.add.reduceat(mask, self.offsets[:-1][filled], dtype=np.int64)
+        return counts
 
     @cached_property
     def unscored(self) -> int:
