@@ -90,6 +90,10 @@ def sample(job: Job) -> Path:
     from bestofk.rewards import UnscoredGuard, verifier
     from bestofk.tasks import task
 
+    if job.remote:  # before any file is made
+        need("httpx", "sampling from an endpoint", "api")
+        if not job.model:
+            raise ValueError("an endpoint serves models by name: state --model NAME")
     chosen = task(job.task, **job.options)
     usual = "test" if "test" in chosen.splits else chosen.splits[-1]
     split = chosen.split(job.split or usual)
@@ -134,9 +138,6 @@ def _from_endpoint(
 ) -> None:
     from bestofk.sampling.endpoint import Drawn, Endpoint, Spent, Wanted, draw
 
-    need("httpx", "sampling from an endpoint", "api")
-    if not job.model:
-        raise ValueError("an endpoint serves models by name: state --model NAME")
     endpoint = Endpoint(
         base_url=job.target,
         model=job.model,
