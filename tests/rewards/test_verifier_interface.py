@@ -268,6 +268,7 @@ def _judge_in_child(judge: BatchVerifier, queue: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork")  # libraries with threads that other tests loaded
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_verifier_works_in_a_child_process_and_in_the_parent_at_once(
     mixed: Any, method: str

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -203,6 +204,16 @@ def test_a_full_disk_turns_no_right_program_into_a_wrong_one(tmp_path: Path) -> 
     assert int(full) == errno.ENOSPC
     assert judged == "1.0 1.0"
     assert started == ["True"], done.stderr  # a new sandbox cannot test itself, and says why
+
+
+def test_a_folder_below_tmp_can_be_made_readable(new_sandbox: New) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        Path(folder, "module_in_tmp.py").write_text(
+            "import tempfile\ndef f(x):\n    tempfile.TemporaryFile().close()\n    return x + 1\n"
+        )
+        outcome = new_sandbox(workers=1, paths=(folder,)).call("module_in_tmp:f", [1])
+    assert (outcome.status, outcome.value) == ("ok", 2)
 
 
 # 35

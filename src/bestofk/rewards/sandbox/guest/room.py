@@ -205,7 +205,8 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     for device in _DEVICES:
         _bind(device)
     os.mkdir(BOX, 0o755)
-    os.symlink(BOX, "/tmp")
+    if not os.path.lexists("/tmp"):  # it is there, read-only, when a readable folder lies below it
+        os.symlink(BOX, "/tmp")
     kernel.umount("/old")
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
