@@ -212,7 +212,8 @@ def test_a_folder_below_tmp_can_be_made_readable(new_sandbox: New) -> None:
         Path(folder, "module_in_tmp.py").write_text(
             "import tempfile\ndef f(x):\n    tempfile.TemporaryFile().close()\n    return x + 1\n"
         )
-        outcome = new_sandbox(workers=1, paths=(folder,)).call("module_in_tmp:f", [1])
+        with new_sandbox(workers=1, paths=(folder,)) as sandbox:
+            outcome = sandbox.call("module_in_tmp:f", [1])
     assert (outcome.status, outcome.value) == ("ok", 2)
 
 
