@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable
 
 
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
+def seconds(function: Callable[[], object], at_least: float = 0.01) -> float:
+    """Time of one call, from as many calls in a row as fill `at_least` seconds."""
+    calls, start = 0, time.perf_counter()
+    while calls == 0 or time.perf_counter() - start < at_least:
+        function()
+        calls += 1
+    return (time.perf_counter() - start) / calls
 
 
 def against(
