@@ -107,7 +107,8 @@ def test_request_says_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> No
     with FaultyServer() as server:
         found = drawn(server, wanted(1, 1), key_variable="MY_KEY", logprobs=True)
         assert set(server.requests[0]) == {
-            *("model", "temperature", "max_tokens", "seed", "messages", "logprobs")
+            *("model", "temperature", "max_tokens", "seed", "messages"),
+            *("logprobs", "top_logprobs"),
         }
         assert server.headers[0]["Authorization"] == "Bearer sk-secret"
         assert found[0].logprob_sum == -0.75

@@ -45,7 +45,7 @@ def request_body(
     text = prompt.text
     if chat:
         if logprobs:
-            body["logprobs"] = True
+            body |= {"logprobs": True, "top_logprobs": 1}  # llama.cpp gives none without the second
         turns: Sequence[Mapping[str, str]]
         turns = ({"role": "user", "content": text},) if isinstance(text, str) else text
         body["messages"] = [dict(turn) for turn in turns]
