@@ -123,7 +123,7 @@ def max_at_k_curve(
 
     def curve(ordered: Array) -> Array:
         n = ordered.shape[-1]
-        share = constant(subset_share_by_k(n)[:, :k_max], ordered)
+        share = constant(subset_share_by_k(n, k_max), ordered)
         return ordered[..., -1:] - _gaps(ordered) @ share
 
     return restore(_per_group(values, curve, k_max, f"max@{k_max}", groups, live, small_groups))

@@ -30,10 +30,10 @@ def subset_share(n: int, k: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def subset_share_by_k(n: int) -> np.ndarray:
-    """Column k-1 is `subset_share(n, k)` without its end points: rows m = 1..n-1, (n-1, n)."""
+def subset_share_by_k(n: int, k_max: int) -> np.ndarray:
+    """Column k-1 is `subset_share(n, k)` without its end points: rows m = 1..n-1, (n-1, k_max)."""
     m = np.arange(n, 1, -1)[:, None]
-    shrink = np.maximum(m - np.arange(1, n + 1), 0) / m
+    shrink = np.maximum(m - np.arange(1, k_max + 1), 0) / m
     return _frozen(np.cumprod(shrink, axis=0)[::-1].copy())
 
 
