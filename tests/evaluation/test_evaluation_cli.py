@@ -207,7 +207,7 @@ def test_a_million_samples_stay_within_bounded_memory(tmp_path: Path) -> None:
         ".finish('x', {});"
         "print(len(run.rewards), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
-    for way, most in (("fast", 450), ("careful", 300)):
+    for way, most in (("fast", 600), ("careful", 300)):
         done = subprocess.run(
             [sys.executable, "-c", code, str(file), way], capture_output=True, text=True, check=True
         )
