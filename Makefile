@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: install quickstart test test-all test-gpu check bench docs build clean
+.PHONY: install quickstart test test-all test-gpu test-adapters check bench docs build clean
+HOSTS := verl skyrl openrlhf vllm
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   set up and train a tiny policy for one sample and for k (CPU, minutes)"
 	@echo "make test         set up and run the tests (under ten minutes on two cores)"
 	@echo "make test-all     the same with the long counts"
+	@echo "make test-adapters  the tests of every host (TRL, verl, SkyRL, OpenRLHF, vLLM), each in its own environment"
 	@echo "make check        lint, format, types"
 	@echo "make bench        tables of ratios against peers measured in the same run"
 	@echo "make docs         build the site into docs/_build/html"
@@ -46,6 +48,19 @@ test-all: $(VENV)/.dev
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m gpu
 
+# The hosts' pins conflict with each other and with ours: each has an environment of its own, listed in full.
+$(VENV)-%/.ready: environments/%.txt
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
+	$(VENV)-$*/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .
+	@touch $@
+
+test-adapters: $(VENV)/.dev $(HOSTS:%=$(VENV)-%/.ready)
+	$(BIN)/python -m pytest -q -m "not gpu" $$(ls tests/*/test_trl*.py)
+	for host in $(HOSTS); do \
+	  $(VENV)-$$host/bin/python -m pytest -q -m "not gpu" $$(ls tests/*/test_$$host*.py) || exit 1; \
+	done
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -63,4 +78,4 @@ build: $(VENV)/.dev
 	$(BIN)/python -m build -q --outdir dist .
 
 clean:
-	rm -rf $(VENV) dist build docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS:%=$(VENV)-%) dist build docs/_build .pytest_cache .mypy_cache .ruff_cache
