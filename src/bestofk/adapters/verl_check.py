@@ -1,0 +1,88 @@
+"""Is the plug-in where verl looks for it? verl hides a plug-in that failed; this does not."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import entry_points, version
+from typing import Any
+
+NAME = "bestofk"
+MODULE = "bestofk.adapters.verl"
+
+
+def check(config: Any = None) -> str:
+    """One line that says what verl will use, in the process that asks.
+
+    Args:
+        config: verl's whole configuration; then its objective and samples per prompt are checked.
+
+    Raises:
+        RuntimeError: verl has no estimator `bestofk` here (why, and what to do).
+        ValueError: the configuration does not use it, or not rightly.
+    """
+    import verl  # loads the plug-ins
+    from verl.trainer.ppo import core_algos
+
+    found = core_algos.ADV_ESTIMATOR_REGISTRY.get(NAME)
+    if found is None or found.__module__ != MODULE:
+        raise RuntimeError(f"verl {verl.__version__} has no estimator {NAME!r} here: {_why(found)}")
+    said = f"bestofk {version('bestofk')} is registered with verl {verl.__version__}"
+    return said if config is None else f"{said}: {_checked(config)}"
+
+
+def _why(found: Any) -> str:
+    if found is not None:
+        return f"the name is taken by {found.__module__}.{found.__qualname__}"
+    asked = NAME in [point.name for point in entry_points(group="verl.plugins")]
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if asked and policy != "auto" and NAME not in [part.strip() for part in policy.split(",")]:
+        return f"VERL_USE_EXTERNAL_PLUGINS={policy} leaves it out: unset it, or add {NAME}"
+    if not asked:
+        return (
+            "this environment does not list its entry point: install bestofk again with pip, "
+            f"or set VERL_USE_EXTERNAL_MODULES={MODULE}"
+        )
+    try:
+        importlib.import_module(MODULE)
+    except Exception as error:
+        return f"its import fails with {type(error).__name__}: {error}"
+    return "it was imported only now: import verl in a fresh process"
+
+
+def _checked(config: Any) -> str:
+    from bestofk.adapters.verl import chosen
+
+    if config.algorithm.adv_estimator != NAME:
+        raise ValueError(
+            f"algorithm.adv_estimator is {config.algorithm.adv_estimator}: set it to {NAME}"
+        )
+    goal = chosen(config.algorithm)
+    n = config.actor_rollout_ref.rollout.n
+    try:
+        goal.require_samples(n)
+    except ValueError as error:
+        raise ValueError(f"actor_rollout_ref.rollout.n={n}: {error}") from error
+    return f"objective {goal}, {n} samples per prompt"
+
+
+def main(argv: list[str]) -> int:
+    """`python -m bestofk.adapters.verl [overrides of verl's main_ppo]`."""
+    try:
+        print(check(_composed(argv) if argv else None))
+    except (RuntimeError, ValueError) as error:
+        print(f"bestofk.adapters.verl: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _composed(overrides: list[str]) -> Any:
+    from hydra import compose, initialize_config_module
+    from hydra.errors import HydraException
+
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            return compose("ppo_trainer", overrides=overrides)
+    except HydraException as error:
+        raise ValueError(f"verl's configuration refuses this: {error}") from error
