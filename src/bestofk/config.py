@@ -193,7 +193,7 @@ class Config:
 RESUMABLE = {
     "run.dir", "run.steps", "run.checkpoint_every", "run.keep_last", "run.keep_best",
     "run.samples_megabytes", "run.trackers", "sampling.batch_size", "task.unscored_share",
-    "optimiser.stop_grad_norm", "model.device",
+    "optimiser.stop_grad_norm", "model.device", "run.fsdp",
 }  # fmt: skip
 """What may differ when a run is resumed: nothing that a step already taken depended on."""
 

@@ -56,7 +56,8 @@ class Checkpoint:
         """Optimiser, scheduler and generators; loaded without unpickling code."""
         import torch
 
-        return torch.load(self.path / "trainer.pt", map_location="cpu", weights_only=True)
+        file = self.path / "trainer.pt"
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
 
 
 class Run:

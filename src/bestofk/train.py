@@ -20,7 +20,7 @@ from bestofk.training.build import Clock, Parts, State, seed_of
 from bestofk.training.checks import cautions, check, check_engine
 from bestofk.training.learn import learn
 from bestofk.training.processes import Processes, Stop, watching
-from bestofk.training.rollouts import Batch, collect, sample_rows, signal_of
+from bestofk.training.rollouts import Batch, collect, signal_of
 from bestofk.training.view import View, make_view
 from bestofk.types import Group, Prompt, Verdict
 
@@ -44,7 +44,6 @@ def train(config: Config, *, resume: bool = False, checkpoint: str | None = None
         device=config.model.device,
         trackers=config.run.trackers,
         folder=config.run.dir,
-        fsdp=config.run.fsdp,
     )
     processes.share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, found = build.open_run(config, processes, resume, checkpoint)
@@ -55,8 +54,8 @@ def train(config: Config, *, resume: bool = False, checkpoint: str | None = None
             state = build.restore(parts, found)
             view.start(state.step, finish.title(parts), cautions(goal), dict(leaves(config)))
             state = steps(parts, state, stop, view, saved=state.step if found else -1)
-            if state.step >= config.run.steps and processes.main:
-                run.save_final(lambda folder: finish.write(parts, folder))
+            if state.step >= config.run.steps:
+                finish.save(parts, run.save_final)
             processes.wait()
         processes.close()
     finally:
@@ -93,9 +92,7 @@ def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> 
             last_prompt=parts.prompt_at(batch.position - 1).id,
         )
         line = finish.describe(parts, state, batch, stats, clock)
-        if processes.main:
-            parts.run.record(line)
-            parts.run.record_samples(state.step, sample_rows(state.step, batch, weights))
+        finish.record(parts, line, batch, weights)
         view.step(line)
     if 0 < state.step != saved:
         build.save(parts, state)
@@ -114,20 +111,21 @@ def roll_out(parts: Parts, state: State, clock: Clock) -> Batch:
         with clock("score"):
             return parts.judge(groups)
 
-    return collect(
-        parts.prompt_at,
-        state.position,
-        asked.prompts_per_step,
-        sample,
-        judge,
-        parts.processes,
-        refill=asked.refill,
-        has_signal=signal_of(
-            parts.goal,
-            progress=build.progress(parts, state),
-            rng=seed_of(parts.config.run.seed, step),
-        ),
-    )
+    with parts.learner.whole():
+        return collect(
+            parts.prompt_at,
+            state.position,
+            asked.prompts_per_step,
+            sample,
+            judge,
+            parts.processes,
+            refill=asked.refill,
+            has_signal=signal_of(
+                parts.goal,
+                progress=build.progress(parts, state),
+                seed=seed_of(parts.config.run.seed, step),
+            ),
+        )
 
 
 def improve(parts: Parts, state: State, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:

@@ -1,7 +1,7 @@
 """Runs of several processes, forked from one that has everything imported: python ranks.py WHAT ...
 
-    same RUN.toml FOLDER    one process, and two (stopped half way and resumed), on the same batches
-    dies RUN.toml FOLDER    two processes of which one is killed; how the other ends, and how soon
+    lives RUN.toml FOLDER PLAN   runs in lives: {"name": [[processes, sharded, steps], ...], ...}
+    dies RUN.toml FOLDER         two processes, one is killed; how the other ends, and how soon
 
 No launcher watches over them: what ends the survivor is our own.
 """
@@ -57,14 +57,17 @@ def ends(children):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def same(config, folder):
-    one = replaced(config, "run.dir", str(folder / "one"))
-    two = replaced(config, "run.dir", str(folder / "two"))
-    found = [ends(start(one, 1, False, folder / "one.log"))]
-    half = replaced(two, "run.steps", config.run.steps // 2)
-    found.append(ends(start(half, 2, False, folder / "half.log")))
-    found.append(ends(start(two, 2, True, folder / "two.log")))
-    return {"ends": found}
+def lives(config, folder, plan):
+    """Each run starts in its first life and is resumed in the others, up to so many steps."""
+    found = {}
+    for name, lives in json.loads(plan).items():
+        own = replaced(config, "run.dir", str(folder / name))
+        found[name] = []
+        for number, (size, sharded, steps) in enumerate(lives):
+            own = replaced(replaced(own, "run.fsdp", sharded), "run.steps", steps)
+            log = folder / f"{name}-{number}.log"
+            found[name].append(ends(start(own, size, number > 0, log)))
+    return found
 
 
 def dies(config, folder):
@@ -80,5 +83,6 @@ def dies(config, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    told = {"same": same, "dies": dies}[sys.argv[1]](read(sys.argv[2]), Path(sys.argv[3]))
+    what = {"lives": lives, "dies": dies}[sys.argv[1]]
+    told = what(read(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
     print(json.dumps(told))

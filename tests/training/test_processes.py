@@ -1,10 +1,13 @@
 """Two processes (gloo, CPU): the same batch, the same update; one that dies takes both down."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from bestofk.runs import read_metrics
+from bestofk.runs import read_metrics, read_samples
 
 EXACT = {"objective": "max@4", "off_policy": {"passes": 2, "mini_batches": 2}}
 ADAPTIVE = {
@@ -13,6 +16,34 @@ ADAPTIVE = {
     "loss": {"name": "clipped", "normaliser": "dapo", "kl": 0.05},
 }
 REFILL = {"objective": "max@4", "objective_options": {"threshold": 0.9}, "sampling": {"refill": 2}}
+DRAWN = {
+    "objective": "passk-training@4:bootstrap",
+    "loss": {"name": "clipped"},
+    "off_policy": {"mini_batches": 2},
+}
+ADAPTERS = {
+    "objective": "max@4",
+    "model": {"lora_rank": 2, "gradient_checkpointing": True},
+    "loss": {"kl": 0.05},
+}
+CLIPPED = {"objective": "max@4", "optimiser": {"max_grad_norm": 0.01, "learning_rate": 1e-3}}
+WAYS = {
+    "one": [(1, False, 4)],
+    "two": [(2, False, 2), (2, False, 4)],
+    "sharded": [(2, True, 2), (2, True, 4)],
+    "grown": [(1, False, 2), (2, False, 4)],
+    "shrunk": [(2, True, 2), (1, False, 4)],
+}
+"""(processes, sharded, steps) of each life; all but the first are resumed."""
+
+
+def weights(run):
+    return load_file(run / "final" / "model.safetensors")
+
+
+def apart(one, other):
+    assert one.keys() == other.keys()
+    return max(float((one[key] - other[key]).abs().max()) for key in one)
 
 
 @pytest.mark.parametrize(
@@ -21,29 +52,40 @@ REFILL = {"objective": "max@4", "objective_options": {"threshold": 0.9}, "sampli
         pytest.param(EXACT, id="exact"),
         pytest.param(ADAPTIVE, id="adaptive", marks=pytest.mark.slow),
         pytest.param(REFILL, id="refill", marks=pytest.mark.slow),
+        pytest.param(DRAWN, id="drawn", marks=pytest.mark.slow),
+        pytest.param(ADAPTERS, id="adapters", marks=pytest.mark.slow),
+        pytest.param(CLIPPED, id="clipped", marks=pytest.mark.slow),
     ],
 )
-def test_one_process_and_two_give_the_same_updates(sections, recipe, command, last_json, tmp_path):
-    """... also when the two are stopped half way and resumed."""
-    path = recipe(**sections, run={"steps": 4}, optimiser={"learning_rate": 1e-3})
-    done = command("tests/training/ranks.py", "same", path, tmp_path)
+def test_the_same_batch_gives_the_same_updates_however_it_is_shared(
+    sections, recipe, command, last_json, tmp_path, small_model
+):
+    """One process, two, two with shared-out weights; resumed by as many, by more, by fewer."""
+    sections = {"optimiser": {"learning_rate": 1e-3}} | sections
+    path = recipe(**sections, run={"steps": 4})
+    done = command("tests/training/ranks.py", "lives", path, tmp_path, json.dumps(WAYS))
     logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*.log.*")))
     assert done.returncode == 0, done.stderr + logs
-    assert last_json(done.stdout)["ends"] == [[0], [0, 0], [0, 0]], logs
-    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
-    start = load_file(tmp_path / "one" / "checkpoints" / "step-000002" / "weights.safetensors")
-    a, b = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("one", "two"))
-    assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5
-    assert max(float((a[key] - start[key]).abs().max()) for key in start) > 5e-4  # it did move
-    half = [line for line in two if line["kind"] == "train"]
-    whole = [line for line in one if line["kind"] == "train"]
-    assert [line["step"] for line in half] == [1, 2, 3, 4]
-    names = ("reward", "max@4", "entropy", "groups_with_signal", "grad_norm", "refilled", "ess")
-    for ours, theirs in zip(whole, half):
-        assert ours.keys() == theirs.keys()
-        for name in names:
-            if name in ours:
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+    expected = {name: [[0] * life[0] for life in lives] for name, lives in WAYS.items()}
+    assert last_json(done.stdout) == expected, logs
+    one, start = weights(tmp_path / "one"), load_file(small_model / "model.safetensors")
+    assert apart(one, start) > 5e-4  # it did move
+    whole = [line for line in read_metrics(tmp_path / "one") if line["kind"] == "train"]
+    drawn = [(row["prompt_id"], row["completion"]) for row in read_samples(tmp_path / "one")]
+    for name in WAYS:
+        assert apart(one, weights(tmp_path / name)) < 1e-5, name
+        AutoModelForCausalLM.from_pretrained(tmp_path / name / "final")
+        lines = [line for line in read_metrics(tmp_path / name) if line["kind"] == "train"]
+        assert [line["step"] for line in lines] == [1, 2, 3, 4]
+        for ours, theirs in zip(whole, lines):
+            assert ours.keys() == theirs.keys()
+            for what in ("reward", "max@4", "entropy", "groups_with_signal", "grad_norm", "lr",
+                         "refilled", "ess", "clip_fraction", "kl", "sampler_gap_max"):  # fmt: skip
+                if what in ours:
+                    close = pytest.approx(theirs[what], rel=1e-3, abs=1e-5)
+                    assert ours[what] == close, (name, what)
+        rows = [(row["prompt_id"], row["completion"]) for row in read_samples(tmp_path / name)]
+        assert rows == drawn, name
 
 
 def test_a_process_that_dies_stops_the_other_with_a_word(recipe, command, last_json, tmp_path):

@@ -10,6 +10,7 @@ from bestofk.objectives import objective
 from bestofk.training.rollouts import (
     Batch,
     collect,
+    generators,
     sample_rows,
     signal_of,
     summary,
@@ -112,11 +113,34 @@ def test_refilling_replaces_no_signal_groups_by_the_next_prompts_in_order():
 
 def test_the_objective_says_what_signal_is():
     rewards = np.array([[1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=float)
-    assert signal_of(objective("mean"))(rewards).tolist() == [True, True, False]
-    assert signal_of(objective("max@3"))(rewards).tolist() == [False, True, False]
-    switched = objective("max@3/50%/mean")
-    assert signal_of(switched, progress=0.4)(rewards).tolist() == [False, True, False]
-    assert signal_of(switched, progress=0.6)(rewards).tolist() == [True, True, False]
+
+    def signal(text, **inputs):
+        return signal_of(objective(text), **inputs)(rewards, range(3)).tolist()
+
+    assert signal("mean") == [True, True, False]
+    assert signal("max@3") == [False, True, False]
+    assert signal("max@3/50%/mean", progress=0.4) == [False, True, False]
+    assert signal("max@3/50%/mean", progress=0.6) == [True, True, False]
+
+
+@pytest.mark.parametrize("variant", ["bootstrap", "full"])
+def test_what_an_objective_draws_depends_on_the_slot_alone(variant):
+    goal = objective(f"passk-training@3:{variant}")
+    rewards = np.random.default_rng(0).integers(0, 2, size=(8, 12)).astype(float)
+    live = np.ones((8, 12), dtype=bool)
+    live[2, 3:5] = False
+
+    def weights(slots):
+        slots = list(slots)
+        return weigh(goal, rewards[slots], live=live[slots], rng=generators(goal, slots, 5, 1))
+
+    whole = weights(range(8))
+    parts = np.concatenate([weights(range(4)), weights(range(4, 8))])
+    np.testing.assert_array_equal(whole, parts)
+    np.testing.assert_array_equal(whole[[6, 1]], weights([6, 1]))
+    other = weigh(goal, rewards, live=live, rng=generators(goal, range(8), 5, 2))
+    assert not np.array_equal(whole, other)
+    assert generators(objective("max@3"), range(8), 5) is None
 
 
 def batch_of(rewards):

@@ -90,7 +90,7 @@ def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(re
     run = tmp_path / "run"
     broken = next((run / "failed").iterdir())
     assert str(broken) in str(caught.value)
-    rows = [json.loads(line) for line in (broken / "batch-0.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (broken / "batch.jsonl").read_text().splitlines()]
     assert len(rows) == 4 * 8
     assert len(rows[0]["token_ids"]) == len(rows[0]["logprobs"]) == rows[0]["tokens"]
     assert "NonFinite" in (broken / "error.txt").read_text()
@@ -103,7 +103,7 @@ def test_an_exploding_gradient_stops_the_run_before_it_does_harm(recipe, tmp_pat
     config = read(recipe(optimiser={"stop_grad_norm": 1e-6}, evaluation={"every": 0}))
     with pytest.raises(ValueError, match="stopped before it changed the weights"):
         train(config)
-    assert (tmp_path / "run" / "failed" / "step-000001" / "batch-0.jsonl").exists()
+    assert (tmp_path / "run" / "failed" / "step-000001" / "batch.jsonl").exists()
 
 
 def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import nn
 from transformers import PreTrainedModel
 
-from bestofk.learning import prepare, processes
+from bestofk.learning import prepare, processes, shard, state
 from bestofk.learning.base import Loss, NonFinite, Optimisation, Scores, known_or_raise
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import loss_of
@@ -35,6 +35,8 @@ class Learner:
 
     model: PreTrainedModel
     """The model as given (not the wrapper for many processes)."""
+    policy: PreTrainedModel
+    """What to sample from and to save, inside `whole`; the model itself unless it is sharded."""
     steps: int
     """Optimiser steps taken."""
 
@@ -50,6 +52,7 @@ class Learner:
         gradient_checkpointing: bool = False,
         reference: PreTrainedModel | None = None,
         accelerator: Any = None,
+        sharded: bool = False,
         logits_at_once: int = CHUNK,
     ) -> None:
         """
@@ -65,9 +68,10 @@ class Learner:
                 "auto" is packed where the model's attention can be replaced, else padded.
             reference: the frozen policy for `Loss.kl`. With a peft model it may be left out: the
                 reference is then the model with its adapters off.
-            accelerator: an `accelerate.Accelerator`, for several processes: it prepares the model
-                and optimiser (DDP, FSDP2), gradients are reduced over ranks, and P, tokens and
-                statistics are of all ranks together.
+            accelerator: an `accelerate.Accelerator`, for several processes: gradients are reduced
+                over ranks (DDP), and P, tokens and statistics are of all ranks together.
+            sharded: FSDP2 instead of DDP: weights, gradients and optimiser are shared out over the
+                processes, and so is the reference.
             logits_at_once: how many logits are held at a time; a bound on memory.
         """
         known_or_raise("layout", layout, LAYOUTS)
@@ -90,8 +94,12 @@ class Learner:
         scorer = Scorer(model, temperature, logits_at_once)
         self.reference = prepare.reference_scorer(model, reference, scorer, self.layout)
         self.scorer: nn.Module = scorer
+        self.policy = shard.hollow(model) if sharded else model
+        if sharded:
+            for each in filter(None, (scorer, self.reference)):
+                shard.share_out(each)
         self.optimiser: torch.optim.Optimizer = prepare.adamw(model, self.optimisation)
-        if accelerator is not None:
+        if accelerator is not None and not sharded:
             self.scorer, self.optimiser = accelerator.prepare(self.scorer, self.optimiser)
 
     @property
@@ -172,12 +180,12 @@ class Learner:
         for at, (batch, real) in enumerate(batches):
             known = rows_of(batch, weight * real, share * real, old, reference, self.device)
             last = at == len(batches) - 1
-            with processes.accumulate(self.accelerator, self.scorer, last):
+            with processes.accumulate(self.scorer, last):
                 with self._autocast():
                     log_prob, entropy = self.scorer(batch)
                 part, stats = loss_of(loss, log_prob, entropy, known, **whole)
                 part = part * real  # a filler only keeps the ranks in step
-                processes.backward(self.accelerator, part)
+                part.backward()
             stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
             for name, value in stats.items():
                 join = max if name == "ratio_max" else float.__add__
@@ -220,18 +228,27 @@ class Learner:
             stats["kl"] = sums["kl"] / tokens
         return stats
 
+    def whole(self) -> AbstractContextManager[None]:
+        """While inside, `policy` has all its weights. Every rank enters, since they are gathered;
+        a sharded learner has them twice for that time."""
+        if self.policy is self.model:
+            return nullcontext()
+        return shard.filled(self.policy, self.scorer, self.model)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: trained weights, optimiser, steps. Safe to load with
-        `torch.load(weights_only=True)`. With an accelerator, call it on every rank."""
-        model, optimiser = processes.state(self.accelerator, self.scorer, self.optimiser)
+        `torch.load(weights_only=True)`, and the same for any number of processes. Every rank calls
+        it; with several, the first alone gets the tensors."""
+        shard.settle(self.scorer)
+        keep = self.accelerator is None or self.accelerator.is_main_process
+        model, optimiser = state.taken(self.model, self.optimiser, keep=keep)
         return {"model": model, "optimiser": optimiser, "steps": self.steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, found: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is refused."""
-        processes.load_state(
-            self.accelerator, self.scorer, self.optimiser, state["model"], state["optimiser"]
-        )
-        self.steps = int(state["steps"])
+        shard.settle(self.scorer)
+        state.put(self.model, self.optimiser, found["model"], found["optimiser"])
+        self.steps = int(found["steps"])
 
     def _batches(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[Batch, bool]]:
         """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
@@ -262,15 +279,21 @@ class Learner:
         return share, {"tokens": tokens, "mean_length": tokens / max(mean["rows"], 1e-9)}
 
     def _clip(self) -> float:
+        """Scale the gradient down; its norm before, over all ranks."""
         limit = self.optimisation.max_grad_norm or math.inf
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        if self.accelerator is not None:
-            return float(self.accelerator.clip_grad_norm_(self.scorer.parameters(), limit))
-        return float(nn.utils.clip_grad_norm_(parameters, limit)) if parameters else 0.0
+        if not parameters:
+            return 0.0
+        return float(shard.whole(nn.utils.clip_grad_norm_(parameters, limit)))
 
     def _autocast(self) -> torch.autocast:
-        on = self.precision == "bf16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on)
+        # Shards are gathered anew for each pass: casts that outlive it would undo the saving.
+        return torch.autocast(
+            self.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.precision == "bf16",
+            cache_enabled=self.policy is self.model,
+        )
 
     def _as_reference(self) -> Any:
         if self.reference is not None:

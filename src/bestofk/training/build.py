@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,9 @@ def assemble(config: Config, goal: Objective, processes: Processes, run: runs.Ru
         gradient_checkpointing=config.model.gradient_checkpointing,
         reference=reference,
         accelerator=processes.accelerator if processes.size > 1 else None,
+        sharded=config.run.fsdp,
     )
+    policy = replace(policy, model=learner.policy)
     return Parts(
         config=config,
         goal=goal,
@@ -228,12 +230,6 @@ def restore(parts: Parts, found: runs.Checkpoint | None) -> State:
     if found is None:
         return State()
     check_resumed(from_dict(Config, found.state["config"]), parts.config)
-    before, now = found.state["processes"], parts.processes.size
-    if (before == 1) != (now == 1):
-        raise ValueError(
-            f"the run was started with {before} process(es) and cannot be resumed with {now}: the "
-            "optimiser's state of one process and of several have different forms"
-        )
     state = State(**found.state["state"])
     if state.position and parts.prompt_at(state.position - 1).id != state.last_prompt:
         raise ValueError(

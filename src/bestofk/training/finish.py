@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,8 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     asked, world, began = parts.config.evaluation, parts.processes, time.perf_counter()
     split = parts.task.split(asked.split)
     prompts = [split[i] for i in range(world.rank, min(asked.prompts, len(split)), world.size)]
-    groups = parts.sample(prompts, asked.samples_per_prompt, "validation") if prompts else []
+    with parts.learner.whole():
+        groups = parts.sample(prompts, asked.samples_per_prompt, "validation") if prompts else []
     verdicts = parts.judge(groups)
     judged = [pair for part in world.gather(list(zip(groups, verdicts))) for pair in part]
     judged.sort(key=lambda pair: pair[0].prompt.id)
@@ -65,8 +68,8 @@ def note(parts: Parts, state: State, line: Mapping[str, Any]) -> State:
     better = value is not None and (state.best is None or value > state.best)
     if parts.processes.main:
         parts.run.record(line)
-        if better and parts.config.run.keep_best and state.step:
-            parts.run.save_best(state.step, value, metric, lambda path: write(parts, path))
+    if better and parts.config.run.keep_best and state.step:
+        save(parts, partial(parts.run.save_best, state.step, value, metric))
     return replace(state, validated=state.step, best=value if better else state.best)
 
 
@@ -103,6 +106,21 @@ def describe(
     }
 
 
+def record(parts: Parts, line: Mapping[str, Any], batch: Batch, weights: np.ndarray) -> None:
+    """A step's metrics, and the completions of all processes with their weights."""
+    rows = parts.processes.gather(sample_rows(line["step"], batch, weights))
+    if parts.processes.main:
+        parts.run.record(line)
+        parts.run.record_samples(line["step"], chain.from_iterable(rows))
+
+
+def save(parts: Parts, place: Callable[[Callable[[Path], None]], object]) -> None:
+    """Let the run put the model, whole, into a place of its folder; all processes call it."""
+    with parts.learner.whole():
+        if parts.processes.main:
+            place(lambda folder: write(parts, folder))
+
+
 def write(parts: Parts, folder: Path) -> None:
     """The model with its card."""
     models.save(parts.policy, folder)
@@ -125,10 +143,10 @@ def write(parts: Parts, folder: Path) -> None:
 def keep_failure(parts: Parts, state: State, batch: Batch, error: Exception) -> ValueError:
     """The batch a step broke on, in the run's folder; and what to tell the user."""
     step = state.step + 1
+    rows = parts.processes.gather(sample_rows(step, batch, tokens=True))
 
     def fill(folder: Path) -> None:
-        rows = sample_rows(step, batch, tokens=True)
-        runs.write_jsonl(folder / f"batch-{parts.processes.rank}.jsonl", rows)
+        runs.write_jsonl(folder / "batch.jsonl", chain.from_iterable(rows))
         (folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
 
     kept = parts.run.save_failure(step, fill) if parts.processes.main else parts.run.path

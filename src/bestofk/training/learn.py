@@ -11,7 +11,7 @@ import numpy as np
 from bestofk.learning import Learner, Loss, Scores
 from bestofk.objectives import Objective
 from bestofk.objectives.off_policy import effective_sample_size
-from bestofk.training.rollouts import Batch, Crowd, weigh, with_signal
+from bestofk.training.rollouts import Batch, Crowd, generators, slots_of, weigh, with_signal
 from bestofk.types import Group
 
 WATCHED = 8
@@ -66,7 +66,8 @@ def learn(
     old = learner.score(seen.groups)
     drawn = sampler_log_prob(batch.groups)
     reference = learner.score(batch.groups, reference=True) if settings.loss.kl > 0 else None
-    inputs = needed(goal, old, live, crowd, progress=progress, seed=seed)
+    inputs = needed(goal, old, live, crowd, progress=progress)
+    draws = generators(goal, slots_of(crowd, len(rewards) * crowd.size), *seed)
     ratios = settings.loss.name == "exact" and settings.form != "none"
 
     weights = np.zeros_like(rewards)
@@ -82,7 +83,8 @@ def learn(
             given["log_ratio"] = now - (drawn if settings.correct_sampler else old.log_prob)[rows]
             moved = ratio_stats(given["log_ratio"], live[rows], goal, progress)
             stats |= combine(crowd.gather(moved))
-        made = weigh(goal, rewards[rows], live=live[rows], **given)
+        rng = draws and [draws[p] for p in rows]
+        made = weigh(goal, rewards[rows], live=live[rows], rng=rng, **given)
         if settings.correct_sampler and not ratios:
             limit = TRUST_SAMPLER if goal.truncate is None else goal.truncate
             made = made * np.exp(np.minimum(old.log_prob[rows] - drawn[rows], limit))
@@ -118,18 +120,10 @@ def schedule(groups: int, settings: Settings) -> Iterator[tuple[list[int], bool]
 
 
 def needed(
-    goal: Objective,
-    old: Scores,
-    live: np.ndarray,
-    crowd: Crowd,
-    *,
-    progress: float,
-    seed: Sequence[int],
+    goal: Objective, old: Scores, live: np.ndarray, crowd: Crowd, *, progress: float
 ) -> dict[str, Any]:
     """What this objective asks for beside rewards, over the whole batch of all processes."""
     inputs: dict[str, Any] = {"progress": progress}
-    if "rng" in goal.needs:
-        inputs["rng"] = np.random.default_rng([*seed, crowd.rank])
     if "entropy" in goal.needs:
         entropy = old.entropy
         counts = np.maximum(live.sum(axis=1), 1)

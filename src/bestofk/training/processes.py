@@ -31,22 +31,21 @@ class Processes:
         device: str = "auto",
         trackers: Sequence[str] = (),
         folder: str = "",
-        fsdp: bool = False,
     ) -> None:
-        from accelerate import Accelerator, FullyShardedDataParallelPlugin
-        from accelerate.utils import DistributedType, ProjectConfiguration
+        from accelerate import Accelerator
+        from accelerate.utils import ProjectConfiguration
 
         self.accelerator = Accelerator(
-            fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if fsdp else None,
             cpu=device == "cpu",
             log_with=list(trackers) or None,
             project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
         )
-        if fsdp and self.accelerator.distributed_type != DistributedType.FSDP:
+        kind = self.accelerator.distributed_type.value
+        if kind != "NO" and not kind.startswith("MULTI_"):
             raise ValueError(
-                "run.fsdp shards the weights over several GPUs, and this is "
-                f"{self.accelerator.num_processes} process(es) on {self.accelerator.device}: start "
-                "it with accelerate launch --num_processes N, or leave run.fsdp off"
+                f"the launcher asks for {kind}, which would wrap the model a second time: launch "
+                "plain processes (no --use_fsdp, no --use_deepspeed, and no such lines in the "
+                "launcher's config file), and set run.fsdp = true to share the weights out"
             )
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes

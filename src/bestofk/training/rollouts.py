@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -59,6 +59,15 @@ Sample = Callable[[Sequence[Prompt], int], list[Group]]
 """(prompts, round) → groups. A later round of the same step draws with another seed."""
 
 
+Signal = Callable[[np.ndarray, range], np.ndarray]
+"""(rewards (P, n), the groups' slots) → which of the groups move the policy."""
+
+
+def slots_of(crowd: Crowd, prompts: int) -> range:
+    """This process's slots of a batch of so many prompts: a block."""
+    return range(crowd.rank * prompts // crowd.size, (crowd.rank + 1) * prompts // crowd.size)
+
+
 def collect(
     prompt_at: Callable[[int], Prompt],
     start: int,
@@ -68,7 +77,7 @@ def collect(
     crowd: Crowd,
     *,
     refill: int = 0,
-    has_signal: Callable[[np.ndarray], np.ndarray] | None = None,
+    has_signal: Signal | None = None,
 ) -> Batch:
     """The groups of `prompts` prompts from position `start` of the stream, this process's share.
 
@@ -76,13 +85,13 @@ def collect(
     how many processes there are. With `refill`, slots whose group has no signal are filled again,
     in order, with the prompts that come next in the stream, for at most so many rounds.
     """
-    mine = range(crowd.rank * prompts // crowd.size, (crowd.rank + 1) * prompts // crowd.size)
+    mine = slots_of(crowd, prompts)
     groups = sample([prompt_at(start + slot) for slot in mine], 0)
     verdicts = judge(groups)
     position, refilled = start + prompts, 0
     for again in range(1, refill + 1):
         assert has_signal is not None
-        signal = has_signal(np.array([[v.reward for v in row] for row in verdicts]))
+        signal = has_signal(np.array([[v.reward for v in row] for row in verdicts]), mine)
         everywhere = np.concatenate(crowd.gather(signal))
         empty = np.flatnonzero(~everywhere)
         if not empty.size:
@@ -98,21 +107,53 @@ def collect(
     return Batch(tuple(groups), tuple(map(tuple, verdicts)), position, refilled)
 
 
-def weigh(goal: Objective, rewards: np.ndarray, **inputs: Any) -> np.ndarray:
-    """The objective's weights, without its warnings: the loop counts and shows what they say."""
+def weigh(
+    goal: Objective,
+    rewards: np.ndarray,
+    *,
+    rng: Sequence[np.random.Generator] | None = None,
+    **inputs: Any,
+) -> np.ndarray:
+    """The objective's weights, without its warnings: the loop counts and shows what they say.
+
+    Args:
+        rng: a generator for each group (`generators`), for objectives that draw.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DroppedGroups)
         warnings.simplefilter("ignore", ObjectiveWarning)
-        return np.asarray(goal(rewards, **inputs))
+        if rng is None:
+            return np.asarray(goal(rewards, **inputs))
+        rows = []
+        for p, own in enumerate(rng):
+            given = {
+                name: value[p : p + 1] if isinstance(value, np.ndarray) else value
+                for name, value in inputs.items()
+            }
+            rows.append(np.asarray(goal(rewards[p : p + 1], rng=own, **given)))
+        return np.concatenate(rows)
 
 
-def signal_of(goal: Objective, **inputs: Any) -> Callable[[np.ndarray], np.ndarray]:
+def generators(
+    goal: Objective, slots: Iterable[int], *seed: int
+) -> list[np.random.Generator] | None:
+    """One for the group in each slot of the batch, where the objective draws at all.
+
+    What a slot draws does not depend on how many processes share the batch.
+    """
+    if "rng" not in goal.needs:
+        return None
+    return [np.random.default_rng([*seed, slot]) for slot in slots]
+
+
+def signal_of(goal: Objective, *, seed: int = 0, **inputs: Any) -> Signal:
     """Which groups move the policy: the objective's word, for dynamic sampling."""
 
-    def has_signal(rewards: np.ndarray) -> np.ndarray:
+    def has_signal(rewards: np.ndarray, slots: range) -> np.ndarray:
         if not len(rewards):
             return np.zeros(0, dtype=bool)
-        return with_signal(weigh(goal, rewards, **inputs))
+        rng = generators(goal, slots, seed)
+        return with_signal(weigh(goal, rewards, rng=rng, **inputs))
 
     return has_signal
 
