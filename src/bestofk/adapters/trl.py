@@ -58,6 +58,12 @@ class BestOfKMixin(_Host):
             ValueError: n is too small for the objective, or an option of `args` would make the
                 update something else than the objective's gradient.
         """
+        for method in ("_calculate_rewards", "_generate_and_score_completions"):
+            if not hasattr(super(), method):
+                raise TypeError(
+                    f"{type(self).__name__}: BestOfKMixin goes in front of a GRPOTrainer, whose "
+                    f"{method} it extends, as in class Mine(BestOfKMixin, GRPOTrainer)"
+                )
         self.goal: Objective = as_objective(self.goal if objective is None else objective)
         self.passing = passing if self.goal.threshold is None else self.goal.threshold
         args = prepared(self.goal, GRPOConfig() if args is None else args, loss_type)

@@ -27,10 +27,10 @@ UNBIASED = {
 BIASED = {
     "grpo": "divides by each completion's own length: favours short right and long wrong answers",
     "sapo": "divides by each completion's own length: favours short right and long wrong answers",
-    "bnpo": "divides by the tokens of the micro-batch: a sample weighs by its neighbours' length",
-    "dapo": "divides by the tokens of the batch: a sample weighs by its neighbours' length",
-    "cispo": "divides by the tokens of the batch: a sample weighs by its neighbours' length",
-    "vespo": "divides by the tokens of the batch: a sample weighs by its neighbours' length",
+    "bnpo": "divides by the tokens of the micro-batch: one of long completions weighs less",
+    "dapo": "divides by the tokens of the batch: a batch of long completions weighs less",
+    "cispo": "divides by the tokens of the batch: a batch of long completions weighs less",
+    "vespo": "divides by the tokens of the batch: a batch of long completions weighs less",
 }
 CHOSEN = "dr_grpo"
 """The unbiased loss type that takes the place of TRL's default."""

@@ -1,0 +1,192 @@
+"""Which of TRL's options the adapter sets, names as biased, and refuses."""
+
+import copy
+import logging
+import warnings
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="TRL is not installed here: pip install 'bestofk[trl]'")
+
+import bestofk
+from adapters.trl_runs import Judge, config, trainer
+from bestofk.adapters.trl import BestOfKTrainer, sizes
+from bestofk.adapters.trl_options import BIASED, UNBIASED, as_objective, cautions, prepared
+from bestofk.objectives import ObjectiveWarning
+
+
+def ready(tmp_path, text="max@4", loss_type=None, **options):
+    goal = as_objective(text)
+    return prepared(goal, config(tmp_path, **options), loss_type)
+
+
+REFUSED = [
+    ({"num_iterations": 2}, r"max@4 off policy needs the current ratios.*`bestofk train`"),
+    ({"steps_per_generation": 4}, r"steps_per_generation = 4 make several optimiser steps"),
+    ({"steps_per_generation": 4, "gradient_accumulation_steps": 6}, r"accumulation_steps = 6"),
+    ({"scale_rewards": "batch"}, r"scale of the weights belongs to the objective \(max@4\)"),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, r"not the best of k by reward"),
+    ({"num_generations": 4}, r"max@4 needs more than 4 samples per prompt, got 4.*max@4:loo-1"),
+    ({"max_completion_length": None}, r"'dr_grpo' divides by max_completion_length, got None"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_would_change_the_meaning_is_refused_before_a_model_is_loaded(
+    options, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message):
+        BestOfKTrainer("no/such-model", Judge(), config(tmp_path, **options), objective="max@4")
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"truncate": 1.0}, "truncate is made for the siblings' current ratios"),
+        ({"self_normalise": True}, "self_normalise is made for"),
+        ({"off_policy": "first-order"}, "off_policy='first-order' is made for"),
+        ({"off_policy": "own-ratio"}, "use `bestofk train`, which keeps groups whole"),
+    ],
+)
+def test_off_policy_forms_are_refused(named, message):
+    with pytest.raises(ValueError, match=message):
+        as_objective(bestofk.objective("max@4", **named))
+
+
+def test_mistyped_names_get_a_suggestion(tmp_path):
+    with pytest.raises(ValueError, match="'passk-training'"):
+        as_objective("passk-trainin@4")
+    with pytest.raises(ValueError, match="unknown loss_type 'dr-grpo'; did you mean 'dr_grpo'"):
+        ready(tmp_path, loss_type="dr-grpo")
+    with pytest.raises(ValueError, match="objective= is needed, a string such as 'max@8'"):
+        as_objective(None)
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        "mean", "max@1", "reinforce", "grpo", "dr-grpo", "passk-training@4", "rs-grpo",
+        bestofk.objective("max@4", off_policy="none"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_several_steps_of_one_batch_are_for_objectives_without_sibling_ratios(goal, tmp_path):
+    """The mean needs its own ratio only; normalised objectives never had more than TRL's clip."""
+    assert ready(tmp_path, goal, num_iterations=3).num_iterations == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["max@4", "max@4:loo", "pass@4", "top2@4", "maxrl", "mean/50%/max@4"]
+)
+def test_unbiased_objectives_of_several_samples_want_one_step_per_batch(text, tmp_path):
+    with pytest.raises(ValueError, match="off policy needs"):
+        ready(tmp_path, text, num_iterations=2)
+    assert ready(tmp_path, text, gradient_accumulation_steps=4, steps_per_generation=2)
+
+
+def test_trls_default_length_normaliser_gives_way_and_a_chosen_one_is_named(tmp_path, caplog):
+    theirs = config(tmp_path)
+    kept = copy.copy(vars(theirs))
+    with caplog.at_level(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = prepared(as_objective("max@4"), theirs, None)
+    assert (ours.loss_type, ours.scale_rewards) == ("dr_grpo", "none")
+    assert vars(theirs) == kept  # the user's config is left as it is
+    [record] = caplog.records
+    assert "'dr_grpo'" in record.getMessage()
+    assert "default 'dapo'" in record.getMessage()
+    with pytest.warns(ObjectiveWarning, match="'dapo' divides by the tokens of the batch"):
+        assert ready(tmp_path, loss_type="dapo").loss_type == "dapo"
+    for name in BIASED.keys() - {"dapo"}:
+        with pytest.warns(ObjectiveWarning, match=f"loss_type='{name}' divides by.*is biased"):
+            chosen = prepared(as_objective("max@4"), config(tmp_path, loss_type=name), None)
+        assert chosen.loss_type == name
+    for name in UNBIASED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            chosen = prepared(as_objective("max@4"), config(tmp_path, loss_type=name), None)
+            assert chosen.loss_type == name
+
+
+def test_every_loss_type_of_trl_is_known_here(tmp_path):
+    """TRL names its loss types in the help of the option; a new one must be judged first."""
+    from trl import GRPOConfig
+
+    [option] = [each for each in fields(GRPOConfig) if each.name == "loss_type"]
+    sentence = option.metadata["help"].partition("Supported values are")[2].partition(".")[0]
+    named = {word.strip("', ") for word in sentence.replace(" and ", " ").split()} - {""}
+    assert named == UNBIASED.keys() | BIASED.keys()
+
+
+def test_every_loss_type_divides_as_it_is_said_to(tmp_path):
+    """One batch through TRL's own loss: what each row's A_i ∇log π(y_i) is multiplied with.
+
+    It is 1/B for the gradient of our exact loss. An unbiased one may differ by a constant that
+    knows nothing of the lengths that were sampled.
+    """
+    lengths, weights = torch.tensor([2, 5, 9, 4]), torch.tensor([1.0, -1.0, 2.0, -2.0])
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    logps = torch.full((4, 9), -1.0, requires_grad=True)
+    batch = {
+        "prompt_ids": torch.ones(4, 2).long(), "prompt_mask": torch.ones(4, 2).long(),
+        "completion_ids": torch.ones(4, 9).long(), "completion_mask": mask,
+        "advantages": weights, "num_items_in_batch": mask.sum(),
+    }  # fmt: skip
+    options = {"num_generations": 4, "per_device_train_batch_size": 4,
+               "gradient_accumulation_steps": 1}  # fmt: skip
+    seen = {}
+    for name in [*UNBIASED, *BIASED]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ObjectiveWarning)
+            run = trainer(tmp_path, Judge(), "max@2", named={"loss_type": name}, **options)
+        run.current_gradient_accumulation_steps = 1
+        run._get_per_token_logps_and_entropies = lambda *_, **__: (logps, torch.zeros(4, 9), None)
+        run.model.train()
+        [gradient] = torch.autograd.grad(run._compute_loss(run.model, batch), logps)
+        seen[name] = -gradient.sum(dim=1) / lengths / weights
+    tokens = lengths.sum()
+    for name in UNBIASED:
+        assert torch.allclose(seen[name], seen[name][0].expand(4)), name
+    assert seen["luspo"][0] == pytest.approx(1 / 4)
+    assert seen["dr_grpo"][0] == pytest.approx(1 / 4 / 12)
+    for name in ("grpo", "sapo"):
+        assert torch.allclose(seen[name], 1 / (4.0 * lengths)), name
+    for name in ("dapo", "bnpo", "vespo"):
+        assert torch.allclose(seen[name], (1.0 / tokens).expand(4)), name
+    assert torch.allclose(seen["cispo"], (0.2 / tokens).expand(4))  # its clip is epsilon_high = 0.2
+
+
+CAUTIONS = [
+    ({"top_p": 0.9}, "top_p=0.9 changes what is sampled"),
+    ({"top_k": 20}, "top_k=20 changes what is sampled"),
+    ({"min_p": 0.1}, "min_p=0.1 changes what is sampled"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty=1.1 changes"),
+    ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs="),
+    ({"top_entropy_quantile": 0.2}, "leaves tokens out of the loss"),
+    ({"off_policy_mask_threshold": 0.5}, "leaves samples of negative weight out"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), CAUTIONS)
+def test_what_biases_the_update_is_named(options, message, tmp_path):
+    with pytest.warns(ObjectiveWarning, match=message):
+        ready(tmp_path, **options)
+
+
+def test_vllms_own_ratio_is_named_where_siblings_matter(tmp_path):
+    plain = config(tmp_path, loss_type="dr_grpo")
+    args = SimpleNamespace(**{each.name: getattr(plain, each.name) for each in fields(plain)})
+    args.use_vllm = True
+    [said] = cautions(as_objective("max@4"), args)
+    assert "each sample's own ratio; max@4 would need its siblings' too" in said
+    assert not list(cautions(as_objective("mean"), args))
+
+
+def test_the_logged_k_are_powers_of_two_and_the_objectives_own():
+    assert sizes(8, 4) == [1, 2, 4, 8]
+    assert sizes(12, 6) == [1, 2, 4, 6, 8]
+    assert sizes(4, 8) == [1, 2, 4]
+    assert sizes(1, 4) == [1]

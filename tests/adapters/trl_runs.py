@@ -1,0 +1,174 @@
+"""Real TRL runs of the tiny model, what was sampled in them, and two-process runs of the same.
+
+    python tests/adapters/trl_runs.py FOLDER    two processes (gloo); writes FOLDER/rank-N.pt
+
+A `Judge` is a reward function that remembers every row it was shown, so that a test can make the
+groups again and learn from them with our own learner.
+"""
+
+import faulthandler
+import json
+import math
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from trl import GRPOConfig
+
+from bestofk.adapters.trl import BestOfKTrainer
+from bestofk.learning import Learner, Optimisation
+from bestofk.models import load
+from bestofk.types import Completion, Group, Prompt
+
+PROMPTS = ["3 5 7=15\n", "2 4 6=12\n", "1 2 3=6\n", "8 8 1=17\n", "9 1=10\n", "4 4 2=10\n"]
+LENGTH = 12
+"""Tokens per completion at most."""
+
+
+def digits(text):
+    """A real-valued reward in [0, 1] with many ties: the share of digits."""
+    return sum(letter.isdigit() for letter in text) / max(len(text), 1)
+
+
+def has_three(text):
+    """A 0/1 reward."""
+    return float("3" in text)
+
+
+class Judge:
+    """A reward function that keeps (prompt, completion's tokens, reward) of every row."""
+
+    def __init__(self, score=digits, unscored=()):
+        self.score, self.unscored = score, unscored
+        self.rows, self.calls, self.__name__ = [], [], "judge"
+
+    def __call__(self, prompts, completions, completion_ids, **_):
+        rewards = [self.score(text) for text in completions]
+        seen = len(self.rows)
+        rewards = [None if seen + i in self.unscored else r for i, r in enumerate(rewards)]
+        self.rows += zip(prompts, map(tuple, completion_ids), rewards)
+        self.calls.append(len(rewards))
+        return rewards
+
+    def rewards(self, n):
+        """(P, n), NaN where unscored, in the order of the calls."""
+        values = [math.nan if reward is None else reward for *_, reward in self.rows]
+        return np.array(values, dtype=np.float32).reshape(-1, n)
+
+
+def prompts(count=6):
+    return Dataset.from_dict({"prompt": PROMPTS[:count]})
+
+
+def config(folder, **options):
+    """Two groups of 8 per update, in two micro-batches; plain SGD on the gradient as it is."""
+    given: dict[str, Any] = {
+        "num_generations": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
+        "max_completion_length": LENGTH, "max_steps": 1, "max_grad_norm": 0.0,
+        "learning_rate": 1.0, "optim": "sgd", "lr_scheduler_type": "constant", "seed": 5,
+        "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": [],
+        "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+    } | options  # fmt: skip
+    return GRPOConfig(output_dir=str(folder), **given)
+
+
+def trainer(folder, judge, objective="max@4", *, cls=BestOfKTrainer, named=None, **options):
+    policy = load("tiny-countdown")
+    named = {"train_dataset": prompts()} | (named or {})
+    if objective is not None:
+        named["objective"] = objective
+    return cls(
+        policy.model, judge, config(folder, **options), processing_class=policy.tokenizer, **named
+    )
+
+
+def weights_of(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def groups_of(rows, n):
+    """The groups that TRL sampled, for our own learner."""
+    tokenizer: Any = load("tiny-countdown").tokenizer
+    made = []
+    for at in range(0, len(rows), n):
+        part = rows[at : at + n]
+        assert len({prompt for prompt, *_ in part}) == 1, "a group is one prompt"
+        prompt = Prompt(str(at), part[0][0], "trl")
+        completions = tuple(Completion(tokenizer.decode(ids), ids) for _, ids, _ in part)
+        made.append(Group(prompt, completions, tuple(tokenizer(part[0][0])["input_ids"])))
+    return made
+
+
+def our_update(groups, weights, live=None):
+    """What one SGD step of our own learner adds to the tiny model's weights."""
+    policy = load("tiny-countdown")
+    before = weights_of(policy.model)
+    learner = Learner(policy.model, optimisation=Optimisation(lr=1.0, max_grad_norm=0.0))
+    learner.optimiser = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    learner.step(groups, weights, live=live)
+    return {name: value - before[name] for name, value in weights_of(policy.model).items()}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def one_rank(folder, rank):
+    """Three groups of 8 over two processes of 12 rows: the middle group lies on both."""
+    judge = Judge(unscored=(2,) if rank else (9,))
+    run = trainer(
+        folder, judge, per_device_train_batch_size=6, max_steps=1, num_generations_eval=6,
+        per_device_eval_batch_size=6, named={"eval_dataset": prompts(4)},
+    )  # fmt: skip
+    before = weights_of(run.model)
+    run.train()
+    after = weights_of(run.model)
+    trained, judge.rows = judge.rows, []
+    seen = [
+        (tuple(ids[mask.bool()].tolist()), float(advantage))
+        for batch in run._buffered_inputs
+        for ids, mask, advantage in zip(
+            batch["completion_ids"], batch["completion_mask"], batch["advantages"]
+        )
+    ]
+    logged = list(run._logs["advantages"])
+    found = run.evaluate()
+    torch.save(
+        {"rows": trained, "seen": seen, "logged": logged,
+         "update": {name: after[name] - before[name] for name in after},
+         "log": run.state.log_history[0], "evaluated": judge.rows, "eval": found},
+        Path(folder) / f"rank-{rank}.pt",
+    )  # fmt: skip
+
+
+def two_ranks(folder):
+    children, port = [], str(free_port())
+    for rank in range(2):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        faulthandler.dump_traceback_later(100, exit=True)  # a hang ends, and says where
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+        )  # fmt: skip
+        try:
+            one_rank(folder, rank)
+        except BaseException as error:
+            os.write(2, f"rank {rank}: {type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps({"ends": two_ranks(sys.argv[1])}))
