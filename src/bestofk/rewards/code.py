@@ -32,6 +32,7 @@ from bestofk.rewards.base import BatchVerifier, unknown
 from bestofk.rewards.programs import Statements, extract_code, split_asserts, split_check
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
+from bestofk.rewards.sandbox.guest.wire import unpack
 from bestofk.rewards.sandbox.outcome import printable
 from bestofk.rewards.sandbox.pool import Run
 from bestofk.types import Prompt, Status, Verdict
@@ -252,12 +253,12 @@ def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
     return Verdict(reward, status, passed, total, cpu, tier, printable(detail))
 
 
-def _results(run: Run, total: int) -> list[tuple[bool, str, str]] | None:
-    """The checker's results, or None when it did not live to write them."""
+def _results(run: Run, total: int) -> list[list[Any]] | None:
+    """The checker's (passed, status, detail), or None when it did not live to write them."""
     if run.report["reason"] or run.report["code"] != 0:
         return None
     try:
-        results = decode(run.data)
+        results = unpack(run.data)
     except CodecError:
         return None
     return results if len(results) == total else None

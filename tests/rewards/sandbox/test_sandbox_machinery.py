@@ -260,7 +260,8 @@ def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
         verifier = CodeVerifier(sandbox=sandbox)
         verifier(prompts(40), mixed * 10)
         workers = [w.process.pid for w in sandbox._state.all]
-        servers = [pid for root in workers for pid in (descendants(root)[:1] or [root])]
+        # server and zygote of each worker; the checker, the last one, is replaced now and then
+        servers = [pid for root in workers for pid in [root, *descendants(root)[:-1]][-2:]]
         descriptors = len(os.listdir("/proc/self/fd"))
         inside = [len(os.listdir(f"/proc/{pid}/fd")) for pid in servers]
         resident = memory_of(servers)
@@ -271,7 +272,7 @@ def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in servers] == inside
         assert memory_of(servers) - resident < 2048 * len(servers)
-        assert len(descendants(os.getpid())) - len(others) <= 3 * len(servers)
+        assert len(descendants(os.getpid())) - len(others) <= 4 * len(workers)
     assert eventually(lambda: set(descendants(os.getpid())) <= others)
     assert Path("/proc/self/mountinfo").read_text() == mounts
     assert os.listdir(folder) == []
@@ -320,9 +321,8 @@ def test_the_self_test_finds_what_an_open_worker_allows(new_sandbox: New) -> Non
     with new_sandbox(tier=0, at_most=0, allow_unsafe=True, workers=1) as sandbox:
         worker = Worker(sandbox._configuration(0))
         try:
-            from dataclasses import asdict
 
-            worked = attack(worker, asdict(sandbox.limits))
+            worked = attack(worker, sandbox.limits)
         finally:
             worker.close()
     assert "read a file of the host" in worked
@@ -335,7 +335,7 @@ def test_a_tier_that_fails_its_self_test_is_not_used(
 ) -> None:
     from bestofk.rewards.sandbox import pool
 
-    def leaky(worker: Worker, limits: dict[str, Any]) -> list[str]:
+    def leaky(worker: Worker, limits: Limits) -> list[str]:
         return ["read a file of the host"]
 
     monkeypatch.setattr(pool, "attack", leaky)

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from . import bubblewrap
@@ -18,7 +18,7 @@ from .config import configuration
 from .guest.codec import CodecError, decode, encode
 from .outcome import Limits, Outcome, OutcomeStatus, printable
 from .selftest import attack
-from .worker import Worker, WorkerLost
+from .worker import Worker, WorkerLost, request
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -103,7 +103,7 @@ class Sandbox:
             worker = None
             try:
                 worker = Worker(self._configuration(tier))
-                worked = attack(worker, asdict(self.limits)) if tier else []
+                worked = attack(worker, self.limits) if tier else []
             except OSError as error:
                 refused.append(f"{way}: {error}")
             else:
@@ -129,10 +129,11 @@ class Sandbox:
         if target.count(":") != 1:
             raise ValueError(f"a target reads 'module:function', got {target!r}")
         try:
-            request = encode((target, list(args)))
+            arguments = encode((target, list(args)))
         except CodecError as error:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
-        run = self._run({"kind": "call"}, limits, request)
+        packet, wall = request("call", eager=False, pure=False, limits=limits or self.limits)
+        run = self._run(lambda worker: worker.call(packet, wall, arguments))
         if run.status != "done":
             status: OutcomeStatus = "crashed" if run.status == "killer" else "unscored"
             return Outcome(status, tier=self.tier, detail=run.detail)
@@ -164,17 +165,15 @@ class Sandbox:
         `pure` says that running the tests changes nothing in the process that runs them, which may
         then be used again.
         """
-        return self._run(
-            {"kind": "check", "eager": not stdio, "pure": pure}, limits, program, tests
-        )
+        packet, wall = request("check", eager=not stdio, pure=pure, limits=limits or self.limits)
+        return self._run(lambda worker: worker.check(packet, wall, program, tests))
 
-    def _run(self, request: dict[str, Any], limits: Limits | None, *files: bytes) -> Run:
+    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> Run:
         """One job, tried again on a fresh worker when the failure is ours.
 
         A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
         such programs unscored would let a model drop its failures.
         """
-        request = request | {"limits": asdict(limits or self.limits)}
         deaths, detail = 0, ""
         for attempt in range(ATTEMPTS):
             if attempt and not deaths:
@@ -182,7 +181,7 @@ class Sandbox:
             worker = None
             try:
                 worker = self._state.lend(lambda: Worker(self._configuration(self.tier)))
-                report, data = worker.run(request, *files)
+                report, data = job(worker)
             except WorkerLost as error:
                 deaths, detail = deaths + 1, f"its worker died: {error}"
                 self._state.discard(worker)

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .guest.codec import CodecError, decode, encode
-from .worker import Worker, WorkerLost
+from .outcome import Limits
+from .worker import Worker, WorkerLost, request
 
 # What the hostile program does. It returns the names of attacks that worked.
 ATTACKS = r"""
@@ -130,7 +131,7 @@ def _bait() -> Iterator[tuple[str, str, int, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def attack(worker: Worker, limits: dict[str, Any]) -> list[str]:
+def attack(worker: Worker, limits: Limits) -> list[str]:
     """Names of the attacks that worked against this worker; an empty list is what we want.
 
     Raises:
@@ -138,18 +139,15 @@ def attack(worker: Worker, limits: dict[str, Any]) -> list[str]:
     """
     with _bait() as (path, token, port, abstract):
         mark = f"bestofk-{token[:12]}"
-        args = [path, token, port, abstract, mark, limits["memory"], limits["descriptors"]]
+        args = [path, token, port, abstract, mark, limits.memory, limits.descriptors]
         job: dict[str, Any] = {
             "mode": "record",
             "entry_point": "attacks",
             "cases": [(args, {}, None)],
         }
         try:
-            report, data = worker.run(
-                {"kind": "check", "limits": limits, "pure": False, "eager": True},
-                ATTACKS.encode(),
-                encode(job),
-            )
+            packet, wall = request("check", eager=True, pure=False, limits=limits)
+            report, data = worker.check(packet, wall, ATTACKS.encode(), encode(job))
             ((ok, value),) = decode(data)
         except (WorkerLost, CodecError, ValueError) as error:
             raise OSError(f"the self-test did not finish: {error}") from error

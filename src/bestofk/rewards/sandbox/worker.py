@@ -9,17 +9,20 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from . import bubblewrap
 from .guest import wire
 from .guest.codec import CodecError
+from .outcome import Limits
 
 _HERE = str(Path(__file__).parent)
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from guest import zygote; zygote.main(int(sys.argv[2]))"
+    "from guest import server; server.main(int(sys.argv[2]))"
 )
 # PYTHONHASHSEED: the order of sets must not depend on which worker judged a program.
 _ENVIRONMENT = {
@@ -30,10 +33,18 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    "LD_BIND_NOW": "1",  # or every program resolves the same symbols again
 }
 _START_SECONDS = 120.0
 _GRACE = 30.0
 _LEAVE = 1.0
+
+
+@lru_cache(64)
+def request(kind: str, *, eager: bool, pure: bool, limits: Limits) -> tuple[bytes, float]:
+    """A job's packet, and the wall seconds it may take: the same for thousands of programs."""
+    job = {"kind": kind, "eager": eager, "pure": pure, "limits": asdict(limits)}
+    return wire.pack(job), limits.cpu_per_program * limits.wall_factor
 
 
 class WorkerLost(Exception):
@@ -52,7 +63,11 @@ class Worker:
         Raises:
             OSError: it could not be started, or could not enter its room.
         """
+        self._tests: tuple[bytes, int] | None = None
+        self._result = -1
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._poller = select.poll()
+        self._poller.register(self.socket, select.POLLIN)
         command = [sys.executable, "-P", "-s", "-S", "-B", "-c", _START, _HERE]
         if config["wrapped"]:
             command[:1] = [*bubblewrap.prefix(config, _HERE), bubblewrap.interpreter()]
@@ -68,7 +83,7 @@ class Worker:
                     cwd="/",
                     start_new_session=True,
                 )
-            wire.send(self.socket, config | {"guest": _HERE})
+            wire.send(self.socket, wire.pack(config | {"guest": _HERE}))
             hello = self._answer(_START_SECONDS)
         except (WorkerLost, OSError) as error:
             self.close()
@@ -77,38 +92,63 @@ class Worker:
             self.close()
             raise OSError(f"a sandbox worker did not start: {hello.get('error')}")
 
-    def run(self, request: dict[str, Any], *files: bytes) -> tuple[dict[str, Any], bytes]:
-        """One job: the fork server's report and what the job wrote.
+    def check(
+        self, request: bytes, wall: float, program: bytes, tests: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        """A program and its tests: the server's report and what the checker wrote.
+
+        The tests' file is kept for the next program, which mostly has the same tests; the result's
+        file is emptied and used again, since no program ever holds it.
 
         Raises:
-            WorkerLost: no report came.
+            WorkerLost: no report came within `wall` seconds and a grace.
             OSError: this side could not even send it (no descriptors or memory left).
         """
-        descriptors: list[int] = []
+        if self._tests is None or self._tests[0] is not tests:
+            self._forget_tests()
+            self._tests = (tests, wire.memory_file(tests))
+        if self._result < 0:
+            self._result = wire.memory_file()
+        os.ftruncate(self._result, 0)
+        os.lseek(self._result, 0, os.SEEK_SET)
+        source = wire.memory_file(program)
         try:
-            for data in (*files, None):
-                descriptors.append(wire.memory_file(data))  # noqa: PERF401 - all closed below
-            limits = request["limits"]
-            try:
-                wire.send(self.socket, request, descriptors)
-            except (BrokenPipeError, ConnectionError) as error:
-                raise WorkerLost(f"it was gone: {error}") from error
-            wall = limits["cpu_per_program"] * limits["wall_factor"]
-            report = self._answer(wall + _GRACE)
-            return report, wire.read_file(descriptors[-1], wire.RESULT)
+            report = self._ask(request, wall, [source, self._tests[1], self._result])
         finally:
-            for descriptor in descriptors:
+            os.close(source)
+        return report, wire.read_file(self._result, wire.RESULT)
+
+    def call(self, request: bytes, wall: float, arguments: bytes) -> tuple[dict[str, Any], bytes]:
+        """A function on plain values: the server's report and what was written."""
+        files: list[int] = []
+        try:
+            for data in (arguments, None):
+                files.append(wire.memory_file(data))  # noqa: PERF401 - all closed below
+            return self._ask(request, wall, files), wire.read_file(files[-1], wire.RESULT)
+        finally:
+            for descriptor in files:
                 os.close(descriptor)
+
+    def _ask(self, request: bytes, wall: float, files: list[int]) -> dict[str, Any]:
+        try:
+            wire.send(self.socket, request, files)
+        except (BrokenPipeError, ConnectionError) as error:
+            raise WorkerLost(f"it was gone: {error}") from error
+        return self._answer(wall + _GRACE)
+
+    def _forget_tests(self) -> None:
+        if self._tests is not None:
+            os.close(self._tests[1])
+            self._tests = None
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
-        poller = select.poll()
-        poller.register(self.socket, select.POLLIN)
-        while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        while not self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if time.monotonic() >= deadline:
                 raise WorkerLost(f"no answer within {seconds:g} s")
         try:
-            answer, descriptors = wire.receive(self.socket)
+            packet, descriptors = wire.receive(self.socket)
+            answer = wire.unpack(packet)
         except (EOFError, ConnectionError) as error:
             raise WorkerLost("it ended") from error
         except CodecError as error:
@@ -121,7 +161,7 @@ class Worker:
 
     def close(self) -> None:
         """End it and everything in its room: it goes when its socket closes, or is made to."""
-        self.socket.close()
+        self._close_files()
         process = getattr(self, "process", None)
         if process is None:
             return
@@ -132,7 +172,14 @@ class Worker:
                 process.kill()
             process.wait()
 
-    def forget(self) -> None:
-        """After a fork of the host: drop the child's copy of the socket, touch nothing else."""
+    def _close_files(self) -> None:
         self.socket.close()
+        self._forget_tests()
+        if self._result >= 0:
+            os.close(self._result)
+            self._result = -1
+
+    def forget(self) -> None:
+        """After a fork of the host: drop the child's copies of our files, touch nothing else."""
+        self._close_files()
         self.process.returncode = 0

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import marshal
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from . import kernel, wire
 from .codec import CodecError, decode, encode
 from .compare import same, same_text
+from .wire import FAILED, HEADER, OK, RAISED
 
 _CONTROL = 3
-_SLICE = 0.05
+_DONE = wire.pack({"do": "done"})
+_KILL = wire.pack({"do": "kill"})
 
 
 class Gone(BaseException):
@@ -53,8 +58,11 @@ def _exception(name: str, text: str) -> Exception:
 class Remote:
     """The program in its process, restarted when it dies, as long as it has CPU time left."""
 
-    def __init__(self, control: socket.socket, limits: dict[str, Any], eager: bool) -> None:
-        self.control, self.limits, self.eager = control, limits, eager
+    def __init__(
+        self, control: socket.socket, limits: dict[str, Any], first: tuple[int, int] | None
+    ) -> None:
+        """`first`: the channel and the id of a process that was started already."""
+        self.control, self.limits, self.first = control, limits, first
         self.frame = limits["output"] + 1024
         self.channel = -1
         self.pid = self.number = 0
@@ -65,57 +73,82 @@ class Remote:
         if self.channel < 0:
             self._start()
         self.number += 1
-        try:
-            data = encode((self.number, path, args, kwargs), self.frame)
-        except CodecError as error:
-            raise CodecError(f"an argument of {path} cannot be passed by value: {error}") from None
+        request, by_marshal = self._request(path, args, kwargs)
         self._allow(self.limits["cpu_per_test"])
         try:
-            wire.write_all(self.channel, len(data).to_bytes(4, "little") + data)
+            header = HEADER.pack(len(request), self.number, by_marshal)
+            wire.write_all(self.channel, header + request)
         except OSError:
             raise self._ended("crashed", "it closed its channel") from None
-        answer = self._answer(self.number)
-        if answer[1] == "ok" and len(answer) == 3:
-            return answer[2]
-        if answer[1] == "raised" and len(answer) == 4:
-            if answer[2] == "MemoryError":
-                raise Gone("memory", "MemoryError")
-            raise _exception(str(answer[2]), str(answer[3]))
-        raise self._ended("crashed", "it forged an answer")
+        kind, value = self._answer(self.number)
+        if kind == OK:
+            return value
+        name, text = value
+        if name == "MemoryError":
+            raise Gone("memory", "MemoryError")
+        raise _exception(name, text)
+
+    def _request(
+        self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, bool]:
+        """The call as bytes. `marshal` is quick and knows plain values only; what it refuses (a
+        subclass, a range) goes by our own codec. The program may read both: it trusts us."""
+        try:
+            request = marshal.dumps((path, args, kwargs), 2)
+            if len(request) <= self.frame:
+                return request, True
+        except ValueError:
+            pass
+        try:
+            return encode((path, args, kwargs), self.frame), False
+        except CodecError as error:
+            raise CodecError(f"an argument of {path} cannot be passed by value: {error}") from None
 
     def _start(self) -> None:
         if self.failed is not None:
             raise self.failed
-        if not self.eager:  # the fork server starts the first one without being asked
-            wire.send(self.control, {"do": "spawn", "cpu": self.limits["cpu_per_program"]})
-        self.eager = False
-        news, descriptors = self._news(("started", "refused"))
-        if news["event"] == "refused":
-            self.failed = Gone("timeout", "the program's CPU budget is used up")
-            raise self.failed
-        self.channel, self.pid = descriptors[0], news["pid"]
+        self.channel, self.pid = self.first or self._spawn()
+        self.first = None
+        self.frames = wire.Frames(self.channel, self.frame, self._waiting)
         self._allow(self.limits["cpu_per_test"])
         try:
-            answer = self._answer(0)
+            kind, value = self._answer(0)
         except Gone as gone:  # it cannot even be loaded: no further test can change that
             self.failed = gone
             raise
-        if answer[1] != "ready":
-            name, text = (str(part) for part in (*answer, "", "")[2:4])
+        if kind != OK:
+            name, text = value
             status = {"SyntaxError": "unparsed", "MemoryError": "memory"}.get(name, "crashed")
             self.failed = Gone(status, f"loading the program: {name}: {text}")
             raise self.failed
 
-    def _answer(self, number: int) -> tuple[Any, ...]:
+    def _spawn(self) -> tuple[int, int]:
+        cpu = self.limits["cpu_per_program"]
+        wire.send(self.control, wire.pack({"do": "spawn", "cpu": cpu}))
+        news, descriptors = self._news(("started", "refused"))
+        if news["event"] == "refused":
+            self.failed = Gone("timeout", "the program's CPU budget is used up")
+            raise self.failed
+        return descriptors[0], news["pid"]
+
+    def _answer(self, number: int) -> tuple[int, Any]:
+        """(OK, the value) or (RAISED or FAILED, (name, text)), whoever wrote it."""
         try:
-            answer = wire.read_frame(self.channel, self.frame, self._wait)
+            told, kind, payload = self.frames.next()
+            if told != number or kind not in (OK, FAILED if number == 0 else RAISED):
+                raise CodecError("it forged an answer")
+            if number == 0 and kind == OK:
+                return OK, None
+            value = decode(payload, self.frame)
+            if kind != OK and not (
+                type(value) is tuple and len(value) == 2 and all(type(v) is str for v in value)
+            ):
+                raise CodecError("it forged an answer")
         except (EOFError, OSError):
             raise self._ended("crashed", "") from None
         except CodecError as error:
             raise self._ended("crashed", f"its answer is no value: {error}") from None
-        if type(answer) is not tuple or len(answer) < 2 or answer[0] != number:
-            raise self._ended("crashed", "it forged an answer")
-        return answer
+        return kind, value
 
     def _allow(self, cpu: float) -> None:
         self.cpu_limit = self._cpu() + cpu
@@ -127,20 +160,19 @@ class Remote:
         except OSError:
             return 0.0
 
-    def _wait(self) -> None:
-        """Until there is something to read, or the program has used up this test's budget."""
-        while not wire.readable(self.channel, _SLICE):
-            if self._cpu() > self.cpu_limit:
-                raise self._ended("timeout", "more CPU time than one test may use", kill=True)
-            if time.monotonic() > self.deadline:
-                self.failed = self._ended("timeout", "no answer, and little CPU time used", True)
-                raise self.failed
+    def _waiting(self) -> None:
+        """Nothing came for a while: has the program used up this test's budget?"""
+        if self._cpu() > self.cpu_limit:
+            raise self._ended("timeout", "more CPU time than one test may use")
+        if time.monotonic() > self.deadline:
+            self.failed = self._ended("timeout", "no answer, and little CPU time used")
+            raise self.failed
 
-    def _ended(self, status: str, detail: str, kill: bool = False) -> Gone:
-        """End the process for good; the verdict of the fork server, if it has one, comes first."""
+    def _ended(self, status: str, detail: str) -> Gone:
+        """End the process for good; the verdict of the server, if it has one, comes first."""
         os.close(self.channel)
         self.channel = -1
-        wire.send(self.control, {"do": "kill"})
+        wire.send(self.control, _KILL)
         news, _ = self._news(("ended",))
         reasons = {"cpu": "timeout", "wall": "timeout", "threads": "memory"}
         if news["reason"] in reasons:
@@ -149,12 +181,15 @@ class Remote:
 
     def _news(self, wanted: tuple[str, ...]) -> tuple[dict[str, Any], list[int]]:
         while True:
-            news, descriptors = wire.receive(self.control)
+            packet, descriptors = wire.receive(self.control)
+            news = wire.unpack(packet)
             if news["event"] in wanted:
                 return news, descriptors
 
     def leave(self) -> None:
-        """Forget the program; the fork server ends its process."""
+        """Forget the program; the server ends its process."""
+        if self.first is not None:
+            self.channel, self.first = self.first[0], None
         if self.channel >= 0:
             os.close(self.channel)
             self.channel = -1
@@ -163,7 +198,7 @@ class Remote:
         """The whole program once, with a standard input: how it ended, stdout, stderr."""
         files = [wire.memory_file(stdin), wire.memory_file(), wire.memory_file()]
         request = {"do": "spawn", "cpu": self.limits["cpu_per_test"]}
-        wire.send(self.control, request, files)
+        wire.send(self.control, wire.pack(request), files)
         news, descriptors = self._news(("started", "refused"))
         if news["event"] == "started":
             os.close(descriptors[0])
@@ -226,7 +261,7 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
         if broken is None:
 
             def run(source: str = source) -> str:
-                exec(compile(source, "tests.py", "exec", dont_inherit=True), space)
+                exec(_compiled(source), space)
                 return ""
 
             outcome = _attempt(run)
@@ -237,6 +272,11 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
         if is_test:
             results.append(outcome)
     return results
+
+
+@lru_cache(256)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "tests.py", "exec", dont_inherit=True)
 
 
 class _Proxy:
@@ -302,21 +342,37 @@ def _brief(results: list[Result], kept: int = 3) -> list[Result]:
     return short
 
 
-def run_checker() -> None:
-    """Do jobs as they come: tests in one memory file, results into another."""
+def run_checker(_limit: int) -> None:
+    """Do jobs as they come: tests in one memory file, results into another.
+
+    The same tests come again and again, once for every sample of a group: they are decoded once.
+    """
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=_CONTROL)
+    tests: bytes | None = None
+    job: dict[str, Any] = {}
     while True:
-        news, files = wire.receive(control)
-        if news["event"] != "job":  # of the last program, which has ended meanwhile
+        packet, files = wire.receive(control)
+        request, _, pid = packet.partition(b"\n")
+        news = _request(request)
+        if "event" in news:  # of the last program, which has ended meanwhile
             for descriptor in files:
                 os.close(descriptor)
             continue
-        tests, result = files
-        job = decode(wire.read_file(tests, 1 << 30), 1 << 30)
-        remote = Remote(control, news["limits"], job["mode"] != "stdio")
+        given = wire.read_file(files[0], 1 << 30)
+        if given != tests:
+            job = decode(given, 1 << 30)
+            spent = job["mode"] != "statements" and b"I" in given  # an iterator lasts one run
+            tests = None if spent else given
+        remote = Remote(control, news["limits"], (files[2], int(pid)) if pid else None)
         results = _MODES[job["mode"]](job, remote)
         remote.leave()
-        wire.write_all(result, encode(_brief(results) if job["mode"] != "record" else results))
-        os.close(tests)
-        os.close(result)
-        wire.send(control, {"do": "done"})
+        recorded = job["mode"] == "record"
+        wire.write_all(files[1], encode(results) if recorded else wire.pack(_brief(results)))
+        for descriptor in files[:2]:
+            os.close(descriptor)
+        wire.send(control, _DONE)
+
+
+@lru_cache(64)
+def _request(packet: bytes) -> dict[str, Any]:
+    return wire.unpack(packet)

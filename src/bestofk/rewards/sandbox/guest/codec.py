@@ -24,6 +24,8 @@ MAX_BYTES = 16 << 20
 """Size of one encoded value unless the caller says less."""
 
 _LENGTH = struct.Struct("<I")
+_INTEGER = struct.Struct("<cIi")
+_SMALL = 1 << 31
 _DOUBLE = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 _ITERATORS: tuple[type, ...] = (
@@ -62,6 +64,10 @@ def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
     Raises:
         CodecError: a type that is not plain, nesting beyond MAX_DEPTH, more than `limit` bytes.
     """
+    if (
+        type(value) is int and -_SMALL <= value < _SMALL and limit > 8
+    ):  # the answer of most calls, in one step
+        return _INTEGER.pack(b"i", 4, value)
     out: list[bytes] = []
     _Encoder(out, limit).put(value, 0)
     return b"".join(out)

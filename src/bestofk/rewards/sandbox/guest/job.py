@@ -1,4 +1,4 @@
-"""One job of the fork server: a program being judged, or a function being called."""
+"""One job of the server: a program being judged, or a function being called."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
 from . import kernel, wire
+from .codec import CodecError
 
 if TYPE_CHECKING:
-    from .zygote import Server
+    from .server import Server
 
 _TICK_MS = 50
+_SLICE = struct.pack("@ll", 0, 50_000)
+"""How long the checker waits for an answer before it looks at the clocks (a timeval)."""
 _GRACE = 10.0
 """Wall seconds a checker has to finish after its program was stopped for good."""
 
 
 class Process:
-    """A child of the fork server."""
+    """A process the server watches: forked by the zygote, its own child nevertheless."""
 
     def __init__(self, pid: int, cpu_limit: float) -> None:
         self.pid, self.cpu_limit = pid, cpu_limit
@@ -57,6 +61,7 @@ class Checker(Process):
     def __init__(self, pid: int, control: socket.socket) -> None:
         super().__init__(pid, float("inf"))
         self.control = control
+        self.watched = (control.fileno(), self.handle)
         self.jobs = 0
 
     def worn(self) -> bool:
@@ -78,28 +83,23 @@ class Watch:
         self.started = time.monotonic()
         self.solution: Process | None = None
 
-    def heard(self, others: list[Any]) -> set[int]:
+    def heard(self) -> dict[int, int]:
         """Descriptors that have something, after a tick at most; the clocks are looked at then.
 
         Raises EOFError when the host has gone (or speaks out of turn), which ends the server.
         """
-        poller = select.poll()
-        for other in (self.server.host, *others):
-            poller.register(other, select.POLLIN)
-        if self.solution is not None:
-            poller.register(self.solution.handle, select.POLLIN)
-        found = {descriptor for descriptor, _ in poller.poll(_TICK_MS)}
+        found = dict(self.server.poller.poll(_TICK_MS))
         if self.server.host.fileno() in found:
             raise EOFError("the host is gone")
-        if self.solution is not None and self.solution.handle >= 0:
-            process = self.solution
-            if process.handle not in found:
-                process.reason = self._excess(process) if not found else None
+        process = self.solution
+        if process is not None:
+            if not found:
+                process.reason = self._excess(process)
                 if process.reason:
-                    process.kill()
-            if process.ended():
-                self.solution = None
-                self.spent += process.cpu
+                    self.stop()
+                    self.ended(process)
+            elif process.handle in found:
+                self.stop()
                 self.ended(process)
         return found
 
@@ -115,12 +115,17 @@ class Watch:
             return "threads"
         return None
 
+    def begin(self, process: Process) -> None:
+        self.solution = process
+        self.server.poller.register(process.handle, select.POLLIN)
+
     def stop(self) -> None:
-        """End the model's process, if there is one."""
-        if self.solution is not None:
-            self.solution.kill()
-            self.spent += self.solution.cpu
-            self.solution = None
+        """End the model's process, if there is one, and count what it used."""
+        process, self.solution = self.solution, None
+        if process is not None:
+            self.server.poller.unregister(process.handle)
+            process.kill()
+            self.spent += process.cpu
 
 
 class Call(Watch):
@@ -129,10 +134,10 @@ class Call(Watch):
     def run(self) -> dict[str, Any]:
         self.report: dict[str, Any] = {}
         cpu = min(float(self.limits["cpu_per_test"]), self.allowance)
-        self.solution = self.server.fork_call(self.files, self.limits, cpu)
+        self.begin(self.server.fork_call(self.files, self.limits, cpu))
         try:
             while self.solution is not None:
-                self.heard([])
+                self.heard()
         finally:
             self.stop()
         return self.report | {"cpu": self.spent}
@@ -148,19 +153,21 @@ class Check(Watch):
         self, server: Server, request: dict[str, Any], files: list[int], checker: Checker
     ) -> None:
         super().__init__(server, request, files)
-        self.checker, self.request = checker, request
+        self.checker = checker
         self.checker_cpu = kernel.cpu_seconds(checker.pid)
         self.reason: str | None = None
         self.done = False
 
-    def run(self) -> dict[str, Any]:
-        job = {"limits": self.limits, "event": "job"}
-        wire.send(self.checker.control, job, self.files[1:])
-        if self.request["eager"]:
-            self._spawn({"cpu": self.allowance}, [])
+    def run(self, packet: bytes, eager: bool) -> dict[str, Any]:
+        """`packet` is the host's request, which the checker gets as it is, with the first process
+        of the program where the job is `eager`."""
         try:
+            if eager:
+                self._start_with(packet)
+            else:
+                wire.send(self.checker.control, packet, self.files[1:])
             while not self.done and self.checker.handle >= 0:
-                found = self.heard([self.checker.control, self.checker.handle])
+                found = self.heard()
                 if self.checker.control.fileno() in found:
                     self._obey()
                 elif self.checker.ended():
@@ -178,42 +185,54 @@ class Check(Watch):
     def ended(self, process: Process) -> None:
         news = {"event": "ended", "code": process.code, "reason": process.reason}
         with contextlib.suppress(OSError):
-            wire.send(self.checker.control, news)
+            wire.send(self.checker.control, wire.pack(news))
 
     def _obey(self) -> None:
         """A request of the checker: start the program afresh, end it, or note that all is done."""
         try:
-            request, files = wire.receive(self.checker.control)
-        except (EOFError, OSError):
-            self.checker.kill()
+            packet, files = wire.receive(self.checker.control)
+            request = wire.unpack(packet)
+        except (EOFError, OSError, CodecError):
+            self.server.end_checker()
             return
         if request["do"] == "done":
             self.done = True
             return
-        if self.solution is not None:
-            process = self.solution
+        process = self.solution
+        if process is not None:
             self.stop()
             self.ended(process)
         if request["do"] == "spawn":
-            self._spawn(request, files)
+            self._spawn(float(request["cpu"]), files)
         for descriptor in files:
             os.close(descriptor)
 
-    def _spawn(self, request: dict[str, Any], files: list[int]) -> None:
+    def _start_with(self, packet: bytes) -> None:
+        with self._program([], self.allowance) as ours:
+            assert self.solution is not None
+            pid = str(self.solution.pid).encode()
+            files = [*self.files[1:], ours.fileno()]
+            wire.send(self.checker.control, packet + b"\n" + pid, files)
+
+    def _spawn(self, cpu: float, files: list[int]) -> None:
         left = self.allowance - self.spent
         if left <= 0 or self._late() > 0:
-            reason = "cpu" if left <= 0 else "wall"
-            wire.send(self.checker.control, {"event": "refused", "reason": reason})
+            refused = {"event": "refused", "reason": "cpu" if left <= 0 else "wall"}
+            wire.send(self.checker.control, wire.pack(refused))
             return
-        cpu = min(float(request["cpu"]), left)
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            program = self.files[0]
-            self.solution = self.server.fork_program(
-                program, theirs.fileno(), files, self.limits, cpu
-            )
-            started = {"event": "started", "pid": self.solution.pid}
+        with self._program(files, min(cpu, left)) as ours:
+            assert self.solution is not None
+            started = wire.pack({"event": "started", "pid": self.solution.pid})
             wire.send(self.checker.control, started, [ours.fileno()])
+
+    def _program(self, files: list[int], cpu: float) -> socket.socket:
+        """Start the program; the checker's end of its channel."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
+            rpc = theirs.fileno()
+            self.begin(self.server.fork_program(self.files[0], rpc, files, self.limits, cpu))
+        return ours
 
     def _watch_checker(self) -> None:
         """Stop a job that only sleeps, and a checker that chokes on what the program returned.
@@ -228,7 +247,7 @@ class Check(Watch):
             self.ended(process)
         elif late > _GRACE or used > self.allowance + 1.0:
             self.reason = "wall" if late > _GRACE else "cpu"
-            self.checker.kill()
+            self.server.end_checker()
 
     def _late(self) -> float:
         """Wall seconds beyond what the whole job may take."""

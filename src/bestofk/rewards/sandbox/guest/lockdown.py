@@ -10,11 +10,14 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import kernel, landlock, seccomp
 from .room import BOX, Room
+
+Bounds = list[tuple[int, tuple[int, int]]]
+"""Resource limits: which, and (soft, hard)."""
 
 LOW = 16
 """Descriptors below this are a child's; the fork server keeps its own above."""
@@ -29,53 +32,52 @@ def keep_low_descriptors_free() -> None:
         os.dup2(0, number, inheritable=False)
 
 
-class Lockdown:
-    """How a child of one kind loses its rights: user, capabilities, limits, Landlock, seccomp."""
+def lockdown(room: Room, checker: bool = False) -> Callable[[Sequence[int], Bounds], None]:
+    """How a child of one kind loses its rights: user, capabilities, limits, Landlock, seccomp.
 
-    def __init__(self, room: Room, checker: bool = False) -> None:
-        self.room = room
-        self.uid = None if room.uid is None else room.uid + checker
-        self.box = BOX if room.box else "/"
-        self.filter = seccomp.Template(checker) if seccomp.supported() else None
-        self.drop = kernel.prepared_loss_of_capabilities()
-        self.die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        self.undumpable = kernel.prepared_prctl(kernel.PR_SET_DUMPABLE, 0)
+    Every name is looked up here, in the zygote: looking one up writes to memory.
+    """
+    uid = None if room.uid is None else room.uid + checker
+    box = BOX if room.box else "/"
+    rules, own_pids = room.rules, room.own_pids
+    install = seccomp.prepared(checker) if seccomp.supported() else None
+    drop_capabilities = kernel.prepared_loss_of_capabilities()
+    die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    make_undumpable = kernel.prepared_prctl(kernel.PR_SET_DUMPABLE, 0)
+    dup2, chdir, close_range, leave = os.dup2, os.chdir, os.closerange, os._exit
+    setgroups, setresgid, setresuid = os.setgroups, os.setresgid, os.setresuid
+    getpid, getppid, setrlimit = os.getpid, os.getppid, resource.setrlimit
 
-    def apply(self, files: Sequence[int], limits: list[tuple[int, tuple[int, int]]]) -> None:
-        """In the child. Descriptors become `files`, and every other one is closed.
-
-        Fewer than five files leave the first three to /dev/null, opened anew: position and flags of
-        an open file are shared by all who inherit it, and would carry notes between programs.
-        """
-        if len(files) < 5:
-            null = os.open("/dev/null", os.O_RDWR)
-            files = [null, null, null, *files]
-        for target, descriptor in enumerate(files):
-            os.dup2(descriptor, target)
-        os.chdir(self.box)
-        if self.uid is not None:  # takes the capabilities with it
-            os.setgroups([])
-            os.setresgid(self.uid, self.uid, self.uid)
-            os.setresuid(self.uid, self.uid, self.uid)
+    def apply(files: Sequence[int], bounds: Bounds) -> None:
+        """In the child. Descriptors become `files`, and every other one is closed."""
+        target = 0
+        for descriptor in files:
+            dup2(descriptor, target)
+            target += 1
+        chdir(box)
+        if uid is not None:  # takes the capabilities with it
+            setgroups([])
+            setresgid(uid, uid, uid)
+            setresuid(uid, uid, uid)
         else:
-            self.drop()
-        if not self.room.own_pids:  # after the change of user, which would clear it
-            self.die_with_parent()
-            if os.getppid() == 1:
-                os._exit(1)
-        if self.room.rules is not None:
-            landlock.restrict(self.room.rules)
-        os.closerange(len(files), MOST_DESCRIPTORS)
-        for which, pair in limits:
-            resource.setrlimit(which, pair)
-        self.undumpable()
-        if self.filter is not None:
-            self.filter.apply(os.getpid())
+            drop_capabilities()
+        if not own_pids:  # after the change of user, which would clear it
+            die_with_parent()
+            if getppid() == 1:
+                leave(1)
+        if rules is not None:
+            landlock.restrict(rules)
+        close_range(target, MOST_DESCRIPTORS)
+        for which, pair in bounds:
+            setrlimit(which, pair)
+        make_undumpable()
+        if install is not None:
+            install(getpid())
+
+    return apply
 
 
-def resource_limits(
-    room: Room, limits: dict[str, Any], base_memory: int, cpu: float
-) -> list[tuple[int, tuple[int, int]]]:
+def resource_limits(room: Room, limits: dict[str, Any], base_memory: int, cpu: float) -> Bounds:
     """The kernel's own limits for one child, never above what the server itself has."""
     wanted = {
         resource.RLIMIT_AS: base_memory + limits["memory"],
@@ -86,7 +88,7 @@ def resource_limits(
     }
     if room.counts_threads:
         wanted[resource.RLIMIT_NPROC] = limits["threads"] + 4
-    capped = []
+    capped: Bounds = []
     for which, value in wanted.items():
         _, hard = resource.getrlimit(which)
         value = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)

@@ -10,6 +10,7 @@ import atexit
 import builtins
 import contextlib
 import importlib
+import marshal
 import os
 import sys
 import threading
@@ -18,24 +19,28 @@ from typing import Any
 
 from . import wire
 from .codec import CodecError, decode, encode
+from .wire import FAILED, HEADER, OK, RAISED
 
 _RPC, _SOURCE = 3, 4
 _CALL, _RESULT = 3, 4
+_HEAD, _pack, _unpack = HEADER.size, HEADER.pack, HEADER.unpack_from
+_read, _write, _loads = os.read, os.write, marshal.loads
 
 
 def _source() -> str:
-    size = os.fstat(_SOURCE).st_size
-    source = wire.read_file(_SOURCE, size).decode("utf-8", "surrogatepass")
+    data = b""
+    while chunk := os.pread(_SOURCE, 1 << 16, len(data)):
+        data += chunk
     os.close(_SOURCE)
-    return source
+    return data.decode("utf-8", "surrogatepass")
 
 
-def run_functions(limits: dict[str, Any]) -> None:
-    """The program as a module whose functions the checker calls."""
-    _serve(_source(), limits["output"])
+def run_functions(limit: int) -> None:
+    """The program as a module whose functions the checker calls; answers have `limit` bytes."""
+    _serve(_source(), limit)
 
 
-def run_stdio(_limits: dict[str, Any]) -> None:
+def run_stdio(_limit: int) -> None:
     """The program as `python main.py`."""
     source = _source()
     os.close(_RPC)
@@ -101,48 +106,88 @@ def _describe(error: BaseException) -> tuple[str, str]:
 
 
 def _serve(source: str, limit: int) -> None:
-    """Run the source as a module, then answer (id, path, args, kwargs) until the end."""
-    module = _module("solution")
+    """Run the source as a module, then answer calls until the end.
+
+    Little Python, and names that are found at once: a page of memory written for the first time
+    after a fork is a fault, and faults are most of what a short program costs.
+    """
     try:
-        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+        names = _load(source)
     except BaseException as error:
-        name, text = _describe(error)
-        _reply((0, "failed", name, text), limit)
+        _send(0, FAILED, encode(_describe(error)))
         return
-    _reply((0, "ready"), limit)
+    _send(0, OK, b"")
     targets: dict[str, Any] = {}
+    rest = b""
     while True:
-        number, path, args, kwargs = wire.read_frame(_RPC, limit * 2)
-        try:
-            if path not in targets:
-                targets[path] = _resolve(module, path)
-            answer = (number, "ok", targets[path](*args, **kwargs))
-            data = encode(answer, limit)
-        except BaseException as error:
-            name, text = _describe(error)
-            data = encode((number, "raised", name, text))
-        wire.write_all(_RPC, len(data).to_bytes(4, "little") + data)
+        while len(rest) < _HEAD:
+            rest += _read(_RPC, 1 << 16) or _leave()
+        size, number, by_marshal = _unpack(rest)
+        end = _HEAD + size
+        while len(rest) < end:
+            rest += _read(_RPC, 1 << 20) or _leave()
+        kind, data = _answer(names, targets, rest[_HEAD:end], by_marshal, limit)
+        rest = rest[end:]
+        _send(number, kind, data)
 
 
-def _reply(value: Any, limit: int) -> None:
-    wire.write_frame(_RPC, value, limit)
+def _load(source: str) -> dict[str, Any]:
+    names = _module("solution").__dict__
+    exec(compile(source, "solution.py", "exec", dont_inherit=True), names)
+    return names
 
 
-def _resolve(module: types.ModuleType, path: str) -> Any:
+def _answer(
+    names: dict[str, Any], targets: dict[str, Any], request: bytes, by_marshal: int, limit: int
+) -> tuple[int, bytes]:
+    try:
+        path, args, kwargs = _loads(request) if by_marshal else decode(request, 1 << 30)
+        if path not in targets:
+            targets[path] = _resolve(names, path)
+        return OK, encode(targets[path](*args, **kwargs), limit)
+    except BaseException as error:
+        return RAISED, encode(_describe(error))
+
+
+def _send(number: int, kind: int, data: bytes) -> None:
+    frame = _pack(len(data), number, kind) + data
+    sent = _write(_RPC, frame)
+    if sent < len(frame):
+        wire.write_all(_RPC, frame[sent:])
+
+
+def _leave() -> bytes:
+    os._exit(0)
+
+
+def warm_up() -> None:
+    """In the zygote: let the interpreter settle on how it runs what every program runs."""
+    for number in range(64):
+        names = _load("def f(x):\n    return [x]\n")
+        request = marshal.dumps(("f", (number,), {}), 2)
+        _answer(names, {}, request, 1, 1 << 20)
+        _unpack(_pack(len(request), number, OK) + request)
+    del sys.modules["solution"]
+
+
+def _resolve(names: dict[str, Any], path: str) -> Any:
     """`f`, `C.f` or `C().f`: the instance is made once per process, as the tests would."""
-    value: Any = module
-    for part in path.split("."):
+    value: Any = None
+    for depth, part in enumerate(path.split(".")):
         made = part.endswith("()")
         name = part[:-2] if made else part
-        if value is module and name not in module.__dict__:
+        if depth:
+            value = getattr(value, name)
+        elif name in names:
+            value = names[name]
+        else:
             raise NameError(f"name {name!r} is not defined")
-        value = getattr(value, name)
         if made:
             value = value()
     return value
 
 
-def run_call(limits: dict[str, Any]) -> None:
+def run_call(limit: int) -> None:
     """`module:function` with arguments from one file, its result into the other."""
     target, args = decode(wire.read_file(_CALL, 1 << 30), 1 << 30)
     os.close(_CALL)
@@ -151,7 +196,7 @@ def run_call(limits: dict[str, Any]) -> None:
         function = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-        answer = encode(("ok", function(*args)), limits["output"])  # type: ignore[operator]
+        answer = encode(("ok", function(*args)), limit)  # type: ignore[operator]
     except MemoryError:
         answer = encode(("memory", "MemoryError", ""))
     except CodecError as error:

@@ -28,7 +28,7 @@ _UIDS = 0x70000000
 
 @dataclass
 class Room:
-    """What the fork server must know about the place it lives in."""
+    """What the server must know about the place it lives in."""
 
     tier: int
     uid: int | None = None

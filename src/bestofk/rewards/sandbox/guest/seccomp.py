@@ -6,7 +6,7 @@ EPERM instead of killing, so that a library can fall back. A few calls are allow
 threads but no processes, signals only to oneself, no descriptor passing, no asynchronous signals
 through fcntl (which would reach other processes of the same user).
 
-Filters stack and the strictest answer counts, so it comes in two parts: the fork server takes the
+Filters stack and the strictest answer counts, so it comes in two parts: the server takes the
 long allow-list, with what it needs itself on top, once; each child takes the short list that
 refuses the server's own calls again, which is cheap to install.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
+from collections.abc import Callable
 
 from . import kernel
 
@@ -70,14 +71,14 @@ _RULED = {
     "clone3": (435, 435), "openat2": (437, 437), "ioctl": (16, 29), "socketpair": (53, 199),
     "sendto": (44, 206),
 }  # fmt: skip
-# The fork server's own calls, which its children lose (wholly, or but for what `_limited` says).
+# The server's own calls, which its children lose (wholly, or but for what `_limited` says).
 _SERVER = {
     "clone": (56, 220), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
     "fcntl": (72, 25), "prctl": (157, 167), "pidfd_open": (434, 434), "mount": (165, 40),
     "umount2": (166, 39), "setgroups": (116, 159), "setresgid": (119, 149), "setresuid": (117, 147),
     "capset": (126, 91), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446), "sendmsg": (46, 211), "recvmsg": (47, 212),
-    "memfd_create": (319, 279), "clock_gettime": (228, 113),
+    "memfd_create": (319, 279), "clock_gettime": (228, 113), "setsockopt": (54, 208),
 }  # fmt: skip
 # What changes a file through its path or a read-only descriptor: Landlock does not watch all of it,
 # so only worlds with a file system of their own have it.
@@ -219,26 +220,24 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-class Template:
-    """A child's filter made ahead: a fork costs page faults for every object it touches, so the
-    child only writes its process id into the finished instructions."""
+def prepared(checker: bool) -> Callable[[int], None]:
+    """A child's filter made ahead: it only writes its process id into the finished instructions."""
+    mark = 0x5AFEC0DE
+    code, needle = child_program(mark, checker), struct.pack("<I", mark)
+    spots = [at for at in range(4, len(code), 8) if code[at : at + 4] == needle]
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = _Program(len(code) // 8, ctypes.addressof(buffer))
+    load = kernel.prepared_prctl(
+        kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.addressof(header)
+    )
+    write = struct.Struct("<I").pack_into
 
-    _MARK = 0x5AFEC0DE
+    def install(pid: int, _kept: _Program = header) -> None:
+        for spot in spots:
+            write(buffer, spot, pid)
+        load()
 
-    def __init__(self, checker: bool) -> None:
-        code = child_program(self._MARK, checker)
-        mark = struct.pack("<I", self._MARK)
-        self.spots = [at for at in range(4, len(code), 8) if code[at : at + 4] == mark]
-        self.buffer = ctypes.create_string_buffer(code, len(code))
-        self.header = _Program(len(code) // 8, ctypes.addressof(self.buffer))
-        self.install = kernel.prepared_prctl(
-            kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.addressof(self.header)
-        )
-
-    def apply(self, pid: int) -> None:
-        for spot in self.spots:
-            struct.pack_into("<I", self.buffer, spot, pid)
-        self.install()
+    return install
 
 
 def install(code: bytes) -> None:

@@ -1,23 +1,29 @@
-"""Frames on stream sockets, messages with descriptors on packet sockets, values in memory files."""
+"""Packets with descriptors, frames of calls and answers, values in memory files.
+
+Packets (JSON) go between the host, the server and the checker; frames between the checker and
+the program. What a program sends is decoded by `codec` alone.
+"""
 
 from __future__ import annotations
 
 import array
 import fcntl
+import json
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .codec import CodecError, decode, encode
+from .codec import CodecError
 
-_HEADER = struct.Struct("<I")
+HEADER = struct.Struct("<IIB")
+"""Of a frame: the bytes that follow, the number of the call, and for an answer what it is."""
+OK, RAISED, FAILED = range(3)
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
 _F_ADD_SEALS = 1033
-MESSAGE = 64 << 10
-"""Bytes of one packet between host, fork server and checker."""
+PACKET = 64 << 10
+"""Bytes of one packet at most."""
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -26,55 +32,83 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_frame(descriptor: int, value: Any, limit: int) -> None:
-    """Raises CodecError, before anything is written, when the value is not plain or too big."""
-    data = encode(value, limit)
-    write_all(descriptor, _HEADER.pack(len(data)) + data)
+class Frames:
+    """The checker's end of a channel: whole frames out of a stream."""
+
+    def __init__(self, descriptor: int, limit: int, waiting: Callable[[], None]) -> None:
+        self.descriptor, self.limit, self.waiting = descriptor, limit, waiting
+        self.rest = b""
+
+    def next(self) -> tuple[int, int, bytes]:
+        """(number, kind, payload). `waiting` is called when nothing comes, and may raise.
+
+        Raises EOFError at the end of the stream, CodecError for a frame that is too long.
+        """
+        while len(self.rest) < HEADER.size:
+            self._more()
+        size, number, kind = HEADER.unpack_from(self.rest)
+        if size > self.limit:
+            raise CodecError(f"a frame has at most {self.limit} bytes, got {size}")
+        end = HEADER.size + size
+        if len(self.rest) < end:
+            self._fill(end)
+        payload, self.rest = self.rest[HEADER.size : end], self.rest[end:]
+        return number, kind, payload
+
+    def _fill(self, end: int) -> None:
+        chunks, have, self.rest = [self.rest], len(self.rest), b""
+        while have < end:
+            self._more()
+            chunks.append(self.rest)
+            have, self.rest = have + len(self.rest), b""
+        self.rest = b"".join(chunks)
+
+    def _more(self) -> None:
+        while True:
+            try:
+                chunk = os.read(self.descriptor, 1 << 16)
+            except BlockingIOError:
+                self.waiting()
+                continue
+            if not chunk:
+                raise EOFError("the other end closed")
+            self.rest += chunk
+            return
 
 
-def read_frame(descriptor: int, limit: int, wait: Callable[[], None] | None = None) -> Any:
-    """The next value; `wait` is called before every read and may raise to give up.
-
-    Raises EOFError at the end of the stream, CodecError for a frame that is too long or malformed.
-    """
-    size = _HEADER.unpack(_read_exactly(descriptor, _HEADER.size, wait))[0]
-    if size > limit:
-        raise CodecError(f"a frame has at most {limit} bytes, got {size}")
-    return decode(_read_exactly(descriptor, size, wait), limit)
+def pack(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
 
-def _read_exactly(descriptor: int, size: int, wait: Callable[[], None] | None) -> bytes:
-    chunks = []
-    while size:
-        if wait is not None:
-            wait()
-        chunk = os.read(descriptor, min(size, 1 << 20))
-        if not chunk:
-            raise EOFError("the other end closed")
-        chunks.append(chunk)
-        size -= len(chunk)
-    return b"".join(chunks)
+def unpack(packet: bytes) -> Any:
+    """Raises CodecError for what `pack` did not make."""
+    try:
+        return json.loads(packet)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"no packet: {error}") from None
 
 
-def send(channel: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:
-    data = encode(value, MESSAGE)
-    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    channel.sendmsg([data], passed if descriptors else [])
+def send(channel: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+    if descriptors:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        channel.sendmsg([packet], [rights])
+    else:
+        channel.send(packet)
 
 
-def receive(channel: socket.socket, most: int = 4) -> tuple[Any, list[int]]:
-    """One message and its descriptors. Raises EOFError when the other end is gone."""
+def receive(channel: socket.socket, most: int = 4) -> tuple[bytes, list[int]]:
+    """One packet and its descriptors. Raises EOFError when the other end is gone."""
     room = socket.CMSG_SPACE(most * 4)
-    data, passed, _, _ = channel.recvmsg(MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
+    packet, passed, _, _ = channel.recvmsg(PACKET, room, socket.MSG_CMSG_CLOEXEC)
     numbers = array.array("i")
     for level, kind, payload in passed:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
-    if not data:
+    if not packet:
         for number in numbers:
             os.close(number)
         raise EOFError("the other end closed")
-    return decode(data, MESSAGE), list(numbers)
+    return packet, numbers.tolist()
 
 
 def memory_file(data: bytes | None = None) -> int:
@@ -98,12 +132,6 @@ def read_file(descriptor: int, limit: int) -> bytes:
         chunks.append(chunk)
         at += len(chunk)
     return b"".join(chunks)
-
-
-def readable(descriptor: int, seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
 
 
 RESULT = 64 << 20
