@@ -71,8 +71,8 @@ class ModelSampler:
                 rows = self._decode([encoded[p] for p in chosen], draws[chosen], params)
                 for at, p in enumerate(chosen):
                     own = rows[at * params.n : (at + 1) * params.n]
-                    done = tuple(self._completion(row, params) for row in own)
-                    groups[p] = Group(prompts[p], done, encoded[p])
+                    done = (completion(*row, self.tokenizer, self.ends, params.stop) for row in own)
+                    groups[p] = Group(prompts[p], tuple(done), encoded[p])
         return [groups[p] for p in range(len(prompts))]
 
     def _rows_at_once(self, length: int) -> int:
@@ -149,17 +149,6 @@ class ModelSampler:
         held = [any(word in text for word in stop) for text in texts]
         return torch.tensor(held, device=tails.device)
 
-    def _completion(self, row: tuple[list[int], list[float]], params: Sampling) -> Completion:
-        tokens, log_probs = row
-        ended = tokens[-1] in self.ends
-        shown = tokens[:-1] if ended else tokens
-        text = str(self.tokenizer.decode(shown, skip_special_tokens=True))
-        cuts = [text.index(word) for word in params.stop if word in text]
-        if cuts:
-            text = text[: min(cuts)]
-        reason: FinishReason = "stop" if ended or cuts else "length"
-        return Completion(text, tuple(tokens), tuple(log_probs), reason)
-
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Evaluation mode and, where asked, one autocast for the whole call: weights cast once."""
@@ -213,6 +202,24 @@ class _Rows:
         """Tokens and log-probs of every row, up to and with the token it ended at."""
         rows = zip(self.tokens.tolist(), self.log_probs.tolist(), self.lengths.tolist())
         return [(tokens[:length], values[:length]) for tokens, values, length in rows]
+
+
+def completion(
+    tokens: Sequence[int],
+    log_probs: Sequence[float],
+    tokenizer: Any,
+    ends: frozenset[int],
+    stop: Sequence[str],
+) -> Completion:
+    """What was drawn, with its text: without the ending token, and up to the first stop string."""
+    ended = tokens[-1] in ends
+    shown = tokens[:-1] if ended else tokens
+    text = str(tokenizer.decode(list(shown), skip_special_tokens=True))
+    cuts = [text.index(word) for word in stop if word in text]
+    if cuts:
+        text = text[: min(cuts)]
+    reason: FinishReason = "stop" if ended or cuts else "length"
+    return Completion(text, tuple(tokens), tuple(log_probs), reason)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,0 +1,281 @@
+"""vLLM in the trainer's own process: a sampler that holds a copy of the policy's weights.
+
+`VLLMEngine.update` gives it new ones, in place and without a file; nothing is drawn before the
+first. What vLLM is asked for, and how its answers become groups, is shared with the server
+(`bestofk.sampling.vllm_server`). Needs vLLM 0.32 or newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bestofk.sampling import vllm_worker
+from bestofk.sampling.base import Sampling
+from bestofk.sampling.decode import completion, end_tokens
+from bestofk.sampling.prompts import encode
+from bestofk.types import Group, Prompt
+
+FIXED = {
+    "logprobs_mode": "processed_logprobs",  # of the distribution drawn from: temperature, top-p
+    "generation_config": "vllm",  # not the sampling parameters that come with the model
+    "load_format": "dummy",  # the weights come from `update`
+}
+"""Options of the engine that the log-probabilities depend on."""
+COLDEST = 0.01
+"""vLLM raises temperatures between 0 and this one, without a word in its answers."""
+
+
+class EngineError(OSError):
+    """vLLM refused, failed, or did not do what it said."""
+
+
+class VLLMEngine:
+    """Samples with vLLM in this process: a `bestofk.sampling.Sampler`.
+
+    The random numbers of a sample are fixed by the seed, the prompt's id and the sample's place.
+    What they select is not quite: vLLM computes a row in batches that depend on the other rows, and
+    rounding depends on the batch (see docs/adapters/vllm.md).
+    """
+
+    version: int | None = None
+    """Of the weights it holds, as `update` was told; None when it has none."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        dtype: str = "float32",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            model: read for its architecture and ending tokens alone; weights come with `update`.
+            dtype: that vLLM computes in.
+            options: of vLLM's engine (`gpu_memory_utilization`, `max_model_len`, …).
+        """
+        self.tokenizer, self.ends = tokenizer, end_tokens(model, tokenizer)
+        self.on_gpu, self._asleep = torch.cuda.is_available(), False
+        self._folder = tempfile.mkdtemp(prefix="bestofk-vllm-")
+        self._alone = not torch.distributed.is_initialized()
+        given = engine_options(options or {}, self.on_gpu)
+        try:
+            describe(model, tokenizer, self._folder)
+            with _undisturbed():
+                self.llm = _llm()(model=self._folder, dtype=dtype, **given)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
+        """See `Sampler.sample`.
+
+        Raises:
+            EngineError: it has no weights yet, or vLLM gave up on a request.
+        """
+        from vllm import SamplingParams
+
+        if self.version is None:
+            raise EngineError("the engine has no weights: `update` comes before `sample`")
+        encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
+        asked = [
+            SamplingParams(**request(params, own, self.ends), detokenize=bool(params.stop))
+            for own in seeds(prompts, seed)
+        ]
+        tokens: list[Any] = [{"prompt_token_ids": list(ids)} for ids in encoded]
+        with self._uncompiled():
+            outputs = self.llm.generate(tokens, asked, use_tqdm=False)
+        return [
+            self._group(prompt, ids, output, params)
+            for prompt, ids, output in zip(prompts, encoded, outputs, strict=True)
+        ]
+
+    def update(self, weights: Iterable[tuple[str, Tensor]], *, version: int = 0) -> None:
+        """Take new weights, in place; forget the keys and values that the old ones computed.
+
+        Raises:
+            EngineError: requests were running, so that the prefix cache could not be emptied.
+        """
+        self.version = None
+        if self._asleep:
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc(vllm_worker.load, args=(weights,))
+        if self._asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        if not self.llm.reset_prefix_cache():
+            raise EngineError("vLLM kept its prefix cache: requests were running at the update")
+        self.version = version
+
+    def sleep(self) -> None:
+        """Give the GPU's memory back, weights included, until the next `update`; nothing on CPU."""
+        if self.on_gpu and not self._asleep:
+            self.llm.sleep(level=2)
+            self._asleep, self.version = True, None
+
+    def close(self) -> None:
+        """Free the engine, and the process group if vLLM made one."""
+        from vllm.distributed import parallel_state
+
+        self.version = None
+        self.llm.llm_engine.engine_core.shutdown()
+        parallel_state.destroy_model_parallel()
+        if self._alone:
+            parallel_state.destroy_distributed_environment()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _group(self, prompt: Prompt, ids: tuple[int, ...], output: Any, params: Sampling) -> Group:
+        drawn = sorted(output.outputs, key=lambda row: row.index)
+        rows = [
+            (
+                [*row.token_ids],
+                [at[token].logprob for at, token in zip(row.logprobs, row.token_ids)],
+            )
+            for row in drawn
+        ]
+        reasons = [row.finish_reason for row in drawn]
+        return group(prompt, ids, rows, reasons, params, self.tokenizer, self.ends)
+
+    def _uncompiled(self) -> Any:
+        """On CPU vLLM compiles some functions of its sampler at their first call: a minute."""
+        if self.on_gpu:
+            return contextlib.nullcontext()
+        return torch.compiler.set_stance("force_eager")
+
+
+def engine_options(options: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
+    """What vLLM's engine is started with: ours, the user's, and what may not be changed."""
+    for name in FIXED.keys() & options.keys():
+        raise ValueError(
+            f"engine option {name} is {FIXED[name]!r}: the log-probabilities depend on it; got "
+            f"{options[name]!r}"
+        )
+    place = (
+        {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True}
+        if on_gpu
+        else {"kv_cache_memory_bytes": 2**30, "enforce_eager": True}
+    )
+    many = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return {
+        **place,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        # Every process has an engine of its own, beside those of the other processes.
+        "distributed_executor_backend": "external_launcher" if many else "uni",
+        **options,
+        **FIXED,
+    }
+
+
+def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
+    """Everything about a request, nothing left to defaults: some models come with their own."""
+    if 0.0 < params.temperature < COLDEST:
+        raise ValueError(
+            f"vLLM draws at a temperature of 0 or of at least {COLDEST}, got {params.temperature}"
+        )
+    return {
+        "n": params.n,
+        "max_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": seed,
+        "stop": list(params.stop),
+        "stop_token_ids": sorted(ends),
+        "logprobs": 0,
+    }
+
+
+def seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
+    """A seed for each prompt, fixed by the seed, its id, and how often that id came before.
+
+    vLLM adds the place of the sample to it. 62 bits: no two overlap but by a miracle.
+    """
+    seen: Counter[str] = Counter()
+    made = []
+    for prompt in prompts:
+        text = f"{seed}/{seen[prompt.id]}/{prompt.id}"
+        seen[prompt.id] += 1
+        made.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 2)
+    return made
+
+
+def group(
+    prompt: Prompt,
+    ids: tuple[int, ...],
+    rows: Sequence[tuple[list[int], list[float]]],
+    reasons: Sequence[str | None],
+    params: Sampling,
+    tokenizer: Any,
+    ends: frozenset[int],
+) -> Group:
+    """A group from what vLLM drew for one prompt.
+
+    Raises:
+        EngineError: a request was given up, or answered with too few completions.
+    """
+    if len(rows) != params.n or any(reason not in ("stop", "length") for reason in reasons):
+        raise EngineError(
+            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {params.n} completions, which "
+            f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
+        )
+    if params.temperature == 0.0:  # the most likely token has all the probability
+        rows = [(tokens, [0.0] * len(tokens)) for tokens, _ in rows]
+    done = tuple(completion(*row, tokenizer, ends, params.stop) for row in rows)
+    return Group(prompt, done, ids)
+
+
+def describe(model: Any, tokenizer: Any, folder: str) -> None:
+    """Everything of a model but its weights, as vLLM reads it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config
+    if not config.architectures:
+        config.architectures = [type(base).__name__]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _llm() -> Any:
+    """vLLM's engine class, set up to run in this process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    try:
+        from vllm import LLM
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"sampling with vLLM needs {error.name}: pip install 'bestofk[vllm]'; on CPU, see "
+            "environments/vllm.txt"
+        ) from error
+    return LLM
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """vLLM seeds this process's random numbers and lowers its threads: put them back."""
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.set_num_threads = set_threads
+        set_threads(threads)
