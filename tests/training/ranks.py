@@ -59,7 +59,7 @@ def ends(children):
 
 def lives(config, folder, plan):
     """Each run starts in its first life and is resumed in the others, up to so many steps."""
-    found = {}
+    found: dict[str, list[list[int]]] = {}
     for name, lives in json.loads(plan).items():
         own = replaced(config, "run.dir", str(folder / name))
         found[name] = []
@@ -83,6 +83,6 @@ def dies(config, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what = {"lives": lives, "dies": dies}[sys.argv[1]]
-    told = what(read(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    run = lives if sys.argv[1] == "lives" else dies
+    told = run(read(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
     print(json.dumps(told))

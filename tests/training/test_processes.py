@@ -101,6 +101,36 @@ def test_a_process_that_dies_stops_the_other_with_a_word(recipe, command, last_j
     assert f"--resume {tmp_path / 'run'}" in said
 
 
+def test_a_launcher_that_starts_one_process_of_several_is_told_on(recipe, command, tmp_path):
+    """accelerate leaves several processes on CPU to mpirun, and starts one without a word."""
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m")
+    done = command(*launch, "bestofk", "train", recipe())
+    assert done.returncode != 0
+    assert "torchrun --nproc_per_node" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_that_would_wrap_the_model_itself_is_refused():
+    from bestofk.training.processes import check_launcher
+
+    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        with pytest.raises(ValueError, match=rf"asks for {name}.*run.fsdp = true"):
+            check_launcher({f"ACCELERATE_USE_{name}": "true"})
+    torchrun = {"MASTER_PORT": "1", "WORLD_SIZE": "2"}
+    check_launcher(torchrun | {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "false"})
+    check_launcher({"ACCELERATE_MIXED_PRECISION": "no"})
+
+
+@pytest.mark.slow
+def test_torchrun_starts_processes_that_share_the_work(recipe, command, tmp_path):
+    path = recipe(run={"steps": 2, "fsdp": True})
+    launch = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "-m")
+    done = command(*launch, "bestofk", "train", path)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes on cpu" in done.stdout
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
+
+
 def test_a_batch_that_processes_cannot_share_is_refused():
     from bestofk.training.processes import Processes
 

@@ -26,12 +26,18 @@ def share_out(scorer: nn.Module) -> None:
 
     Which modules are layers the model says itself, by class.
     """
-    device = next(scorer.parameters()).device.type
+    device = next(scorer.parameters()).device
+    gpu = device.type == "cuda"
     if not dist.is_initialized():
         # One process that nobody launched: a group of its own.
-        backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=dist.HashStore(),
+            rank=0,
+            world_size=1,
+            device_id=device if gpu else None,
+        )
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     names = set(getattr(scorer, "_no_split_modules", None) or ())
     for layer in [module for module in scorer.modules() if type(module).__name__ in names]:
         fully_shard(layer, mesh=mesh)

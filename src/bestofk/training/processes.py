@@ -35,18 +35,12 @@ class Processes:
         from accelerate import Accelerator
         from accelerate.utils import ProjectConfiguration
 
+        check_launcher(os.environ)
         self.accelerator = Accelerator(
             cpu=device == "cpu",
             log_with=list(trackers) or None,
             project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
         )
-        kind = self.accelerator.distributed_type.value
-        if kind != "NO" and not kind.startswith("MULTI_"):
-            raise ValueError(
-                f"the launcher asks for {kind}, which would wrap the model a second time: launch "
-                "plain processes (no --use_fsdp, no --use_deepspeed, and no such lines in the "
-                "launcher's config file), and set run.fsdp = true to share the weights out"
-            )
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
         self.device: str = str(self.accelerator.device) if device == "auto" else device
@@ -83,6 +77,32 @@ class Processes:
 
     def close(self) -> None:
         self.accelerator.end_training()
+
+
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+WRAPPERS = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+
+
+def check_launcher(environ: Mapping[str, str]) -> None:
+    """Refuse what a launcher asked for and would not get.
+
+    `accelerate launch --cpu --num_processes 2` starts one process: on CPU it leaves several to
+    mpirun. And it can be told to wrap the model in its own way, which is not the learner's.
+    """
+    for name in WRAPPERS:
+        if environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes"):
+            raise ValueError(
+                f"the launcher asks for {name}, and the learner shares the weights out itself: "
+                f"launch without --use_{name.lower()} (and without it in the launcher's config "
+                "file), and set run.fsdp = true for FSDP2"
+            )
+    several = "MASTER_PORT" in environ and "ACCELERATE_MIXED_PRECISION" in environ
+    if several and not any(name in environ for name in SIZES):
+        raise ValueError(
+            "accelerate was asked for several processes and started one: on CPU it needs mpirun "
+            "for that (--mpirun_hostfile); torchrun --nproc_per_node N -m bestofk train ... does "
+            "without"
+        )
 
 
 class Stop:

@@ -126,7 +126,7 @@ def weigh(
             return np.asarray(goal(rewards, **inputs))
         rows = []
         for p, own in enumerate(rng):
-            given = {
+            given: dict[str, Any] = {
                 name: value[p : p + 1] if isinstance(value, np.ndarray) else value
                 for name, value in inputs.items()
             }
