@@ -4,8 +4,10 @@
 
 The program and its three tests are trivial, so this is the cost of the machinery. The peers run one
 interpreter per program with the three asserts appended, as many at a time as there are cores: no
-isolation, and forgeable. `per test` starts one interpreter for each test, as judges that must not
-lose two tests to the death of one do.
+isolation, and forgeable. `python` is the command that PATH finds, which may be a version manager's
+script that looks for an interpreter first; `interpreter` is the one this runs in, with `site`.
+`per test` starts one interpreter for each test, as judges that must not lose two tests to the death
+of one do.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -47,12 +50,14 @@ def cpu() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
-def interpreter(*flags: str, per_test: bool = False) -> Callable[[int], None]:
+def interpreter(
+    *flags: str, per_test: bool = False, command: str = sys.executable
+) -> Callable[[int], None]:
     sources = [PROGRAM + test for test in TESTS] if per_test else [PROGRAM + "\n".join(TESTS)]
 
     def judge(_: int) -> None:
         for source in sources:
-            subprocess.run([sys.executable, *flags, "-c", source], check=True)
+            subprocess.run([command, *flags, "-c", source], check=True)
 
     def run(count: int) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -61,9 +66,11 @@ def interpreter(*flags: str, per_test: bool = False) -> Callable[[int], None]:
     return run
 
 
-def peer(count: int, *flags: str, per_test: bool = False) -> tuple[float, float]:
+def peer(
+    count: int, *flags: str, per_test: bool = False, command: str = sys.executable
+) -> tuple[float, float]:
     """Programs per second, and CPU milliseconds per program."""
-    run, start = interpreter(*flags, per_test=per_test), cpu()
+    run, start = interpreter(*flags, per_test=per_test, command=command), cpu()
     speed = rate(count, run)
     return speed, (cpu() - start) / (2 * count) * 1e3
 
@@ -96,11 +103,12 @@ def against_interpreters(count: int) -> None:
     cores = os.cpu_count() or 1
     few = max(count // 10, 10)
     peers = {
-        "python -I -S": peer(few, "-I", "-S"),
-        "python": peer(few),
-        "python -I -S, per test": peer(few, "-I", "-S", per_test=True),
-        "python, per test": peer(few, per_test=True),
+        "interpreter -I -S": peer(few, "-I", "-S"),
+        "interpreter": peer(few),
+        "python": peer(few, command=shutil.which("python") or sys.executable),
+        "interpreter -I -S, per test": peer(few, "-I", "-S", per_test=True),
     }
+    print(f"`python` is {shutil.which('python')}; the interpreter is {sys.executable}")
     head = ("judge", "programs/s", "CPU ms each", *(f"x {name}" for name in peers))
     blank = [""] * len(peers)
     rows = [head, *((n, f"{s:.0f}", f"{ms:.1f}", *blank) for n, (s, ms) in peers.items())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import random
@@ -316,12 +317,29 @@ def test_a_tier_that_is_not_there_is_an_error(run_script: Callable[..., Any]) ->
     assert "bestofk doctor" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give something up")
+@pytest.mark.parametrize(("less", "most"), [("no-admin", 2), ("no-namespaces", 1)])
+def test_a_container_that_may_do_less_gets_a_lower_tier_that_holds(
+    run_script: Callable[..., Any], less: str, most: int
+) -> None:
+    done = run_script("in_a_pod.py", less)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 1 <= found["tier"] <= most
+    assert found["rewards"].pop("right") == 1.0
+    kept = found["rewards"].pop("writes")  # its own empty /tmp, where it has a file system
+    assert kept == (1.0 if found["tier"] == 2 else 0.0)
+    assert not os.path.exists("/tmp/left")
+    changed = found["rewards"].pop("changes")  # likewise
+    assert changed == kept
+    assert set(found["rewards"].values()) == {0.0}
+
+
 def test_the_self_test_finds_what_an_open_worker_allows(new_sandbox: New) -> None:
     """At tier 0 files are open: if the attacks were toothless they would not notice."""
     with new_sandbox(tier=0, at_most=0, allow_unsafe=True, workers=1) as sandbox:
         worker = Worker(sandbox._configuration(0))
         try:
-
             worked = attack(worker, sandbox.limits)
         finally:
             worker.close()
