@@ -290,3 +290,27 @@ def test_a_few_programs_of_each_code_set_pass_in_the_sandbox() -> None:
         made = task(name, limit=6)
         with verifier(made.verifier, **made.verifier_options) as judge:
             assert refusals(judge, made.split("test")[:]) == {}
+
+
+@pytest.mark.parametrize("name", ["math", "gsm8k", "mbpp", "leetcode", "codecontests"])
+def test_a_task_reads_nothing_before_a_split_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("BESTOFK_DATA", raising=False)
+    monkeypatch.setattr("bestofk.tasks.rows.read", None)
+    monkeypatch.setattr("bestofk.tasks.maths_sets.read", None)
+    assert task(name).splits
+
+
+def test_a_function_with_a_builtins_name_is_the_programs(tmp_path: Path) -> None:
+    """MBPP 126 asks for `sum`; in 912 `int` is only wrapped around the function under test."""
+    common = {"text": "t", "test_setup_code": ""}
+    sum_ = {"code": "def sum(a, b):\n    return a", "test_list": ["assert sum(10, 15) == 10"] * 3}
+    int_ = {"code": "def f(a):\n    return a", "test_list": ["assert int(f(5)) == 5"] * 3}
+    rows = [common | {"task_id": 126} | sum_, common | {"task_id": 127} | int_]
+    made = task("mbpp", path=str(write(tmp_path, "mbpp.jsonl", rows)))
+    first, second = made.split("test")
+    assert first.spec["entry_point"] == "sum"
+    assert "entry_point" not in second.spec
+    with verifier("code", workers=1) as judge:
+        assert judge([first, second], [str(p.reference) for p in (first, second)])[0].reward == 1.0

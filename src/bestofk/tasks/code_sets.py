@@ -5,7 +5,9 @@ What is shown can be copied: a test in the prompt is not graded unless asked for
 
 from __future__ import annotations
 
+import builtins
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -109,6 +111,7 @@ def mbpp(
             examples = "\n".join(["", "", "For example:", *tests[:shown]]) if shown else ""
             text = row["text"].strip() + examples
             spec = {"asserts": graded, "setup": row.get("test_setup_code", "")}
+            spec |= _shadowed_builtin(tests, row["code"])
             prompt = _prompt("mbpp", row["task_id"], text, spec, row["code"], style)
             found[mbpp_split(int(row["task_id"]))].append(prompt)
         return found
@@ -117,6 +120,13 @@ def mbpp(
         "mbpp", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
         licence="CC-BY-4.0 (google-research/mbpp)", summary="974 small Python functions",
     )  # fmt: skip
+
+
+def _shadowed_builtin(tests: Sequence[str], code: str) -> dict[str, str]:
+    """The function under test, where it has the name of a builtin (MBPP 126 asks for `sum`)."""
+    defined = re.findall(r"^def (\w+)", code, re.MULTILINE)
+    found = [n for n in defined if hasattr(builtins, n) and any(f"{n}(" in t for t in tests)]
+    return {"entry_point": found[0]} if found else {}
 
 
 def mbppplus(

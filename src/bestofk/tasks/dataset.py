@@ -13,7 +13,7 @@ from bestofk.types import Prompt
 
 STYLES = ("chat", "text")
 REFERENCES = {"maths": "\\boxed{{{expected}}}", "exact": "<answer>{expected}</answer>"}
-Source = str | Path | Sequence[Row]
+Source = str | Path | Sequence[Row] | Callable[[], Sequence[Row]]
 
 
 def dataset(
@@ -42,7 +42,8 @@ def dataset(
 
     Args:
         train, validation, test: files (.jsonl, .json, .csv, also .gz; .parquet) or
-            "hub:owner/name:config@split". With "train" alone the others are cut from it.
+            "hub:owner/name:config@split"; in Python also rows, or a function that gets them when a
+            split is first used. With "train" alone the others are cut from it.
         prompt: template over the fields of a row: "{question}\\nAnswer in a box."
         answer: field with the expected answer; the verifier finds it as `expected`.
         answer_after: keep only what follows this mark in the answer ("####" for GSM8K).
@@ -97,7 +98,7 @@ def _after(answer: str, mark: str) -> str:
 
 
 def _loader(source: Source, build: Callable[[Row], Prompt]) -> Callable[[], list[Prompt]]:
-    return lambda: [build(row) for row in read(source)]
+    return lambda: [build(row) for row in (source() if callable(source) else read(source))]
 
 
 def from_prompts(

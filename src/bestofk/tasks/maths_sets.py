@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from bestofk.tasks.base import Task
 from bestofk.tasks.dataset import dataset
@@ -79,11 +80,13 @@ def math(
         validation_share: what of train is kept for validation.
     """
 
-    def rows(source: str) -> list[Row]:
-        return [
+    kept = {*map(str, levels), "", "?"}
+
+    def rows(source: str) -> Callable[[], list[Row]]:
+        return lambda: [
             {**row, "answer": row.get("answer") or last_boxed(row["solution"])}
             for row in read(source)
-            if str(row.get("level", "")).removeprefix("Level ") in {*map(str, levels), "", "?"}
+            if str(row.get("level", "")).removeprefix("Level ") in kept
         ]
 
     hub = "hub:DigitalLearningGmbH/MATH-lighteval:default@"
