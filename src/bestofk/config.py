@@ -73,7 +73,14 @@ class Sampling:
     batch_size: int = 2048
     """Sequences sampled at once; bounds memory, changes nothing else."""
     engine: Literal["transformers", "group", "vllm"] = "transformers"
-    """transformers works with any model, on CPU too."""
+    """transformers works with any model, on CPU too; vllm has a copy of the weights of its own."""
+    engine_options: Options = field(default_factory=dict)
+    """Of vLLM's engine: gpu_memory_utilization, max_model_len, max_num_seqs, …"""
+    server: str | None = None
+    """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
+    agreement: float | None = None
+    """The run stops when a copy's log-probs are farther from the learner's, per token, after an
+    update; 0.001 in fp32 and 0.05 in bf16 unless said."""
     refill: int = 0
     """Dynamic sampling: up to so many extra rounds of prompts in the place of no-signal groups."""
 
@@ -193,7 +200,7 @@ class Config:
 RESUMABLE = {
     "run.dir", "run.steps", "run.checkpoint_every", "run.keep_last", "run.keep_best",
     "run.samples_megabytes", "run.trackers", "sampling.batch_size", "task.unscored_share",
-    "optimiser.stop_grad_norm", "model.device", "run.fsdp",
+    "optimiser.stop_grad_norm", "model.device", "sampling.server", "sampling.agreement", "run.fsdp",
 }  # fmt: skip
 """What may differ when a run is resumed: nothing that a step already taken depended on."""
 
@@ -345,7 +352,9 @@ def replaced(config: T, name: str, value: Any) -> T:
     return dataclasses.replace(config, **{head: inside})  # type: ignore[type-var]
 
 
-OPTION_FIELDS = ("objective_options", "task.options", "task.verifier_options")
+OPTION_FIELDS = (
+    "objective_options", "task.options", "task.verifier_options", "sampling.engine_options",
+)  # fmt: skip
 """Open mappings: what may be in them is up to the task, the verifier and the objective."""
 
 

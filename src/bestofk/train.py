@@ -15,7 +15,7 @@ import numpy as np
 
 from bestofk.config import Config, leaves
 from bestofk.learning import NonFinite
-from bestofk.training import build, finish
+from bestofk.training import build, engine, finish
 from bestofk.training.build import Clock, Parts, State, seed_of
 from bestofk.training.checks import cautions, check, check_engine
 from bestofk.training.learn import learn
@@ -53,7 +53,8 @@ def train(config: Config, *, resume: bool = False, checkpoint: str | None = None
             parts = build.assemble(config, goal, processes, run)
             state = build.restore(parts, found)
             view.start(state.step, finish.title(parts), cautions(goal), dict(leaves(config)))
-            state = steps(parts, state, stop, view, saved=state.step if found else -1)
+            with engine.closing(parts):
+                state = steps(parts, state, stop, view, saved=state.step if found else -1)
             if state.step >= config.run.steps:
                 finish.save(parts, run.save_final)
             processes.wait()
@@ -69,6 +70,8 @@ def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> 
     config, processes = parts.config, parts.processes
     last, every = config.run.steps, config.run.checkpoint_every
     while not processes.any(stop.asked):
+        clock = Clock()
+        checked = engine.refresh(parts, clock)
         validated = state.validated == state.step
         if finish.due(state.step, config.evaluation.every, last) and not validated:
             line = finish.evaluate(parts, state.step)
@@ -79,10 +82,10 @@ def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> 
             saved = state.step
         if state.step >= last:
             return state
-        clock = Clock()
         batch = roll_out(parts, state, clock)
         if processes.any(stop.asked):
             break  # before the weights change: this step will be taken anew
+        engine.rest(parts)
         with clock("learn"):
             weights, stats = improve(parts, state, batch)
         state = replace(
@@ -91,7 +94,7 @@ def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> 
             position=batch.position,
             last_prompt=parts.prompt_at(batch.position - 1).id,
         )
-        line = finish.describe(parts, state, batch, stats, clock)
+        line = finish.describe(parts, state, batch, {**stats, **checked}, clock)
         finish.record(parts, line, batch, weights)
         view.step(line)
     if 0 < state.step != saved:
@@ -111,7 +114,7 @@ def roll_out(parts: Parts, state: State, clock: Clock) -> Batch:
         with clock("score"):
             return parts.judge(groups)
 
-    with parts.learner.whole():
+    with engine.own_weights(parts):
         return collect(
             parts.prompt_at,
             state.position,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bestofk.types import Group, Prompt
 
@@ -68,4 +68,26 @@ class Sampler(Protocol):
         sampled beside it: one process and two draw the same. A prompt id that occurs twice in a
         call gets different draws. The same call gives the same groups; take a new seed every time.
         """
+        ...
+
+
+@runtime_checkable
+class WeightHolder(Sampler, Protocol):
+    """A sampler with a copy of the weights of its own, which must be told when they change."""
+
+    version: int | None
+    """Of the weights it holds, as the last `update` said; None when it has none of ours."""
+    shared: bool
+    """Whether all processes of a run sample from one: then one of them updates it."""
+
+    def update(self, weights: Iterable[tuple[str, Any]], *, version: int = 0) -> None:
+        """Take these tensors, by their names on disk, and forget what the old ones computed."""
+        ...
+
+    def sleep(self) -> None:
+        """Free what memory it can until the next `update`."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
         ...

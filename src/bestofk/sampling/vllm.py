@@ -51,6 +51,7 @@ class VLLMEngine:
 
     version: int | None = None
     """Of the weights it holds, as `update` was told; None when it has none."""
+    shared = False
 
     def __init__(
         self,

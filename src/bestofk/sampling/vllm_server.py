@@ -29,6 +29,7 @@ from bestofk.sampling.decode import end_tokens
 from bestofk.sampling.prompts import encode
 from bestofk.sampling.vllm import FIXED, EngineError, group, request, seeds
 from bestofk.sampling.vllm_worker import MEMORY
+from bestofk.sampling.wire import base_of, local, socket_of
 from bestofk.types import Group, Prompt
 
 SHARD = 2**30
@@ -50,6 +51,7 @@ class VLLMServer:
 
     version: int | None = None
     """Of the weights it holds, as `update` was told; None when it has not been."""
+    shared = True
 
     def __init__(self, url: str, model: Any, tokenizer: Any, *, dtype: str = "float32") -> None:
         """
@@ -172,28 +174,6 @@ class VLLMServer:
 
     def _lost(self, error: Exception) -> EngineError:
         return EngineError(f"no vLLM server at {self.url}: {type(error).__name__} {error}")
-
-
-def local(url: str) -> str:
-    """The URL, if it is of this machine: weights go through its memory."""
-    parts = urlsplit(url)
-    here = parts.scheme == "unix" or (
-        parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
-    )
-    if not here:
-        raise ValueError(
-            f"a vLLM server that is trained with runs on this machine, as http://127.0.0.1:8000 or "
-            f"unix:///path/to/socket: weights go through shared memory; got {url!r}"
-        )
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def socket_of(url: str) -> str | None:
-    return urlsplit(url).path if url.startswith("unix:") else None
-
-
-def base_of(url: str) -> str:
-    return "http://localhost" if url.startswith("unix:") else url
 
 
 def write(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> int:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from bestofk.sampling.base import Sampling
 from bestofk.types import Prompt
@@ -109,3 +110,25 @@ def logprobs_of(choice: Mapping[str, Any]) -> tuple[float | None, int | None]:
     if not values or any(value is None for value in values):
         return None, None
     return float(sum(values)), len(values)
+
+
+def local(url: str) -> str:
+    """The URL, if it is of this machine: weights go through its memory."""
+    parts = urlsplit(url)
+    here = parts.scheme == "unix" or (
+        parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
+    )
+    if not here:
+        raise ValueError(
+            f"a vLLM server that is trained with runs on this machine, as http://127.0.0.1:8000 or "
+            f"unix:///path/to/socket: weights go through shared memory; got {url!r}"
+        )
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def socket_of(url: str) -> str | None:
+    return urlsplit(url).path if url.startswith("unix:") else None
+
+
+def base_of(url: str) -> str:
+    return "http://localhost" if url.startswith("unix:") else url

