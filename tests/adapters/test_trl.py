@@ -70,7 +70,8 @@ def logged(run, kind="loss"):
 
 QUICK = ["max@4", "max@8:loo-1", "pass@4", "passk-training@4"]
 LONG = ["passk-training@4:combination", "maxrl", "tailrl", "rs-grpo", "grpo", "dr-grpo",
-        "reinforce", "top2@4", "median@4", "max@1+4", "bon-max-second", "max@4:zscore", "pkpo@4"]  # fmt: skip
+        "reinforce", "top2@4", "median@4", "max@1+4", "bon-max-second", "max@4:zscore",
+        "pkpo@4"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ class BestOfKMixin(_Host):
         goal, state = self.goal, self.state
         progress = min(state.global_step / max(state.max_steps, 1), 1.0)
         least = max(term.least for term in goal.at(progress))
-        if rewards.shape[-1] < least:  # an evaluation with fewer samples; training was checked
+        if (
+            rewards.shape[-1] < least and not self.model.training
+        ):  # an evaluation with fewer samples
             return torch.zeros_like(rewards)
         live = ~rewards.isnan()
         if self.mask_truncated_completions:
