@@ -1,5 +1,7 @@
 """Learning from judged batches: known optima are reached, and what is logged is what happened."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -102,7 +104,7 @@ def test_off_policy_weights_come_from_all_siblings_current_ratios(bandit):
     assert not np.allclose(learner.score(groups.groups).log_prob, before, atol=1e-3)
 
 
-def test_on_policy_only_a_part_of_the_batch_is_scored_twice(bandit):
+def test_on_policy_nothing_is_scored_twice_and_the_sampler_is_measured_all_the_same(bandit):
     model, batch, _ = bandit
     goal = objective("max@2")
     assert not Settings(loss=Loss()).looks_back(goal)
@@ -111,24 +113,43 @@ def test_on_policy_only_a_part_of_the_batch_is_scored_twice(bandit):
     assert Settings(loss=Loss(name="clipped")).looks_back(goal)
     assert Settings(loss=Loss()).looks_back(objective("passk-training@2:adaptive"))
     learner = Learner(model, optimisation=Optimisation(lr=1e-3))
-    _, stats = learn(learner, goal, batch(0), Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    passes = []
+    learner.scorer.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    true = batch(0)
+    _, stats = learn(learner, goal, true, Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
     assert 0 <= stats["sampler_gap_mean"] <= stats["sampler_gap_max"] < 1e-4
+    assert passes == [True]  # one pass, the step's own
+    # Every row that enters counts: one that the sampler misjudges is seen among all of them.
+    weights = goal(true.rewards)
+    row = tuple(int(at) for at in np.argwhere(weights != 0)[-1])
+    off = misjudged(true, lambda p, i: 0.5 if (p, i) == row else 0.0)
+    _, stats = learn(learner, goal, off, Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    assert stats["sampler_gap_max"] == pytest.approx(0.5, abs=0.05)
+    assert stats["sampler_gap_mean"] == pytest.approx(0.5 / (weights != 0).sum(), abs=0.05)
+    # Where nothing enters, a group is looked at.
+    silent = misjudged(replace(true, verdicts=((Verdict(1.0, "correct"),) * 16,) * 10),
+                       lambda p, i: 0.25)  # fmt: skip
+    _, stats = learn(learner, goal, silent, Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    assert (stats["tokens"], stats["groups_with_signal"]) == (0, 0)
+    assert stats["sampler_gap_mean"] == pytest.approx(0.25, abs=0.05)
+
+
+def misjudged(batch, by):
+    """The batch of a sampler whose log-probs of completion (p, i) are off by so much."""
+    groups = tuple(
+        replace(group, completions=tuple(
+            replace(c, logprobs=tuple(value + by(p, i) for value in c.logprobs))
+            for i, c in enumerate(group.completions)))
+        for p, group in enumerate(batch.groups)
+    )  # fmt: skip
+    return replace(batch, groups=groups)
 
 
 def test_a_sampler_that_is_off_is_measured_and_corrected(bandit):
     """Log-probs of a sampler that believed every token twice as likely as it was."""
-    from dataclasses import replace
-
     model, batch, _ = bandit
     true = batch(0)
-    off = replace(
-        true,
-        groups=tuple(
-            replace(g, completions=tuple(
-                replace(c, logprobs=(c.logprobs[0] + float(np.log(2)),)) for c in g.completions))
-            for g in true.groups
-        ),
-    )  # fmt: skip
+    off = misjudged(true, lambda p, i: float(np.log(2)))
     goal = objective("max@2")
     learner = Learner(model, optimisation=Optimisation(lr=0.0))
     settings = Settings(loss=Loss(), correct_sampler=True)

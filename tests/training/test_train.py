@@ -146,21 +146,6 @@ def test_every_way_of_training_trains(recipe, tmp_path, sections):
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
 
 
-def test_trackers_get_what_the_metrics_say(recipe, tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(read(recipe(run={"steps": 2, "trackers": ["tensorboard"]}, evaluation={"every": 2})))
-    folder = next((tmp_path / "run" / "logs").rglob("events*")).parent
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
-    assert [event.value for event in events.Scalars("train/reward")] == pytest.approx(
-        [line["reward"] for line in lines]
-    )
-    assert "validation/results/pass@1/value" in events.Tags()["scalars"]
-
-
 def test_what_cannot_work_is_refused_before_torch_is_imported(recipe, command):
     """k too large for n, in a process of its own: nothing heavy was loaded to find out."""
     path = recipe(objective="max@8")

@@ -17,7 +17,7 @@ from bestofk.learning import prepare, processes, shard, state
 from bestofk.learning.base import Loss, NonFinite, Optimisation, Scores, known_or_raise
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import loss_of
-from bestofk.learning.rows import checked, rows_of, same_size
+from bestofk.learning.rows import NO_GAP, checked, gap_to_sampler, rows_of, same_size
 from bestofk.learning.scorer import CHUNK, Scorer
 from bestofk.types import Group
 
@@ -162,8 +162,9 @@ class Learner:
 
         Returns:
             loss, lr, grad_norm (before clipping), entropy (mean over tokens of rows that entered),
-            tokens (completion tokens that entered), rows, micro_batches; with the clipped loss also
-            clip_fraction and ratio_max; with KL also kl (mean over tokens).
+            tokens (completion tokens that entered), rows, micro_batches; sampler_gap_mean and _max,
+            the difference to the log-probs the sampler reported of the tokens that entered; with
+            the clipped loss also clip_fraction and ratio_max; with KL also kl (mean over tokens).
 
         Raises:
             NonFinite: before anything is changed, when loss or gradient is NaN or infinite, or the
@@ -175,7 +176,7 @@ class Learner:
         wanted = alive if loss.kl or loss.entropy else alive & (weight != 0)
         rows = [(int(p), int(i)) for p, i in np.argwhere(wanted)]
         self.model.train(self.checkpointing)
-        sums: dict[str, float] = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows))}
+        sums = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows)), **NO_GAP}
         batches = self._batches(groups, rows)
         for at, (batch, real) in enumerate(batches):
             known = rows_of(batch, weight * real, share * real, old, reference, self.device)
@@ -187,8 +188,9 @@ class Learner:
                 part = part * real  # a filler only keeps the ranks in step
                 part.backward()
             stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
+            stats |= gap_to_sampler(batch, groups, log_prob.detach())
             for name, value in stats.items():
-                join = max if name == "ratio_max" else float.__add__
+                join = max if name.endswith("_max") else float.__add__
                 sums[name] = join(sums.get(name, 0.0), float(value) * real)
         self.model.eval()
         return self._update(sums, len(batches))
@@ -206,6 +208,10 @@ class Learner:
                 "the weights are as before. A lower learning rate or a truncated log-ratio is the "
                 "usual cure"
             )
+        if not sums["tokens"]:
+            # Nothing entered on any rank. One process has no gradient then, several have zeros,
+            # on which momentum would go on: none it is.
+            self.optimiser.zero_grad(set_to_none=True)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
         self.optimiser.step()
@@ -221,6 +227,9 @@ class Learner:
             "rows": sums["rows"],
             "micro_batches": float(batches),
         }
+        if sums["gap_tokens"]:
+            stats["sampler_gap_mean"] = sums["gap"] / sums["gap_tokens"]
+            stats["sampler_gap_max"] = sums["gap_max"]
         if "ratios" in sums:
             stats["clip_fraction"] = sums["clipped"] / max(sums["ratios"], 1.0)
             stats["ratio_max"] = sums["ratio_max"]

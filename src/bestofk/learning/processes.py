@@ -33,15 +33,15 @@ def mean(accelerator: Any, values: dict[str, float]) -> dict[str, float]:
 
 
 def total(accelerator: Any, values: dict[str, float]) -> dict[str, float]:
-    """Each sum's total over ranks; the loss is a mean and `ratio_max` a maximum."""
+    """Each sum's total over ranks; the loss is a mean, and what ends in _max a maximum."""
     if not _many(accelerator):
         return values
     summed = _reduce(accelerator, values, "sum")
     summed["loss"] /= accelerator.num_processes
-    if "ratio_max" in values:
-        largest = torch.tensor([values["ratio_max"]], device=accelerator.device)
-        summed["ratio_max"] = float(accelerator.gather(largest).max())
-    return summed
+    names = sorted(name for name in values if name.endswith("_max"))
+    here = torch.tensor([[values[name] for name in names]], device=accelerator.device)
+    largest = accelerator.gather(here).amax(dim=0).tolist()
+    return summed | dict(zip(names, largest))
 
 
 def _reduce(accelerator: Any, values: dict[str, float], how: str) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import difflib
 import importlib.util
 import re

@@ -14,8 +14,6 @@ from bestofk.objectives.off_policy import effective_sample_size
 from bestofk.training.rollouts import Batch, Crowd, generators, slots_of, weigh, with_signal
 from bestofk.types import Group
 
-WATCHED = 8
-"""Where nothing else needs them, the learner's log-probs of one group in so many are measured."""
 TRUST_SAMPLER = float(np.log(2.0))
 """Largest log of the learner-to-sampler correction of the clipped loss, unless truncate says."""
 
@@ -65,8 +63,7 @@ def learn(
     least = max(term.least for term in goal.at(progress))
     live = batch.live(least)
     every = settings.looks_back(goal) or settings.watch_all
-    seen = batch if every else batch.take(range(-(-len(rewards) // WATCHED)))
-    old = learner.score(seen.groups)
+    old = learner.score(batch.groups) if every else None
     drawn = sampler_log_prob(batch.groups)
     reference = learner.score(batch.groups, reference=True) if settings.loss.kl > 0 else None
     inputs = needed(goal, old, live, crowd, progress=progress)
@@ -82,6 +79,7 @@ def learn(
             name: value[rows] if name == "entropy" else value for name, value in inputs.items()
         }
         if ratios and (number or settings.correct_sampler):
+            assert old is not None
             now = learner.sequence_log_probs(part.groups) if number else old.log_prob[rows]
             given["log_ratio"] = now - (drawn if settings.correct_sampler else old.log_prob)[rows]
             moved = ratio_stats(given["log_ratio"], live[rows], goal, progress)
@@ -89,13 +87,14 @@ def learn(
         rng = draws and [draws[p] for p in rows]
         made = weigh(goal, rewards[rows], live=live[rows], rng=rng, **given)
         if settings.correct_sampler and not ratios:
+            assert old is not None
             limit = TRUST_SAMPLER if goal.truncate is None else goal.truncate
             made = made * np.exp(np.minimum(old.log_prob[rows] - drawn[rows], limit))
         stats |= learner.step(
             part.groups,
             made,
             loss=settings.loss,
-            old=pick(old, rows) if seen is batch else None,
+            old=None if old is None else pick(old, rows),
             reference=None if reference is None else pick(reference, rows),
             live=live[rows],
         )
@@ -103,9 +102,13 @@ def learn(
             weights[rows] = made
         history.append(stats)
     signal = np.concatenate(crowd.gather(with_signal(weights)))
+    joined = combine(history)
+    if old is not None:
+        joined |= sampler_gap(old, batch.groups, crowd)
+    elif "sampler_gap_mean" not in joined:  # nothing entered the step: look at a group of each
+        joined |= sampler_gap(learner.score(batch.groups[:1]), batch.groups[:1], crowd)
     return weights, {
-        **combine(history),
-        **sampler_gap(old, seen.groups, crowd),
+        **joined,
         "entropy": entropy_of(batch.groups, crowd),
         "groups_with_signal": int(signal.sum()),
         "groups_no_signal": int((~signal).sum()),
@@ -123,11 +126,12 @@ def schedule(groups: int, settings: Settings) -> Iterator[tuple[list[int], bool]
 
 
 def needed(
-    goal: Objective, old: Scores, live: np.ndarray, crowd: Crowd, *, progress: float
+    goal: Objective, old: Scores | None, live: np.ndarray, crowd: Crowd, *, progress: float
 ) -> dict[str, Any]:
     """What this objective asks for beside rewards, over the whole batch of all processes."""
     inputs: dict[str, Any] = {"progress": progress}
     if "entropy" in goal.needs:
+        assert old is not None
         entropy = old.entropy
         counts = np.maximum(live.sum(axis=1), 1)
         inputs["entropy"] = np.where(live, entropy, 0.0).sum(axis=1) / counts
