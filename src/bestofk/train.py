@@ -17,7 +17,7 @@ from bestofk.config import Config, leaves
 from bestofk.learning import NonFinite
 from bestofk.training import build, engine, finish
 from bestofk.training.build import Clock, Parts, State, seed_of
-from bestofk.training.checks import cautions, check, check_engine
+from bestofk.training.checks import cautions, check, check_installed
 from bestofk.training.learn import learn
 from bestofk.training.processes import Processes, Stop, watching
 from bestofk.training.rollouts import Batch, collect, signal_of
@@ -39,7 +39,7 @@ class Outcome:
 def train(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> Outcome:
     """Train as the config says, in the folder it names; with `resume`, go on where it stopped."""
     goal = check(config)
-    check_engine(config)
+    check_installed(config)
     processes = Processes(
         device=config.model.device,
         trackers=config.run.trackers,

@@ -127,9 +127,9 @@ def resumed(words: Words) -> int:
 
 
 def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> int:
-    from bestofk.training.checks import check, check_engine
+    from bestofk.training.checks import check, check_installed
 
-    check_engine(config)
+    check_installed(config)
     check(config)  # before torch is imported, let alone a model loaded
     first = os.environ.get("RANK", "0") == "0"
     if first and not resume and (Path(config.run.dir) / "config.toml").exists():

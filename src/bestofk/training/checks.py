@@ -36,8 +36,8 @@ def check(config: Config) -> Objective:
     return goal
 
 
-def check_engine(config: Config) -> None:
-    """Refuse a sampler that is not here; a dry run may name it."""
+def check_installed(config: Config) -> None:
+    """Refuse a sampler or a tracker that is not here; a dry run may name it."""
     asked = config.sampling
     if asked.engine == "group":
         raise ValueError(
@@ -50,6 +50,9 @@ def check_engine(config: Config) -> None:
             f"sampling.engine = 'vllm' needs {needed}: pip install 'bestofk[vllm,api]'; on CPU, "
             "see docs/adapters/vllm.md"
         )
+    for name in config.run.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"run.trackers asks for {name}: pip install 'bestofk[{name}]'")
 
 
 def make_objective(config: Config) -> Objective:
@@ -201,8 +204,6 @@ def _trackers(config: Config) -> None:
             near = difflib.get_close_matches(name, TRACKERS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"unknown tracker {name!r}; {hint}have {', '.join(TRACKERS)}")
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"run.trackers asks for {name}: pip install 'bestofk[{name}]'")
 
 
 def check_resumed(old: Config, new: Config) -> None:
