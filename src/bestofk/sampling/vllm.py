@@ -67,15 +67,18 @@ class VLLMEngine:
             dtype: that vLLM computes in.
             options: of vLLM's engine (`gpu_memory_utilization`, `max_model_len`, …).
         """
+        llm = _llm()
         self.tokenizer, self.ends = tokenizer, end_tokens(model, tokenizer)
         self.on_gpu, self._asleep = torch.cuda.is_available(), False
-        self._folder = tempfile.mkdtemp(prefix="bestofk-vllm-")
         self._alone = not torch.distributed.is_initialized()
         given = engine_options(options or {}, self.on_gpu)
+        if not self.on_gpu:
+            check_heads(model.config.get_text_config())
+        self._folder = tempfile.mkdtemp(prefix="bestofk-vllm-")
         try:
             describe(model, tokenizer, self._folder)
             with _undisturbed():
-                self.llm = _llm()(model=self._folder, dtype=dtype, **given)
+                self.llm = llm(model=self._folder, dtype=dtype, **given)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -127,14 +130,15 @@ class VLLMEngine:
             self._asleep, self.version = True, None
 
     def close(self) -> None:
-        """Free the engine, and the process group if vLLM made one."""
-        from vllm.distributed import parallel_state
-
-        self.version = None
-        self.llm.llm_engine.engine_core.shutdown()
-        parallel_state.destroy_model_parallel()
+        """Free the engine. vLLM ends the process group with it: where that is not its own, it gives
+        its memory back, and ends with the process."""
+        client = self.llm.llm_engine.engine_core
         if self._alone:
-            parallel_state.destroy_distributed_environment()
+            self.version = None
+            client.shutdown()
+        else:
+            self.sleep()
+        client._finalizer.detach()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _group(self, prompt: Prompt, ids: tuple[int, ...], output: Any, params: Sampling) -> Group:
@@ -178,6 +182,19 @@ def engine_options(options: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
         **options,
         **FIXED,
     }
+
+
+def check_heads(config: Any) -> None:
+    """Refuse a model whose heads are of a size that vLLM's CPU build has no attention for."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    have = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in have:
+        raise ValueError(
+            f"on CPU vLLM takes attention heads of {', '.join(map(str, have))} numbers, and this "
+            f"model's have {size}: take a GPU, or sampling.engine = 'transformers'"
+        )
 
 
 def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
