@@ -53,7 +53,7 @@ def check(folder: Path, tolerance: float = 1e-5) -> list[str]:
                 raise ValueError(f"step {step}: verl logged {name} = {found}, it should be {value}")
         lines.append(
             f"step {step}: {len(rows)} rollouts of {len(set(groups))} prompts, {objective}, "
-            f"advantages {weights.min():+.4f} to {weights.max():+.4f}: {len(expected)} figures agree"
+            f"{weights.min():+.4f} to {weights.max():+.4f}: {len(expected)} figures as logged"
         )
     if not lines:
         raise ValueError(f"no rollouts in {folder / 'rollouts'}: was trainer.rollout_data_dir set?")

@@ -33,7 +33,8 @@ settings=(
   trainer.total_training_steps=3 trainer.val_before_train=False trainer.test_freq=-1
   trainer.save_freq=-1 trainer.default_local_dir="$folder/checkpoints"
   trainer.logger='[console,file]' trainer.rollout_data_dir="$folder/rollouts"
-  ray_kwargs.ray_init.num_cpus=16 # a count for Ray's planning, not cores
+  transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+  ray_kwargs.ray_init.num_cpus=12 # a count for Ray's planning, not cores
   ++ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=False
   hydra.run.dir="$folder/hydra"
   "${@:2}"

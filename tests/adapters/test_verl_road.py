@@ -1,0 +1,166 @@
+"""verl's processes: what loads the plug-in, a Ray worker, and its whole trainer on this CPU."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl", reason="verl is not installed here: make test-adapters")
+pytest.importorskip("verl.trainer.ppo.v1", reason="verl's V1 trainer needs TransferQueue")
+
+import ray
+import torch
+from verl.utils.config import validate_config
+
+import bestofk
+from adapters import verl_native as native
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "verl-maze"
+PAGE = (ROOT / "docs" / "adapters" / "verl.md").read_text(encoding="utf-8")
+FENCED = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def run(*command, **environment):
+    """Runs in this environment's Python, whichever it is."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    known = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
+    return subprocess.run(
+        command, env=known | {"PATH": path} | environment, capture_output=True, text=True
+    )
+
+
+def say(**environment):
+    return run("python", "-m", "bestofk.adapters.verl", **environment)
+
+
+def test_the_entry_point_alone_registers_the_plug_in():
+    done = say()
+    assert done.returncode == 0, done.stderr
+    assert "is registered with verl" in done.stdout
+
+
+def test_the_module_variable_registers_it_where_entry_points_are_off():
+    off = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+    done = say(**off)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "VERL_USE_EXTERNAL_PLUGINS=none leaves it out" in done.stderr
+    assert say(**off, VERL_USE_EXTERNAL_MODULES="bestofk.adapters.verl").returncode == 0
+
+
+def test_a_plug_in_that_verl_hides_as_broken_is_named_with_its_error():
+    code = """
+import sys
+sys.modules["bestofk.adapters.verl_rollouts"] = None    # any import error of ours
+import verl                                              # verl says nothing
+from bestofk.adapters.verl_check import check
+check()
+"""
+    done = run("python", "-c", code)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: verl ")
+    assert "its import fails with" in last
+    assert "verl_rollouts" in last
+
+
+def advantages_in_worker(rewards, uids, overrides):
+    """In a fresh process, which knows verl and nothing else."""
+    from hydra import compose, initialize_config_module
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=overrides)
+    data = DataProto.from_dict(
+        tensors={
+            "token_level_rewards": rewards[:, None],
+            "response_mask": torch.ones(len(rewards), 1),
+        },
+        non_tensors={"uid": uids},
+    )
+    name = config.algorithm.adv_estimator
+    return compute_advantage(data, name, config=config.algorithm).batch["advantages"][:, 0].numpy()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_worker_has_the_plug_in_of_its_own():
+    rewards = np.array([0.1, 0.9, 0.4, 0.0, 1.0, 0.3, 0.2, 0.2])
+    uids = np.array(["a", "b"] * 4, dtype=object)
+    overrides = ["algorithm.adv_estimator=bestofk", "+algorithm.bestofk.objective=max@2"]
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        # by value: the worker has no module of that name to import the function from
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        work = ray.remote(advantages_in_worker)
+        found = ray.get(work.remote(torch.tensor(rewards), uids, overrides))
+    finally:
+        ray.shutdown()
+    np.testing.assert_allclose(found, bestofk.advantages(rewards, "max@2", groups=uids))
+
+
+def test_the_commands_of_the_page_are_the_recipes():
+    assert ("bash", (RECIPE / "train.sh").read_text(encoding="utf-8")) in FENCED
+
+
+def settings_of(script, folder):
+    """What a script of the recipe would give verl's trainer, without running it."""
+    show = f'python() {{ printf "%s\\n" "$@" && echo; }}; source {RECIPE / script} {folder}'
+    done = run("bash", "-c", show)
+    assert done.returncode == 0, done.stderr
+    (given,) = [call for call in done.stdout.split("\n\n") if "verl.trainer.main_ppo" in call]
+    return [word for word in given.split("\n")[2:] if not word.startswith("hydra.")]
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.filterwarnings("ignore")
+def test_verl_accepts_the_settings_for_a_cluster(nodes, tmp_path, monkeypatch):
+    from bestofk.adapters.verl_check import check
+
+    monkeypatch.setenv("NODES", str(nodes))
+    config = native.composed(*settings_of("cluster.sh", tmp_path))
+    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == 8 * nodes
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    assert "max@8, 16 samples" in check(config)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert actor.ppo_mini_batch_size == config.data.train_batch_size  # on policy
+    assert actor.loss_scale_factor == config.data.max_response_length  # the same in every batch
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
+
+
+@pytest.mark.slow
+def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
+    """Ray, TransferQueue, agent loop, reward loop, FSDP2 over two processes, weights handed over."""
+    workers = ["trainer.n_gpus_per_node=2", "++ray_kwargs.ray_init.num_gpus=2"]
+    script = str(RECIPE / "cpu.sh")
+    done = run("bash", script, str(tmp_path), "trainer.total_training_steps=2", *workers)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert [line[:6] for line in lines] == ["step 1", "step 2"]
+    assert all("128 rollouts of 8 prompts, max@8" in line for line in lines)
+    assert all("3 figures as logged" in line for line in lines)
+    first, second = (
+        json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    )
+    assert first["actor/grad_norm"] > 0
+    # the server samples from the weights that were just trained, as exactly as before
+    assert max(step["training/rollout_probs_diff_max"] for step in (first, second)) < 1e-4
+    assert first["critic/score/mean"] > 0.1  # the shipped policy solves four in ten
+
+    path = tmp_path / "rollouts" / "2.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    right = next(row for row in rows if row["score"] == 1.0)
+    right["score"] = 0.0
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    done = run("python", str(RECIPE / "check.py"), str(tmp_path))
+    assert done.returncode == 1
+    assert "step 2: verl logged critic/advantages/" in done.stderr
+
+
+def test_the_table_of_the_page_is_what_the_code_prints():
+    assert native.page() in PAGE
