@@ -72,12 +72,9 @@ class Run:
     def create(
         cls, path: str | Path, config: str, environment: Mapping[str, Any], **options: Any
     ) -> Run:
-        """A new run's folder; refuses one that holds a run already."""
+        """A new run's folder; refuses one that holds a run that got as far as its first step."""
         run = cls(path, **options)
-        if (run.path / "config.toml").exists():
-            raise FileExistsError(
-                f"{path} holds a run already: go on with --resume {path}, or name another --run.dir"
-            )
+        refuse_begun(run.path)
         for folder in ("samples", "checkpoints"):
             (run.path / folder).mkdir(parents=True, exist_ok=True)
         run._hold()
@@ -151,15 +148,10 @@ class Run:
             (folder / "state.json").write_text(text, encoding="utf-8")
 
         with self._saying(f"the checkpoint of step {step}"):
-            self._sync_metrics()
+            if (self.path / "metrics.jsonl").exists():
+                # It never knows of a step whose metrics a power cut could still lose.
+                to_disk(self.path / "metrics.jsonl")
             return write_folder(self.path / "checkpoints" / STEP.format(step), fill)
-
-    def _sync_metrics(self) -> None:
-        """A checkpoint never knows of a step whose metrics a power cut could still lose."""
-        file = self.path / "metrics.jsonl"
-        if file.exists():
-            with open(file, "rb") as stream:
-                os.fsync(stream.fileno())
 
     def prune(self, keep_last: int) -> None:
         """Remove all but the newest checkpoints, and what a killed write left behind."""
@@ -280,6 +272,15 @@ class Run:
 # -- reading a run, for reports -----------------------------------------------------------------
 
 
+def refuse_begun(path: str | Path) -> None:
+    """Refuse to start over a run that has something to lose; one that never began has not."""
+    folder = Path(path)
+    if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("step-*")):
+        raise FileExistsError(
+            f"{path} holds a run already: go on with --resume {path}, or name another --run.dir"
+        )
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Every line of a run's metrics; `kind` is "train" or "evaluation"."""
     file = Path(path) / "metrics.jsonl"
@@ -325,7 +326,7 @@ def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
         beside.unlink(missing_ok=True)
         raise
     if sync:
-        sync_folder(path.parent)
+        to_disk(path.parent)
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -343,13 +344,11 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         files = [file for file in sorted(beside.rglob("*")) if file.is_file()]
         listing = {str(f.relative_to(beside)): [f.stat().st_size, digest(f)] for f in files}
         (beside / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
-        for file in [*files, beside / MANIFEST]:
-            with open(file, "rb") as stream:
-                os.fsync(stream.fileno())
-        sync_folder(beside)
+        for written in [*files, beside / MANIFEST, beside]:
+            to_disk(written)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(beside, path)
-        sync_folder(path.parent)
+        to_disk(path.parent)
     except Exception as error:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, OSError):
@@ -359,7 +358,8 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     return path
 
 
-def sync_folder(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """A file, or a folder's list of names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -65,6 +65,11 @@ def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
 
 def test_a_run_is_created_once_and_held_by_one_process(tmp_path):
     run = make(tmp_path)
+    with pytest.raises(BlockingIOError, match="being trained by another process"):
+        make(tmp_path)
+    run.close()
+    run = make(tmp_path)  # it never began: nothing to lose
+    run.record({"kind": "train", "step": 1})
     with pytest.raises(FileExistsError, match="--resume"):
         make(tmp_path)
     with pytest.raises(BlockingIOError, match="another process"):

@@ -173,6 +173,23 @@ def test_a_run_is_not_written_over(recipe, tmp_path, capsys):
     assert "optimiser.learning_rate" in capsys.readouterr().err
 
 
+def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys):
+    path = recipe(run={"steps": 1}, evaluation={"every": 0})
+    for words, message in (
+        (["--task.name", "cuntdown"], "did you mean 'countdown'"),
+        (["--task.options.train-sizes", "4"], "did you mean 'train_size'"),
+        (["--task.verifier", "training_judges:digts"], "digts"),
+        (["--model.path", str(tmp_path / "nowhere")], "no model"),
+        (["--model.path", "tiny-countdwn"], "did you mean 'tiny-countdown'"),
+        (["--dryrun"], "did you mean --dry-run?"),
+        (["--resum", "x"], "did you mean --resume?"),
+    ):
+        assert main(["train", str(path), *words]) == 2
+        assert message in capsys.readouterr().err, words
+    assert main(["train", str(path)]) == 0  # in the folder that the others left
+    assert read(tmp_path / "run" / "config.toml") == read(path)
+
+
 def test_a_dry_run_says_what_it_takes_and_writes_nothing(recipe, tmp_path, capsys):
     path = recipe()
     assert main(["train", str(path), "--dry-run", "--run.dir", str(tmp_path / "dry")]) == 0

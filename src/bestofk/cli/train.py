@@ -7,6 +7,7 @@ bestofk train recipe.toml --dry-run
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,11 +79,21 @@ def split(argv: Sequence[str]) -> Words:
                 options[_plain(name)] = literal(value)
             else:
                 resume = value
+        elif near := _meant(word):
+            raise ValueError(f"unknown flag {word}; did you mean {near}?")
         elif recipe is None and (word.endswith(".toml") or not (rest or word.startswith("-"))):
             recipe = word
         else:
             rest.append(word)
     return Words(recipe, resume, dry_run, options, tuple(rest))
+
+
+def _meant(word: str) -> str | None:
+    """One of our own two flags, when the word is nearly it; the config's are up to tyro."""
+    if not word.startswith("-") or "." in word:
+        return None
+    close = difflib.get_close_matches(word.replace("_", "-"), ("--dry-run", "--resume"), cutoff=0.8)
+    return close[0] if close else None
 
 
 def _plain(name: str) -> str:
@@ -127,16 +138,14 @@ def resumed(words: Words) -> int:
 
 
 def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> int:
+    from bestofk.runs import refuse_begun
     from bestofk.training.checks import check, check_installed
 
     check_installed(config)
     check(config)  # before torch is imported, let alone a model loaded
     first = os.environ.get("RANK", "0") == "0"
-    if first and not resume and (Path(config.run.dir) / "config.toml").exists():
-        raise FileExistsError(
-            f"{config.run.dir} holds a run already: go on with --resume {config.run.dir}, or name "
-            "another --run.dir"
-        )
+    if first and not resume:
+        refuse_begun(config.run.dir)
     try:
         from bestofk.train import train
     except ModuleNotFoundError as error:

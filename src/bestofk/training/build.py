@@ -201,18 +201,22 @@ def open_run(
     """The run's folder, new or found; the first process holds it, the others read."""
     options = {"samples_bytes": int(config.run.samples_megabytes * 1e6)}
     folder, found = Path(config.run.dir), None
-    if processes.main and not resume:
-        runs.Run.create(folder, to_toml(config), environment(), **options).close()
     if resume:
         check_resumed(read(folder / "config.toml"), config)
-    if processes.main:
-        run = runs.Run.open(folder, **options)
-        found = run.restore(checkpoint) if resume else None
-        processes.wait()
-    else:
+    if not processes.main:
         processes.wait()  # until the first has put the folder in order
         run = runs.Run(folder, **options)
-        found = run.newest() if resume else None
+        return run, run.newest() if resume else None
+    if resume:
+        run = runs.Run.open(folder, **options)
+        try:
+            found = run.restore(checkpoint)
+        except Exception:
+            run.close()
+            raise
+    else:
+        run = runs.Run.create(folder, to_toml(config), environment(), **options)
+    processes.wait()
     return run, found
 
 
