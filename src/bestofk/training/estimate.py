@@ -88,7 +88,10 @@ def memory_lines(config: Config) -> list[str]:
         shape = {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])}
     need = memory(config, shape)
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items())
-    split = "; under FSDP weights, gradients and optimiser are shared out over the processes"
+    split = (
+        "; FSDP2 shares weights, gradients, optimiser and reference out over the processes, and "
+        f"each holds all weights once ({4.0 * shape['parameters'] / GIB:.2f} GiB) while it samples"
+    )
     return [
         *lines,
         f"model: {config.model.path}, about {shape['parameters']:,} weights",
