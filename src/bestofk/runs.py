@@ -17,6 +17,7 @@ moment the folder holds the last good state, and what was written after it is dr
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -269,9 +270,6 @@ class Run:
             ) from error
 
 
-# -- reading a run, for reports -----------------------------------------------------------------
-
-
 def refuse_begun(path: str | Path) -> None:
     """Refuse to start over a run that has something to lose; one that never began has not."""
     folder = Path(path)
@@ -307,9 +305,6 @@ def read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
             if number == len(lines) - 1:
                 return
             raise ValueError(f"{file}, line {number + 1} is not JSON: {error}") from None
-
-
-# -- writing ------------------------------------------------------------------------------------
 
 
 def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
@@ -350,11 +345,13 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         os.replace(beside, path)
         to_disk(path.parent)
     except Exception as error:
+        full = "No space left" in str(error) or shutil.disk_usage(beside).free < 1 << 20
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, OSError):
             raise
         # torch and safetensors report a full disk in exceptions of their own.
-        raise OSError(None, f"{type(error).__name__}: {error}") from error
+        told = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
+        raise OSError(errno.ENOSPC if full else errno.EIO, told) from error
     return path
 
 
