@@ -19,6 +19,7 @@ def gsm8k(
     *,
     train: str | None = None,
     test: str | None = None,
+    prompt: str = _BOX % "question",
     style: str = "chat",
     validation_share: float = 0.05,
     limit: int | None = None,
@@ -28,12 +29,14 @@ def gsm8k(
 
     Args:
         train, test: files with `question` and `answer`; else $BESTOFK_DATA, else the Hub.
+        prompt: template over `question`; it should ask for a form that the verifier reads: a box,
+            "#### 42" or "Answer: 42".
         validation_share: what of train is kept for validation.
     """
     return dataset(
         train=locate(train, "gsm8k-train.jsonl.gz", "hub:openai/gsm8k:main@train"),
         test=locate(test, "gsm8k-test.jsonl.gz", "hub:openai/gsm8k:main@test"),
-        prompt=_BOX % "question",
+        prompt=prompt,
         answer="answer",
         answer_after="####",
         verifier="maths",
@@ -67,6 +70,7 @@ def math(
     train: str | None = None,
     test: str | None = None,
     levels: tuple[int, ...] = (1, 2, 3, 4, 5),
+    prompt: str = _BOX % "problem",
     style: str = "chat",
     validation_share: float = 0.05,
     limit: int | None = None,
@@ -77,6 +81,7 @@ def math(
     Args:
         train, test: files with `problem`, `solution` and `level`; else $BESTOFK_DATA, else the Hub.
         levels: which of the difficulties 1 to 5.
+        prompt: template over `problem`; see `gsm8k`.
         validation_share: what of train is kept for validation.
     """
 
@@ -93,7 +98,7 @@ def math(
     return dataset(
         train=rows(locate(train, "math-train.jsonl.gz", hub + "train")),
         test=rows(locate(test, "math-test.jsonl.gz", hub + "test")),
-        prompt=_BOX % "problem",
+        prompt=prompt,
         answer="answer",
         verifier="maths",
         style=style,
