@@ -204,7 +204,8 @@ def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]
             f"vLLM draws at a temperature of 0 or of at least {COLDEST}, got {params.temperature}"
         )
     return {
-        "n": params.n,
+        # The most likely tokens are the same n times, and vLLM draws them once.
+        "n": 1 if params.temperature == 0.0 else params.n,
         "max_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -248,13 +249,13 @@ def group(
     Raises:
         EngineError: a request was given up, or answered with too few completions.
     """
+    if params.temperature == 0.0:  # the most likely token has all the probability
+        rows = [(tokens, [0.0] * len(tokens)) for tokens, _ in rows] * params.n
     if len(rows) != params.n or any(reason not in ("stop", "length") for reason in reasons):
         raise EngineError(
             f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {params.n} completions, which "
             f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
         )
-    if params.temperature == 0.0:  # the most likely token has all the probability
-        rows = [(tokens, [0.0] * len(tokens)) for tokens, _ in rows]
     done = tuple(completion(*row, tokenizer, ends, params.stop) for row in rows)
     return Group(prompt, done, ids)
 

@@ -1,0 +1,193 @@
+"""Training with vLLM as the sampler; and the trained model in vLLM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is tested in an environment of its own")
+
+from bestofk.config import Config, from_dict, read, replaced, to_toml
+from bestofk.models import Policy, load, save, tiny
+from bestofk.runs import read_metrics
+from bestofk.sampling import vllm_worker
+from bestofk.sampling.prompts import encode
+from bestofk.train import train
+from vllm_models import ENGINE, NOISE, PROMPTS, SERVED, gap, model
+
+pytestmark = NOISE
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_core() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "model"
+    return save(Policy(model(1), tiny.tokenizer(), "start"), folder)
+
+
+@pytest.fixture
+def asked(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """A small run's config, some sections changed; its judge can be imported."""
+    monkeypatch.syspath_prepend(str(HERE))
+
+    def make(**sections: Any) -> Config:
+        base: dict[str, Any] = {
+            "objective": "max@4",
+            "model": {"path": str(start), "device": "cpu"},
+            "task": {"name": "countdown", "options": {"style": "compact", "train_size": 40},
+                     "verifier": "training_judges:digits"},
+            "sampling": {
+                "prompts_per_step": 4, "samples_per_prompt": 8, "max_new_tokens": 6,
+                "engine": "vllm", "engine_options": ENGINE, "temperature": 0.8,
+            },
+            "optimiser": {"learning_rate": 1e-2, "warmup_steps": 1},
+            "evaluation": {"every": 2, "prompts": 4, "samples_per_prompt": 4, "ks": [1, 4]},
+            "run": {"dir": str(tmp_path / "run"), "steps": 4, "checkpoint_every": 2},
+        }  # fmt: skip
+        for section, values in sections.items():
+            base[section] = base.get(section, {}) | values if isinstance(values, dict) else values
+        return from_dict(Config, base)
+
+    return make
+
+
+def steps_of(run: str | Path) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run) if line["kind"] == "train"]
+
+
+def test_a_run_updates_the_engine_and_shows_that_it_did(
+    asked: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = asked()
+    train(config)
+    steps = steps_of(config.run.dir)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    for line in steps:
+        assert line["sampler_gap_mean"] <= line["sampler_gap_max"] < 1e-4
+        assert line["probe_after"] < 1e-4
+        assert line["seconds"]["update"] > 0
+    moved = [line["probe_before"] for line in steps[1:]]
+    assert min(moved) > 1e-3  # the policy moves, so that a sampler left behind would show
+    assert "gap " in capsys.readouterr().out
+    final_is_the_same_in_vllm(Path(config.run.dir) / "final")
+
+
+def final_is_the_same_in_vllm(folder: Path) -> None:
+    """vLLM reads the folder by itself and takes the same tokens as transformers' own `generate`."""
+    from vllm import LLM, SamplingParams
+
+    policy = load(folder)
+    generate: Any = policy.model.generate
+    ids = [list(encode(policy.tokenizer, prompt)) for prompt in PROMPTS]
+    texts = []
+    for row in ids:
+        out = generate(torch.tensor([row]), do_sample=False, max_new_tokens=12, pad_token_id=0)
+        texts.append(out[0, len(row) :].tolist())
+    llm = LLM(str(folder), dtype="float32", enforce_eager=True, **ENGINE)
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    with torch.compiler.set_stance("force_eager"):
+        prompts: Any = [{"prompt_token_ids": row} for row in ids]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    assert [list(output.outputs[0].token_ids) for output in outputs] == texts
+    assert len({tuple(row) for row in texts}) > 1
+
+
+def test_a_stale_engine_stops_the_run(
+    asked: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update that says it worked and did nothing is noticed before anything is drawn with it."""
+    real, calls = vllm_worker.load, []
+
+    def lazy(worker: Any, weights: Any) -> int:
+        calls.append(1)
+        return real(worker, weights) if len(calls) == 1 else len(list(weights))
+
+    monkeypatch.setattr(vllm_worker, "load", lazy)
+    config = asked()
+    with pytest.raises(
+        ValueError, match=r"optimiser step 1 .* the engine did not take the weights"
+    ):
+        train(config)
+    assert len(steps_of(config.run.dir)) == 1
+
+
+def test_an_engine_that_computes_another_model_stops_the_run(
+    asked: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = vllm_worker.load
+
+    def wrong(worker: Any, weights: Any) -> int:
+        return real(worker, ((n, w * 1.5 if "o_proj" in n else w) for n, w in weights))
+
+    monkeypatch.setattr(vllm_worker, "load", wrong)
+    config = asked(sampling={"agreement": 0.002})
+    with pytest.raises(ValueError, match=r"step 0 .* more than 0\.002; the engine computes anoth"):
+        train(config)
+    assert not (Path(config.run.dir) / "metrics.jsonl").exists()  # nothing was drawn with it
+
+
+def test_a_server_is_trained_with(start: Path, asked: Callable[..., Config]) -> None:
+    """The run's weights go into a running server, and it ends up with the final model's."""
+    from bestofk.sampling import Sampling
+    from bestofk.sampling.vllm_server import VLLMServer, serving
+
+    with serving(str(start), options=SERVED) as url:
+        config = asked(sampling={"engine_options": {}, "server": url})
+        train(config)
+        steps = steps_of(config.run.dir)
+        assert [line["step"] for line in steps] == [1, 2, 3, 4]
+        assert all(line["sampler_gap_max"] < 1e-4 for line in steps)
+        assert min(line["probe_before"] for line in steps[1:]) > 1e-3
+        assert max(line["probe_after"] for line in steps) < 1e-4
+        final = load(Path(config.run.dir) / "final")
+        server = VLLMServer(url, final.model, final.tokenizer)
+        groups = server.sample(PROMPTS, seed=0, params=Sampling(n=3, max_new_tokens=8))
+        assert gap(final.model, groups) < 1e-4
+
+
+def test_a_run_goes_on_from_its_checkpoint(asked: Callable[..., Config]) -> None:
+    """The engine gets the weights of the checkpoint, not those it was started with."""
+    config = asked(model={"lora_rank": 2}, off_policy={"correct_sampler": True})
+    train(replaced(config, "run.steps", 2))
+    train(replaced(read(Path(config.run.dir) / "config.toml"), "run.steps", 4), resume=True)
+    steps = steps_of(config.run.dir)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert all(line["sampler_gap_max"] < 1e-4 for line in steps)
+    assert all("ess" in line for line in steps)  # weighed by the sampler's probabilities
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp"])
+def test_two_processes_have_an_engine_each(
+    asked: Callable[..., Config], tmp_path: Path, fsdp: bool
+) -> None:
+    config = asked(run={"dir": str(tmp_path / "two"), "steps": 2, "fsdp": fsdp})
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(to_toml(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bestofk",
+         "train", str(recipe)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)},
+        capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    steps = steps_of(config.run.dir)
+    assert len(steps) == 2
+    assert all(line["sampler_gap_max"] < 1e-4 for line in steps)
+    assert steps[1]["probe_before"] > 1e-3 > steps[1]["probe_after"]
