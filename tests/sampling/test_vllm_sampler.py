@@ -251,6 +251,23 @@ def test_random_numbers_and_threads_of_the_process_stay(engine: VLLMEngine) -> N
     torch.set_num_threads(1)
 
 
+def test_the_pages_example_runs_as_shown(engine: VLLMEngine) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adapters" / "vllm.md").read_text("utf-8")
+    block = page.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {
+        "model": model(4),
+        "tokenizer": tiny.tokenizer(),
+        "prompts": PROMPTS,
+        "sampling": Sampling(n=2, max_new_tokens=6),
+    }
+    exec(block, names)
+    assert gap(model(4), names["groups"]) < CLOSE
+    names["engine"].close()
+    assert engine.version == 1  # and goes on, beside the one that was closed
+    again = engine.sample(PROMPTS, seed=1, params=Sampling(n=2, max_new_tokens=6))
+    assert gap(model(1), again) < CLOSE
+
+
 @pytest.mark.gpu
 def test_it_sleeps_while_the_learner_works(tmp_path: Path) -> None:
     policy = Policy(model(1).cuda(), tiny.tokenizer(), "test")

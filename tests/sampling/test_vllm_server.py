@@ -151,7 +151,7 @@ def test_a_server_that_cannot_be_trained_with_is_refused() -> None:
     bare = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bare)
     threading.Thread(target=bare.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{bare.server_port}"
-    with pytest.raises(EngineError, match="404 to /collective_rpc.*VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(EngineError, match=r"404 to /collective_rpc.*VLLM_SERVER_DEV_MODE=1"):
         VLLMServer(url, model(1), tiny.tokenizer())
     bare.shutdown()
     bare.server_close()
