@@ -29,6 +29,9 @@ from adapters.trl_runs import (
     weights_of,
 )
 from bestofk.adapters.trl import BestOfKMixin, combined
+from bestofk.learning import Learner, Optimisation
+from bestofk.models import load
+from bestofk.models.load import find
 from bestofk.objectives import DroppedGroups
 from oracles import subset_mean
 
@@ -132,9 +135,6 @@ def test_the_adaptive_design_ranks_groups_by_entropy(tmp_path):
     judge = Judge(has_three)
     options = {"gradient_accumulation_steps": 4, "temperature": 1.3}
     run = trainer(tmp_path, judge, "passk-training@4:adaptive", **options)
-    from bestofk.learning import Learner
-    from bestofk.models import load
-
     run.train()
     learner = Learner(load("tiny-countdown").model, temperature=1.3)
     entropy = learner.score(groups_of(judge.rows, 8)).entropy
@@ -175,9 +175,6 @@ def test_the_first_update_is_our_own_learners(text, loss_type, unscored, tmp_pat
 
 def test_the_first_update_with_adamw_is_our_own_learners(tmp_path):
     """As people run it: TRL's AdamW against ours, where the gradient is no rounding error."""
-    from bestofk.learning import Learner, Optimisation
-    from bestofk.models import load
-
     judge = Judge()
     options = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 1.0}
     run = trainer(tmp_path, judge, "max@4", named={"loss_type": "luspo"}, **options)
@@ -360,8 +357,6 @@ def test_a_function_that_fails_on_some_siblings_leaves_them_unscored():
 
 
 def test_a_kl_penalty_leaves_the_weights_alone(tmp_path):
-    from bestofk.models.load import find
-
     judge = Judge()
     run = trainer(tmp_path, judge, beta=0.1, max_steps=2, learning_rate=0.1)
     assert run.ref_model.config._name_or_path == find("tiny-countdown")[0]
@@ -424,6 +419,37 @@ def test_the_mixin_alone_is_refused():
 
     with pytest.raises(TypeError, match=r"class Mine\(BestOfKMixin, GRPOTrainer\)"):
         Mine("model")
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_tokens_of_an_environment_are_not_the_policys(tmp_path):
+    """A rollout_func whose env_mask marks every second token as the environment's."""
+    drawn = torch.Generator().manual_seed(3)
+    masks = [[(t + 1) % 2 for t in range(4 + row % 3)] for row in range(16)]
+
+    def roll_out(asked, run):
+        ids = [torch.randint(5, 60, (len(mask),), generator=drawn).tolist() for mask in masks]
+        return {
+            "prompt_ids": [run.processing_class(text)["input_ids"] for text in asked],
+            "completion_ids": ids,
+            "logprobs": [[0.0] * len(each) for each in ids],
+            "env_mask": masks,
+        }
+
+    judge, text = Judge(), "passk-training@4:adaptive"
+    named = {"rollout_func": roll_out, "train_dataset": prompts()}
+    run = trainer(tmp_path, judge, text, named=named, learning_rate=0.0)
+    run.train()
+    scores = Learner(load("tiny-countdown").model).score(groups_of(judge.rows, 8))
+    spread = [row for group in scores.entropies for row in group]
+    own = [float(row[np.array(mask) == 1].mean()) for row, mask in zip(spread, masks)]
+    known = {ids: entropy for (_, ids, _), entropy in zip(judge.rows, own)}
+    for batch in run._buffered_inputs:
+        rows = zip(batch["completion_ids"], batch["completion_mask"])
+        wanted = [known[tuple(ids[mask.bool()].tolist())] for ids, mask in rows]
+        np.testing.assert_allclose(run._entropy(batch), wanted, rtol=1e-4)
+    weights = bestofk.advantages(judge.rewards(8), text, entropy=np.reshape(own, (2, 8)))
+    np.testing.assert_allclose(run._logs["advantages"], weights.reshape(-1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

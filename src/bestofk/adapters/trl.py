@@ -87,7 +87,7 @@ class BestOfKMixin(_Host):
                 f"{self.accelerator.num_processes} processes: one reward per row is needed to know "
                 "the groups, so a trainer that drops or repeats rows cannot be used"
             )
-        rewards = combined(columns, self.reward_weights.to(columns.device), n)
+        rewards = combined(columns.cpu(), self.reward_weights.cpu(), n)  # a few numbers
         weights = self._weigh(rewards, output, self._metrics[mode]).reshape(-1)
         output["advantages"] = weights[start : start + len(theirs)].to(theirs)
         replace_last(self._logs["advantages"], weights.tolist())
@@ -103,19 +103,18 @@ class BestOfKMixin(_Host):
         goal, state = self.goal, self.state
         progress = min(state.global_step / max(state.max_steps, 1), 1.0)
         least = max(term.least for term in goal.at(progress))
-        if (
-            rewards.shape[-1] < least and not self.model.training
-        ):  # an evaluation with fewer samples
-            return torch.zeros_like(rewards)
+        if rewards.shape[-1] < least and not self.model.training:
+            return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
         live = ~rewards.isnan()
         if self.mask_truncated_completions:
-            live &= self.accelerator.gather(in_loss(output).any(dim=1)).reshape(rewards.shape)
+            kept = self.accelerator.gather(in_loss(output).any(dim=1))
+            live &= kept.cpu().reshape(rewards.shape)
         inputs: dict[str, Any] = {"progress": progress}
         if "rng" in goal.needs:
             seed = [self.args.seed, state.global_step, self._step]
             inputs["rng"] = np.random.default_rng(seed)
         if "entropy" in goal.needs:
-            inputs["entropy"] = self._entropy(output).reshape(rewards.shape)
+            inputs["entropy"] = self._entropy(output).cpu().reshape(rewards.shape)
         counts = live.sum(dim=1, keepdim=True)
         whole = counts >= least
         metrics["dropped"].extend((~whole).float().flatten().tolist())
