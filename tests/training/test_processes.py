@@ -131,6 +131,18 @@ def test_torchrun_starts_processes_that_share_the_work(recipe, command, tmp_path
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
 
 
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    from bestofk.training.processes import check_device
+
+    check_device("auto")
+    check_device("cpu")
+    with pytest.raises(ValueError, match=r"auto, cpu, cuda .* got 'gpuu'"):
+        check_device("gpuu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"'cuda:1'.* sees no GPU here: 'auto'"):
+        check_device("cuda:1")
+
+
 def test_a_batch_that_processes_cannot_share_is_refused():
     from bestofk.training.processes import Processes
 

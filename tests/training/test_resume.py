@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from bestofk.config import read, replaced
-from bestofk.runs import read_metrics
+from bestofk.runs import read_metrics, write_jsonl
 from bestofk.tasks import countdown
 from bestofk.train import train
 
@@ -104,6 +104,21 @@ def test_a_changed_config_and_changed_data_are_refused(recipe, one_thread, tmp_p
     with pytest.raises(ValueError, match=r"optimiser.learning_rate: 0.01 → 0.5"):
         train(read(file), resume=True)
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
+
+
+def test_lost_checkpoints_are_noticed_and_a_run_before_its_first_starts_over(
+    recipe, one_thread, tmp_path
+):
+    config = read(recipe(run={"steps": 5, "checkpoint_every": 2}))
+    train(config)
+    before = read_metrics(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(FileNotFoundError, match="metrics up to step 5 and no checkpoint"):
+        train(config, resume=True)
+    assert read_metrics(tmp_path / "run") == before
+    early = [line for line in before if line["step"] <= 2]  # killed while it wrote the first one
+    write_jsonl(tmp_path / "run" / "metrics.jsonl", early)
+    assert train(config, resume=True).step == 5
 
 
 def test_other_data_under_the_same_name_are_noticed(recipe, one_thread, monkeypatch):

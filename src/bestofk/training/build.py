@@ -210,6 +210,7 @@ def open_run(
     if resume:
         run = runs.Run.open(folder, **options)
         try:
+            refuse_lost(run, config.run.checkpoint_every)
             found = run.restore(checkpoint)
         except Exception:
             run.close()
@@ -218,6 +219,18 @@ def open_run(
         run = runs.Run.create(folder, to_toml(config), environment(), **options)
     processes.wait()
     return run, found
+
+
+def refuse_lost(run: runs.Run, every: int) -> None:
+    """Refuse to start over, in silence, a run whose checkpoints somebody took away."""
+    if run.checkpoints() or not (run.path / "metrics.jsonl").exists():
+        return
+    last = max((line["step"] for line in runs.read_metrics(run.path)), default=0)
+    if last > every:
+        raise FileNotFoundError(
+            f"{run.path} has metrics up to step {last} and no checkpoint: put its checkpoints/ "
+            "back, or start a run of its own"
+        )
 
 
 def restore(parts: Parts, found: runs.Checkpoint | None) -> State:

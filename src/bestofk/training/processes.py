@@ -36,6 +36,7 @@ class Processes:
         from accelerate.utils import ProjectConfiguration
 
         check_launcher(os.environ)
+        check_device(device)
         self.accelerator = Accelerator(
             cpu=device == "cpu",
             log_with=list(trackers) or None,
@@ -79,6 +80,25 @@ class Processes:
         self.accelerator.end_training()
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that PyTorch does not know or does not see."""
+    import torch
+
+    if name == "auto":
+        return
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ValueError(
+            f"model.device is auto, cpu, cuda or cuda:1 and the like, got {name!r}"
+        ) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"model.device = {name!r}, and PyTorch {torch.__version__} sees no GPU here: 'auto' "
+            "takes what there is"
+        )
+
+
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 WRAPPERS = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
@@ -114,6 +134,8 @@ class Stop:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
+            if os.isatty(1):
+                os.write(1, b"\x1b[?25h")  # the live view hid the cursor
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
