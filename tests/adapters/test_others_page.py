@@ -1,0 +1,130 @@
+"""The part of docs/adapters/others.md that is ours: each snippet with stand-ins for its host."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import bestofk
+from bestofk.objectives import DroppedGroups
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adapters" / "others.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
+RNG = np.random.default_rng(0)
+GROUPS = [RNG.normal(size=10), RNG.normal(size=9), RNG.normal(size=12)]
+WANTED = [bestofk.advantages(group, "max@8") for group in GROUPS]
+
+
+def ran(section, monkeypatch, **modules):
+    """The section's Python, with host modules that have just these names."""
+    for path, names in modules.items():
+        parts = path.split("__")
+        for end in range(1, len(parts) + 1):
+            name = ".".join(parts[:end])
+            if name not in sys.modules:
+                monkeypatch.setitem(sys.modules, name, ModuleType(name))
+            if end > 1:
+                parent = sys.modules[".".join(parts[: end - 1])]
+                monkeypatch.setattr(parent, parts[end - 1], sys.modules[name], raising=False)
+        for key, value in names.items():
+            monkeypatch.setattr(sys.modules[".".join(parts)], key, value, raising=False)
+    code = re.search(r"```python\n(.*?)```", SECTIONS[section], re.S)
+    scope: dict = {}
+    exec(code[1], scope)
+    return SimpleNamespace(**{k: v for k, v in scope.items() if not k.startswith("__")})
+
+
+def test_every_section_says_that_it_is_untested_and_when_it_was_read():
+    assert len(SECTIONS) == 6
+    assert all(
+        text.strip().startswith("Untested, 2026-11-15; read: ") for text in SECTIONS.values()
+    )
+
+
+def test_rllm(monkeypatch):
+    register = {"register_rllm_adv_estimator": lambda name: lambda function: function}
+    page = ran("rLLM", monkeypatch, rllm__trainer__algorithms__advantage=register)
+    for made in page.best_of_k(GROUPS, None, uids=[]):
+        assert [len(each) for each in made] == [10, 9, 12]
+        np.testing.assert_allclose(np.concatenate(made), np.concatenate(WANTED))
+
+
+def test_prime_rl(monkeypatch):
+    page = ran("prime-rl", monkeypatch, prime_rl__orchestrator__algo__base={"Algorithm": object})
+    given: list = []
+    group = [SimpleNamespace(reward=r, assign_advantages=given.append) for r in GROUPS[0].tolist()]
+    asyncio.run(page.BestOfK().score_group(group))
+    np.testing.assert_allclose(given, WANTED[0])
+
+
+def test_slime(monkeypatch):
+    page = ran("slime (and miles)", monkeypatch)
+    samples = [
+        SimpleNamespace(group_index=g, remove_sample=False, get_reward_value=lambda _, r=r: r)
+        for g in (0, 2)
+        for r in GROUPS[g].tolist()
+    ]
+    samples[1:1] = [
+        SimpleNamespace(group_index=0, remove_sample=True, get_reward_value=lambda _: 9.0),
+        SimpleNamespace(group_index=0, remove_sample=False, get_reward_value=lambda _: None),
+    ]
+    raw, made = page.best_of_k(None, samples)
+    assert raw[1:3] == [9.0, None]
+    np.testing.assert_allclose(made, [WANTED[0][0], 0, 0, *WANTED[0][1:], *WANTED[2]])
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_nemo_rl(monkeypatch, width):
+    page = ran("NeMo-RL", monkeypatch, nemo_rl__algorithms__grpo={})
+    estimator = page.grpo._create_advantage_estimator(None)
+    order = torch.randperm(31, generator=torch.Generator().manual_seed(0))
+    ids = torch.repeat_interleave(torch.tensor([10, 9, 12]))[order]
+    ids = ids if width is None else ids[:, None].expand(-1, width)
+    rewards, mask = torch.tensor(np.concatenate(GROUPS))[order], torch.ones(31, 5)
+    made = estimator.compute_advantage(ids, rewards, mask, repeated_batch=None)
+    assert made.shape == mask.shape
+    np.testing.assert_allclose(made[:, 4], np.concatenate(WANTED)[order])
+    valid = torch.ones(31)
+    valid[order == 0] = 0.0
+    made = estimator.compute_advantage(ids, rewards, mask, valid_mask=valid)
+    shorter = bestofk.advantages(GROUPS[0][1:], "max@8")
+    np.testing.assert_allclose(made[torch.argsort(order)[:10], 0], [0, *shorter])
+
+
+def test_ms_swift(monkeypatch):
+    page = ran("ms-swift", monkeypatch, swift__rlhf_trainers__grpo_trainer={})
+    values = torch.tensor(RNG.normal(size=(20, 2)))
+    values[0], values[11, 1] = torch.nan, torch.nan
+    made, rewards = page.grpo_trainer.compute_advantages(
+        rewards_per_func=values, reward_weights=torch.tensor([1.0, 2.0]), num_generations=10,
+        advantage_estimator="grpo", scale_rewards="group",
+    )  # fmt: skip
+    assert rewards[0] == 0  # what the host shows
+    assert rewards[11] == values[11, 0]
+    np.testing.assert_allclose(made[:10], [0, *bestofk.advantages(rewards[1:10], "max@8")])
+    np.testing.assert_allclose(made[10:], bestofk.advantages(rewards[10:], "max@8"))
+    with pytest.raises(ValueError, match="kl_in_reward"):
+        page.best_of_k(values, torch.ones(2), 10, kl_in_reward=True)
+
+
+def test_tinker_cookbook(monkeypatch):
+    theirs = {"compute_advantages": lambda groups: "centred"}
+    page = ran("tinker-cookbook", monkeypatch, tinker_cookbook__rl__train=theirs)
+
+    def group(rewards):
+        return SimpleNamespace(get_total_rewards=lambda: rewards.tolist())
+
+    made = page.train.compute_advantages([group(each) for each in GROUPS])
+    for weights, wanted in zip(made, WANTED, strict=True):
+        np.testing.assert_allclose(weights, wanted, rtol=1e-5)
+    assert page.train.compute_advantages([group(GROUPS[0][:4])]) == "centred"
+    with pytest.raises(ValueError, match="more than 8 samples"):
+        page.train.compute_advantages([group(GROUPS[0][:4])] * 2)
+    with pytest.warns(DroppedGroups, match="1 of 2 groups"):
+        made = page.train.compute_advantages([group(GROUPS[0]), group(GROUPS[1][:5])])
+    assert made[1].tolist() == [0.0] * 5
