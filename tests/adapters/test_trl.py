@@ -460,3 +460,14 @@ def test_training_raises_max_at_k(tmp_path):
     run.train()
     lines = [line["max@4"] for line in logged(run)]
     assert np.mean(lines[-5:]) > np.mean(lines[:5]) + 0.15
+
+
+@pytest.mark.slow
+def test_the_best_model_can_be_chosen_by_max_at_k(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", "max_steps": 3,
+               "metric_for_best_model": "max@4", "per_device_eval_batch_size": 16}  # fmt: skip
+    run = trainer(tmp_path, Judge(), named={"eval_dataset": prompts(2)}, **options)
+    run.train()
+    found = [line["eval_max@4"] for line in logged(run, "eval_max@4")]
+    assert len(set(found)) > 1
+    assert run.state.best_metric == max(found)
