@@ -1,18 +1,16 @@
 """docs/adapters/trl.md: its examples run as shown, its table is what TRL's own code gives."""
 
-import gc
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("trl", reason="TRL is not installed here: pip install 'bestofk[trl]'")
 
 from trl import GRPOTrainer
 
 from adapters import trl_native
-from adapters.trl_runs import Judge, config, prompts
+from adapters.trl_runs import Judge, config, one_thread, prompts
 from bestofk.adapters.trl import BestOfKTrainer
 from bestofk.conformance import conformance
 from bestofk.models import load
@@ -23,13 +21,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
+def _one_thread():
+    with one_thread():
+        yield
 
 
 def test_the_three_lines_run_as_shown(tmp_path):

@@ -7,11 +7,13 @@ groups again and learn from them with our own learner.
 """
 
 import faulthandler
+import gc
 import json
 import math
 import os
 import socket
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,17 @@ from bestofk.types import Completion, Group, Prompt
 PROMPTS = ["3 5 7=15\n", "2 4 6=12\n", "1 2 3=6\n", "8 8 1=17\n", "9 1=10\n", "4 4 2=10\n"]
 LENGTH = 12
 """Tokens per completion at most."""
+
+
+@contextmanager
+def one_thread():
+    """Small matrices want one thread, and accelerate collects garbage at every `train()`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
 
 
 def digits(text):
@@ -114,6 +127,30 @@ def our_update(groups, weights, live=None):
     return {name: value - before[name] for name, value in weights_of(policy.model).items()}
 
 
+def in_the_loss(run):
+    """(tokens, advantage) of every row of the last batch, as TRL's loss got them: shuffled."""
+    return [
+        (tuple(ids[mask.bool()].tolist()), float(advantage))
+        for batch in run._buffered_inputs
+        for ids, mask, advantage in zip(
+            batch["completion_ids"], batch["completion_mask"], batch["advantages"]
+        )
+    ]
+
+
+def assert_moved(before, after, ours, scale):
+    """TRL's SGD step, times a constant, is ours up to the rounding of float32 weights."""
+    largest = max(float(value.abs().max()) for value in ours.values())
+    assert largest > 1e-3
+    for name, value in after.items():
+        moved = (value - before[name]) * scale
+        torch.testing.assert_close(moved, ours[name], rtol=1e-3, atol=1e-4 * largest)
+
+
+def logged(run, kind="loss"):
+    return [line for line in run.state.log_history if kind in line]
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -131,17 +168,10 @@ def one_rank(folder, rank):
     run.train()
     after = weights_of(run.model)
     trained, judge.rows = judge.rows, []
-    seen = [
-        (tuple(ids[mask.bool()].tolist()), float(advantage))
-        for batch in run._buffered_inputs
-        for ids, mask, advantage in zip(
-            batch["completion_ids"], batch["completion_mask"], batch["advantages"]
-        )
-    ]
-    logged = list(run._logs["advantages"])
+    seen, noted = in_the_loss(run), list(run._logs["advantages"])
     found = run.evaluate()
     torch.save(
-        {"rows": trained, "seen": seen, "logged": logged,
+        {"rows": trained, "seen": seen, "logged": noted,
          "update": {name: after[name] - before[name] for name in after},
          "log": run.state.log_history[0], "evaluated": judge.rows, "eval": found},
         Path(folder) / f"rank-{rank}.pt",
