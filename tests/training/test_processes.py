@@ -26,6 +26,11 @@ ADAPTERS = {
     "model": {"lora_rank": 2, "gradient_checkpointing": True},
     "loss": {"kl": 0.05},
 }
+SELDOM = {
+    "objective": "max@4",
+    "task": {"verifier": "training_judges:seldom"},
+    "sampling": {"prompts_per_step": 2},
+}
 CLIPPED = {"objective": "max@4", "optimiser": {"max_grad_norm": 0.01, "learning_rate": 1e-3}}
 WAYS = {
     "one": [(1, False, 4)],
@@ -54,6 +59,7 @@ def apart(one, other):
         pytest.param(REFILL, id="refill", marks=pytest.mark.slow),
         pytest.param(DRAWN, id="drawn", marks=pytest.mark.slow),
         pytest.param(ADAPTERS, id="adapters", marks=pytest.mark.slow),
+        pytest.param(SELDOM, id="seldom", marks=pytest.mark.slow),
         pytest.param(CLIPPED, id="clipped", marks=pytest.mark.slow),
     ],
 )
@@ -71,6 +77,9 @@ def test_the_same_batch_gives_the_same_updates_however_it_is_shared(
     one, start = weights(tmp_path / "one"), load_file(small_model / "model.safetensors")
     assert apart(one, start) > 5e-4  # it did move
     whole = [line for line in read_metrics(tmp_path / "one") if line["kind"] == "train"]
+    if "task" in sections:
+        signal = [line["groups_with_signal"] for line in whole]
+        assert 0 in signal[signal.index(max(signal)) :], signal  # a silent step after a loud one
     drawn = [(row["prompt_id"], row["completion"]) for row in read_samples(tmp_path / "one")]
     for name in WAYS:
         assert apart(one, weights(tmp_path / name)) < 1e-5, name

@@ -16,3 +16,8 @@ def sometimes(prompt, text):
     if sum(map(ord, text)) % 5 == 0:
         raise RuntimeError("no such host")
     return digits(prompt, text)
+
+
+def seldom(prompt, text):
+    """A reward on a part of the prompts alone: some batches have no signal at all."""
+    return digits(prompt, text) if sum(map(ord, prompt.id)) % 3 == 0 else 0.0
