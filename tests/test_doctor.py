@@ -54,3 +54,23 @@ def test_an_ordinary_user_is_told_about_tier_3() -> None:
     assert facts["user"] != 0
     assert "needs root" in facts["tiers"]["3"]
     assert facts["tier"] in (1, 2)
+
+
+def test_doctor_says_which_adapters_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import trl
+
+    assert doctor.host_state("trl") == f"{trl.__version__}: bestofk.adapters.trl"
+    monkeypatch.setattr(doctor, "version_of", lambda name: "1.9.3")
+    assert doctor.host_state("trl").startswith("too old: 1.9.3, bestofk.adapters.trl needs 1.10")
+    monkeypatch.setitem(doctor.HOSTS, "nobody_has_this", ("N", "bestofk.adapters.n", (1,)))
+    assert doctor.host_state("nobody_has_this") == "not installed"
+
+
+@pytest.mark.parametrize("host", list(doctor.HOSTS))
+def test_every_host_has_a_page_and_a_module(host: str) -> None:
+    name, ours, _ = doctor.HOSTS[host]
+    page = Path(__file__).parents[1] / "docs" / "adapters" / f"{host}.md"
+    assert name in page.read_text(encoding="utf-8")
+    assert (
+        Path(doctor.__file__).parents[1].joinpath(*ours.split(".")[1:]).with_suffix(".py").exists()
+    )

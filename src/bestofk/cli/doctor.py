@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import warnings
@@ -29,7 +30,14 @@ EXTRAS = {
     "wandb": (("wandb",), "log to Weights & Biases"),
     "tensorboard": (("tensorboard",), "log to TensorBoard"),
 }
-HOSTS = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL", "vllm": "vLLM"}
+# module of a host: its name, our side, the least version that was checked
+HOSTS = {
+    "trl": ("TRL", "bestofk.adapters.trl", (1, 10)),
+    "verl": ("verl", "bestofk.adapters.verl", (0, 9)),
+    "skyrl": ("SkyRL", "bestofk.adapters.skyrl", (0, 3)),
+    "openrlhf": ("OpenRLHF", "bestofk.adapters.openrlhf", (0, 11)),
+    "vllm": ("vLLM", "bestofk.sampling.vllm", (0, 32)),
+}
 ADVICE = {
     3: "run as root with CAP_SYS_ADMIN (a container: --cap-add SYS_ADMIN); tier 2 or 1 will do "
     "for most",
@@ -75,6 +83,20 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
+def host_state(host: str) -> str:
+    """Whether the present environment can use the adapter of a host."""
+    _, ours, least = HOSTS[host]
+    if importlib.util.find_spec(host) is None:
+        return "not installed"
+    version = version_of(host) or version_of(f"{host}-cpu")
+    if version is None:
+        return f"{ours}, with a version that is not known"
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[: len(least)])
+    if found < least:
+        return f"too old: {version}, {ours} needs {'.'.join(map(str, least))} or newer"
+    return f"{version}: {ours}"
+
+
 def examine() -> dict[str, Any]:
     """Everything doctor knows, as plain data."""
     tiers = sandbox_tiers()
@@ -92,7 +114,7 @@ def examine() -> dict[str, Any]:
         "tier": max((tier for tier, reason in tiers.items() if not reason), default=0),
         "tiers": {str(tier): reason or "offered" for tier, reason in tiers.items()},
         "extras": extras,
-        "hosts": {name: importlib.util.find_spec(name) is not None for name in HOSTS},
+        "hosts": {name: host_state(name) for name in HOSTS},
     }
 
 
@@ -119,8 +141,11 @@ def page(facts: dict[str, Any]) -> str:
         have = ", ".join(f"{p} {v}" for p, v in found.items() if v is not None)
         state = f"have {have}" if not missing else f"missing {', '.join(missing)}"
         lines.append(f"  {name:<12} {state}  ({purpose})")
-    lines += ["", "Trainers that bestofk plugs into, importable here"]
-    lines += [f"  {HOSTS[n]:<12} {'yes' if ok else 'no'}" for n, ok in facts["hosts"].items()]
+    lines += [
+        "",
+        "Other stacks that bestofk plugs into, and which adapter this environment can use",
+    ]
+    lines += [f"  {HOSTS[name][0]:<12} {state}" for name, state in facts["hosts"].items()]
     return "\n".join(lines)
 
 
