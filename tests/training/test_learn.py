@@ -1,5 +1,6 @@
 """Learning from judged batches: known optima are reached, and what is logged is what happened."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from bestofk.objectives.off_policy import effective_sample_size
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.training.learn import Settings, combine, learn, ratio_stats, schedule
-from bestofk.training.rollouts import Batch
+from bestofk.training.rollouts import Batch, weigh
 from bestofk.types import Prompt, Verdict
 
 
@@ -87,6 +88,49 @@ def test_several_exact_steps_per_batch_reach_the_same_optimum(bandit):
 def test_a_clipped_loss_reaches_the_mean_s_optimum(bandit):
     settings = Settings(loss=Loss(name="clipped"), passes=2, form="none")
     assert drive(bandit, "grpo", settings, steps=60) > 0.95
+
+
+NAMES = [
+    "mean", "grpo", "dr-grpo", "reinforce", "max@8", "max@8:loo", "max@8:loo-1", "max@8:none",
+    "max@8:zscore", "pass@8", "pass@8:loo", "pass@8:loo-1", "pass@8:none", "pass@8:zscore",
+    "passk-training@8", "passk-training@8:bootstrap", "passk-training@8:full",
+    "passk-training@8:exceeding", "passk-training@8:combination", "passk-training@8:adaptive",
+    "passk-training@8:drop-easy", "bon-max-mean", "bon-max-second", "maxrl", "tailrl",
+    "rs-grpo", "top2@8", "bottom2@8", "median@8", "min@8", "lstat@8",
+]  # fmt: skip
+COMBINED = ["max@1+8", "max@8/60%/mean", "max@8..1", "rloo", "pkpo@8"]
+
+
+def test_these_are_all_objectives(capsys):
+    from bestofk.cli import main
+
+    assert main(["objectives"]) == 0
+    listed = [line for line in capsys.readouterr().out.splitlines() if re.match(r"[a-z]\S*$", line)]
+    assert listed == NAMES
+
+
+@pytest.mark.parametrize("text", [*NAMES, *COMBINED])
+def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
+    """One exact step; then several: exact where it has an off-policy form, clipped where not."""
+    model, batch, _ = bandit
+    options = {
+        "lstat@8": {"coefficients": (0.0,) * 6 + (0.5, 0.5)},
+        "passk-training@8:drop-easy": {"accuracy_threshold": 0.8},
+    }.get(text, {})
+    goal, learner = objective(text, **options), Learner(model, optimisation=Optimisation(lr=1e-4))
+    loss = Loss() if goal.takes_log_ratio else Loss(name="clipped")
+    several = Settings(loss=loss, passes=2, form="exact" if goal.takes_log_ratio else "none")
+    for step, settings in enumerate((Settings(loss=Loss()), several)):
+        data = batch(step)
+        weights, stats = learn(learner, goal, data, Alone(), settings, progress=0.3, seed=(step,))
+        if not goal.needs & {"rng", "entropy"}:
+            given = {"progress": 0.3} if "progress" in goal.needs else {}
+            np.testing.assert_allclose(weights, weigh(goal, data.rewards, **given), atol=1e-12)
+        entered = np.abs(weights).max() > 0
+        assert stats["groups_with_signal"] == (np.abs(weights).max(axis=1) > 1e-12).sum()
+        assert np.isfinite(stats["grad_norm"])
+        assert (stats["grad_norm"] > 0) == entered
+    assert learner.steps == 3
 
 
 def test_off_policy_weights_come_from_all_siblings_current_ratios(bandit):
