@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,10 +114,11 @@ def test_these_are_all_objectives(capsys):
 def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
     """One exact step; then several: exact where it has an off-policy form, clipped where not."""
     model, batch, _ = bandit
-    options = {
+    known: dict[str, dict[str, Any]] = {
         "lstat@8": {"coefficients": (0.0,) * 6 + (0.5, 0.5)},
         "passk-training@8:drop-easy": {"accuracy_threshold": 0.8},
-    }.get(text, {})
+    }
+    options = known.get(text, {})
     goal, learner = objective(text, **options), Learner(model, optimisation=Optimisation(lr=1e-4))
     loss = Loss() if goal.takes_log_ratio else Loss(name="clipped")
     several = Settings(loss=loss, passes=2, form="exact" if goal.takes_log_ratio else "none")
@@ -124,7 +126,7 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
         data = batch(step)
         weights, stats = learn(learner, goal, data, Alone(), settings, progress=0.3, seed=(step,))
         if not goal.needs & {"rng", "entropy"}:
-            given = {"progress": 0.3} if "progress" in goal.needs else {}
+            given: dict[str, Any] = {"progress": 0.3} if "progress" in goal.needs else {}
             np.testing.assert_allclose(weights, weigh(goal, data.rewards, **given), atol=1e-12)
         entered = np.abs(weights).max() > 0
         assert stats["groups_with_signal"] == (np.abs(weights).max(axis=1) > 1e-12).sum()
