@@ -17,8 +17,7 @@ import torch
 LOG_PROB, BASE_LOG_PROB = -1.0, -1.5
 
 
-@ray.remote(num_cpus=0)
-class Engine:
+class _Engine:
     """The prompt `3 0.5 1 0` waits three ticks and has samples of rewards .5, 1 and 0."""
 
     def get_num_unfinished_requests(self) -> int:
@@ -45,8 +44,7 @@ class Engine:
         ]
 
 
-@ray.remote(num_cpus=0)
-class Kept:
+class _Kept:
     """The experiences that reached the learner."""
 
     def __init__(self) -> None:
@@ -57,6 +55,10 @@ class Kept:
 
     def get(self) -> list[Any]:
         return self.experiences
+
+
+Engine: Any = ray.remote(num_cpus=0)(_Engine)
+Kept: Any = ray.remote(num_cpus=0)(_Kept)
 
 
 class Group:

@@ -33,9 +33,9 @@ def ran(section, monkeypatch, **modules):
                 monkeypatch.setattr(parent, parts[end - 1], sys.modules[name], raising=False)
         for key, value in names.items():
             monkeypatch.setattr(sys.modules[".".join(parts)], key, value, raising=False)
-    code = re.search(r"```python\n(.*?)```", SECTIONS[section], re.S)
+    code = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.S)[0]
     scope: dict = {}
-    exec(code[1], scope)
+    exec(code, scope)
     return SimpleNamespace(**{k: v for k, v in scope.items() if not k.startswith("__")})
 
 

@@ -32,7 +32,7 @@ from adapters.skyrl_native import advantages, configured
 from bestofk.adapters import skyrl as adapter
 from bestofk.adapters.skyrl import register
 from bestofk.objectives import DroppedGroups, ObjectiveWarning
-from oracles import Tabular, policies, q_value, subset_mean
+from oracles import policies, q_value, subset_mean
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adapters" / "skyrl.md"
@@ -109,7 +109,8 @@ def test_trainer_gives_each_response_its_weight_and_padding_none():
 
 
 def test_rows_of_a_stepwise_rollout_share_the_weight_of_its_last_row():
-    rows, wanted = [], []
+    rows: list = []
+    wanted: list = []
     for uid in REWARDS:
         for i, reward in enumerate(REWARDS[uid]):
             steps = 1 + (i + len(rows)) % 3
@@ -197,7 +198,7 @@ def test_copies_of_groups_are_refused_and_would_be_wrong():
         )  # fmt: skip
 
 
-def update(policy: Tabular, n: int, lengths, *overrides):
+def update(policy, n, lengths, *overrides):
     """E[gradient] of SkyRL's loss: every outcome of n draws through its own functions."""
     algorithm = configured(*overrides).trainer.algorithm
     name, total = register("max@2"), np.zeros(3)
@@ -213,8 +214,8 @@ def update(policy: Tabular, n: int, lengths, *overrides):
         own = torch.log_softmax(logits, 0)[torch.tensor(draw)] / mask.sum(-1)
         logps = own.unsqueeze(-1).expand(mask.shape)
         loss, _ = ppo_utils.ppo_policy_loss(logps, logps.detach(), weights, algorithm, mask)
-        loss.backward()
-        total -= chance * logits.grad.numpy()
+        (gradient,) = torch.autograd.grad(loss, logits)
+        total -= chance * gradient.numpy()
     return total
 
 
