@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
@@ -144,6 +145,19 @@ def test_every_way_of_training_trains(recipe, tmp_path, sections):
     assert line["grad_norm"] > 0
     assert (line["refilled"] > 0) == ("refill" in sections.get("sampling", {}))
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
+
+
+def test_shards_in_one_process_train_like_a_plain_model(recipe, tmp_path):
+    config = read(recipe(run={"steps": 3}, off_policy={"passes": 2}))
+    train(config)
+    sharded = replaced(replaced(config, "run.fsdp", True), "run.dir", str(tmp_path / "sharded"))
+    train(replaced(sharded, "run.steps", 1))
+    assert not torch.distributed.is_initialized()
+    train(sharded, resume=True)
+    plain, other = (load_file(tmp_path / name / "final" / "model.safetensors")
+                    for name in ("run", "sharded"))  # fmt: skip
+    for name, weight in plain.items():
+        torch.testing.assert_close(weight, other[name], rtol=0, atol=1e-5)
 
 
 def test_what_cannot_work_is_refused_before_torch_is_imported(recipe, command):

@@ -77,7 +77,11 @@ class Processes:
             self.accelerator.wait_for_everyone()
 
     def close(self) -> None:
+        import torch.distributed as dist
+
         self.accelerator.end_training()
+        if self.size == 1 and dist.is_initialized():
+            dist.destroy_process_group()  # the group of one that sharding made
 
 
 def check_device(name: str) -> None:
