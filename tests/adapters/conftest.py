@@ -5,4 +5,4 @@ from pathlib import Path
 collect_ignore = [
     path.name for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_")
 ]
-collect_ignore.append("on_cpu")
+collect_ignore += ["on_cpu", "without_cuda"]
