@@ -80,7 +80,7 @@ class Sampling:
     """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
     agreement: float | None = None
     """The run stops when a copy's log-probs are farther from the learner's, per token, after an
-    update; 0.001 in fp32 and 0.05 in bf16 unless said."""
+    update; 0.001 in fp32 and 0.2 in bf16 unless said."""
     refill: int = 0
     """Dynamic sampling: up to so many extra rounds of prompts in the place of no-signal groups."""
 
