@@ -1,6 +1,7 @@
 """verl's processes: what loads the plug-in, a Ray worker, and its whole trainer on this CPU."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -134,12 +135,29 @@ def test_verl_accepts_the_settings_for_a_cluster(nodes, tmp_path, monkeypatch):
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
 
 
+BREAKING = f"""
+import sys
+sys.path.insert(0, {str(RECIPE)!r})
+import reward
+
+def compute_score(data_source, solution_str, ground_truth, **known):
+    if len(solution_str) % 5 == 0:
+        return float("nan")  # as when a judge breaks
+    return reward.compute_score(data_source, solution_str, ground_truth, **known)
+"""
+
+
 @pytest.mark.slow
 def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
     """Ray, TransferQueue, agent and reward loop, FSDP2 in two processes, weights handed over."""
-    workers = ["trainer.n_gpus_per_node=2", "++ray_kwargs.ray_init.num_gpus=2"]
-    script = str(RECIPE / "cpu.sh")
-    done = run("bash", script, str(tmp_path), "trainer.total_training_steps=2", *workers)
+    (tmp_path / "breaking.py").write_text(BREAKING, encoding="utf-8")
+    settings = [
+        "trainer.n_gpus_per_node=2",
+        "++ray_kwargs.ray_init.num_gpus=2",
+        "trainer.total_training_steps=2",
+        f"reward.custom_reward_function.path={tmp_path / 'breaking.py'}",
+    ]
+    done = run("bash", str(RECIPE / "cpu.sh"), str(tmp_path), *settings)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     assert [line[:6] for line in lines] == ["step 1", "step 2"]
@@ -151,10 +169,9 @@ def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
     assert first["actor/grad_norm"] > 0
     # the server samples from the weights that were just trained, as exactly as before
     assert max(step["training/rollout_probs_diff_max"] for step in (first, second)) < 1e-4
-    assert first["critic/score/mean"] > 0.1  # the shipped policy solves four in ten
-
     path = tmp_path / "rollouts" / "2.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert 0 < sum(math.isnan(row["score"]) for row in rows) < len(rows)
     solved = Counter(row["input"] for row in rows if row["score"] == 1.0)
     hardest = min(solved, key=lambda prompt: solved[prompt])  # where a right answer weighs most
     next(row for row in rows if row["input"] == hardest and row["score"] == 1.0)["score"] = 0.0
