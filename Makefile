@@ -58,7 +58,7 @@ $(VENV)-%/.ready: environments/%.txt
 test-adapters: $(VENV)/.dev $(HOSTS:%=$(VENV)-%/.ready)
 	$(BIN)/python -m pytest -q -m "not gpu" $$(ls tests/*/test_trl*.py)
 	for host in $(HOSTS); do \
-	  $(VENV)-$$host/bin/python -m pytest -q -m "not gpu" $$(ls tests/*/test_$$host*.py) || exit 1; \
+	  OMP_NUM_THREADS=1 $(VENV)-$$host/bin/python -m pytest -q -m "not gpu" $$(ls tests/*/test_$$host*.py) || exit 1; \
 	done
 
 check: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -77,10 +78,11 @@ def sandbox_tiers() -> dict[int, str]:
 
 
 def version_of(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    """The version installed, under its name or as a build for CPU (vLLM has one)."""
+    for name in (distribution, f"{distribution}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def host_state(host: str) -> str:
@@ -88,7 +90,7 @@ def host_state(host: str) -> str:
     _, ours, least = HOSTS[host]
     if importlib.util.find_spec(host) is None:
         return "not installed"
-    version = version_of(host) or version_of(f"{host}-cpu")
+    version = version_of(host)
     if version is None:
         return f"{ours}, with a version that is not known"
     found = tuple(int(part) for part in re.findall(r"\d+", version)[: len(least)])
