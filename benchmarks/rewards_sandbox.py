@@ -35,13 +35,10 @@ BUSY = "def f(x):\n    n = 0\n    while n < 4_000_000: n += 1\n    return x + 1\
 
 
 def rate(count: int, run: Callable[[int], object]) -> float:
-    """Programs per second: the better of two turns."""
-    best = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        run(count)
-        best = max(best, count / (time.perf_counter() - start))
-    return best
+    """Programs per second, in one turn."""
+    start = time.perf_counter()
+    run(count)
+    return count / (time.perf_counter() - start)
 
 
 def cpu() -> float:
@@ -72,7 +69,7 @@ def peer(
     """Programs per second, and CPU milliseconds per program."""
     run, start = interpreter(*flags, per_test=per_test, command=command), cpu()
     speed = rate(count, run)
-    return speed, (cpu() - start) / (2 * count) * 1e3
+    return speed, (cpu() - start) / count * 1e3
 
 
 def sandboxed(tier: int, workers: int, count: int) -> tuple[float, float]:
@@ -96,32 +93,40 @@ def sandboxed(tier: int, workers: int, count: int) -> tuple[float, float]:
 
     _, empty = session(0)
     speed, full = session(count)
-    return speed, (full - empty) / (2 * count) * 1e3
+    return speed, (full - empty) / count * 1e3
 
 
-def against_interpreters(count: int) -> None:
+def against_interpreters(count: int, rounds: int) -> None:
     cores = os.cpu_count() or 1
     few = max(count // 10, 10)
-    peers = {
-        "interpreter -I -S": peer(few, "-I", "-S"),
-        "interpreter": peer(few),
-        "python": peer(few, command=shutil.which("python") or sys.executable),
-        "interpreter -I -S, per test": peer(few, "-I", "-S", per_test=True),
+    python = shutil.which("python") or sys.executable
+    judges: dict[str, Callable[[], tuple[float, float]]] = {
+        "interpreter -I -S": lambda: peer(few, "-I", "-S"),
+        "interpreter": lambda: peer(few),
+        "python": lambda: peer(few, command=python),
+        "interpreter -I -S, per test": lambda: peer(few, "-I", "-S", per_test=True),
     }
-    print(f"`python` is {shutil.which('python')}; the interpreter is {sys.executable}")
-    head = ("judge", "programs/s", "CPU ms each", *(f"x {name}" for name in peers))
-    blank = [""] * len(peers)
-    rows = [head, *((n, f"{s:.0f}", f"{ms:.1f}", *blank) for n, (s, ms) in peers.items())]
+    peers = list(judges)
     for tier in (3, 2, 1):
-        try:
-            speed, ms = sandboxed(tier, cores, count)
-        except SandboxError as error:
-            print(f"tier {tier} is not offered here: {error}")
-            continue
-        ratios = [f"{speed / s:.1f} (CPU {m / ms:.1f})" for s, m in peers.values()]
         name = f"bestofk, tier {tier}, {cores} workers"
-        rows.append((name, f"{speed:.0f}", f"{ms:.1f}", *ratios))
-    table(f"A trivial program with three tests ({machine()})", rows)
+        judges[name] = lambda tier=tier: sandboxed(tier, cores, count)  # type: ignore[misc]
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(rounds):  # in turns, so that a busy minute hits everybody
+        for name, measure in judges.items():
+            try:
+                speed, ms = measure()
+            except SandboxError as error:
+                print(f"{name} is not offered here: {error}")
+                continue
+            known = best.get(name, (0.0, float("inf")))
+            best[name] = max(speed, known[0]), min(ms, known[1])
+    print(f"`python` is {python}; the interpreter is {sys.executable}")
+    rows = [("judge", "programs/s", "CPU ms each", *(f"x {name}" for name in peers))]
+    for name, (speed, ms) in best.items():
+        against = [best[other] for other in peers] if name not in peers else []
+        ratios = [f"{speed / s:.1f} (CPU {m / ms:.1f})" for s, m in against]
+        rows.append((name, f"{speed:.0f}", f"{ms:.1f}", *(ratios or [""] * len(peers))))
+    table(f"A trivial program with three tests, best of {rounds} rounds ({machine()})", rows)
     print("Ratios of programs/s; in brackets of CPU time, which a busy machine changes less.")
 
 
@@ -133,7 +138,8 @@ def scaling(count: int) -> None:
         with Sandbox(workers=workers) as sandbox:
             verifier = CodeVerifier(sandbox=sandbox)
             verifier([PROMPT] * 4 * workers, [PROGRAM] * 4 * workers)
-            speed = rate(count, lambda n, v=verifier: v([PROMPT] * n, [PROGRAM] * n))  # type: ignore[misc]
+            run = lambda n, v=verifier: v([PROMPT] * n, [PROGRAM] * n)  # type: ignore[misc]  # noqa: E731
+            speed = max(rate(count, run) for _ in range(3))
         first = first or speed
         rows.append((str(workers), f"{speed:.0f}", f"{speed / first:.2f}"))
     table("Scaling with workers, at the highest tier", rows)
@@ -161,8 +167,10 @@ def oversubscription(programs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Programs judged per second.")
     parser.add_argument("--programs", type=int, default=400)
-    count = parser.parse_args().programs
-    against_interpreters(count)
+    parser.add_argument("--rounds", type=int, default=4)
+    options = parser.parse_args()
+    count = options.programs
+    against_interpreters(count, options.rounds)
     scaling(count)
     oversubscription(min(count // 8, 48))
 
