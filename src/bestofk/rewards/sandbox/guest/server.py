@@ -191,6 +191,8 @@ def main(descriptor: int) -> None:
     host = socket.socket(fileno=_high(descriptor))
     packet, _ = wire.receive(host)
     config = wire.unpack(packet)
+    with contextlib.suppress(OSError):  # the core may be gone: then anywhere
+        os.sched_setaffinity(0, [config["core"]])
     try:
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
         server = Server(host, config)
