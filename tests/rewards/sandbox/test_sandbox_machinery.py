@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import random
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,9 +20,7 @@ from typing import Any
 import pytest
 
 from bestofk.rewards.code import CodeVerifier
-from bestofk.rewards.sandbox import Limits, Sandbox, SandboxError
-from bestofk.rewards.sandbox.selftest import attack
-from bestofk.rewards.sandbox.worker import Worker
+from bestofk.rewards.sandbox import Limits, SandboxError
 from bestofk.types import Verdict
 from sandbox_watch import RIGHT, SLOW, New, descendants, eventually, prompts
 
@@ -248,8 +245,14 @@ def memory_of(pids: list[int]) -> int:
     return total
 
 
+def mounts() -> set[str]:
+    """What is mounted, but for the small disks that tests running beside this one fill."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {line for line in lines if "pytest-of-" not in line}
+
+
 def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
-    mounts = Path("/proc/self/mountinfo").read_text()
+    before = mounts()
     others = set(descendants(os.getpid()))
     mixed = [
         RIGHT,
@@ -275,7 +278,7 @@ def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
         assert memory_of(servers) - resident < 2048 * len(servers)
         assert len(descendants(os.getpid())) - len(others) <= 4 * len(workers)
     assert eventually(lambda: set(descendants(os.getpid())) <= others)
-    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert mounts() == before
     assert os.listdir(folder) == []
 
 
@@ -292,73 +295,6 @@ def test_500_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> Non
 @pytest.mark.slow
 def test_10000_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> None:
     watch_for_leaks(new_sandbox, 10_000, temporary)
-
-
-# 38
-def test_a_lower_tier_is_loud() -> None:
-    with pytest.warns(RuntimeWarning, match="runs at tier 0"):
-        sandbox = Sandbox(tier=0, at_most=0, allow_unsafe=True, workers=1)
-    with sandbox:
-        assert sandbox.call("math:gcd", [12, 18]).tier == 0
-    with pytest.warns(RuntimeWarning, match="runs at tier 1 .*at_most=1"):
-        Sandbox(at_most=1, workers=1).close()
-
-
-def test_tier_0_must_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="allow_unsafe"):
-        Sandbox(tier=0)
-
-
-def test_a_tier_that_is_not_there_is_an_error(run_script: Callable[..., Any]) -> None:
-    done = run_script("ask_tier.py", "3", as_user=True)
-    assert done.returncode == 1
-    assert "no sandbox of tier 3 or better" in done.stderr
-    assert "needs root" in done.stderr
-    assert "bestofk doctor" in done.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give something up")
-@pytest.mark.parametrize(("less", "most"), [("no-admin", 2), ("no-namespaces", 1)])
-def test_a_container_that_may_do_less_gets_a_lower_tier_that_holds(
-    run_script: Callable[..., Any], less: str, most: int
-) -> None:
-    done = run_script("in_a_pod.py", less)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert 1 <= found["tier"] <= most
-    assert found["rewards"].pop("right") == 1.0
-    kept = found["rewards"].pop("writes")  # its own empty /tmp, where it has a file system
-    assert kept == (1.0 if found["tier"] == 2 else 0.0)
-    assert not os.path.exists("/tmp/left")
-    changed = found["rewards"].pop("changes")  # likewise
-    assert changed == kept
-    assert set(found["rewards"].values()) == {0.0}
-
-
-def test_the_self_test_finds_what_an_open_worker_allows(new_sandbox: New) -> None:
-    """At tier 0 files are open: if the attacks were toothless they would not notice."""
-    with new_sandbox(tier=0, at_most=0, allow_unsafe=True, workers=1) as sandbox:
-        worker = Worker(sandbox._configuration(0))
-        try:
-            worked = attack(worker, sandbox.limits)
-        finally:
-            worker.close()
-    assert "read a file of the host" in worked
-    assert "list processes" in worked
-    assert not [name for name in worked if "memory" in name or "start a process" in name]
-
-
-def test_a_tier_that_fails_its_self_test_is_not_used(
-    new_sandbox: New, monkeypatch: pytest.MonkeyPatch, best_tier: int
-) -> None:
-    from bestofk.rewards.sandbox import pool
-
-    def leaky(worker: Worker, limits: Limits) -> list[str]:
-        return ["read a file of the host"]
-
-    monkeypatch.setattr(pool, "attack", leaky)
-    with pytest.raises(SandboxError, match="a hostile program could read a file of the host"):
-        new_sandbox(workers=1)
 
 
 def test_the_tier_is_stamped_in_every_verdict(verifier: CodeVerifier, best_tier: int) -> None:
