@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -156,3 +157,49 @@ def test_the_host_is_never_forked(new_sandbox: New, monkeypatch: pytest.MonkeyPa
     with new_sandbox(workers=1) as sandbox:
         assert sandbox.call("math:gcd", [12, 18]).value == 6
         assert subprocess._USE_VFORK
+
+
+def test_no_process_of_the_sandbox_can_be_traced(new_sandbox: New) -> None:
+    """Files of an undumpable process below /proc are root's, whoever it runs as."""
+    with new_sandbox(workers=1) as sandbox, ThreadPoolExecutor(1) as pool:
+        verifier = CodeVerifier(sandbox=sandbox)
+        verifier(prompts(1), [RIGHT])
+        [worker] = sandbox._state.all
+        verdicts = pool.submit(verifier, prompts(1), [SLOW])
+
+        def owners() -> list[int]:
+            found = []
+            for pid in descendants(worker.process.pid):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(os.stat(f"/proc/{pid}/mem").st_uid)
+            return found
+
+        few = 3 - (sandbox.tier == 1)  # zygote, checker, program; above tier 1 also the server
+        assert eventually(lambda: len(owners()) > few)
+        assert set(owners()) == {0}
+        assert verdicts.result()[0].reward == 1.0
+
+
+def test_a_small_batch_does_not_wait_for_a_large_one(verifier: CodeVerifier) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(verifier, prompts(400), [RIGHT] * 400)
+        small = pool.submit(verifier, prompts(4), [RIGHT] * 4)
+        assert [v.reward for v in small.result()] == [1.0] * 4
+        assert not large.done()
+        assert [v.reward for v in large.result()] == [1.0] * 400
+
+
+def test_an_error_of_ours_ends_a_batch(verifier: CodeVerifier) -> None:
+    done: list[int] = []
+
+    def one(number: int) -> int:
+        if number == 3:
+            raise LookupError("three")
+        done.append(number)
+        return -number
+
+    sandbox = verifier.sandbox
+    assert sandbox.map(one, [0, 1, 2]) == [0, -1, -2]
+    with pytest.raises(LookupError, match="three"):
+        sandbox.map(one, list(range(100_000)))
+    assert len(done) < 100_000

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -150,10 +151,29 @@ class Sandbox:
         return self.map(lambda args: self.call(target, args, limits=limits), batch)
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`function` of every item, in order, from as many threads as there are workers."""
+        """`function` of every item, in order, from as many threads as there are workers.
+
+        Each thread takes the next item when it is done with one; an error leaves the rest undone.
+        """
         if len(items) < 2 or self.workers == 1:
             return [function(item) for item in items]
-        return list(self._state.threads().map(function, items))
+        results: list[Any] = [None] * len(items)
+        turns = iter(range(len(items)))
+
+        def work() -> None:
+            for turn in turns:
+                results[turn] = function(items[turn])
+
+        threads = min(self.workers, len(items))
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="bestofk-sandbox")
+        try:
+            for thread in [pool.submit(work) for _ in range(threads)]:
+                thread.result()
+        finally:
+            for _ in turns:
+                pass
+            pool.shutdown(wait=False)
+        return results
 
     def check(
         self,
@@ -261,7 +281,7 @@ def _outcome(run: Run, tier: int) -> Outcome:
 
 
 class _State:
-    """The workers and threads of one process; a forked child starts with none."""
+    """The workers of one process; a forked child starts with none."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -273,7 +293,7 @@ class _State:
         self.all: set[Worker] = set()
         self.out = 0
         self.turn = threading.Condition()
-        self.pool: ThreadPoolExecutor | None = None
+        self.line: deque[object] = deque()
 
     def after_fork(self) -> None:
         """In a forked child: the workers belong to the parent."""
@@ -285,18 +305,19 @@ class _State:
         self.all.add(worker)
         self.free.append(worker)
 
-    def threads(self) -> ThreadPoolExecutor:
-        with self.turn:
-            if self.pool is None:
-                self.pool = ThreadPoolExecutor(self.size, thread_name_prefix="bestofk-sandbox")
-            return self.pool
-
     def lend(self, start: Callable[[], Worker]) -> Worker:
-        """A free worker, a new one, or, when all are out, the next that comes back."""
+        """A free worker, a new one, or, when all are out, one that comes back: first come, first
+        served, or a large batch would keep a small one waiting to its end."""
+        me = object()
         with self.turn:
-            while self.out >= self.size:
-                self.turn.wait()
-            self.out += 1
+            self.line.append(me)
+            try:
+                while self.out >= self.size or self.line[0] is not me:
+                    self.turn.wait()
+                self.out += 1
+            finally:
+                self.line.remove(me)
+                self.turn.notify_all()
             if self.free:
                 return self.free.pop()
         try:
@@ -304,7 +325,7 @@ class _State:
         except BaseException:
             with self.turn:
                 self.out -= 1
-                self.turn.notify()
+                self.turn.notify_all()
             raise
         with self.turn:
             self.all.add(worker)
@@ -315,7 +336,7 @@ class _State:
             self.out -= 1
             if worker in self.all:
                 self.free.append(worker)
-            self.turn.notify()
+            self.turn.notify_all()
 
     def discard(self, worker: Worker | None) -> None:
         if worker is None:
@@ -323,18 +344,15 @@ class _State:
         with self.turn:
             self.out -= 1
             self.all.discard(worker)
-            self.turn.notify()
+            self.turn.notify_all()
         worker.close()
 
     def close(self) -> None:
         with self.turn:
             workers, self.free = list(self.all), []
             self.all = set()
-            pool, self.pool = self.pool, None
         for worker in workers:
             worker.close()
-        if pool is not None:
-            pool.shutdown(wait=False)
 
 
 _OPEN: weakref.WeakSet[Sandbox] = weakref.WeakSet()

@@ -6,11 +6,11 @@ equal everything, a patched builtin or a walk up the stack never meets the code 
 
 from __future__ import annotations
 
+import _socket
 import builtins
 import importlib
 import marshal
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +24,6 @@ from .compare import same, same_text
 from .wire import FAILED, HEADER, OK, RAISED
 
 _CONTROL = 3
-_DONE = wire.pack({"do": "done"})
 _KILL = wire.pack({"do": "kill"})
 
 
@@ -59,7 +58,7 @@ class Remote:
     """The program in its process, restarted when it dies, as long as it has CPU time left."""
 
     def __init__(
-        self, control: socket.socket, limits: dict[str, Any], first: tuple[int, int] | None
+        self, control: _socket.socket, limits: dict[str, Any], first: tuple[int, int] | None
     ) -> None:
         """`first`: the channel and the id of a process that was started already."""
         self.control, self.limits, self.first = control, limits, first
@@ -347,7 +346,7 @@ def run_checker(_limit: int) -> None:
 
     The same tests come again and again, once for every sample of a group: they are decoded once.
     """
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=_CONTROL)
+    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _CONTROL)
     tests: bytes | None = None
     job: dict[str, Any] = {}
     while True:
@@ -370,7 +369,7 @@ def run_checker(_limit: int) -> None:
         wire.write_all(files[1], encode(results) if recorded else wire.pack(_brief(results)))
         for descriptor in files[:2]:
             os.close(descriptor)
-        wire.send(control, _DONE)
+        wire.send(control, wire.DONE)
 
 
 @lru_cache(64)

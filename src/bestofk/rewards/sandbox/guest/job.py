@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import os
 import select
 import signal
-import socket
 import struct
 import time
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class Process:
 class Checker(Process):
     """The process that holds tests: kept for further jobs as long as its tests change nothing."""
 
-    def __init__(self, pid: int, control: socket.socket) -> None:
+    def __init__(self, pid: int, control: _socket.socket) -> None:
         super().__init__(pid, float("inf"))
         self.control = control
         self.watched = (control.fileno(), self.handle)
@@ -191,12 +191,12 @@ class Check(Watch):
         """A request of the checker: start the program afresh, end it, or note that all is done."""
         try:
             packet, files = wire.receive(self.checker.control)
+            if packet == wire.DONE:
+                self.done = True
+                return
             request = wire.unpack(packet)
         except (EOFError, OSError, CodecError):
             self.server.end_checker()
-            return
-        if request["do"] == "done":
-            self.done = True
             return
         process = self.solution
         if process is not None:
@@ -208,11 +208,14 @@ class Check(Watch):
             os.close(descriptor)
 
     def _start_with(self, packet: bytes) -> None:
-        with self._program([], self.allowance) as ours:
+        ours = self._program([], self.allowance)
+        try:
             assert self.solution is not None
             pid = str(self.solution.pid).encode()
             files = [*self.files[1:], ours.fileno()]
             wire.send(self.checker.control, packet + b"\n" + pid, files)
+        finally:
+            ours.close()
 
     def _spawn(self, cpu: float, files: list[int]) -> None:
         left = self.allowance - self.spent
@@ -220,18 +223,23 @@ class Check(Watch):
             refused = {"event": "refused", "reason": "cpu" if left <= 0 else "wall"}
             wire.send(self.checker.control, wire.pack(refused))
             return
-        with self._program(files, min(cpu, left)) as ours:
+        ours = self._program(files, min(cpu, left))
+        try:
             assert self.solution is not None
             started = wire.pack({"event": "started", "pid": self.solution.pid})
             wire.send(self.checker.control, started, [ours.fileno()])
+        finally:
+            ours.close()
 
-    def _program(self, files: list[int], cpu: float) -> socket.socket:
+    def _program(self, files: list[int], cpu: float) -> _socket.socket:
         """Start the program; the checker's end of its channel."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
+        ours, theirs = _socket.socketpair()
+        try:
+            ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _SLICE)
             rpc = theirs.fileno()
             self.begin(self.server.fork_program(self.files[0], rpc, files, self.limits, cpu))
+        finally:
+            theirs.close()
         return ours
 
     def _watch_checker(self) -> None:

@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from . import kernel, landlock, seccomp
@@ -22,8 +22,8 @@ Bounds = list[tuple[int, tuple[int, int]]]
 LOW = 16
 """Descriptors below this are a child's; the fork server keeps its own above."""
 
-MOST_DESCRIPTORS = 1024
-"""The fork server's own limit, so that closing them all is short."""
+MOST_DESCRIPTORS = 256
+"""The fork server's own limit, so that the number of each is one byte."""
 
 
 def keep_low_descriptors_free() -> None:
@@ -32,7 +32,7 @@ def keep_low_descriptors_free() -> None:
         os.dup2(0, number, inheritable=False)
 
 
-def lockdown(room: Room, checker: bool = False) -> Callable[[Sequence[int], Bounds], None]:
+def lockdown(room: Room, checker: bool = False) -> Callable[[bytes, Bounds], None]:
     """How a child of one kind loses its rights: user, capabilities, limits, Landlock, seccomp.
 
     Every name is looked up here, in the zygote: looking one up writes to memory.
@@ -43,12 +43,11 @@ def lockdown(room: Room, checker: bool = False) -> Callable[[Sequence[int], Boun
     install = seccomp.prepared(checker) if seccomp.supported() else None
     drop_capabilities = kernel.prepared_loss_of_capabilities()
     die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    make_undumpable = kernel.prepared_prctl(kernel.PR_SET_DUMPABLE, 0)
     dup2, chdir, close_range, leave = os.dup2, os.chdir, os.closerange, os._exit
     setgroups, setresgid, setresuid = os.setgroups, os.setresgid, os.setresuid
     getpid, getppid, setrlimit = os.getpid, os.getppid, resource.setrlimit
 
-    def apply(files: Sequence[int], bounds: Bounds) -> None:
+    def apply(files: bytes, bounds: Bounds) -> None:
         """In the child. Descriptors become `files`, and every other one is closed."""
         target = 0
         for descriptor in files:
@@ -70,7 +69,6 @@ def lockdown(room: Room, checker: bool = False) -> Callable[[Sequence[int], Boun
         close_range(target, MOST_DESCRIPTORS)
         for which, pair in bounds:
             setrlimit(which, pair)
-        make_undumpable()
         if install is not None:
             install(getpid())
 

@@ -13,7 +13,6 @@ import importlib
 import marshal
 import os
 import sys
-import threading
 import types
 from typing import Any
 
@@ -22,16 +21,19 @@ from .codec import CodecError, decode, encode
 from .wire import FAILED, HEADER, OK, RAISED
 
 _RPC, _SOURCE = 3, 4
+_SHORT = 4000
+"""Bytes of a source that is read at once: a larger buffer would touch memory for nothing."""
 _CALL, _RESULT = 3, 4
 _HEAD, _pack, _unpack = HEADER.size, HEADER.pack, HEADER.unpack_from
-_read, _write, _loads = os.read, os.write, marshal.loads
+_read, _write, _pread, _close, _loads = os.read, os.write, os.pread, os.close, marshal.loads
 
 
 def _source() -> str:
-    data = b""
-    while chunk := os.pread(_SOURCE, 1 << 16, len(data)):
-        data += chunk
-    os.close(_SOURCE)
+    data = _pread(_SOURCE, _SHORT, 0)
+    if len(data) == _SHORT:
+        while chunk := _pread(_SOURCE, 1 << 20, len(data)):
+            data += chunk
+    _close(_SOURCE)
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -76,7 +78,8 @@ def _run_main(source: str) -> int:
         with contextlib.suppress(BaseException):
             sys.excepthook(*sys.exc_info())
     with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
     try:
         if sys.stdout is not None and not sys.stdout.closed:

@@ -13,7 +13,6 @@ import glob
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from . import kernel, landlock
@@ -26,24 +25,26 @@ _UIDS = 0x70000000
 """Where the user ids of tier 3 start: one per worker, found by its process id."""
 
 
-@dataclass
 class Room:
-    """What the server must know about the place it lives in."""
+    """What the server must know about the place it lives in.
 
-    tier: int
+    No dataclass: its module and what that imports would make every fork dearer.
+    """
+
     uid: int | None = None
     """User id of programs, where they get one of their own; the checker's is the next."""
-    own_pids: bool = False
-    box: bool = False
-    """Whether there is a writable folder."""
-    counts_threads: bool = False
+    counts_threads = False
     """Whether RLIMIT_NPROC counts this worker's threads alone."""
     proc: int | None = None
     """A descriptor of /proc, for counting threads; never in reach of a program."""
     rules: int | None = None
     """Landlock rules, applied in every child (tier 1)."""
-    box_options: str = ""
+    box_options = ""
     box_mark: tuple[int, ...] = ()
+
+    def __init__(self, tier: int, *, own_pids: bool = False, box: bool = False) -> None:
+        """`box`: there is a writable folder."""
+        self.tier, self.own_pids, self.box = tier, own_pids, box
 
     def renew_box(self) -> None:
         """An empty /box, unless the last program left the old one exactly as it was.
@@ -93,13 +94,15 @@ def enter(config: dict[str, Any]) -> Room:
     folders = library_folders(config)
     hidden = hidden_folders(folders, config)
     if config["wrapped"]:  # bubblewrap made the namespaces and the root already
-        room = Room(tier=tier, own_pids=True, counts_threads=_counts_threads())
+        room = Room(tier, own_pids=True)
+        room.counts_threads = _counts_threads()
     elif tier >= 2:
-        room = Room(tier=tier, own_pids=True, box=True)
+        room = Room(tier, own_pids=True, box=True)
         _enter_namespaces(room)
         _build_root(room, folders, hidden, config)
     else:
-        room = Room(tier=tier, proc=_open_proc("/proc"))
+        room = Room(tier)
+        room.proc = _open_proc("/proc")
         room.uid = _usable_uid(folders) if os.geteuid() == 0 else None
         room.counts_threads = room.uid is not None
         if tier == 1:

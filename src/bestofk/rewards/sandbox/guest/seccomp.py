@@ -223,18 +223,18 @@ class _Program(ctypes.Structure):
 def prepared(checker: bool) -> Callable[[int], None]:
     """A child's filter made ahead: it only writes its process id into the finished instructions."""
     mark = 0x5AFEC0DE
-    code, needle = child_program(mark, checker), struct.pack("<I", mark)
-    spots = [at for at in range(4, len(code), 8) if code[at : at + 4] == needle]
+    code = child_program(mark, checker)
     buffer = ctypes.create_string_buffer(code, len(code))
+    words = memoryview(buffer).cast("B").cast("I")
+    spots = [at for at in range(1, len(words), 2) if words[at] == mark]
     header = _Program(len(code) // 8, ctypes.addressof(buffer))
     load = kernel.prepared_prctl(
         kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.addressof(header)
     )
-    write = struct.Struct("<I").pack_into
 
     def install(pid: int, _kept: _Program = header) -> None:
         for spot in spots:
-            write(buffer, spot, pid)
+            words[spot] = pid
         load()
 
     return install

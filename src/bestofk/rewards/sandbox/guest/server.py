@@ -7,6 +7,7 @@ for a job either: the zygote does, whose memory programs inherit and which sees 
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import ctypes
 import fcntl
@@ -14,11 +15,10 @@ import importlib
 import os
 import resource
 import select
-import socket
 import sys
 from typing import Any
 
-from . import kernel, program, seccomp, wire, zygote
+from . import kernel, memory, program, seccomp, wire, zygote
 from . import room as rooms
 from .job import Call, Check, Checker, Process
 from .lockdown import LOW, keep_low_descriptors_free, limit_server, resource_limits
@@ -27,17 +27,17 @@ from .zygote import Zygote
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a
 # compiled one by 10 µs); a module that is not costs a program that wants it a few milliseconds.
 PRELOAD = (
-    "abc", "array", "atexit", "bisect", "builtins", "cmath", "codecs", "collections",
-    "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "enum", "functools", "gc",
-    "heapq", "io", "itertools", "json", "keyword", "math", "operator", "os", "random", "re",
-    "signal", "string", "struct", "sys", "threading", "time", "types", "typing", "warnings",
+    "abc", "atexit", "bisect", "builtins", "codecs", "collections", "collections.abc", "contextlib",
+    "copy", "enum", "functools", "gc", "heapq", "io", "itertools", "json", "keyword", "math",
+    "operator", "os", "random", "re", "signal", "string", "struct", "sys", "time", "types",
+    "typing", "warnings",
 )  # fmt: skip
 
 
 class Server:
     """Waits for jobs on the host's socket."""
 
-    def __init__(self, host: socket.socket, config: dict[str, Any]) -> None:
+    def __init__(self, host: _socket.socket, config: dict[str, Any]) -> None:
         self.host = host
         self.room = rooms.enter(config)
         _prepare_interpreter(config)  # inside: what imports read and write is the room's
@@ -52,7 +52,7 @@ class Server:
         if seccomp.supported():
             seccomp.install(seccomp.server_program(self.room.own_pids))
         self.base_memory = _address_space(self.room.proc)
-        self.zygote = Zygote(self.room, host)
+        self.zygote = Zygote(self.room)
         self.checker: Checker | None = None
         self.poller = select.poll()
         self.poller.register(host, select.POLLIN)
@@ -101,10 +101,12 @@ class Server:
 
     def _replace_checker(self, limits: dict[str, Any]) -> None:
         self.end_checker()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
             order = self._order(zygote.CHECKER, limits, 3600.0)
             self.checker = Checker(self._fork(order, [theirs.fileno()]), ours)
+        finally:
+            theirs.close()
         for descriptor in self.checker.watched:
             self.poller.register(descriptor, select.POLLIN)
 
@@ -188,13 +190,14 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
 
 def main(descriptor: int) -> None:
     """Entry point of a worker: configure, enter the room, say so, serve."""
-    host = socket.socket(fileno=_high(descriptor))
+    host = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _high(descriptor))
     packet, _ = wire.receive(host)
     config = wire.unpack(packet)
     with contextlib.suppress(OSError):  # the core may be gone: then anywhere
         os.sched_setaffinity(0, [config["core"]])
     try:
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
+        memory.code_on_huge_pages()
         server = Server(host, config)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -6,11 +6,10 @@ the program. What a program sends is decoded by `codec` alone.
 
 from __future__ import annotations
 
-import array
+import _socket
 import fcntl
 import json
 import os
-import socket
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,9 @@ _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write
 _F_ADD_SEALS = 1033
 PACKET = 64 << 10
 """Bytes of one packet at most."""
+_RIGHTS = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+DONE = b"done"
+"""What the checker says when a job's results are written."""
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -88,27 +90,27 @@ def unpack(packet: bytes) -> Any:
         raise CodecError(f"no packet: {error}") from None
 
 
-def send(channel: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+def send(channel: _socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
     if descriptors:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        channel.sendmsg([packet], [rights])
+        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+        channel.sendmsg([packet], [(*_RIGHTS, rights)])
     else:
         channel.send(packet)
 
 
-def receive(channel: socket.socket, most: int = 4) -> tuple[bytes, list[int]]:
+def receive(channel: _socket.socket, most: int = 4) -> tuple[bytes, list[int]]:
     """One packet and its descriptors. Raises EOFError when the other end is gone."""
-    room = socket.CMSG_SPACE(most * 4)
-    packet, passed, _, _ = channel.recvmsg(PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    numbers = array.array("i")
+    room = _socket.CMSG_SPACE(most * 4)
+    packet, passed, _, _ = channel.recvmsg(PACKET, room, _socket.MSG_CMSG_CLOEXEC)
+    numbers: list[int] = []
     for level, kind, payload in passed:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+        if (level, kind) == _RIGHTS:
+            numbers += struct.unpack_from(f"{len(payload) // 4}i", payload)
     if not packet:
         for number in numbers:
             os.close(number)
         raise EOFError("the other end closed")
-    return packet, numbers.tolist()
+    return packet, numbers
 
 
 def memory_file(data: bytes | None = None) -> int:

@@ -7,16 +7,16 @@ whatever needs more than a few lines happens in the server, which is never forke
 
 from __future__ import annotations
 
+import _socket
 import gc
 import marshal
 import os
 import random
 import signal
-import socket
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import checker, kernel, program, wire
+from . import checker, kernel, memory, program
 from .lockdown import Bounds, lockdown
 from .room import Room
 
@@ -31,51 +31,58 @@ def order(what: int, output: int, bounds: Bounds) -> bytes:
 
 
 class Zygote:
-    """The server's hold on it. Made once, when everything that programs shall find is loaded."""
+    """The server's hold on it. Made once, when everything that programs shall find is loaded.
 
-    def __init__(self, room: Room, host: socket.socket) -> None:
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if kernel.fork() == 0:
-            os.close(host.fileno())
-            self.channel.close()
+    It shares the server's table of descriptors, so that the files of a program need not be sent.
+    """
+
+    def __init__(self, room: Room) -> None:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self.channel, channel = ours.detach(), theirs.detach()
+        server = os.getpid()
+        if kernel.fork_sharing_files() == 0:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(0)
             locks = [lockdown(room)] * CHECKER + [lockdown(room, checker=True)]
             program.warm_up()
             random.seed(0)  # entering the room forked, and Python reseeds after that
             gc.collect()
             gc.disable()
             gc.freeze()
-            _serve(theirs, locks)
-        theirs.close()
+            memory.start_fresh_pools()
+            _serve(channel, locks)
 
     def fork(self, order: bytes, files: Sequence[int]) -> int:
         """A new child of the caller's, locked down, with `files` as its only descriptors."""
-        wire.send(self.channel, order, files)
-        pid = int.from_bytes(self.channel.recv(8), "little")
+        os.write(self.channel, bytes((len(files), *files)) + order)
+        pid = int.from_bytes(os.read(self.channel, 8), "little")
         if not pid:
             raise OSError("the zygote could not fork")
         return pid
 
 
-def _serve(channel: socket.socket, locks: list[Any]) -> NoReturn:
-    receive, fork_beside, send, close = wire.receive, kernel.fork_beside, channel.send, os.close
+def _serve(channel: int, locks: list[Any]) -> NoReturn:
+    read, write, fork_beside = os.read, os.write, kernel.fork_beside
+    known: dict[bytes, tuple[int, int, Bounds]] = {}
     while True:
-        try:
-            order, files = receive(channel, 5)
-        except (EOFError, OSError):
-            os._exit(0)
+        packet = read(channel, 4096)
+        files = 1 + packet[0]
+        order = packet[files:]
+        if order not in known:
+            if len(known) > 64:
+                known.clear()
+            known[order] = _loads(order)
         pid = fork_beside()
         if pid == 0:
-            _become(order, files, locks)
-        send(max(pid, 0).to_bytes(8, "little"))
-        for descriptor in files:
-            close(descriptor)
+            _become(known[order], packet[1:files], locks)
+        write(channel, max(pid, 0).to_bytes(8, "little"))
 
 
-def _become(order: bytes, files: list[int], locks: list[Any]) -> NoReturn:
+def _become(order: tuple[int, int, Bounds], files: bytes, locks: list[Any]) -> NoReturn:
     """In the child: lose everything, then run. Never returns to the zygote's code."""
     try:
-        what, output, bounds = _loads(order)
+        what, output, bounds = order
         locks[what](files, bounds)
         _enable_gc()
         _RUNS[what](output)
