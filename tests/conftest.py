@@ -1,7 +1,16 @@
 """Settings that hold for every test."""
 
+import pytest
 from hypothesis import settings
 
 # No test is timed, examples are the same on every machine, and a busy machine changes nothing.
 settings.register_profile("bestofk", deadline=None, derandomize=True)
 settings.load_profile("bestofk")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device on this machine")

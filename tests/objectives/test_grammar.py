@@ -1,5 +1,6 @@
 """The objective strings: what they mean, and what a mistyped one says."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,19 @@ def test_every_row_of_the_catalog_runs_and_is_documented():
             assert entry.formula
             assert entry.claim
             assert entry.source
+
+
+@pytest.mark.parametrize(
+    "text", ["max@4", "max@4:loo-1", "passk-training@4:full", "max@8/60%/mean"]
+)
+def test_objectives_travel_between_processes(text):
+    asked = objective(text)
+    arrived = pickle.loads(pickle.dumps(asked))
+    assert str(arrived) == text
+    assert arrived.least_samples == asked.least_samples
+
+
+def test_every_entry_of_the_catalog_can_be_pickled():
+    for variants in CATALOG.values():
+        for entry in variants.values():
+            assert pickle.loads(pickle.dumps(entry)) == entry

@@ -10,9 +10,13 @@ from . import estimates, on_policy, passk_training
 from .arrays import Array
 
 
+def _k(k: int) -> int:
+    return k
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One row of the catalog."""
+    """One row of the catalog. Its functions have names, so that objectives can be pickled."""
 
     function: Callable[..., Array]
     """(rewards[, k], **inputs, **options) → advantages."""
@@ -20,7 +24,7 @@ class Entry:
     claim: str
     source: str
     takes_k: bool = True
-    least: Callable[[int], int] = lambda k: k
+    least: Callable[[int], int] = _k
     """The least number of live samples per prompt, from k."""
     why: str = "a subset of k samples must exist"
     unbiased: bool = False
@@ -42,6 +46,14 @@ def _more_than_k(k: int) -> int:
 
 def _two(k: int) -> int:
     return 2
+
+
+def _k_but_two(k: int) -> int:
+    return max(2, k)
+
+
+def _two_sets(k: int) -> int:
+    return 2 * k
 
 
 def _one(k: int) -> int:
@@ -79,7 +91,7 @@ _MAX = {
         "k (q_i - ρ_{k-1}(B∖i)) ≥ 0",
         "unbiased for ∇max@k, also at k = n; never pushes a sample down; k = 1 is RLOO",
         _PKPO,
-        least=lambda k: max(2, k),
+        least=_k_but_two,
         why="it compares with the best of k - 1 others",
         unbiased=True,
         baseline="loo-1",
@@ -120,7 +132,7 @@ _PASSK_DESIGNS = {
         "z-score of the best of the sample's set; ⌊n/k⌋ disjoint sets, the rest 0",
         "as published",
         _PASSK,
-        least=lambda k: 2 * k,
+        least=_two_sets,
         why="two disjoint sets are the least that can be compared",
         needs=("rng",),
     ),

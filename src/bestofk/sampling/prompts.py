@@ -25,7 +25,8 @@ def encode(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
     elif getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
             f"prompt {prompt.id!r} holds chat messages, but the tokenizer has no chat template: "
-            "take a task with style 'text' or an instruction-tuned model"
+            "give the task a style that is plain text ('text'; 'compact' where it has one: "
+            "`bestofk tasks show`), or take an instruction-tuned model"
         )
     else:
         messages = [dict(message) for message in prompt.text]
