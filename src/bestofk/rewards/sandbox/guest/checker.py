@@ -364,12 +364,12 @@ def run_checker(_limit: int) -> None:
             tests = None if spent else given
         remote = Remote(control, news["limits"], (files[2], int(pid)) if pid else None)
         results = _MODES[job["mode"]](job, remote)
-        remote.leave()
         recorded = job["mode"] == "record"
         wire.write_all(files[1], encode(results) if recorded else wire.pack(_brief(results)))
         for descriptor in files[:2]:
             os.close(descriptor)
         wire.send(control, wire.DONE)
+        remote.leave()  # last: an end of file would wake a program that is about to be killed
 
 
 @lru_cache(64)

@@ -24,6 +24,8 @@ _F_ADD_SEALS = 1033
 PACKET = 64 << 10
 """Bytes of one packet at most."""
 _RIGHTS = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+_NUMBERS = [struct.Struct(f"{count}i") for count in range(5)]
+_ROOM = _socket.CMSG_SPACE(4 * 4)  # no packet has more than four descriptors
 DONE = b"done"
 """What the checker says when a job's results are written."""
 
@@ -92,20 +94,18 @@ def unpack(packet: bytes) -> Any:
 
 def send(channel: _socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
     if descriptors:
-        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
-        channel.sendmsg([packet], [(*_RIGHTS, rights)])
+        channel.sendmsg([packet], [(*_RIGHTS, _NUMBERS[len(descriptors)].pack(*descriptors))])
     else:
         channel.send(packet)
 
 
-def receive(channel: _socket.socket, most: int = 4) -> tuple[bytes, list[int]]:
+def receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
     """One packet and its descriptors. Raises EOFError when the other end is gone."""
-    room = _socket.CMSG_SPACE(most * 4)
-    packet, passed, _, _ = channel.recvmsg(PACKET, room, _socket.MSG_CMSG_CLOEXEC)
+    packet, passed, _, _ = channel.recvmsg(PACKET, _ROOM, _socket.MSG_CMSG_CLOEXEC)
     numbers: list[int] = []
     for level, kind, payload in passed:
         if (level, kind) == _RIGHTS:
-            numbers += struct.unpack_from(f"{len(payload) // 4}i", payload)
+            numbers += _NUMBERS[len(payload) // 4].unpack_from(payload)
     if not packet:
         for number in numbers:
             os.close(number)
