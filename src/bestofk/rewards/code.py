@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from bestofk.rewards.base import BatchVerifier, unknown
+from bestofk.rewards.hoisting import with_plans
 from bestofk.rewards.programs import Statements, extract_code, split_asserts, split_check
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
@@ -167,7 +168,8 @@ class CodeVerifier(BatchVerifier):
             total = len(spec["stdio"])
         else:
             cut = _cut(form, spec)
-            job |= {"mode": "statements", "statements": cut.statements, "names": cut.names}
+            statements = with_plans(cut.statements, cut.names)
+            job |= {"mode": "statements", "statements": statements, "names": cut.names}
             total = cut.total
         pure = form in ("calls", "stdio") or cut.pure
         return Plan(encode(job, 1 << 30), total, entry_point, prefix, form == "stdio", pure)

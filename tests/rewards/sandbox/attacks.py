@@ -26,6 +26,9 @@ from bestofk.rewards.code import CodeVerifier
 from bestofk.rewards.sandbox import Limits, Sandbox, pool
 from bestofk.types import Prompt
 
+sys.path.insert(0, os.path.dirname(__file__))  # pytest loads this file by its path
+import attacks_unlisted
+
 LIMITS = Limits(
     cpu_per_test=0.5,
     cpu_per_program=1.0,
@@ -454,7 +457,15 @@ def f(x):
 
 
 def all_cases(bait: dict[str, Any]) -> list[Case]:
-    return [*CHEATS, *peeking(bait["token"]), *escapes(bait), *EXHAUSTION]
+    unlisted = [
+        Case(28, name, program, spec or PLUS_ONE, reward, statuses, quick=True)
+        for name, program, spec, reward, statuses in attacks_unlisted.PROGRAMS
+    ]
+    unlisted += [
+        Case(28, name, breakout(body), NOTHING, 1.0, quick=True)
+        for name, body in attacks_unlisted.ESCAPES
+    ]
+    return [*CHEATS, *peeking(bait["token"]), *escapes(bait), *EXHAUSTION, *unlisted]
 
 
 # ---------------------------------------------------------------------------------------- running

@@ -241,3 +241,28 @@ def test_values_meant_to_choke_the_checker_only_cost_their_program(verdict: Judg
     assert verdict({"asserts": ["assert f(1) == 2", "assert f(1) > 0"]}, long).reward == 0.5
     assert verdict({"asserts": ["assert str(f(1))"]}, long).status == "incorrect"
     assert verdict({"asserts": ["assert f(1) == 2"]}, "def f(x): return x + 1").reward == 1.0
+
+
+def _many(tag: bytes, items: list[bytes]) -> bytes:
+    return tag + len(items).to_bytes(4, "little") + b"".join(items)
+
+
+@pytest.mark.parametrize("tag", [b"S", b"Z", b"K"])
+def test_members_that_collide_are_refused_before_they_cost_anything(tag: bytes) -> None:
+    collide = [encode(number * (2**61 - 1)) for number in range(1, 3000)]
+    with pytest.raises(CodecError, match="have one hash"):
+        decode(_many(tag, collide))
+    pairs = [part for key in collide for part in (key, b"N")]
+    with pytest.raises(CodecError, match="have one hash"):
+        decode(_many(b"d", pairs))
+    with pytest.raises(CodecError, match="have one hash"):
+        decode(_many(b"M", [_many(b"t", [key, b"N"]) for key in collide]))
+    apart = {number << 40 for number in range(3000)} | {-1, -2, 0.5}
+    assert decode(encode(apart)) == apart
+
+
+def test_a_member_twice_is_no_set_and_a_key_twice_no_dict() -> None:
+    with pytest.raises(CodecError, match="each member once"):
+        decode(_many(b"S", [b"N", b"N"]))
+    with pytest.raises(CodecError, match="each key once"):
+        decode(_many(b"d", [b"N", b"T", b"N", b"F"]))

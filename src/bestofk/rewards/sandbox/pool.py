@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import itertools
 import os
 import random
@@ -10,9 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -88,7 +87,9 @@ class Sandbox:
         self.workers = workers if workers is not None else len(os.sched_getaffinity(0))
         if self.workers < 1:
             raise ValueError(f"workers is at least 1, got {workers}")
-        self.limits = limits or Limits()
+        if isinstance(packages, str) and packages != "all":
+            raise ValueError(f'packages is a list of names or "all"; write [{packages!r}]')
+        self.limits = _limits(limits) or Limits()
         self._describe = (packages, tuple(paths), tuple(preload))
         self._state = _State(self.workers)
         self._cores = itertools.cycle(_shuffled_cores())
@@ -137,7 +138,8 @@ class Sandbox:
             arguments = encode((target, list(args)))
         except CodecError as error:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
-        packet, wall = request("call", eager=False, pure=False, limits=limits or self.limits)
+        asked = _limits(limits) or self.limits
+        packet, wall = request("call", eager=False, pure=False, limits=asked)
         run = self._run(lambda worker: worker.call(packet, wall, arguments))
         if run.status != "done":
             status: OutcomeStatus = "crashed" if run.status == "killer" else "unscored"
@@ -158,21 +160,29 @@ class Sandbox:
         if len(items) < 2 or self.workers == 1:
             return [function(item) for item in items]
         results: list[Any] = [None] * len(items)
+        errors: list[BaseException] = []
         turns = iter(range(len(items)))
 
         def work() -> None:
-            for turn in turns:
-                results[turn] = function(items[turn])
+            try:
+                for turn in turns:
+                    results[turn] = function(items[turn])
+            except BaseException as error:
+                errors.append(error)
+                collections.deque(turns, maxlen=0)
 
-        threads = min(self.workers, len(items))
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="bestofk-sandbox")
+        # daemons: the end of the process must not wait for programs nobody asks about any more
+        count = min(self.workers, len(items))
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
         try:
-            for thread in [pool.submit(work) for _ in range(threads)]:
-                thread.result()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         finally:
-            for _ in turns:
-                pass
-            pool.shutdown(wait=False)
+            collections.deque(turns, maxlen=0)  # after an interrupt: leave the rest
+        if errors:
+            raise errors[0]
         return results
 
     def check(
@@ -189,7 +199,8 @@ class Sandbox:
         `pure` says that running the tests changes nothing in the process that runs them, which may
         then be used again.
         """
-        packet, wall = request("check", eager=not stdio, pure=pure, limits=limits or self.limits)
+        asked = _limits(limits) or self.limits
+        packet, wall = request("check", eager=not stdio, pure=pure, limits=asked)
         return self._run(lambda worker: worker.check(packet, wall, program, tests))
 
     def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> Run:
@@ -231,6 +242,12 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _limits(limits: Limits | None) -> Limits | None:
+    if not isinstance(limits, Limits | None):
+        raise TypeError(f"limits is a Limits(...), got {type(limits).__name__}")
+    return limits
 
 
 def _shuffled_cores() -> list[int]:
@@ -293,7 +310,7 @@ class _State:
         self.all: set[Worker] = set()
         self.out = 0
         self.turn = threading.Condition()
-        self.line: deque[object] = deque()
+        self.line: collections.deque[object] = collections.deque()
 
     def after_fork(self) -> None:
         """In a forked child: the workers belong to the parent."""

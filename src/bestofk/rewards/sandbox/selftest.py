@@ -89,6 +89,7 @@ def attacks(secret_path, token, port, abstract, mark, memory, descriptors):
     tried("truncate a file by name", lambda: os.truncate(secret_path, 0) is None)
     tried("change a file's mode", lambda: os.chmod(secret_path, 0o666) is None)
     tried("change a file's times", lambda: os.utime(secret_path) is None)
+    tried("change a device's mode", lambda: os.chmod("/dev/null", 0o666) is None)
     tried("connect over TCP", lambda: connect(socket.AF_INET, socket.SOCK_STREAM, here))
     tried("send over UDP", lambda: connect(socket.AF_INET, socket.SOCK_DGRAM, here))
     tried("reach an abstract socket", lambda: connect(socket.AF_UNIX, socket.SOCK_STREAM, abstract))

@@ -84,13 +84,10 @@ class Worker:
                     start_new_session=True,
                 )
             wire.send(self.socket, wire.pack(config | {"guest": _HERE}))
-            hello = self._answer(_START_SECONDS)
+            self._answer(_START_SECONDS)
         except (WorkerLost, OSError) as error:
             self.close()
             raise OSError(f"a sandbox worker did not start: {error}") from error
-        if not hello.get("ok"):
-            self.close()
-            raise OSError(f"a sandbox worker did not start: {hello.get('error')}")
 
     def check(
         self, request: bytes, wall: float, program: bytes, tests: bytes
@@ -157,6 +154,8 @@ class Worker:
             os.close(descriptor)
         if not isinstance(answer, dict):
             raise WorkerLost("it sent no report")
+        if "error" in answer:
+            raise OSError(answer["error"])
         return answer
 
     def close(self) -> None:

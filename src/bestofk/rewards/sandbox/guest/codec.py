@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import struct
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +26,7 @@ MAX_BYTES = 16 << 20
 _LENGTH = struct.Struct("<I")
 _INTEGER = struct.Struct("<cIi")
 _SMALL = 1 << 31
+_MOST_ALIKE = 64
 _DOUBLE = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 _ITERATORS: tuple[type, ...] = (
@@ -198,10 +199,27 @@ class _Decoder:
         return _CONTAINERS[tag]([self.get(depth + 1) for _ in range(length)])
 
 
+def _members(items: list[Any]) -> list[Any]:
+    """What a set or dict is made of, refused where that would take time in its square."""
+    if len(items) > 1024 and max(Counter(map(hash, items)).values()) > _MOST_ALIKE:
+        raise CodecError(f"more than {_MOST_ALIKE} members of a set or dict have one hash")
+    return items
+
+
+def _set(items: list[Any]) -> set[Any]:
+    made = set(_members(items))
+    if len(made) != len(items):
+        raise CodecError("a set has each member once")
+    return made
+
+
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise CodecError("a dict has as many values as keys")
-    return dict(zip(items[::2], items[1::2], strict=True))
+    made = dict(zip(_members(items[::2]), items[1::2], strict=True))
+    if 2 * len(made) != len(items):
+        raise CodecError("a dict has each key once")
+    return made
 
 
 def _range(items: list[Any]) -> range:
@@ -219,13 +237,13 @@ _BLOBS: dict[bytes, Callable[[bytes], Any]] = {
 _CONTAINERS: dict[bytes, Callable[[list[Any]], Any]] = {
     b"l": list,
     b"t": tuple,
-    b"S": set,
-    b"Z": frozenset,
+    b"S": _set,
+    b"Z": lambda items: frozenset(_set(items)),
     b"d": _pairs,
     b"r": _range,
     b"q": deque,
     b"I": iter,
-    b"K": lambda items: dict.fromkeys(items).keys(),
+    b"K": lambda items: dict.fromkeys(_members(items)).keys(),
     b"V": lambda items: dict(enumerate(items)).values(),
-    b"M": lambda items: dict(items).items(),
+    b"M": lambda items: _pairs([part for key, value in items for part in (key, value)]).items(),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TICK_MS = 50
 _SLICE = struct.pack("@ll", 0, 50_000)
-"""How long the checker waits for an answer before it looks at the clocks (a timeval)."""
+"""How long the checker waits for the program before it looks at the clocks (a timeval)."""
 _GRACE = 10.0
 """Wall seconds a checker has to finish after its program was stopped for good."""
 
@@ -236,6 +236,7 @@ class Check(Watch):
         ours, theirs = _socket.socketpair()
         try:
             ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _SLICE)
+            ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _SLICE)
             rpc = theirs.fileno()
             self.begin(self.server.fork_program(self.files[0], rpc, files, self.limits, cpu))
         finally:

@@ -151,9 +151,13 @@ class _MountAttributes(ctypes.Structure):
     ]
 
 
-def make_readonly(path: str) -> None:
-    """The mount at `path` and all below it: read-only, no set-uid, no devices."""
-    attributes = _MountAttributes(set=MS_RDONLY | MS_NOSUID | MS_NODEV)
+def make_readonly(path: str, *, device: bool = False) -> None:
+    """The mount at `path` and all below it: read-only, no set-uid, no devices.
+
+    A `device` can still be written to, but neither its mode nor its times can be changed, which
+    are those of the whole machine.
+    """
+    attributes = _MountAttributes(set=MS_RDONLY | MS_NOSUID | (0 if device else MS_NODEV))
     at_fdcwd, at_recursive = -100, 0x8000
     syscall(
         "mount_setattr",

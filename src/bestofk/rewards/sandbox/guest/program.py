@@ -18,7 +18,7 @@ from typing import Any
 
 from . import wire
 from .codec import CodecError, decode, encode
-from .wire import FAILED, HEADER, OK, RAISED
+from .wire import ABSENT, FAILED, HEADER, OK, RAISED
 
 _RPC, _SOURCE = 3, 4
 _SHORT = 4000
@@ -136,20 +136,26 @@ def _serve(source: str, limit: int) -> None:
 
 def _load(source: str) -> dict[str, Any]:
     names = _module("solution").__dict__
-    exec(compile(source, "solution.py", "exec", dont_inherit=True), names)
+    try:
+        code = compile(source, "solution.py", "exec", dont_inherit=True)
+    except (ValueError, RecursionError, OverflowError) as error:  # a null byte, a lone surrogate
+        raise SyntaxError(str(error)) from error
+    exec(code, names)
     return names
 
 
 def _answer(
     names: dict[str, Any], targets: dict[str, Any], request: bytes, by_marshal: int, limit: int
 ) -> tuple[int, bytes]:
+    kind = ABSENT
     try:
         path, args, kwargs = _loads(request) if by_marshal else decode(request, 1 << 30)
         if path not in targets:
             targets[path] = _resolve(names, path)
+        kind = RAISED
         return OK, encode(targets[path](*args, **kwargs), limit)
     except BaseException as error:
-        return RAISED, encode(_describe(error))
+        return kind, encode(_describe(error))
 
 
 def _send(number: int, kind: int, data: bytes) -> None:

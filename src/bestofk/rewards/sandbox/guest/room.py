@@ -51,7 +51,7 @@ class Room:
 
         The change time of the folder moves with anything made, removed or re-moded in it and cannot
         be set; clocks of files tick coarsely, so the counts of free inodes and blocks are compared
-        too. Any doubt mounts a new file system.
+        too; the other times are where a note could be left. Any doubt mounts a new file system.
         """
         if not self.box or self._mark() == self.box_mark:
             return
@@ -64,8 +64,8 @@ class Room:
 
     def _mark(self) -> tuple[int, ...]:
         status, space = os.stat(BOX), os.statvfs(BOX)
-        counts = (space.f_ffree, space.f_bfree)
-        return (status.st_ctime_ns, status.st_dev, status.st_mode, *counts)
+        times = (status.st_ctime_ns, status.st_mtime_ns, status.st_atime_ns)
+        return (*times, status.st_dev, status.st_mode, space.f_ffree, space.f_bfree)
 
 
 def library_folders(config: dict[str, Any]) -> list[str]:
@@ -234,8 +234,7 @@ def _bind(path: str) -> None:
     elif not os.path.lexists(path):
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
     kernel.mount(source, path, None, kernel.MS_BIND | kernel.MS_REC)
-    if not path.startswith("/dev/"):
-        kernel.make_readonly(path)
+    kernel.make_readonly(path, device=path.startswith("/dev/"))
 
 
 def _mount_proc() -> int | None:

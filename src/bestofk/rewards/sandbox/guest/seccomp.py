@@ -32,13 +32,12 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43), "fstatfs": (138, 44),
     "lseek": (8, 62), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
     "pipe": (22, None), "pipe2": (293, 59), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
-    "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "getdents64": (217, 61),
+    "ftruncate": (77, 46), "getdents64": (217, 61),
     "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None),
     "renameat": (264, 38), "renameat2": (316, 276),
     "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None),
     "unlinkat": (263, 35), "symlink": (88, None), "symlinkat": (266, 36), "link": (86, None),
     "linkat": (265, 37), "readlink": (89, None), "readlinkat": (267, 78), "umask": (95, 166),
-    "fadvise64": (221, 223),
     # waiting
     "select": (23, None), "pselect6": (270, 72), "poll": (7, None), "ppoll": (271, 73),
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None),
@@ -69,7 +68,7 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
 # With conditions on the arguments, the same for everybody.
 _RULED = {
     "clone3": (435, 435), "openat2": (437, 437), "ioctl": (16, 29), "socketpair": (53, 199),
-    "sendto": (44, 206),
+    "sendto": (44, 206), "fsync": (74, 82), "fdatasync": (75, 83), "fadvise64": (221, 223),
 }  # fmt: skip
 # The server's own calls, which its children lose (wholly, or but for what `_limited` says).
 _SERVER = {
@@ -89,7 +88,8 @@ _METADATA: dict[str, tuple[int | None, int | None]] = {
 _CHECKER = ("sendmsg", "recvmsg", "memfd_create", "clock_gettime")
 
 _F_ADD_SEALS = 1033
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # dup, flags, locks, pipe size (get)
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)  # dup, flags, pipe size (get)
+_FCNTL_LOCKS = (6, 7, 37, 38)
 _IOCTL = (
     0x5401,
     0x5413,
@@ -142,6 +142,13 @@ def _allow_if_low_in(index: int, values: tuple[int, ...], otherwise: int) -> lis
     return [*block, _return(_error(otherwise)), _return(_ALLOW)]
 
 
+def _pretend_if_low_in(index: int, values: tuple[int, ...]) -> list[bytes]:
+    """Answer 0 when the low half of an argument is listed; go on otherwise."""
+    last = len(values) - 1
+    compared = [_equal(value, last - at, int(at == last)) for at, value in enumerate(values)]
+    return [_load(_argument(index)), *compared, _PRETEND]
+
+
 def _allow_if_zero(index: int) -> list[bytes]:
     """Allow when a pointer argument is NULL."""
     return [
@@ -155,6 +162,8 @@ def _allow_if_zero(index: int) -> list[bytes]:
 
 
 _REFUSE = _return(_error(errno.EPERM))
+_PRETEND = _return(_error(0))
+"""Do nothing, and say that it is done."""
 
 
 def _rules() -> dict[str, list[bytes]]:
@@ -167,6 +176,11 @@ def _rules() -> dict[str, list[bytes]]:
         "ioctl": _allow_if_low_in(1, _IOCTL, errno.ENOTTY),
         "socketpair": _allow_if_low_in(0, (1,), errno.EPERM),  # AF_UNIX: asyncio's self-pipe
         "sendto": _allow_if_zero(4),  # no address: only to the other end
+        # nothing of a program outlives it, so these have nothing to do; on a file of the host they
+        # would be heard by other programs
+        "fsync": [_PRETEND],
+        "fdatasync": [_PRETEND],
+        "fadvise64": [_PRETEND],
     }
 
 
@@ -177,7 +191,10 @@ def _limited(pid: int, checker: bool) -> dict[str, list[bytes]]:
         "kill": _allow_if_low_in(0, (pid,), errno.EPERM),
         "tgkill": _allow_if_low_in(0, (pid,), errno.EPERM),
         "prlimit64": _allow_if_low_in(0, (0, pid), errno.EPERM),
-        "fcntl": _allow_if_low_in(1, _FCNTL + (_F_ADD_SEALS,) * checker, errno.EPERM),
+        "fcntl": [
+            *_pretend_if_low_in(1, _FCNTL_LOCKS),  # it has every lock: it is alone
+            *_allow_if_low_in(1, _FCNTL + (_F_ADD_SEALS,) * checker, errno.EPERM),
+        ],
         "prctl": _allow_if_low_in(0, _PRCTL, errno.EPERM),
         # the clocks that have a name; the others are the CPU clocks of processes, by their id
         "clock_gettime": _allow_if_low_in(0, tuple(range(12)), errno.EPERM),

@@ -22,7 +22,7 @@ from . import kernel, memory, program, seccomp, wire, zygote
 from . import room as rooms
 from .job import Call, Check, Checker, Process
 from .lockdown import LOW, keep_low_descriptors_free, limit_server, resource_limits
-from .zygote import Zygote
+from .zygote import NoProcess, Zygote
 
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a
 # compiled one by 10 µs); a module that is not costs a program that wants it a few milliseconds.
@@ -64,6 +64,9 @@ class Server:
             packet, files = wire.receive(self.host)
             try:
                 report = self._run(packet, files)
+            except NoProcess as error:
+                self.end_checker()
+                report = {"error": str(error)}
             finally:
                 for descriptor in files:
                     os.close(descriptor)
@@ -139,6 +142,8 @@ class Server:
         if key not in self.orders:
             if len(self.orders) > 64:
                 self.orders.clear()
+            if what == zygote.CHECKER:  # it also writes what programs read, and many results
+                limits = limits | {"output": wire.RESULT}
             bounds = resource_limits(self.room, limits, self.base_memory, cpu)
             self.orders[key] = zygote.order(what, limits["output"], bounds)
         return self.orders[key]

@@ -13,6 +13,7 @@ import marshal
 import os
 import random
 import signal
+import struct
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -30,6 +31,10 @@ def order(what: int, output: int, bounds: Bounds) -> bytes:
     return marshal.dumps((what, output, bounds))
 
 
+class NoProcess(OSError):
+    """The machine gives no process: no fault of the program's."""
+
+
 class Zygote:
     """The server's hold on it. Made once, when everything that programs shall find is loaded.
 
@@ -38,9 +43,11 @@ class Zygote:
 
     def __init__(self, room: Room) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("@ll", 1, 0))
         self.channel, channel = ours.detach(), theirs.detach()
         server = os.getpid()
-        if kernel.fork_sharing_files() == 0:
+        self.pid = kernel.fork_sharing_files()
+        if self.pid == 0:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:
                 os._exit(0)
@@ -56,9 +63,15 @@ class Zygote:
     def fork(self, order: bytes, files: Sequence[int]) -> int:
         """A new child of the caller's, locked down, with `files` as its only descriptors."""
         os.write(self.channel, bytes((len(files), *files)) + order)
-        pid = int.from_bytes(os.read(self.channel, 8), "little")
+        while True:
+            try:
+                pid = int.from_bytes(os.read(self.channel, 8), "little")
+                break
+            except BlockingIOError:  # no end of file tells: both ends are in the shared table
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
+                    raise EOFError("the zygote is gone") from None
         if not pid:
-            raise OSError("the zygote could not fork")
+            raise NoProcess("no further process could be made")
         return pid
 
 

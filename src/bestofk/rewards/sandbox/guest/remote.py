@@ -1,0 +1,225 @@
+"""The checker's hold on the program: calls by value, clocks, and its death.
+
+Whatever the program sends is only worth the plain value that is decoded from it.
+"""
+
+from __future__ import annotations
+
+import _socket
+import builtins
+import marshal
+import os
+import time
+from typing import Any
+
+from . import kernel, wire
+from .codec import CodecError, decode, encode
+from .wire import ABSENT, FAILED, OK, RAISED
+
+_KILL = wire.pack({"do": "kill"})
+_UNLOADED = {
+    "SyntaxError": "unparsed",
+    "IndentationError": "unparsed",
+    "TabError": "unparsed",
+    "MemoryError": "memory",
+}
+
+
+class Gone(BaseException):
+    """The program gave no answer. No Exception: a test's `except Exception` must not hide it."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+class ProgramError(Exception):
+    """The program raised something that has no builtin name."""
+
+
+# An exception of the program arrives under its own builtin name, for tests that expect one; but not
+# these: they steer iteration or mean success and failure to the code around the call.
+_NEVER = {"StopIteration", "StopAsyncIteration", "AssertionError", "GeneratorExit"}
+
+
+def _exception(name: str, text: str) -> Exception:
+    kind = getattr(builtins, name, None)
+    if name in _NEVER or not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return ProgramError(f"{name}: {text}")
+    try:
+        return kind(text)
+    except TypeError:  # UnicodeDecodeError and the like want more
+        return ProgramError(f"{name}: {text}")
+
+
+class Remote:
+    """The program in its process, restarted when it dies, as long as it has CPU time left."""
+
+    def __init__(
+        self, control: _socket.socket, limits: dict[str, Any], first: tuple[int, int] | None
+    ) -> None:
+        """`first`: the channel and the id of a process that was started already."""
+        self.control, self.limits, self.first = control, limits, first
+        self.frame = limits["output"] + 1024
+        self.channel = -1
+        self.pid = self.number = 0
+        self.failed: Gone | None = None
+        self.deadline = self.cpu_limit = 0.0
+        self.held = 0
+        """Bytes of answers since the program was last ended by us."""
+        self.gone: Gone | None = None
+
+    def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The program's value, or its exception. `gone` remembers what a test might swallow."""
+        try:
+            return self._call(path, args, kwargs)
+        except Gone as gone:
+            self.gone = gone
+            raise
+
+    def _call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.channel < 0:
+            self._start()
+        self.number += 1
+        request, by_marshal = self._request(path, args, kwargs)
+        self._allow(self.limits["cpu_per_test"])
+        try:
+            self.frames.send(self.number, by_marshal, request)
+        except OSError:
+            raise self._ended("crashed", "it closed its channel") from None
+        kind, value = self._answer(self.number)
+        if kind == OK:
+            return value
+        name, text = value
+        if name == "MemoryError":
+            raise Gone("memory", "MemoryError")
+        if kind == ABSENT:  # no exception that a test may expect
+            raise Gone("incorrect", f"{name}: {text}")
+        raise _exception(name, text)
+
+    def _request(
+        self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, bool]:
+        """The call as bytes. `marshal` is quick and knows plain values only; what it refuses (a
+        subclass, a range) goes by our own codec. The program may read both: it trusts us."""
+        try:
+            request = marshal.dumps((path, args, kwargs), 2)
+            if len(request) <= self.frame:
+                return request, True
+        except ValueError:
+            pass
+        try:
+            return encode((path, args, kwargs), self.frame), False
+        except CodecError as error:
+            raise CodecError(f"an argument of {path} cannot be passed by value: {error}") from None
+
+    def _start(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+        self.channel, self.pid = self.first or self._spawn()
+        self.first = None
+        self.frames = wire.Frames(self.channel, self.frame, self._waiting)
+        self._allow(self.limits["cpu_per_test"])
+        try:
+            kind, value = self._answer(0)
+        except Gone as gone:  # it cannot even be loaded: no further test can change that
+            self.failed = gone
+            raise
+        if kind != OK:
+            name, text = value
+            status = _UNLOADED.get(name, "crashed")
+            self.failed = Gone(status, f"loading the program: {name}: {text}")
+            raise self.failed
+
+    def _spawn(self) -> tuple[int, int]:
+        cpu = self.limits["cpu_per_program"]
+        wire.send(self.control, wire.pack({"do": "spawn", "cpu": cpu}))
+        news, descriptors = self._news(("started", "refused"))
+        if news["event"] == "refused":
+            self.failed = Gone("timeout", "the program's CPU budget is used up")
+            raise self.failed
+        return descriptors[0], news["pid"]
+
+    def _answer(self, number: int) -> tuple[int, Any]:
+        """(OK, the value) or (RAISED or FAILED, (name, text)), whoever wrote it."""
+        try:
+            told, kind, payload = self.frames.next()
+            if told != number or kind not in ((OK, RAISED, ABSENT) if number else (OK, FAILED)):
+                raise CodecError("it forged an answer")
+            self.held += len(payload)
+            value = (
+                None if not number and kind == OK and not payload else decode(payload, self.frame)
+            )
+            if kind != OK and not (
+                type(value) is tuple and len(value) == 2 and all(type(v) is str for v in value)
+            ):
+                raise CodecError("it forged an answer")
+        except (EOFError, OSError):
+            raise self._ended("crashed", "") from None
+        except CodecError as error:
+            raise self._ended("crashed", f"its answer is no value: {error}") from None
+        return kind, value
+
+    def _allow(self, cpu: float) -> None:
+        self.cpu_limit = self._cpu() + cpu
+        self.deadline = time.monotonic() + cpu * self.limits["wall_factor"]
+
+    def _cpu(self) -> float:
+        try:
+            return kernel.cpu_seconds(self.pid)
+        except OSError:
+            return 0.0
+
+    def _waiting(self) -> None:
+        """Nothing came for a while: has the program used up this test's budget?"""
+        if self._cpu() > self.cpu_limit:
+            raise self._ended("timeout", "more CPU time than one test may use")
+        if time.monotonic() > self.deadline:
+            self.failed = self._ended("timeout", "no answer, and little CPU time used")
+            raise self.failed
+
+    def _ended(self, status: str, detail: str) -> Gone:
+        """End the process for good; the verdict of the server, if it has one, comes first."""
+        os.close(self.channel)
+        self.channel = -1
+        wire.send(self.control, _KILL)
+        news, _ = self._news(("ended",))
+        reasons = {"cpu": "timeout", "wall": "timeout", "threads": "memory"}
+        if news["reason"] in reasons:
+            return Gone(reasons[news["reason"]], f"stopped by the {news['reason']} limit")
+        return Gone(status, detail or f"the process ended with {news['code']}")
+
+    def _news(self, wanted: tuple[str, ...]) -> tuple[dict[str, Any], list[int]]:
+        while True:
+            packet, descriptors = wire.receive(self.control)
+            news = wire.unpack(packet)
+            if news["event"] in wanted:
+                return news, descriptors
+
+    def end(self) -> None:
+        """End the process, if there is one; the next call starts another."""
+        if self.channel >= 0:
+            self._ended("crashed", "")
+        self.held = 0
+
+    def leave(self) -> None:
+        """Forget the program; the server ends its process."""
+        if self.first is not None:
+            self.channel, self.first = self.first[0], None
+        if self.channel >= 0:
+            os.close(self.channel)
+            self.channel = -1
+
+    def run(self, stdin: bytes) -> tuple[dict[str, Any], bytes, bytes]:
+        """The whole program once, with a standard input: how it ended, stdout, stderr."""
+        files = [wire.memory_file(stdin), wire.memory_file(), wire.memory_file()]
+        request = {"do": "spawn", "cpu": self.limits["cpu_per_test"]}
+        wire.send(self.control, wire.pack(request), files)
+        news, descriptors = self._news(("started", "refused"))
+        if news["event"] == "started":
+            os.close(descriptors[0])
+            news, _ = self._news(("ended",))
+        output, errors = (wire.read_file(file, self.limits["output"]) for file in files[1:])
+        for file in files:
+            os.close(file)
+        return news, output, errors

@@ -1,0 +1,159 @@
+"""What a program can hear of its verdict while it runs, and leave to those after it: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Limits, Sandbox
+from bestofk.types import Prompt, Verdict
+from sandbox_watch import RIGHT, New, descendants, prompts
+
+Judge = Callable[[dict[str, Any], str], Verdict]
+
+
+def test_all_calls_are_made_before_any_answer_is_judged(verdict: Judge) -> None:
+    """`judged` asks the program how often it was called: three times, whenever a test is run."""
+    tests = [
+        "def judged(answer): return (answer, asked())",
+        "assert judged(f(1)) == (2, 3)",
+        "assert judged(f(2)) == (3, 3), f(2)",
+        "assert judged(f(3)) == (0, 3), f(3)",  # wrong; nobody asks again because of it
+    ]
+    program = (
+        "calls = []\ndef f(x):\n    calls.append(x)\n    return x + 1\n"
+        "def asked(): return len(calls)"
+    )
+    judged = verdict({"asserts": tests}, program)
+    assert (judged.passed, judged.total) == (2, 3), judged
+
+
+def test_answers_too_many_to_hold_are_judged_in_parts(verdict: Judge) -> None:
+    """The program starts afresh after each part, so it hears nothing there either."""
+    program = "calls = []\ndef f(x):\n    calls.append(x)\n    return (len(calls), 'x' * (3 << 20))"
+    calls = [
+        {"args": [number], "expected": [count, "x" * (3 << 20)]}
+        for number, count in enumerate([1, 2, 3, 4, 5, 6, 1, 2])
+    ]
+    judged = verdict({"entry_point": "f", "calls": calls}, program)
+    assert judged.status == "correct", judged
+
+
+def test_tests_that_change_what_others_use_run_in_order(verdict: Judge) -> None:
+    tests = ["x = f(1)", "assert x == 2", "x = f(x)", "assert x == 3", "assert f(x) == 4"]
+    assert verdict({"asserts": tests}, RIGHT).status == "correct"
+    assert verdict({"asserts": tests}, "def f(x): return 2").reward == pytest.approx(1 / 3)
+
+
+def test_times_of_the_folder_carry_no_note(new_sandbox: New, best_tier: int) -> None:
+    if best_tier < 2:
+        pytest.skip("no writable folder at this tier")
+    lists = "import os\nfor _ in range(3): os.listdir('/box')\ndef f(x): return x + 1"
+    looks = "import os\ns = os.stat('/box')\ndef f(x): return x + (s.st_atime_ns == s.st_mtime_ns)"
+    with new_sandbox(workers=1) as sandbox:
+        verifier = CodeVerifier(sandbox=sandbox)
+        rewards = [v.reward for v in verifier(prompts(6), [looks, lists] * 3)]
+    assert rewards == [1.0] * 6
+
+
+def test_a_database_in_the_folder_works_though_locks_are_make_believe(
+    verdict: Judge, best_tier: int
+) -> None:
+    if best_tier < 2:
+        pytest.skip("no writable folder at this tier")
+    pytest.importorskip("sqlite3")
+    program = """
+import os, sqlite3
+def f(x):
+    with sqlite3.connect("/box/numbers.db") as base:
+        base.execute("create table if not exists numbers (value)")
+        base.execute("insert into numbers values (?)", (x + 1,))
+    with open("/box/file", "w") as file:
+        file.write("x"); file.flush(); os.fsync(file.fileno())
+    found = sqlite3.connect("/box/numbers.db").execute("select max(value) from numbers")
+    return found.fetchone()[0]
+"""
+    judged = verdict({"asserts": ["assert f(1) == 2", "assert f(5) == 6"]}, program)
+    assert judged.status == "correct", judged
+
+
+def test_inputs_may_be_longer_than_outputs(verdict: Judge) -> None:
+    spec = {"stdio": [{"input": "x" * (5 << 20), "output": f"{5 << 20}\n"}]}
+    assert verdict(spec, "print(len(input()))").status == "correct"
+
+
+def test_results_of_a_reference_may_be_longer_than_one_output(verdict: Judge) -> None:
+    solution = "def f(x): return 'x' * (3 << 20)"
+    spec = {"entry_point": "f", "calls": [{"args": [1]}, {"args": [2]}], "solution": solution}
+    assert verdict(spec, solution).status == "correct"
+
+
+def test_a_worker_without_its_zygote_is_replaced(new_sandbox: New) -> None:
+    with new_sandbox(workers=1) as sandbox:
+        verifier = CodeVerifier(sandbox=sandbox)
+        verifier(prompts(1), [RIGHT])
+        [worker] = sandbox._state.all
+        *_, zygote, _checker = [worker.process.pid, *descendants(worker.process.pid)]
+        os.kill(zygote, signal.SIGKILL)
+        assert verifier(prompts(1), [RIGHT])[0].reward == 1.0
+        assert sandbox._state.all != {worker}
+
+
+def test_a_machine_without_processes_is_nobodys_wrong_answer(
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_script("no_processes.py", as_user=True)
+    assert done.returncode == 0, done.stderr
+    statuses = dict(line.split() for line in done.stdout.splitlines())
+    assert len(statuses) == 8
+    assert set(statuses.values()) <= {"correct", "unscored"}
+    assert "unscored" in statuses.values()
+
+
+INTERRUPTED = """
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.sandbox import Limits, Sandbox
+from bestofk.types import Prompt
+long = Limits(cpu_per_test=3600.0, cpu_per_program=3600.0)
+verifier = CodeVerifier(sandbox=Sandbox(workers=2, limits=long))
+prompts = [Prompt("p", "", "code", {"asserts": ["assert f(1) == 2"]})] * 8
+verifier(prompts, ["def f(x): return x + 1"] * 8)
+print("ready", flush=True)
+verifier(prompts, ["def f(x):\\n    while True: pass"] * 8)
+"""
+
+
+def test_an_interrupt_does_not_wait_for_programs() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)  # the programs would take hours
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+
+
+def test_options_of_a_wrong_kind_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"packages is a list of names or \"all\"; write \['numpy'\]"
+    ):
+        Sandbox(packages="numpy")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"limits is a Limits\(...\), got dict"):
+        Sandbox(limits={"memory": 1})  # type: ignore[arg-type]
+    with Sandbox(workers=1) as sandbox, pytest.raises(TypeError, match="limits is a Limits"):
+        sandbox.call("math:sqrt", [2.0], limits={"memory": 1})  # type: ignore[arg-type]
+    assert Limits().memory > 0
+    assert Prompt("p", "", "code", {}).id == "p"
