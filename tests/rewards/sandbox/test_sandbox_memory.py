@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_only_whole_huge_pages_of_read_only_neighbours_are_moved() -> None:
 
 
 @pytest.mark.skipif(
-    not SWITCH.exists() or "[never]" in SWITCH.read_text(), reason="no huge pages on this machine"
+    os.uname().machine != "x86_64" or not SWITCH.exists() or "[never]" in SWITCH.read_text(),
+    reason="no huge pages on this machine",
 )
 def test_the_code_moves_to_huge_pages_and_stays_the_same() -> None:
     told = alone("""

@@ -107,7 +107,6 @@ class Worker:
         if self._result < 0:
             self._result = wire.memory_file()
         os.ftruncate(self._result, 0)
-        os.lseek(self._result, 0, os.SEEK_SET)
         source = wire.memory_file(program)
         try:
             report = self._ask(request, wall, [source, self._tests[1], self._result])

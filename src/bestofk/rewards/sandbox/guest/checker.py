@@ -243,7 +243,7 @@ def run_checker(_limit: int) -> None:
         remote = Remote(control, news["limits"], (files[2], int(pid)) if pid else None)
         results = _MODES[job["mode"]](job, remote)
         recorded = job["mode"] == "record"
-        wire.write_all(files[1], encode(results) if recorded else wire.pack(_brief(results)))
+        wire.fill(files[1], encode(results) if recorded else wire.pack(_brief(results)))
         for descriptor in files[:2]:
             os.close(descriptor)
         wire.send(control, wire.DONE)

@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 from collections.abc import Iterable
 
+from . import kernel
+
 _HUGE = 2 << 20
 _POOL, _FIRST = 16 << 10, 48  # of Python's allocator: bytes of a pool, where its first block lies
 _MOST = 2048
@@ -30,7 +32,10 @@ def code_on_huge_pages() -> None:
 
     The kernel does not copy the page tables of a file, so every program would have to find the
     interpreter's code again, at forty faults. The copy has the same bytes at the same addresses.
+    Only where data and instructions share their caches: elsewhere code must not be moved like data.
     """
+    if kernel.MACHINE != "x86_64":
+        return
     with contextlib.suppress(OSError), open("/proc/self/maps") as table:
         span = _whole_huge_pages(table, _address_of_interpreter())
         if span is not None:

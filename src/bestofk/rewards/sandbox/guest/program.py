@@ -212,4 +212,4 @@ def run_call(limit: int) -> None:
         answer = encode(("raised", "CodecError", str(error)[:300]))
     except BaseException as error:
         answer = encode(("raised", *_describe(error)))
-    wire.write_all(_RESULT, answer)
+    wire.fill(_RESULT, answer)

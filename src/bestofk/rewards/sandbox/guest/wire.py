@@ -94,16 +94,23 @@ class Frames:
                 self.waiting()
 
 
+_decoder, _encode = json.JSONDecoder(), json.JSONEncoder().encode
+
+
 def pack(value: Any) -> bytes:
-    return json.dumps(value).encode()
+    return _encode(value).encode()
 
 
 def unpack(packet: bytes) -> Any:
     """Raises CodecError for what `pack` did not make."""
     try:
-        return json.loads(packet)
+        text = packet.decode()
+        value, end = _decoder.raw_decode(text)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"no packet: {error}") from None
+    if end != len(text):
+        raise CodecError(f"no packet: {len(text) - end} characters after the value")
+    return value
 
 
 def send(channel: _socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -131,10 +138,16 @@ def memory_file(data: bytes | None = None) -> int:
     """A file that exists only as a descriptor; sealed against any change when it has data."""
     descriptor = os.memfd_create("value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     if data is not None:
-        write_all(descriptor, data)
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        fill(descriptor, data)
         fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
     return descriptor
+
+
+def fill(descriptor: int, data: bytes) -> None:
+    """Write a memory file from its start; its position stays there."""
+    at = os.pwrite(descriptor, data, 0)
+    while at < len(data):
+        at += os.pwrite(descriptor, memoryview(data)[at:], at)
 
 
 def read_file(descriptor: int, limit: int) -> bytes:
