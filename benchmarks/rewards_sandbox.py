@@ -57,7 +57,7 @@ def interpreter(
             subprocess.run([command, *flags, "-c", source], check=True)
 
     def run(count: int) -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(judge, range(count)))
 
     return run
@@ -97,7 +97,7 @@ def sandboxed(tier: int, workers: int, count: int) -> tuple[float, float]:
 
 
 def against_interpreters(count: int, rounds: int) -> None:
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     few = max(count // 10, 10)
     python = shutil.which("python") or sys.executable
     judges: dict[str, Callable[[], tuple[float, float]]] = {
@@ -131,7 +131,7 @@ def against_interpreters(count: int, rounds: int) -> None:
 
 
 def scaling(count: int) -> None:
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     rows = [("workers", "programs/s", "x one worker")]
     first = 0.0
     for workers in sorted({1, 2, cores, 2 * cores}):
@@ -147,7 +147,7 @@ def scaling(count: int) -> None:
 
 def oversubscription(programs: int) -> None:
     """Right programs of about half their CPU budget, eight times more at once than cores."""
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     rows = [("workers", "programs", "wrong verdicts", "seconds")]
     start = time.process_time()
     exec(compile(BUSY + "f(1)", "busy", "exec"), {})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from decimal import Decimal
+from numbers import Integral
+from typing import Any, Literal, TypeAlias, get_args
 
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
@@ -13,6 +16,7 @@ Message: TypeAlias = Mapping[str, str]
 Status: TypeAlias = Literal[
     "correct", "incorrect", "partial", "unparsed", "timeout", "memory", "crashed", "unscored"
 ]
+STATUSES: tuple[str, ...] = get_args(Status)
 FinishReason: TypeAlias = Literal["stop", "length"]
 
 
@@ -64,6 +68,7 @@ class Verdict:
     reward: float
     """In [0, 1], or NaN when unscored."""
     status: Status
+    """`correct` exactly when the reward is 1, `partial` between 0 and 1, any other at 0."""
     passed: int = 0
     total: int = 1
     cpu_seconds: float = 0.0
@@ -72,12 +77,26 @@ class Verdict:
     detail: str = ""
 
     def __post_init__(self) -> None:
+        """Reward and status say the same: runs are counted by one and trained by the other."""
+        if self.status not in STATUSES:
+            near = difflib.get_close_matches(str(self.status), STATUSES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown status {self.status!r}; {hint}have {', '.join(STATUSES)}")
         if (self.status == "unscored") != math.isnan(self.reward):
             raise ValueError(
                 f"a verdict is NaN exactly when unscored, got {self.reward} with {self.status!r}"
             )
-        if not math.isnan(self.reward) and not 0.0 <= self.reward <= 1.0:
+        if self.status == "unscored":
+            return
+        if not 0.0 <= self.reward <= 1.0:
             raise ValueError(f"a reward lies in [0, 1] or is NaN, got {self.reward}")
+        earned = "correct" if self.reward == 1.0 else "partial" if self.reward > 0.0 else ""
+        stated = self.status if self.status in ("correct", "partial") else ""
+        if earned != stated:
+            raise ValueError(
+                'a verdict is "correct" exactly with reward 1, "partial" between 0 and 1, and any '
+                f"other at 0; got {self.reward} with {self.status!r}"
+            )
 
     @staticmethod
     def unscored(detail: str) -> Verdict:
@@ -87,3 +106,26 @@ class Verdict:
 
 Verifier: TypeAlias = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
 """Judges a batch: as many verdicts as completions, in the same order."""
+
+
+def plain_text(value: Any) -> str:
+    """A value of data as the text an answer is compared with: the same however it was stored.
+
+    Numbers are written out, since nobody answers 1e-07. What is no text (null, NaN, a list) is
+    refused: "None" or "nan" would be an answer that can be given.
+
+    >>> plain_text(" 7 "), plain_text(1e-07), plain_text(12)
+    (' 7 ', '0.0000001', '12')
+
+    Raises:
+        ValueError: for anything but text, a bool and a finite number.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Integral):
+        return str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return format(Decimal(repr(float(value))) if isinstance(value, float) else value, "f")
+    raise ValueError(
+        f"text, a finite number or a bool is needed, got {'null' if value is None else repr(value)}"
+    )

@@ -164,6 +164,54 @@ def test_the_answer_is_the_last_tag_after_the_thinking() -> None:
     assert tag("<answer>\r\n 3*8 \r\n</answer>") == 1.0
     assert tag("<answer>" * 1_000_000 + "3*8</answer>") == 1.0
 
+    assert tag("<answer>3*8</answer> wait <answer>3+") == 0.0  # the last answer never ends
+    assert tag("<answer>3*8</answer> or <think>") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("27 ⋅ 1 - 3", 1.0),
+        ("27 ∗ 1 - 3", 1.0),
+        ("27\u00a0*\u00a01 - 3", 1.0),
+        ("$27*1-3$", 1.0),
+        ("$$27*1-3$$", 1.0),
+        ("27*1-3.", 1.0),
+        ("27*1-3 = 24.", 1.0),
+        ("`27*1-3`", 1.0),
+        ("```\n27*1-3\n```", 1.0),
+        ("```python\n27*1-3\n```", 1.0),
+        ("-3+27*1", 1.0),
+        ("-3*1+27", 1.0),
+        ("-27*1+3", 0.0),
+        ("3-27*1", 0.0),
+        ("27*1-3..", 0.0),
+        ("$27*1-3$ or $3$", 0.0),
+        ("```python\nprint(24)\n```", 0.0),
+        ("27*1--3", 0.0),
+        ("27*(-1)-3", 0.0),
+        ("-", 0.0),
+        ("$$", 0.0),
+        ("$.$", 0.0),
+        ("``````", 0.0),
+        (".", 0.0),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+def test_typography_and_a_leading_sign_are_read(text: str, reward: float) -> None:
+    said = judge(f"<answer>{text}</answer>", [27, 1, 3], 24, answer="tag")
+    assert said.reward == reward
+    assert said.status != "unscored"
+
+
+@pytest.mark.parametrize("text", ["-3+27", "$27-3$", "27-3."])
+def test_a_compact_prompt_is_answered_by_the_bare_expression(text: str) -> None:
+    assert judge(text, [27, 3], 24).status == "unparsed"
+
+
+def test_a_sign_needs_its_operator() -> None:
+    assert judge("<answer>-3+27</answer>", [27, 3], 24, operators="+*", answer="tag").reward == 0.0
+
 
 def test_operators_and_numbers_are_those_given() -> None:
     assert judge("3*8", [3, 8], 24, operators="+-").reward == 0.0

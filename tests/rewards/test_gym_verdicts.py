@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -25,8 +26,14 @@ FAULTY = {
     "rearc": "does not score 1",
     "prime_factorization": "raises",
     "rubiks_cube": "no text",
+    "word_sorting": "pays for",  # the right words, and then any others
+    "advanced_geometry": "pays for '.*, ",
+    "knights_knaves": "pays for 'not ",
+    "kakurasu": "pays for 'not ",
+    "survo": "pays for 'not ",
+    "quantum_lock": "pays for 'not ",
 }
-SOUND = ("leg_counting", "chain_sum", "caesar_cipher", "word_sorting", "jugs", "mini_sudoku")
+SOUND = ("leg_counting", "chain_sum", "caesar_cipher", "jugs", "mini_sudoku")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,6 +97,10 @@ def test_answers_are_judged_in_the_sandbox_and_hostile_ones_score_zero() -> None
         assert good.tier is not None
         prose = judge(prompts[:1], [f"<answer>I say {prompts[0].spec['entry']['answer']}</answer>"])
         assert prose[0].reward == 0.0  # its ratio of lengths is not paid out
+        bare = replace(prompts[1], spec={})  # a broken prompt spoils no other of its batch
+        mixed = judge([prompts[0], bare], [prompts[0].reference, prompts[1].reference])
+        assert [v.status for v in mixed] == ["correct", "unscored"]
+        assert "entry" in mixed[1].detail
 
 
 def test_splits_are_apart_and_the_same_by_seed() -> None:

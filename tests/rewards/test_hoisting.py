@@ -8,7 +8,7 @@ import pytest
 
 from bestofk.rewards.hoisting import hoisted, with_plans
 
-NAMES = {"f": "f", "candidate": "Solution().f", "math": "math"}
+NAMES = {"f": "f", "candidate": "Solution().f"}
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bestofk.rewards.mathtext import (
-    MAX_ANSWER,
-    extract,
-    is_balanced,
-    is_readable,
-    last_box,
-    number,
-    parts,
-    plain,
-    same,
-)
+from bestofk.rewards.maths_extract import MAX_ANSWER, extract, last_box
+from bestofk.rewards.maths_number import number, quantity
+from bestofk.rewards.maths_same import parts, same
+from bestofk.rewards.mathtext import is_balanced, is_readable, plain
 
 
 @pytest.mark.parametrize(
@@ -39,7 +32,7 @@ from bestofk.rewards.mathtext import (
         ("#### 7\nbut check: 8", "7"),
         ("Answer: 7", "7"),
         ("**Answer:** 7", "7"),
-        ("The final answer is 7.", "7."),
+        ("The final answer is 7.", "7"),
         ("the answer is: 7", "7"),
         (r"Answer: 6 \boxed{7}", "7"),
         (r"\boxed{6} Answer: 7", "7"),
@@ -49,6 +42,30 @@ from bestofk.rewards.mathtext import (
         ("", None),
         (r"\boxed{}", None),
         ("Answer:", None),
+        ("Answer : 7", "7"),
+        ("**Answer: 7**", "7"),
+        ("**Answer:**\n7", "7"),
+        ("Answer:\n\n**7**", "7"),
+        ("\\boxed{7}\nAnswer:\n7", "7"),
+        ("\\boxed{7}\nAnswer:", "7"),
+        ("\\boxed{7}\nThis answer is reasonable.", "7"),
+        ("#### 7\n\nLet me know if the answer is unclear!", "7"),
+        ("<answer>7</answer> Hope this answer is helpful.", "7"),
+        ("<answer>Answer: 7</answer>", "7"),
+        ("The answer is 7. This answer is plausible.", "7. This answer is plausible"),
+        ("Answer:\\boxed{7} is the result", "7"),
+        (r"\boxed{\text{The answer is }7}", r"\text{The answer is }7"),
+        (r"\boxed{\text{Answer: }7}", r"\text{Answer: }7"),
+        (
+            "Final Answer: The final answer is $7$. I hope it is correct.",
+            "The final answer is $7$",
+        ),
+        ("Answer: 2**3", "2**3"),
+        ("Answer: **7.**", "7"),
+        ("Answer: 0.33...", "0.33..."),
+        ("Answer: **7** eggs", "7 eggs"),
+        ("Answer: *7*", "7"),
+        ("Answer: `7`.", "7"),
         ("\\boxed{7}\r\n", "7"),
         ("\x00\\boxed{7}\ud800", "7"),
     ],
@@ -101,8 +118,51 @@ def test_a_box_is_balanced_and_comes_from_the_text(inside: str, after: str) -> N
         (r"\frac{\sqrt{3}}{2}", r"\frac{\sqrt{3}}{2}"),
         (r"\sqrt(2)", r"\sqrt{2}"),
         (r"\left(3,\,4\right)", "(3, 4)"),
-        (r"5\text{ cm}^2", "5 cm ^2"),
-        (r"10{,}000", "10,000"),
+        (r"5\text{ cm}^2", r"5\text{cm}^2"),
+        (r"10{,}000", "10000"),
+        (r"10\,000", "10000"),
+        (r"11,\! 111,\!100", "11111100"),
+        (r"1\,2", "1 2"),
+        (r"5\;6", "5 6"),
+        ("$5$6", "5 6"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+        (r"a \\\, b", r"a \\ b"),
+        (r"2\,x", "2 x"),
+        ("√12", r"\sqrt{12}"),
+        ("2√3.5", r"2\sqrt{3.5}"),
+        ("√(x+1)", r"\sqrt{x+1}"),
+        (r"\sqrt12", r"\sqrt12"),
+        ("x<=5", r"x\le 5"),
+        (r"x \geq 5", r"x \ge 5"),
+        ("x!=5", r"x\ne 5"),
+        (r"x\not=5", r"x\ne 5"),
+        (r"0.\overline{3}", r"\frac{3}{9}"),
+        (r"0.08\overline{3}", r"\frac{75}{900}"),
+        (r"2.\dot{1}2\dot{3}", r"\frac{2121}{999}"),
+        (r"\sqrt[3]{-8}", r"(-\sqrt[3]{8})"),
+        (r"\sin 30^\circ", r"\sin (30\cdot\frac{\pi}{180})"),
+        (r"5^\circ3", "5 3"),
+        (r"25^\circ C", r"25\text{C}"),
+        (r"\text{\textbf{18}}", "18"),
+        (r"\text{\textbf{Yes}}", r"\text{Yes}"),
+        (r"\operatorname{lcm}(4,6)", r"\lcm (4,6)"),
+        (r"2\mathrm{e}", "2 e"),
+        (r"2\mathbf{i}", "2 i"),
+        (r"2 \text{ or } 3", "2 or 3"),
+        (r"\text{The answer is }18", "18"),
+        ("The answer is: 18", "18"),
+        (r"\{ \}", r"\emptyset"),
+        (r"(-\infty, +\infty)", r"(-\infty,\infty)"),
+        (r"\mathbb{R}", r"(-\infty,\infty)"),
+        (r"\mathbb{R}^2", r"\mathbb{R}^2"),
+        ("\u200e18\ufeff", "18"),
+        ("€18", "18"),
+        ("2 1/2", r"2\frac{1}{2}"),
+        ("sqrt(2)/2", r"\sqrt{2}/2"),
+        ("~5", r"\sim 5"),
+        (r"\[7\]", "7"),
+        (r"\(2\) and \(3\)", "2 and 3"),
+        ("0.5...", "0.5..."),
         (r"30^\circ", "30"),
         (r"30^{\circ}", "30"),
     ],
@@ -123,10 +183,11 @@ def test_written_decimals_are_read_back(digits: int, places: int) -> None:
     text = f"{'-' if digits < 0 else ''}{abs(digits) // 10**places:,}"
     if places:
         text += f".{abs(digits) % 10**places:0{places}d}"
-    for form in (text, f"${text}$", f"\\${text}", f"{text} dollars", f"{text}\\%", f"x = {text}"):
+    forms = [text, f"${text}$", f"\\${text}", f"{text} dollars", f"x = {text}"]
+    for form in forms + [f"{text}\\%"] * (abs(value) >= 1):
         assert same(plain(text), plain(form)) is True
         if "=" not in form:
-            assert number(plain(form)) == value
+            assert number(quantity(plain(form)).core) == value
 
 
 @given(st.fractions(), st.fractions())

@@ -98,7 +98,10 @@ GRID = ["S..", "**.", "E.."]
         ("LRRRDDLL", "incorrect"),
         ("RRRRDDLL", "incorrect"),
         ("UDRRDDLL", "incorrect"),
-        ("rrddll", "unparsed"),
+        ("rrddll", "correct"),
+        ("r, r, d, d, l, l", "correct"),
+        ("lrddll", "incorrect"),
+        ("rrddll done", "unparsed"),
         ("Right", "unparsed"),
         ("", "unparsed"),
         (",", "unparsed"),
@@ -117,6 +120,17 @@ def test_what_a_model_may_write(text: str, status: str) -> None:
     verdict = judge(GRID, text)
     assert verdict.status == status
     assert verdict.reward == float(status == "correct")
+
+
+def test_a_maze_without_a_way_is_unscored_and_says_so() -> None:
+    verdict = judge(["S*E"], "R", "progress")
+    assert verdict.status == "unscored"
+    assert "has a way from S to E, this one has none" in verdict.detail
+
+
+def test_only_the_eight_letters_are_moves() -> None:
+    letters = {chr(c) for c in range(0x3000) if judge(["S*E"], chr(c)).status != "unparsed"}
+    assert letters == set("UDLRudlr")
 
 
 def test_the_grid_has_no_way_around_its_edges() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bestofk.rewards import verifier
+from bestofk.rewards import refusals, verifier
 from bestofk.rewards.extract import final_text, tagged
 from bestofk.types import Prompt, Verdict
 
@@ -50,6 +50,14 @@ def test_guessing_kinds_earns_nothing_on_average_before_the_floor() -> None:
         (say(SOLUTION.values()), 1.0, 1.0),
         ("ada: Knight; ben = knave\nCleo is a knave.\n- Dan is a knight", 1.0, 1.0),
         ("Ada is a knight and Ben is a knave and Cleo is a knave and Dan is a knight", 1.0, 1.0),
+        ("Ada is a knight. Ben is a knave. Cleo is a knave. Dan is a knight.", 1.0, 1.0),
+        ("**Ada** is a knight, **Ben**: knave, Cleo: **knave**, **Dan: knight**", 1.0, 1.0),
+        ("1. Ada: knight\n2. Ben: knave\n3) Cleo: knave\n4. Dan: knight", 1.0, 1.0),
+        ("1. Ada is a knight. 2. Ben is a knave. 3. Cleo is a knave. 4. Dan is a knight", 1.0, 1.0),
+        ("Ada is a knight, Ben is a knave,\nCleo is a knave,\nand Dan is a knight.", 1.0, 1.0),
+        ("Ada is a knight, Ben is a knave, Cleo is a knave\nand\nDan is a knight", 1.0, 1.0),
+        ("Ada is a knight. Ada is a knave. Ben is a knave.", 0.0, 0.0),
+        ("Ada is a knight. Or not. Ben is a knave.", 0.0, 0.0),
         ("Ada is a knight, Ben is a knave", 0.0, 0.5),
         (say(["knight"] * 4), 0.0, 0.0),
         (say(["knave"] * 4), 0.0, 0.0),
@@ -147,7 +155,25 @@ def test_exact_answers_are_compared_up_to_white_space() -> None:
     assert verifier("exact", ignore_case=True)([prompt], ["<answer>new york</answer>"])[0].reward
 
 
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, ["5", "6"], {"a": 1}])
+def test_what_is_no_text_is_no_expected_answer(bad: Any) -> None:
+    """Its Python name, "None" say, would be an answer that pays."""
+    prompt = Prompt("p", "", "t", {"expected": bad}, f"<answer>{bad}</answer>")
+    (verdict,) = verifier("exact")([prompt], [f"<answer>{bad}</answer>"])
+    assert verdict.status == "unscored"
+    assert set(refusals(verifier("exact"), [prompt])) == {"p"}
+
+
+def test_numbers_are_expected_as_they_are_written() -> None:
+    for value, text in ((12, "12"), (1e-7, "0.0000001"), (1e21, "1" + "0" * 21)):
+        prompt = Prompt("p", "", "t", {"expected": value})
+        assert verifier("exact")([prompt], [f"<answer>{text}</answer>"])[0].reward == 1.0
+
+
 def test_the_form_is_each_tag_once_and_nothing_else() -> None:
+    for bad in ("answer", [], ["a", "a"], [""], ["a b"], ["<a>"]):
+        with pytest.raises(ValueError, match="tags are a list of different names"):
+            verifier("format", tags=bad)
     judge = verifier("format")
     prompt = Prompt("p", "", "t")
     said = {

@@ -163,8 +163,8 @@ def test_a_mistyped_reward_says_what_to_type(parts: Any, message: str) -> None:
 
 
 def test_a_judging_function_is_found_by_its_path() -> None:
-    judge = verifier("os.path:exists")  # any importable function of two arguments would do
-    assert judge([PROMPT], ["x"])[0].status == "unscored"  # this one takes one: broken, not wrong
+    judge = verifier("operator:contains")  # any importable function of two arguments would do
+    assert judge([PROMPT], ["x"])[0].status == "unscored"  # no prompt contains: broken, not wrong
     with pytest.raises(ValueError, match="cannot load verifier"):
         verifier("os.path:exsts")
 
@@ -306,6 +306,8 @@ def test_options_of_every_verifier_are_checked() -> None:
     check: list[Callable[[], object]] = [
         lambda: verifier("countdown", reward="closenes"),
         lambda: verifier("countdown", scale=0),
+        lambda: verifier("countdown", scale=math.inf),
+        lambda: verifier("countdown", scale=math.nan),
         lambda: verifier("maze", reward="exakt"),
         lambda: verifier("sudoku", reward="part"),
         lambda: verifier("knights", rewards="exact"),

@@ -157,7 +157,7 @@ def test_a_problem_in_test_is_taken_out_of_train_however_it_is_spaced() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "at least one of train"),
+        ({}, "at least one source: train"),
         ({"train": ROWS, "prompt": "{qestion}"}, "did you mean 'question'"),
         ({"train": ROWS, "prompt": "{question", "answer": "answer"}, "template is text with"),
         ({"train": ROWS, "prompt": "{question}", "answer": "anser"}, "did you mean 'answer'"),
@@ -289,7 +289,9 @@ def test_a_few_programs_of_each_code_set_pass_in_the_sandbox() -> None:
     for name in ("mbpp", "mbppplus", "humaneval", "leetcode"):
         made = task(name, limit=6)
         with verifier(made.verifier, **made.verifier_options) as judge:
-            assert refusals(judge, made.split("test")[:]) == {}
+            prompts = made.split("test")[:]
+            verdicts = judge(prompts, [prompt.reference for prompt in prompts])
+            assert [verdict.reward for verdict in verdicts] == [1.0] * 6
 
 
 @pytest.mark.parametrize("name", ["math", "gsm8k", "mbpp", "leetcode", "codecontests"])

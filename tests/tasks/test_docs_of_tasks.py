@@ -46,7 +46,7 @@ def rows(page: str, head: str) -> list[list[str]]:
 
 def test_the_maths_table_is_true() -> None:
     table = rows("rewards.md", "| expected | completion | verdict |")
-    assert len(table) == 8
+    assert len(table) >= 8
     with verifier("maths", workers=1, cpu_seconds=0.7) as judge:
         verdicts = judge(
             [Prompt(str(i), "", "t", {"expected": row[0]}) for i, row in enumerate(table)],

@@ -52,10 +52,30 @@ def test_show_takes_split_start_and_options(capsys: pytest.CaptureFixture[str]) 
         (["show", "maze", "--split", "tset"], "did you mean 'test'"),
         (["show", "maze", "--start", "999999"], "10000 prompts"),
         (["shw"], "bestofk tasks show NAME"),
+        (["show", "countdown", "--option", "numbers=abc"], "is of type int, got 'abc'"),
+        (["show", "countdown", "--option", "numbers=3.5"], "is of type int, got 3.5"),
+        (["show", "countdown", "--option", "numbers=true"], "is of type int, got True"),
+        (["show", "maze", "--option", "sizes=9"], "is of type Sequence[int], got 9"),
+        (["show", "maze", "--option", 'sizes=["9"]'], "is of type Sequence[int], got ['9']"),
+        (["show", "maze", "--option", "sizes=[]"], "at least one size"),
+        (["show", "maze", "--option", "loops=often"], "is of type float, got 'often'"),
+        (["show", "countdown", "--option", "reward=best"], "have closeness, exact"),
     ],
 )
-def test_mistakes_are_explained(
+def test_mistakes_are_explained_and_nothing_else_is_printed(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tasks", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_a_puzzle_that_cannot_be_trusted_is_refused_before_it_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    assert main(["tasks", "show", "gym", "--option", "dataset=game_of_life_halting"]) == 2
+    printed = capsys.readouterr()
+    assert "untrustworthy reasoning-gym task 'game_of_life_halting'" in printed.err
+    assert printed.out == ""

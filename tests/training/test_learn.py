@@ -12,6 +12,7 @@ from bestofk.learning import Learner, Loss, Optimisation
 from bestofk.models import tiny
 from bestofk.objectives import objective
 from bestofk.objectives.off_policy import effective_sample_size
+from bestofk.rewards.base import as_verdict
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.training.learn import Settings, combine, learn, ratio_stats, schedule
@@ -42,8 +43,7 @@ def bandit(one_thread):
         groups = sampler.sample(prompts, seed=step, params=Sampling(n=n, max_new_tokens=1))
         verdicts = [
             tuple(
-                Verdict(float((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]), "correct")
-                for c in g.completions
+                as_verdict((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]) for c in g.completions
             )
             for g in groups
         ]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bestofk.objectives import objective
+from bestofk.rewards.base import as_verdict
 from bestofk.training.rollouts import (
     Batch,
     collect,
@@ -59,10 +60,7 @@ def sample(prompts, again):
 def judge(groups):
     """Position p has p mod 5 right answers of four: none at 0, all at 4."""
     return [
-        [
-            Verdict(float(i < group.prompt.spec["position"] % 5), "correct")
-            for i in range(len(group.completions))
-        ]
+        [as_verdict(i < group.prompt.spec["position"] % 5) for i in range(len(group.completions))]
         for group in groups
     ]
 
@@ -145,12 +143,7 @@ def test_what_an_objective_draws_depends_on_the_slot_alone(variant):
 
 def batch_of(rewards):
     verdicts = tuple(
-        tuple(
-            Verdict.unscored("broken")
-            if np.isnan(r)
-            else Verdict(r, "correct" if r else "incorrect")
-            for r in row
-        )
+        tuple(Verdict.unscored("broken") if np.isnan(r) else as_verdict(r) for r in row)
         for row in rewards
     )
     groups = tuple(

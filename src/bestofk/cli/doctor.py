@@ -20,7 +20,7 @@ import tyro
 # extra of the package: the distributions it brings, and what for
 EXTRAS = {
     "train": (("torch", "transformers", "accelerate", "peft"), "train and sample on this machine"),
-    "math": (("math-verify",), "judge mathematics beyond numbers"),
+    "math": (("latex2sympy2-extended",), "judge mathematics beyond numbers"),
     "gym": (("reasoning-gym",), "reasoning-gym tasks"),
     "data": (("datasets", "pyarrow"), "data sets from the Hub, parquet files"),
     "vllm": (("vllm",), "sample with vLLM"),

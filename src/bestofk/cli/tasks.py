@@ -83,6 +83,7 @@ def show(asked: Show) -> int:
     from bestofk.tasks import task
 
     chosen = task(asked.task, **parse_options(asked.option))
+    judge = verifier(chosen.verifier, **chosen.verifier_options) if asked.judge else None
     split_name = asked.split or chosen.splits[0]
     split = chosen.split(split_name)
     if asked.n < 1 or not 0 <= asked.start < len(split):
@@ -91,12 +92,12 @@ def show(asked: Show) -> int:
             f"--n {asked.n}"
         )
     prompts = split[asked.start : asked.start + asked.n]
+    verdicts = []
+    if judge is not None:
+        with judge:
+            verdicts = judge(prompts, [prompt.reference for prompt in prompts])
     print(f"{chosen.name}: {chosen.summary}; licence: {chosen.licence}")
     print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts\n")
-    verdicts = []
-    if asked.judge:
-        with verifier(chosen.verifier, **chosen.verifier_options) as judge:
-            verdicts = judge(prompts, [prompt.reference for prompt in prompts])
     for number, prompt in enumerate(prompts):
         print(f"--- {prompt.id}")
         if isinstance(prompt.text, str):

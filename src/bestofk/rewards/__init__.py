@@ -19,13 +19,14 @@ from bestofk.rewards.base import (
     PairVerifier,
     TooManyUnscored,
     UnscoredGuard,
+    check_judge,
     check_options,
     prepare,
     refusals,
     score,
     unknown,
 )
-from bestofk.rewards.combine import gated, weighted
+from bestofk.rewards.combine import checked_weight, gated, weighted
 
 __all__ = [
     "VERIFIERS",
@@ -58,7 +59,7 @@ VERIFIERS = {
 
 
 def verifier(name: str, /, **options: Any) -> BatchVerifier:
-    """The verifier of that name, or `"package.module:function"` for a judging function of yours."""
+    """The verifier of that name, or `"package.module:name"` for a function or verifier of yours."""
     if name in VERIFIERS:
         factory = _load(VERIFIERS[name])
         check_options(f"verifier {name}", factory, options)
@@ -78,7 +79,7 @@ def _load(path: str) -> Any:
 
 
 def from_function(
-    function: Judge, *, threads: int = 1, sandbox: bool = False, tier: int = 1
+    function: Judge | BatchVerifier, *, threads: int = 1, sandbox: bool = False, tier: int = 1
 ) -> BatchVerifier:
     """A verifier from one function `(prompt, completion text) -> float | bool | Verdict`.
 
@@ -86,7 +87,16 @@ def from_function(
     unscored. `threads` calls it from several threads at once, for functions that wait (a judge
     behind HTTP, say). With `sandbox` each call runs in a sandbox of at least that `tier`, with its
     limits: for functions that hand what a model wrote to a library they do not trust.
+
+    A verifier is returned as it is: `"package.module:name"` in a recipe may name either.
     """
+    if isinstance(function, BatchVerifier):
+        if threads != 1 or sandbox:
+            raise ValueError(
+                f"threads and sandbox are for functions, {function.name} is a verifier already"
+            )
+        return function
+    check_judge(function)
     if not sandbox:
         return PairVerifier(function, threads=threads)
     from bestofk.rewards.sandboxed import SandboxedVerifier
@@ -103,21 +113,27 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> BatchVerifier:
     >>> combined([{"verifier": "format", "gate": True}, {"verifier": "maze"}]).name
     'format or 0, maze'
     """
+    if not parts:
+        raise ValueError("a reward needs at least one part, got none")
     gates: list[BatchVerifier] = []
     weights: list[tuple[float, BatchVerifier]] = []
     for part in parts:
+        if not isinstance(part, Mapping):
+            raise ValueError(f'a part of a reward reads {{"verifier": name, ...}}, got {part!r}')
         options = dict(part)
         name, weight = options.pop("verifier", None), options.pop("weight", None)
         is_gate = options.pop("gate", False)
         if name is None:
             raise ValueError(f"a part of a reward names its verifier, got {dict(part)}")
+        if not isinstance(is_gate, bool):
+            raise ValueError(f"gate is true or false, got {is_gate!r} for {name}")
         if is_gate and weight is not None:
             raise ValueError(f"a part is a gate or has a weight, {name} states both")
         built = verifier(name, **options)
         if is_gate:
             gates.append(built)
         else:
-            weights.append((1.0 if weight is None else float(weight), built))
+            weights.append((checked_weight(1.0 if weight is None else weight, name), built))
     if not weights:
         raise ValueError("a reward needs a part that is not a gate, got only gates")
     reward: BatchVerifier = weights[0][1] if len(weights) == 1 else weighted(*weights)

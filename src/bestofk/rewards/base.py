@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import inspect
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,19 +29,28 @@ RETRIES = 2
 """How often a pair whose judging broke is tried again before it is `unscored`."""
 
 
-class BatchVerifier:
-    """Base of all verifiers: checks the batch, then asks `judge_batch`.
+class BatchVerifier(ABC):
+    """Base of all verifiers: checks the batch, asks `judge_batch`, and checks its verdicts.
 
     Calling one is thread-safe; `await verifier.score(...)` is the same off the event loop.
     """
 
     name: str = "verifier"
 
+    @abstractmethod
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
-        """Judge texts that are known to be strings; the one method a subclass must write."""
-        raise NotImplementedError
+        """Judge texts that are known to be strings; the one method a subclass must write.
 
-    def close(self) -> None:
+        Where it raises, the halves of the batch are judged apart, down to single pairs, and a pair
+        that still raises is unscored: one that breaks the judge spoils no other.
+        """
+
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        """Ids of prompts that cannot be trusted although their references score 1.0, each with the
+        reason: what this verifier would pay for an answer without a thought. `prepare` asks."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (most verifiers have nothing to stop)
         """Stop workers, where there are any. A closed verifier starts new ones when called."""
 
     def __call__(
@@ -58,12 +69,24 @@ class BatchVerifier:
                     "pass completion.text"
                 )
         texts = ["" if text is None else text for text in completions]
-        verdicts = self.judge_batch(prompts, texts)
-        if len(verdicts) != len(texts):
-            raise RuntimeError(
-                f"{self.name} returned {len(verdicts)} verdicts for {len(texts)} completions"
-            )
-        return verdicts
+        return self._judged(prompts, texts) if texts else []
+
+    def _judged(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], attempt: int = 0
+    ) -> list[Verdict]:
+        """What `judge_batch` says, with what makes it raise narrowed down to pairs."""
+        try:
+            verdicts = self.judge_batch(prompts, texts)
+        except (Exception, SystemExit) as error:
+            _raise_without_sandbox(error)
+            if len(texts) > 1:
+                half = len(texts) // 2
+                first = self._judged(prompts[:half], texts[:half])
+                return first + self._judged(prompts[half:], texts[half:])
+            if attempt < RETRIES:
+                return self._judged(prompts, texts, attempt + 1)
+            return [broken(self.name, prompts[0], error)]
+        return checked(verdicts, len(texts), self.name)
 
     async def score(
         self, prompts: Sequence[Prompt], completions: Sequence[str | None]
@@ -103,10 +126,59 @@ class PairVerifier(BatchVerifier):
         for attempt in range(RETRIES + 1):
             try:
                 return as_verdict(self.judge(prompt, text))
-            except Exception as error:  # the boundary: whatever broke is ours, not the model's
+            except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
                 if attempt == RETRIES:
                     return broken(self.name, prompt, error)
         raise AssertionError("unreachable")
+
+
+def _raise_without_sandbox(error: BaseException) -> None:
+    """A machine without the sandbox that was asked for ends a run at once: no pair is to blame."""
+    from bestofk.rewards.sandbox import SandboxError
+
+    if isinstance(error, SandboxError):
+        raise error
+
+
+def checked(verdicts: Any, count: int, name: str) -> list[Verdict]:
+    """The verdicts, if they are that: as many as completions, each a `Verdict`.
+
+    Anything else is a mistake in the verifier's code that no retry mends, so it is an error.
+    """
+    found = list(verdicts) if isinstance(verdicts, Iterable) else [verdicts]
+    for position, verdict in enumerate(found):
+        if not isinstance(verdict, Verdict):
+            raise TypeError(
+                f"{name} returned {type(verdict).__name__} at position {position}; a verifier "
+                "returns Verdicts: bestofk.rewards.from_function makes them of floats"
+            )
+    if len(found) != count:
+        raise RuntimeError(f"{name} returned {len(found)} verdicts for {count} completions")
+    return found
+
+
+def check_judge(function: Any) -> None:
+    """Refuse what cannot be called with a prompt and a text, or gives no value when it is."""
+    name = getattr(function, "__name__", None) or repr(function)
+    rule = "a judging function takes a prompt and a text and returns a float, a bool or a Verdict"
+    if isinstance(function, type) and issubclass(function, BatchVerifier):
+        raise ValueError(f"{name} is a class of verifiers; make one and name that: {name}(...)")
+    if not callable(function):
+        raise ValueError(f"{rule}, got {function!r}, which cannot be called")
+    inner = function.func if isinstance(function, functools.partial) else function
+    body = inner if inspect.isroutine(inner) else type(inner).__call__
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise ValueError(f"{rule}, {name} is asynchronous; write it with def, and pass threads=16")
+    if inspect.isgeneratorfunction(body):
+        raise ValueError(f"{rule}, {name} yields; let it return")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C, and silent about what it takes
+        return
+    try:
+        signature.bind(None, "")
+    except TypeError as error:
+        raise ValueError(f"{rule}, got {name}{signature}: {error}") from error
 
 
 def broken(name: str, prompt: Prompt, error: BaseException) -> Verdict:
@@ -155,8 +227,13 @@ def score(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
     """Verdicts of whole groups, judged as one batch: one list per group."""
     prompts = [group.prompt for group in groups for _ in group.completions]
     texts = [completion.text for group in groups for completion in group.completions]
-    verdicts = iter(verifier(prompts, texts))
+    verdicts = iter(checked(verifier(prompts, texts), len(texts), _name_of(verifier)))
     return [[next(verdicts) for _ in group.completions] for group in groups]
+
+
+def _name_of(verifier: Any) -> str:
+    named = getattr(verifier, "name", None) or getattr(verifier, "__name__", None)
+    return str(named or type(verifier).__name__)
 
 
 class TooManyUnscored(RuntimeError):
@@ -214,7 +291,8 @@ def refusals(
     seen: set[str] = set()
     for start in range(0, len(prompts), batch):
         chunk = list(prompts[start : start + batch])
-        verdicts = verifier(chunk, [prompt.reference or "" for prompt in chunk])
+        said = verifier(chunk, [prompt.reference or "" for prompt in chunk])
+        verdicts = checked(said, len(chunk), _name_of(verifier))
         for prompt, verdict in zip(chunk, verdicts, strict=True):
             if prompt.id in seen:
                 refused[prompt.id] = "the id occurs twice"
@@ -229,6 +307,8 @@ def refusals(
                     f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
                 ).strip()
             seen.add(prompt.id)
+    if isinstance(verifier, BatchVerifier):
+        refused |= verifier.doubts([prompt for prompt in prompts if prompt.id not in refused])
     return refused
 
 
@@ -256,7 +336,7 @@ def prepare(
 def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
     """An error for a mistyped name: the rule, the value and the way out."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1)
+    near = difflib.get_close_matches(str(given), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ValueError(f"unknown {kind} {given!r}; {hint}have {', '.join(names) or 'none'}")
 

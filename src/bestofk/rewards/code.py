@@ -25,12 +25,21 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from bestofk.rewards.base import BatchVerifier, unknown
+from bestofk.rewards.base import BatchVerifier, check_options, unknown
+from bestofk.rewards.code_nulls import (
+    Null,
+    constant_of_calls,
+    constant_of_stdio,
+    null_programs,
+    reason,
+)
+from bestofk.rewards.code_spec import checked_spec, tolerances
+from bestofk.rewards.code_tests import Statements, split_asserts, split_check
 from bestofk.rewards.hoisting import with_plans
-from bestofk.rewards.programs import Statements, extract_code, split_asserts, split_check
+from bestofk.rewards.programs import assembled, extract_code
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
 from bestofk.rewards.sandbox.guest.wire import unpack
@@ -40,9 +49,7 @@ from bestofk.types import Prompt, Status, Verdict
 
 MAX_SOURCE = 1 << 20
 """Bytes of program text; longer ones are not run."""
-_FORMS = ("calls", "asserts", "check", "stdio")
-_KEYS = {*_FORMS, "entry_point", "tolerance", "solution", "setup", "prefix"}
-_PATH = re.compile(r"[^\W\d]\w*(\(\))?(\.[^\W\d]\w*(\(\))?)*")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,21 @@ class Plan:
 
     job: bytes
     total: int
-    entry_point: str
+    paths: tuple[str, ...]
+    """What the tests call: 'f', 'Solution().f'."""
     prefix: str
     stdio: bool = False
     pure: bool = True
     """Whether running the tests leaves the checker's process as it was."""
+    constant: str = ""
+    """What a constant that passes every test does, where comparing is enough to find one."""
+    cut: Statements | None = None
+    """The tests as statements, where it takes runs to find such a constant."""
+
+    @property
+    def names(self) -> set[str]:
+        """What the program has to define."""
+        return {path.partition(".")[0].removesuffix("()") for path in self.paths}
 
 
 def verifier(
@@ -64,7 +81,7 @@ def verifier(
     tier: int = 1,
     workers: int | None = None,
     packages: Sequence[str] | Literal["all"] = (),
-    limits: Limits | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
     sandbox: Sandbox | None = None,
 ) -> CodeVerifier:
     """The code verifier; see this module's docstring for the specs it understands.
@@ -74,7 +91,7 @@ def verifier(
         tier: the least sandbox tier that will do.
         workers: programs judged at once; the number of usable cores unless told.
         packages: what programs may import besides the standard library.
-        limits: CPU seconds, memory and so on per program.
+        limits: CPU seconds, memory and so on per program: `Limits`, or some of its fields.
         sandbox: a sandbox of yours instead of a new one.
     """
     return CodeVerifier(
@@ -94,18 +111,21 @@ class CodeVerifier(BatchVerifier):
         tier: int = 1,
         workers: int | None = None,
         packages: Sequence[str] | Literal["all"] = (),
-        limits: Limits | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
         if reward not in ("fraction", "all"):
             raise unknown("reward", reward, ("fraction", "all"))
+        if isinstance(limits, Mapping):
+            check_options("limits", Limits, limits)
+            limits = Limits(**limits)
         self.whole = reward == "all"
         self._options: dict[str, Any] = {
             "tier": tier, "workers": workers, "packages": packages, "limits": limits
         }  # fmt: skip
         self._sandbox = sandbox
         self._lock = threading.Lock()
-        self._expected: dict[str, list[Any]] = {}
+        self._expected: dict[str, list[Any] | str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets a verifier with a sandbox of its own."""
@@ -138,23 +158,46 @@ class CodeVerifier(BatchVerifier):
         """The plan, or the unscored verdict of a task that cannot be judged (no model's fault)."""
         try:
             plan = self._plan(prompt.spec)
-        except (ValueError, SyntaxError, KeyError, TypeError) as error:
-            reason = f"task {prompt.id}: {type(error).__name__}: {error}"[:300]
-            return Verdict(float("nan"), "unscored", total=0, detail=reason)
+        except Exception as error:  # whatever a spec holds: RecursionError for tests too deep, ...
+            detail = f"task {prompt.id}: {type(error).__name__}: {error}"[:300]
+            return Verdict(float("nan"), "unscored", total=0, detail=detail)
         if plan.total < 1:
-            reason = f"task {prompt.id} has no tests"
-            return Verdict(float("nan"), "unscored", total=0, detail=reason)
+            detail = (
+                f"task {prompt.id} has no tests: none calls the program in a way that can fail (a "
+                "function with the name of a builtin is named by entry_point)"
+            )
+            return Verdict(float("nan"), "unscored", total=0, detail=detail)
         return plan
 
-    def _plan(self, spec: Mapping[str, Any]) -> Plan:
-        form = check_spec(spec)
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        """Tasks that a program without a thought solves, found in one batch for all of them."""
+        plans = self.sandbox.map(self._plan_or_reason, prompts)
+        found: dict[str, str] = {}
+        suspects: list[tuple[str, Plan, Null]] = []
+        for prompt, plan in zip(prompts, plans, strict=True):
+            if isinstance(plan, Plan):
+                nulls = null_programs(plan.cut) if plan.cut else []
+                suspects += [(prompt.id, plan, null) for null in nulls]
+                if plan.constant:
+                    found[prompt.id] = reason(plan.constant, plan.total, plan.total)
+        judged = self.sandbox.map(lambda s: self._run_null(s[1], s[2]), suspects)
+        for (id, _, null), verdict in zip(suspects, judged, strict=True):
+            if verdict.passed == verdict.total or (verdict.passed and not null.body):
+                found.setdefault(id, reason(null.what, verdict.passed, verdict.total))
+        return found
+
+    def _run_null(self, plan: Plan, null: Null) -> Verdict:
+        """A program that defines nothing has no prefix either, which may begin a function."""
+        bare = plan if null.body else replace(plan, prefix="")
+        return self._run(bare, null.source(plan.paths))
+
+    def _plan(self, given: Mapping[str, Any]) -> Plan:
+        form, spec = checked_spec(given)
         entry_point, prefix = spec.get("entry_point", ""), spec.get("prefix", "")
-        tolerance = spec.get("tolerance") or {}
+        absolute, relative = tolerances(spec)
         job: dict[str, Any] = {
-            "absolute": float(tolerance.get("abs", 0.0)),
-            "relative": float(tolerance.get("rel", 0.0)),
-            "entry_point": entry_point,
-        }
+            "absolute": absolute, "relative": relative, "entry_point": entry_point
+        }  # fmt: skip
         if form == "calls":
             cases = [
                 (c["args"], dict(c.get("kwargs", {})), c.get("expected")) for c in spec["calls"]
@@ -162,17 +205,20 @@ class CodeVerifier(BatchVerifier):
             job |= {"mode": "calls", "cases": cases}
             if any("expected" not in call for call in spec["calls"]):
                 job["cases"] = self._with_expected(spec, job)
-            total = len(cases)
-        elif form == "stdio":
+            constant = constant_of_calls(job["cases"], absolute, relative)
+            encoded = encode(job, 1 << 30)
+            return Plan(encoded, len(cases), (entry_point,), prefix, constant=constant)
+        if form == "stdio":
             job |= {"mode": "stdio", "cases": [(c["input"], c["output"]) for c in spec["stdio"]]}
-            total = len(spec["stdio"])
-        else:
-            cut = _cut(form, spec)
-            statements = with_plans(cut.statements, cut.names)
-            job |= {"mode": "statements", "statements": statements, "names": cut.names}
-            total = cut.total
-        pure = form in ("calls", "stdio") or cut.pure
-        return Plan(encode(job, 1 << 30), total, entry_point, prefix, form == "stdio", pure)
+            constant = constant_of_stdio(spec["stdio"], absolute, relative)
+            encoded = encode(job, 1 << 30)
+            return Plan(encoded, len(spec["stdio"]), (), prefix, stdio=True, constant=constant)
+        cut = _cut(form, spec)
+        statements = with_plans(cut.statements, cut.names)
+        names = {"names": cut.names, "modules": cut.modules}
+        job |= {"mode": "statements", "statements": statements} | names
+        paths = tuple(cut.names.values())
+        return Plan(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
 
     def _with_expected(self, spec: Mapping[str, Any], job: dict[str, Any]) -> list[Any]:
         """Cases with the reference's results, computed in the sandbox once per task."""
@@ -183,24 +229,27 @@ class CodeVerifier(BatchVerifier):
         key = hashlib.sha256(len(source).to_bytes(8, "little") + source + recording).hexdigest()
         if key not in self._expected:
             run = self.sandbox.check(source, recording, pure=True)
-            if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
-                raise ValueError(f"the reference did not run: {run.detail or run.report}")
-            values = decode(run.data)
-            failed = [why for ok, why in values if not ok]
-            if failed:
-                raise ValueError(f"the reference failed on {len(failed)} inputs: {failed[0]}")
-            self._expected[key] = [value for _, value in values]
+            if run.status == "unscored":  # ours, and over when it is asked again
+                raise ValueError(f"the reference did not run: {run.detail}")
+            self._expected[key] = _recorded(run)
+        values = self._expected[key]
+        if isinstance(values, str):
+            raise ValueError(values)
         return [
             (args, kwargs, expected)
-            for (args, kwargs, _), expected in zip(job["cases"], self._expected[key], strict=True)
+            for (args, kwargs, _), expected in zip(job["cases"], values, strict=True)
         ]
 
     def _judge(self, plan: Plan, text: str) -> Verdict:
-        code = extract_code(text, plan.entry_point)
-        tier = self.sandbox.tier
+        code = extract_code(text, plan.names, prefix=plan.prefix)
         if not code.strip():
-            return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail="no code")
-        source = (plan.prefix + code).encode("utf-8", "surrogatepass")
+            detail = "no code after the thinking" if text.strip() else "no code"
+            return Verdict(0.0, "unparsed", total=plan.total, tier=self.sandbox.tier, detail=detail)
+        return self._run(plan, code)
+
+    def _run(self, plan: Plan, code: str) -> Verdict:
+        tier = self.sandbox.tier
+        source = assembled(plan.prefix, code).encode("utf-8", "surrogatepass")
         if len(source) > MAX_SOURCE:
             detail = f"a program has at most {MAX_SOURCE} bytes, got {len(source)}"
             return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail=detail)
@@ -212,26 +261,27 @@ def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> Cod
     return CodeVerifier(reward=reward, **options)
 
 
+def _recorded(run: Run) -> list[Any] | str:
+    """What a reference returned, or why that cannot be expected of anybody."""
+    if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
+        return f"the reference did not run: {run.detail or run.report}"
+    values = decode(run.data)
+    failed = [why for ok, why in values if not ok]
+    if failed:
+        return f"the reference failed on {len(failed)} inputs: {failed[0]}"
+    if all(value is None for _, value in values):
+        return (
+            "the reference returns None for every input: a call is judged by what it returns, so "
+            "let the function return what it changes"
+        )
+    return [value for _, value in values]
+
+
 def _cut(form: str, spec: Mapping[str, Any]) -> Statements:
     setup = spec.get("setup", "")
     if form == "asserts":
         return split_asserts(spec["asserts"], setup, spec.get("entry_point", ""))
     return split_check(spec["check"], spec["entry_point"], setup)
-
-
-def check_spec(spec: Mapping[str, Any]) -> str:
-    """Which form of tests a spec has; raises ValueError for one that cannot be understood."""
-    for key in spec:
-        if key not in _KEYS:
-            raise unknown("key of a code spec", key, _KEYS)
-    forms = [form for form in _FORMS if form in spec]
-    if len(forms) != 1:
-        raise ValueError(f"a code spec has one of {', '.join(_FORMS)}; got {forms or 'none'}")
-    if forms[0] in ("calls", "check") and not _PATH.fullmatch(spec.get("entry_point", "")):
-        raise ValueError(
-            f"entry_point reads like 'f' or 'Solution().f', got {spec.get('entry_point')!r}"
-        )
-    return forms[0]
 
 
 def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
@@ -252,7 +302,7 @@ def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
     _, first, detail = next(result for result in results if not result[0])
     reward = 0.0 if whole else passed / total
     status = "partial" if reward > 0.0 else cast(Status, first)
-    return Verdict(reward, status, passed, total, cpu, tier, printable(detail))
+    return Verdict(reward, status, passed, total, cpu, tier, printable(_ADDRESS.sub("", detail)))
 
 
 def _results(run: Run, total: int) -> list[list[Any]] | None:

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, wrong
 from bestofk.types import Prompt, Status, Verdict
+
+
+def checked_weight(weight: Any, name: str) -> float:
+    """A weight as a float, if it can weigh something."""
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not 0.0 < weight <= sys.float_info.max:
+        raise ValueError(
+            f"a weight is a positive and finite number, got {weight!r} for {name}; leave out what "
+            "should not count"
+        )
+    return float(weight)
+
+
+def _checked_part(part: Any) -> BatchVerifier:
+    if not isinstance(part, BatchVerifier):
+        raise ValueError(
+            f"rewards are made of verifiers, got {part!r}; "
+            "bestofk.rewards.from_function makes one of a function"
+        )
+    return part
 
 
 class Weighted(BatchVerifier):
@@ -17,19 +39,27 @@ class Weighted(BatchVerifier):
     def __init__(self, parts: Sequence[tuple[float, BatchVerifier]]) -> None:
         if not parts:
             raise ValueError("a weighted reward needs at least one (weight, verifier), got none")
-        for weight, part in parts:
-            if not 0.0 < weight < float("inf"):
-                raise ValueError(
-                    f"a weight is positive and finite, got {weight} for {part.name}; leave out "
-                    "what should not count"
-                )
-        self.parts = tuple(parts)
+        self.parts = tuple(
+            (checked_weight(weight, _checked_part(part).name), part) for weight, part in parts
+        )
+        largest = max(weight for weight, _ in self.parts)
+        self._shares = [weight / largest for weight, _ in self.parts]  # sums of these are finite
+        if min(self._shares) == 0.0:
+            raise ValueError(
+                f"weights are within the reach of a float of each other, got "
+                f"{[weight for weight, _ in self.parts]}; leave out what should not count"
+            )
         self.name = " + ".join(f"{weight:g} {part.name}" for weight, part in parts)
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         columns = [part(prompts, texts) for _, part in self.parts]
-        weights = [weight for weight, _ in self.parts]
-        return [_mean(weights, row) for row in zip(*columns, strict=True)]
+        return [_mean(self._shares, row) for row in zip(*columns, strict=True)]
+
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for _, part in self.parts:
+            found |= part.doubts(prompts)
+        return found
 
     def close(self) -> None:
         for _, part in self.parts:
@@ -47,7 +77,7 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict]) -> Verdict:
     elif mean > 0.0:
         reward, status = min(mean, 1.0 - 2.0**-53), "partial"
     else:
-        reward, status = 0.0, row[0].status
+        reward, status = 0.0, next((v.status for v in row if v.reward == 0.0), "incorrect")
     final: Status = status  # type: ignore[assignment]
     return Verdict(
         reward,
@@ -69,7 +99,8 @@ class Gated(BatchVerifier):
     def __init__(self, gate: BatchVerifier, then: BatchVerifier, threshold: float = 1.0) -> None:
         if not 0.0 < threshold <= 1.0:
             raise ValueError(f"a gate's threshold lies in (0, 1], got {threshold}")
-        self.gate, self.then, self.threshold = gate, then, threshold
+        self.gate, self.then = _checked_part(gate), _checked_part(then)
+        self.threshold = threshold
         self.name = f"{gate.name} or 0, {then.name}"
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
@@ -83,6 +114,9 @@ class Gated(BatchVerifier):
             verdict if i in passed or verdict.status == "unscored" else _closed(verdict)
             for i, verdict in enumerate(verdicts)
         ]
+
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        return self.gate.doubts(prompts) | self.then.doubts(prompts)
 
     def close(self) -> None:
         self.gate.close()

@@ -23,7 +23,9 @@ REWARDS = ("exact", "closeness")
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _TEXT = re.compile(r"[0-9+\-*/() \t\r\n]+")
-_TYPOGRAPHY = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})
+_TYPOGRAPHY = str.maketrans(
+    {"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "\u00a0": " "}
+)
 _RESULT = re.compile(r"=[ \t]*(-?[0-9]{1,40})$")
 
 
@@ -42,6 +44,23 @@ def tokens_of(text: str) -> list[str]:
     if not _TEXT.fullmatch(text):
         raise Malformed("something else than numbers, + - * / and parentheses")
     return _TOKEN.findall(text)
+
+
+def unset(answer: str) -> str:
+    """An answer without what only sets it in type: a code fence, dollar signs, a full stop.
+
+    >>> unset("$3*8$."), unset("```python\\n3*8\\n```"), unset("3*8")
+    ('3*8', '3*8', '3*8')
+    """
+    text = answer.removesuffix(".").rstrip()
+    for sign in ("```", "`", "$$", "$"):
+        if len(text) > 2 * len(sign) and text.startswith(sign) and text.endswith(sign):
+            text = text[len(sign) : -len(sign)]
+            language, line, rest = text.partition("\n")
+            if sign == "```" and line and language.strip().isalpha():
+                text = rest
+            return text.strip()
+    return text
 
 
 def value_of(tokens: Sequence[str]) -> tuple[int, int] | None:
@@ -108,7 +127,9 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
 
     `spec`: numbers, target, operators ("+-*/"), use ("all": each number exactly once; "any": at
     most once). With reward="closeness" a lawful expression that misses earns
-    1 / (1 + |value - target| / scale), always below 1; an unlawful one earns nothing.
+    1 / (1 + |value - target| / scale), always below 1; an unlawful one earns nothing. Where the
+    prompt asks in words (`spec["answer"]` is "tag"), typography around the expression and a sign
+    before it are allowed.
     """
     spec = prompt.spec
     answer = answer_of(prompt, text)
@@ -117,6 +138,9 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
     if len(answer) > MAX_EXPRESSION:
         return wrong(f"longer than {MAX_EXPRESSION} characters", "unparsed")
     target = spec["target"]
+    spoken = spec.get("answer", "tag") == "tag"  # a compact prompt is answered by the bare signs
+    if spoken:
+        answer = unset(answer)
     if "=" in answer:  # "3 * 8 = 24" is fine when it claims the target
         claim = _RESULT.search(answer)
         if claim is None or int(claim[1]) != target:
@@ -127,7 +151,8 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
         fault = _unlawful(tokens, spec["numbers"], spec["operators"], spec.get("use", "all"))
         if fault:
             return wrong(fault)
-        value = value_of(tokens)
+        signed = spoken and tokens[:1] == ["-"]  # "-3 + 27" is 27 - 3
+        value = value_of(["0", *tokens] if signed else tokens)
     except Malformed as error:
         return wrong(f"not an expression: {error}", "unparsed")
     if value is None:
@@ -166,6 +191,6 @@ def _unlawful(tokens: list[str], numbers: list[int], operators: str, use: str) -
 def verifier(*, reward: str = "exact", scale: float = 10.0) -> PairVerifier:
     """Judge countdown answers: reward "exact" (0 or 1) or "closeness" (real-valued)."""
     one_of("reward of countdown", reward, REWARDS)
-    if not scale > 0:
-        raise ValueError(f"scale is the miss that earns one half and must be positive, got {scale}")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale is the miss that earns one half, positive and finite, got {scale}")
     return PairVerifier(bind(judge, reward=reward, scale=scale), name="countdown")

@@ -20,17 +20,16 @@ def final_text(text: str) -> str:
 
 
 def tagged(text: str, tag: str = "answer") -> str | None:
-    """The inside of the last closed tag, or None.
+    """The inside of the last tag, or None where there is none or the last is never closed.
 
     >>> tagged("<answer>1</answer> no, <answer>2</answer>")
     '2'
+    >>> tagged("<answer>1</answer> no, <answer>2")
     """
     opened, closed = f"<{tag}>", f"</{tag}>"
-    start = text.rfind(opened, 0, max(0, text.rfind(closed)))
-    if start < 0:
-        return None
-    start += len(opened)
-    return text[start : text.index(closed, start)]
+    start = text.rfind(opened)
+    end = text.find(closed, start)
+    return None if min(start, end) < 0 else text[start + len(opened) : end]
 
 
 def answer_of(prompt: Prompt, text: str) -> str | None:

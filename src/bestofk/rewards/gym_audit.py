@@ -38,8 +38,8 @@ def faults(name: str) -> list[str]:
 
     Its scorer does not execute the answer (one that does can be made to say anything); its entries
     are the same twice and survive JSON; its own answer scores 1; neither garbage, nor the question,
-    nor a hedge between two answers scores 1; no fixed answer is right too often; and its scorer
-    raises on none of this.
+    nor a hedge between two answers, nor "not" and the right one scores 1; no fixed answer is right
+    too often; and its scorer raises on none of this.
     """
     return list(_faults(name))
 
@@ -82,8 +82,7 @@ def _scoring_faults(name: str, entries: list[dict[str, Any]]) -> Iterator[str]:
             yield "an answer of its own does not score 1"
             return
         other = next((answer for answer in golds if answer != gold), "nothing")
-        hedges = (f"{gold} or {other}", f"{other} or {gold}", f"{gold}\n{other}", entry["question"])
-        for answer in (*GARBAGE, *hedges):
+        for answer in (*GARBAGE, *_hedges(gold.strip(), other.strip()), entry["question"]):
             if answer.strip() != gold.strip() and score(name, {}, entry, answer) >= 1.0:
                 yield f"pays for {answer[:40]!r}"
                 return
@@ -93,6 +92,14 @@ def _scoring_faults(name: str, entries: list[dict[str, Any]]) -> Iterator[str]:
         if hits > CONSTANT_SHARE * len(entries):
             yield f"the constant answer {constant[:40]!r} is right {hits} times of {len(entries)}"
             return
+
+
+def _hedges(gold: str, other: str) -> Iterator[str]:
+    """Answers that say more than one thing, or take back what they say."""
+    for between in (" or ", ", ", " and ", " ", "\n"):
+        yield f"{gold}{between}{other}"
+        yield f"{other}{between}{gold}"
+    yield f"not {gold}"
 
 
 def digests(names: Sequence[str]) -> dict[str, str]:

@@ -10,8 +10,9 @@ such calls is run as it stands.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Collection, Mapping, Sequence
+
+from bestofk.rewards.code_tests import parse
 
 Plan = tuple[list[tuple[str, str]], str]
 """Calls as (path, expression for its arguments), and the assert over `__answer_0__`, ..."""
@@ -44,16 +45,14 @@ def hoisted(source: str, names: Mapping[str, str]) -> Plan | None:
     >>> hoisted("assert f(f(1)) == 3", {"f": "f"}) is None
     True
     """
-    [statement] = ast.parse(source).body
+    [statement] = parse(source).body
     if not isinstance(statement, ast.Assert):
         return None
-    standard = sys.stdlib_module_names  # such a module is the tests' own, not the program's
-    programs = {n: path for n, path in names.items() if n != path or n not in standard}
-    hoister = _Hoister(programs)
+    hoister = _Hoister(names)
     statement.test = hoister.visit(statement.test)
-    if statement.msg is not None and _mentions(statement.msg, programs):
+    if statement.msg is not None and _mentions(statement.msg, names):
         statement.msg = None  # asking again because an answer was wrong would tell it
-    if not hoister.calls or _mentions(statement, programs):
+    if not hoister.calls or _mentions(statement, names):
         return None
     return hoister.calls, ast.unparse(statement)
 

@@ -10,21 +10,27 @@ from bestofk.rewards.extract import answer_of
 from bestofk.types import Prompt, Verdict
 
 REWARDS = ("exact", "parts")
-_CLAUSE = re.compile(r"(?:[-*] ?)?(\w{1,40}) ?(?:is|:|=) ?(?:a )?(knight|knave)\.?", re.IGNORECASE)
-_BETWEEN = re.compile(r"[,;\n]| and ")
+_CLAUSE = re.compile(
+    r"(?:[-*•] ?|[0-9]{1,2}[.)] ?)?(\w{1,40}) ?(?:is|:|=) ?(?:a )?(knight|knave)\.?",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"\sand\s|[,;\n]|(?<=[A-Za-z])\.(?=\s)")
 
 
 def claims(answer: str) -> dict[str, str] | None:
     """What an answer says of each person; None unless it is clauses like "Ava is a knight" alone.
 
-    A person named twice, or "a knight or a knave", makes no claim that could be judged.
+    Commas, full stops, lines, "and", numbers and bold type around them are as good as any other. A
+    person named twice, or "a knight or a knave", makes no claim that could be judged.
 
     >>> claims("Ava is a knight, Ben: knave and Cy = a knight.")
     {'ava': 'knight', 'ben': 'knave', 'cy': 'knight'}
+    >>> claims("1. **Ava** is a knave. 2. **Ben** is a knight.")
+    {'ava': 'knave', 'ben': 'knight'}
     >>> claims("Ava is a knight or a knave")
     """
     said: dict[str, str] = {}
-    for piece in _BETWEEN.split(answer):
+    for piece in _BETWEEN.split(answer.replace("**", "")):
         clause = " ".join(piece.split())
         if not clause:
             continue

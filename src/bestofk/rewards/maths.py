@@ -1,7 +1,7 @@
 """Mathematics: is the answer equal to the expected one?
 
 The answer is found in the text and most often decided by its text or as an exact rational number,
-in microseconds. The rest is algebra (latex2sympy2 and math-verify) in processes that can be killed.
+in microseconds. The rest is algebra (latex2sympy2 and sympy) in processes that can be killed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
+from bestofk.rewards.maths_extract import MAX_ANSWER, extract
 from bestofk.rewards.maths_pool import Pool, Reply, WorkerLost
-from bestofk.rewards.mathtext import MAX_ANSWER, extract, is_balanced, is_readable, plain, same
-from bestofk.types import Prompt, Status, Verdict
+from bestofk.rewards.maths_same import same
+from bestofk.rewards.mathtext import is_balanced, plain
+from bestofk.types import Prompt, Status, Verdict, plain_text
 
 _REMEMBERED = 20_000
 _STATUS: dict[str, Status] = {
@@ -48,8 +50,8 @@ def judge_text(gold: str, text: str) -> Verdict | tuple[str, str]:
     decided = same(expected, said)
     if decided is not None:
         return right() if decided else wrong("another answer")
-    if not is_readable(said) or len(said) > 200 + 4 * len(expected):
-        return wrong("not a formula that can be read", "unparsed")
+    if len(said) > 200 + 4 * len(expected):
+        return wrong("too long for what was asked", "unparsed")
     return expected, said
 
 
@@ -64,8 +66,8 @@ class MathsVerifier(BatchVerifier):
                 "maths needs workers >= 1, cpu_seconds > 0 and memory_mb >= 256, got "
                 f"{workers}, {cpu_seconds} and {memory_mb}"
             )
-        if find_spec("math_verify") is None:
-            raise ValueError("judging maths needs math-verify: pip install 'bestofk[math]'")
+        if find_spec("latex2sympy2_extended") is None:
+            raise ValueError("judging maths needs latex2sympy2: pip install 'bestofk[math]'")
         self._settings = (workers, cpu_seconds, memory_mb)
         self._pool = Pool(workers, cpu_seconds, memory_mb << 20)
         self._known: OrderedDict[tuple[str, str], Reply] = OrderedDict()
@@ -128,7 +130,7 @@ class _Answer:
 
 def _judge_safely(prompt: Prompt, text: str) -> Verdict | tuple[str, str]:
     try:
-        return judge_text(str(prompt.spec["expected"]), text)
+        return judge_text(plain_text(prompt.spec["expected"]), text)
     except Exception as error:  # the boundary: a prompt without an expected answer, a bug of ours
         return broken("maths", prompt, error)
 

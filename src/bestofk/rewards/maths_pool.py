@@ -1,7 +1,7 @@
 """A pool of processes that can be killed, for algebra that may never end.
 
-math-verify's own time limits need the main thread and do not stop C code. Here each worker is a
-fresh interpreter (never a fork of the caller, who may hold CUDA); calls may come from any thread.
+Limits that a library sets itself need the main thread and do not stop C code. Here each worker is
+a fresh interpreter (never a fork of the caller, who may hold CUDA); calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Worker:
         self._pending = b""
         if self._read(START_SECONDS) != {"result": "ready"}:
             self.kill()
-            raise WorkerLost("a maths worker did not start; is math-verify installed?")
+            raise WorkerLost(
+                "a maths worker did not start; is its parser installed? pip install 'bestofk[math]'"
+            )
 
     def ask(self, gold: str, answer: str, cpu_seconds: float) -> Reply:
         """One comparison. Raises WorkerLost when it is nobody's fault but ours."""

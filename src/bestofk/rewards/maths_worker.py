@@ -16,23 +16,41 @@ import sys
 from typing import Any
 
 import sympy
-from latex2sympy2_extended import latex2sympy
-from math_verify import verify
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 
-from bestofk.rewards import mathtext
+from bestofk.rewards.maths_algebra import exact, is_matrix, same_object
+from bestofk.rewards.maths_number import quantity
+from bestofk.rewards.maths_same import same, same_scalar
+from bestofk.rewards.mathtext import is_readable
 
-DIGITS = 40
 MAX_NUMBERS = 20
-EXACT, DECIMAL = sympy.Float("1e-25"), sympy.Float("1e-12")
-# One value per variable, of both signs; an identity holds at all of them.
-POINTS = (("37/29", "53/31", "71/43"), ("-41/23", "59/37", "-73/47"), ("11/97", "-13/89", "17/83"))
-
-
-_IMAGINARY = {sympy.Symbol("i"): sympy.I}
+_CONVERSION = ConversionConfig(lowercase_symbols=False)  # R and r are two variables
+_CAPITAL_I = re.compile(r"(\\[A-Za-z]+)|I(?: ?_ ?(?:\{(\w{1,20})\}|(\w)))?")
+_ARGUMENT = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log)(?: ?[_^] ?(?:\w|\{[^{}]*\}))?) ?"
+    r"((?:\d{1,100} ?)?(?:[A-Za-z]|\\[a-z]+(?![A-Za-z{])|\\frac\{[^{}]*\}\{[^{}]*\})|\d{1,100})"
+    r"(?= ?(?:\\cdot|\\times|\*))"
+)
+_MIXED = re.compile(r"(?<![\d.}^_])(\d{1,100}) ?(\\frac\{\d+\}\{\d+\})")
 
 
 class Unparsed(ValueError):
     """The answer is not mathematics that can be read to its end."""
+
+
+class _Reader(_Latex2Sympy):
+    """The parser, but factors side by side are a product: it would add (2)(3) up to 5."""
+
+    def convert_postfix_list(self, arr: Any, i: int = 0) -> Any:
+        first = self.convert_postfix(arr[i])
+        rest = self.convert_postfix_list(arr, i + 1) if i + 1 < len(arr) else None
+        if isinstance(first, list):  # d/dx
+            return sympy.Derivative(rest, first[0])
+        if rest is None:
+            return first
+        if is_matrix(first) or is_matrix(rest):
+            return self.mat_mul_flat(first, rest)
+        return self.mul_flat(first, rest)
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -40,16 +58,18 @@ def equal(gold: str, answer: str) -> bool:
 
     A gold answer that is no formula is compared as text, which the caller has done already.
     """
-    return bool(mathtext.same(gold, answer, _scalar))
+    return bool(same(gold, answer, _scalar))
 
 
 def _scalar(gold: str, answer: str) -> bool:
-    quick = mathtext.same_scalar(gold, answer)
+    quick = same_scalar(gold, answer)
     if quick is not None:
         return quick
-    gold, answer = mathtext.unsolved(gold, answer)
-    if not mathtext.is_readable(answer):
+    gold, answer = quantity(gold).core, quantity(answer).core
+    if not is_readable(answer):
         raise Unparsed("brackets that do not close, numbers side by side, or quotes")
+    if not is_readable(gold):
+        return False
     try:
         expected = _parse(gold)
     except Exception:
@@ -60,19 +80,19 @@ def _scalar(gold: str, answer: str) -> bool:
         raise
     except Exception as error:
         raise Unparsed(str(error).split("\n", 1)[0]) from error
-    return _same(expected, value) and _is_read_whole(answer, value)
+    return same_object(expected, value) and _is_read_whole(answer, value)
 
 
 def _parse(text: str) -> Any:
-    return latex2sympy(text, normalization_config=None)
+    """What a formula says, decimals as exact fractions.
 
-
-def _same(expected: Any, value: Any) -> bool:
-    if _is_term(expected) and _is_term(value):
-        same = _same_value(expected, value)
-        if same is not None:
-            return same
-    return verify(expected, value, timeout_seconds=None, raise_on_error=True)
+    The parser would take the variable I for the imaginary unit, so it is renamed; a mixed number
+    is written as a sum, and what a point or a cross parts from a function is not its argument.
+    """
+    text = _ARGUMENT.sub(r"\1(\2)", text)
+    text = _MIXED.sub(r"(\1+\2)", text)
+    text = _CAPITAL_I.sub(lambda m: m[1] or f"J_{{I{m[2] or m[3] or ''}}}", text)
+    return exact(_Reader(config=_CONVERSION).parse(text))
 
 
 def _is_read_whole(answer: str, value: Any) -> bool:
@@ -92,38 +112,6 @@ def _is_read_whole(answer: str, value: Any) -> bool:
         except Exception:
             continue  # then it did matter
     return True
-
-
-def _is_term(value: Any) -> bool:
-    return isinstance(value, sympy.Expr) and not isinstance(value, sympy.MatrixExpr)
-
-
-def _same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """Compare to 25 significant digits at several points; None where a value cannot be had."""
-    gold, answer = (term.subs(_IMAGINARY) for term in (gold, answer))
-    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    tolerance = DECIMAL if gold.has(sympy.Float) or answer.has(sympy.Float) else EXACT
-    for point in POINTS if symbols else POINTS[:1]:
-        at = {symbol: sympy.Rational(point[i % len(point)]) + i for i, symbol in enumerate(symbols)}
-        values = [_value(term.subs(at) if at else term) for term in (gold, answer)]
-        if None in values:
-            return None
-        a, b = values
-        if abs(a - b) > tolerance * max(abs(a), abs(b)):  # type: ignore[operator, arg-type]
-            return False
-    return True
-
-
-def _value(term: sympy.Expr) -> sympy.Expr | None:
-    """A number to DIGITS significant digits; what cancels to nothing is zero."""
-    number = sympy.N(term, DIGITS, maxn=600)
-    if not number.is_number or number.has(sympy.nan, sympy.zoo, sympy.oo):
-        return None
-    real, imaginary = number.as_real_imag()
-    kept = [sympy.S.Zero if getattr(part, "_prec", 2) == 1 else part for part in (real, imaginary)]
-    if not all(part.is_Number for part in kept):
-        return None
-    return kept[0] + sympy.I * kept[1]
 
 
 def respond(request: dict[str, Any]) -> dict[str, str]:

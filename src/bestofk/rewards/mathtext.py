@@ -1,122 +1,158 @@
-"""Mathematical answers as text: where one stands, its plain form, its parts, its number.
+"""The plain form of a mathematical answer: typography gone, what means something kept.
 
-Pure functions, linear in the length of the text (long texts are cut first), no sympy. What they
-cannot decide is left to `maths_worker`.
+Pure functions, no sympy. They run in the caller's process on what a model wrote, so their work
+grows with the length of the text and no faster; the caller cuts long texts first.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from fractions import Fraction
 
-from bestofk.rewards.extract import final_text, tagged
-
-MAX_ANSWER = 2000
-"""Characters of an answer. Longer ones are not read."""
 MAX_DEPTH = 20
 """Nested brackets in an answer."""
-_MARKERS = ("Answer:", "answer:", "ANSWER:", "nswer is", "nswer is:", "nswer**:", "nswer:**")
-
-
-def extract(text: str) -> str | None:
-    """The answer of a completion: the last of a balanced box, `#### x`, "Answer: x", or a tag.
-
-    What is thought is not an answer, and of several answers only the last counts.
-
-    >>> extract(r"<think>\\boxed{1}</think> so \\boxed{2}, no: \\boxed{\\frac{3}{4}}")
-    '\\\\frac{3}{4}'
-    >>> extract("18 - 5 = 13\\n#### 13"), extract("The answer is 13."), extract("13")
-    ('13', '13.', None)
-    """
-    final = final_text(text)
-    found: list[tuple[int, str]] = []
-    box = last_box(final)
-    if box is not None:
-        found.append(box)
-    hashes = final.rfind("####")
-    if hashes >= 0:
-        found.append((hashes, _line(final, hashes + 4)))
-    for marker in _MARKERS:
-        place = final.rfind(marker)
-        if place >= 0:
-            found.append((place + len(marker), _line(final, place + len(marker))))
-    inside = tagged(final)
-    if inside is not None:
-        place = final.rfind(f"<answer>{inside}</answer>")
-        found.append((place, inside[: MAX_ANSWER + 1]))
-    answer = max(found)[1].strip() if found else ""
-    return answer or None
-
-
-def _line(text: str, start: int) -> str:
-    end = text.find("\n", start)
-    line = text[start : min(end if end >= 0 else len(text), start + MAX_ANSWER + 1)]
-    return line.replace("**", "").strip()
-
-
-def last_box(text: str) -> tuple[int, str] | None:
-    """Place and inside of the last `\\boxed{...}` whose braces close; at most 50 are tried."""
-    place = len(text)
-    for _ in range(50):
-        place = text.rfind("\\boxed", 0, place)
-        if place < 0:
-            return None
-        window = text[place + 6 : place + 6 + MAX_ANSWER].lstrip(" ")
-        if not window.startswith("{"):
-            continue
-        depth, escaped = 0, False
-        for i, sign in enumerate(window):
-            if escaped:
-                escaped = False
-            elif sign == "\\":
-                escaped = True
-            elif sign == "{":
-                depth += 1
-            elif sign == "}":
-                depth -= 1
-                if depth == 0:
-                    return place, window[1:i]
-    return None
-
 
 _SIGNS = str.maketrans(
-    {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "°": " ", "∞": "\\infty "}
-    | {"$": "", "~": " ", "√": "\\sqrt", "≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "\xa0": " "}
+    {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
+    | {"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∈": "\\in "}
+    | {"∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "√": "\\sqrt", "°": "^\\circ ", "²": "^{2}"}
+    | {"³": "^{3}", "$": " ", "~": " ", "€": " ", "£": " "}
+    | dict.fromkeys("\xa0\u2002\u2003\u2009\u202f", " ")
+    | dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")
 )
+_BARE_NUMBER = re.compile(r"-?[0-9,]*[0-9](?:\.[0-9]+)?")
+_ABOUT = re.compile(r"^[ $]*~(?=[ $]*\d)|~=")
+_LONG_ROOT = re.compile(r"√ ?(\d{1,100}(?:\.\d{1,100})?|[A-Za-z])")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\, ?|,? ?\\! ?|\{,\})(?=\d{3}(?!\d))")
 _LAYOUT = re.compile(
-    r"\\(?:left|right)(?:\.|(?![A-Za-z]))|\\(?:displaystyle|textstyle|[bB]igg?[lr]?)(?![A-Za-z])"
-    r"|\\[!;:]|\^ ?\{? ?\\circ ?\}?|\\degree(?![A-Za-z])"
+    r"\\\\|\\(?:left|right)(?:\.|(?![A-Za-z]))|\\! *"
+    r"|\\(?:displaystyle|textstyle|limits|[bB]igg?[lr]?)(?![A-Za-z])"
+    r"|(\\(?:[,;: ()\[\]]|q?quad(?![A-Za-z])))"
 )
-_SPACE = re.compile(r"\\(?:,| |quad|qquad)(?![A-Za-z])")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}")
-_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_COMMANDS = {
+    **dict.fromkeys(("leq", "leqslant"), "\\le "),
+    **dict.fromkeys(("geq", "geqslant"), "\\ge "),
+    **dict.fromkeys(("neq", "not="), "\\ne "),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
+    **dict.fromkeys(("varnothing", "empty"), "\\emptyset "),
+    **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
+    "lt": "<",
+    "gt": ">",
+    "lbrace": "\\{",
+    "rbrace": "\\}",
+    "degree": "^\\circ ",
+    "R": "\\mathbb{R}",
+    "backslash": "\\setminus ",
+}
+_COMMAND = re.compile(
+    r"\\(not ?=|" + "|".join(name for name in _COMMANDS if "=" not in name) + r")(?![A-Za-z])"
+)
+_ASCII = {"<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "==": "=", "=>": "\\Rightarrow "}
+_ASCII_SIGN = re.compile("<=|>=|!=|==|=>")
+_ASCII_NAME = re.compile(r"(?<![\\A-Za-z{])(sqrt|pi|sin|cos|tan|ln|log)(?![A-Za-z}])")
+_TEXT = re.compile(
+    r"\\(text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|math(?:rm|bf|it|sf)|boldsymbol|bm|operatorname)"
+    r"\*? ?\{([^{}]*)\}"
+)
+_NESTED_TEXT = re.compile(r"\\text[a-z]* ?\{ ?(\\text\{[^{}]*\}) ?\}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z ./-]*")
+_CONNECTIVE = re.compile(r",? ?(?:or|and) ?", re.IGNORECASE)
+_FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)|gcd|lcm|ln|log|max|min|det")
 _SHORT_FRACTION = re.compile(r"\\frac ?(\d|[a-zA-Z]|\\[a-zA-Z]+)(?=[\da-zA-Z{\\ ])")
 _SHORT_BOTTOM = re.compile(
     r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?(\d|[a-zA-Z]|\\[a-zA-Z]+)(?![a-zA-Z{])"
 )
-_SHORT_ROOT = re.compile(r"\\sqrt ?(\d)")
+_MIXED = re.compile(r"(?<![\d.,/^}])(\d{1,100}) (\d{1,100}) ?/ ?(\d{1,100})(?![\d.])")
+_SHORT_ROOT = re.compile(r"\\sqrt ?(\d)(?!\d|\.\d)")
+_SHORT_INDEX = re.compile(r"(\\(?:log|ln|sin|cos|tan|cot|sec|csc)) ?([_^]) ?(\d)(?!\d)")
 _PAREN_ROOT = re.compile(r"\\sqrt ?\(([^()]*)\)")
-_SOLVED = re.compile(r"[A-Za-z\\][A-Za-z0-9_{}()'\\ ]{0,60}= ?(?=[^=]+$)")
-_LOOSE = re.compile(r"(?<!\w) | (?!\w)")
+_ODD_ROOT = re.compile(
+    r"\\sqrt ?\[ ?(\d?[13579]) ?\] ?\{ ?- ?(\d{1,100}(?:\.\d{1,100})?|\\frac\{\d+\}\{\d+\}) ?\}"
+)
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d{0,100})\.(\d{0,100})(?:\\(?:overline|bar) ?\{ ?(\d{1,100}) ?\}"
+    r"|\\dot ?\{? ?(\d) ?\}?(?:(\d{0,100})\\dot ?\{? ?(\d) ?\}?)?)"
+)
+_DEGREES = re.compile(r"\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})(?: ?([CF])(?![A-Za-z]))?")
+_ANGLE = re.compile(
+    r"(\d{1,100}(?:\.\d{1,100})?|[A-Za-z]) ?\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})"
+)
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_REALS = re.compile(r"\\mathbb ?(?:\{ ?R ?\}|R)(?! ?[\^_])|\\text\{all real numbers\}")
+_EMPTY = re.compile(r"\\\{ ?\\\}")
+_PLUS_INFINITY = re.compile(r"(?<=[,(\[]) ?\+ ?(?=\\infty)")
+_PREFACE = re.compile(
+    r"(?:\\text\{)?(?:the )?(?:final |correct )?answer(?: is)?\}? ?:? ?(?=\S)", re.IGNORECASE
+)
 
 
 def plain(text: str) -> str:
-    """An answer without typography: spacing, sizes, dollar signs, degree signs, text commands.
+    """An answer without typography: spacing, sizes, dollar signs, degree signs, fonts.
 
-    >>> plain(r"$\\left( \\dfrac12,\\, \\text{ 5 cm} \\right)$.")
-    '( \\\\frac{1}{2}, 5 cm )'
+    Words keep their `\\text{...}`, whatever command they came in, so that a unit is never taken for
+    a product of letters; what is written as text but has figures or brackets in it is unpacked.
+
+    >>> plain(r"$\\left( \\dfrac12,\\, \\text{ 5 cm} \\right)$."), plain(r"3\\mathrm{ cm}")
+    ('( \\\\frac{1}{2}, 5 cm )', '3\\\\text{cm}')
     """
-    text = text.replace("\\$", "").replace("\\%", "%").replace("{,}", ",").translate(_SIGNS)
-    text = _LAYOUT.sub("", text)
-    text = _SPACE.sub(" ", text)
-    text = _TEXT.sub(r" \1 ", text)
-    text = _FRACTION.sub(r"\\frac", text)
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}", text)
-    text = _SHORT_BOTTOM.sub(r"\1{\2}", text)
-    text = _PAREN_ROOT.sub(r"\\sqrt{\1}", text)
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    return " ".join(text.split()).rstrip(".,; ")
+    if _BARE_NUMBER.fullmatch(text):
+        return text
+    text = text.replace("\\$", "").replace("\\%", "%")
+    text = _ABOUT.sub(r"\\sim ", text)
+    text = _LONG_ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
+    text = _THOUSANDS.sub("", text).replace("{,}", ",")
+    text = _LAYOUT.sub(lambda m: " " if m[1] else m[0] if m[0] == "\\\\" else "", text)
+    text = _COMMAND.sub(lambda m: _COMMANDS[m[1].replace(" ", "")], text)
+    text = _ASCII_SIGN.sub(lambda m: _ASCII[m[0]], text)
+    text = _ASCII_NAME.sub(r"\\\1 ", text)
+    for _ in range(3):
+        text = _NESTED_TEXT.sub(r"\1", _TEXT.sub(_worded, text))
+    text = _values(text)
+    text = _EMPTY.sub(r"\\emptyset", _REALS.sub(r"(-\\infty,\\infty)", text))
+    text = _PLUS_INFINITY.sub("", text)
+    text = " ".join(text.split())
+    preface = _PREFACE.match(text)
+    text = text[preface.end() :] if preface else text
+    return text if text.endswith("..") else text.rstrip(".,; ")
+
+
+def _worded(match: re.Match[str]) -> str:
+    """Words stay marked as text; letters of a formula, figures and connectives do not."""
+    command, inside = match[1], match[2].strip()
+    if command in ("mathbf", "mathit", "boldsymbol", "bm") or not _WORDS.fullmatch(inside):
+        return f" {inside} "
+    if _CONNECTIVE.fullmatch(inside):
+        return f" {inside.lower()} "
+    if command in ("mathrm", "operatorname"):
+        if _FUNCTION.fullmatch(inside):
+            return f"\\{inside} "
+        if inside in ("e", "i", "d"):
+            return f" {inside} "
+    return f"\\text{{{inside}}}"
+
+
+def _values(text: str) -> str:
+    """Fractions, roots, repeating decimals and angles in one spelling each."""
+    if "\\" in text or "/" in text:
+        text = _SHORT_FRACTION.sub(r"\\frac{\1}", text)
+        text = _SHORT_BOTTOM.sub(r"\1{\2}", text)
+        text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+        text = _PAREN_ROOT.sub(r"\\sqrt{\1}", text)
+        text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+        text = _SHORT_INDEX.sub(r"\1\2{\3}", text)
+        text = _ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)
+        text = _REPEATING.sub(_repeating, text)
+    if _TRIGONOMETRIC.search(text):
+        return _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
+    return _DEGREES.sub(lambda m: f"\\text{{{m[1]}}}" if m[1] else " ", text)
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """The fraction of a decimal whose last figures repeat: 0.08333... is (83 - 8) / 900."""
+    whole, before = match[1], match[2]
+    period = match[3] or match[4] + (match[5] or "") + (match[6] or "")
+    top = int(whole + before + period) - int(whole + before or "0")
+    bottom = (10 ** len(period) - 1) * 10 ** len(before)
+    return f"\\frac{{{top}}}{{{bottom}}}"
 
 
 def is_balanced(text: str) -> bool:
@@ -132,196 +168,22 @@ def is_balanced(text: str) -> bool:
     return depth == 0
 
 
-def is_readable(text: str) -> bool:
-    """Whether it may be one formula: balanced, no two numbers side by side, no quotes or lines."""
-    return is_balanced(text) and not _UNREADABLE.search(text)
-
-
 _UNREADABLE = re.compile(
-    r"\d \.?\d+(?!\d| ?/)|\d\.\d*\.|['\"`]|\\(?:approx|sim|simeq|cong|equiv)(?![A-Za-z])|\d ?_"
-)
-_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,400})"
-_DECIMAL = re.compile(rf"([+-]?) ?({_INTEGER})?(?:\.([0-9]{{0,400}}))?")
-_RATIO = re.compile(
-    rf"([+-]?) ?(?:({_INTEGER}) ?)??"
-    rf"(?:\\frac ?\{{ ?([+-]?{_INTEGER}) ?\}} ?\{{ ?([+-]?{_INTEGER}) ?\}}"
-    rf"|({_INTEGER}) ?/ ?({_INTEGER}))"
-)
-_UNITS = re.compile(r"(?: ?[A-Za-z]{2,20}){1,3}(?: ?\^ ?\{?[23]\}?)?$")
-_NOT_UNITS = re.compile(
-    r"\b(?:or|and|pi|sqrt|log|ln|sin|cos|tan|exp|times|plus|minus|over|by|to|mod|choose|not|if"
-    r"|dozen|half|hundred|thousand|[mbtr]{1,2}illion|quarter|third|zero|one|two|three|four|five|six"
-    r"|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty)\b",
-    re.IGNORECASE,
+    r"\d \.?\d+(?!\d| ?/)|(?<![\\A-Za-z])[A-Za-z]+ ?\d|\d\.\d*\."
+    r"|['\"`@#?]|\*\*|\.\.|\d ?_|\\sqrt ?\d|\\circ(?![A-Za-z])"
+    r"|\\(?:approx|sim|simeq|cong|equiv|[a-z]*phantom|[bx]?cancel|not|Rightarrow|implies)(?![A-Za-z])"
+    r"|/ ?\d+ ?(?:[A-Za-z(]|\\(?:pi|sqrt|frac|sin|cos|tan|ln|log))"
+    r"|\^ ?(?:\w|\{[^{}]*\}) ?[!^]|:[^:]*:"
+    r"|(?:gcd|lcm) ?\(?[^()]*[A-Za-z]"
 )
 
 
-def number(text: str) -> Fraction | None:
-    """The exact value of a plain answer that is one number, perhaps with a unit; else None.
+def is_readable(text: str) -> bool:
+    """Whether it may be one formula, and the parser would read all of it as it is meant.
 
-    >>> number("1,250.50"), number(r"-\\frac{3}{4}"), number("2 1/2"), number("18 dollars")
-    (Fraction(2501, 2), Fraction(-3, 4), Fraction(5, 2), Fraction(18, 1))
-    >>> number("2 or 3"), number("1,2"), number("5x"), number("3 thousand"), number("٣")
-    (None, None, None, None, None)
+    Not so with two numbers side by side, a letter before a number (x2: a product, an index or a
+    power?) or after one below a stroke (1/2x), quotes, primes (dropped in silence),
+    "approximately", a root of unmarked length (`\\sqrt12`), a ratio of three, or a greatest common
+    divisor of letters (taken for 1).
     """
-    if len(text) > 500:
-        return None
-    unit = _UNITS.search(text)
-    if unit:
-        if _NOT_UNITS.search(unit[0]):
-            return None
-        text = text[: unit.start()]
-    text = text.rstrip("% ")
-    match = _DECIMAL.fullmatch(text)
-    if match and (match[2] or match[3]):
-        digits = (match[2] or "").replace(",", "")
-        behind = match[3] or ""
-        value = Fraction(int(digits + behind or "0"), 10 ** len(behind))
-        return -value if match[1] == "-" else value
-    match = _RATIO.fullmatch(text)
-    if match is None:
-        return None
-    top, bottom = (int((match[i] or match[i + 2]).replace(",", "")) for i in (3, 4))
-    if bottom == 0 or (match[2] and (top < 0 or bottom < 0)):
-        return None
-    value = int((match[2] or "0").replace(",", "")) + Fraction(top, bottom)
-    return -value if match[1] == "-" else value
-
-
-_BASE = re.compile(r"([0-9A-Fa-f]{1,100})_ ?\{? ?([0-9]{1,2}) ?\}?")
-_WORDS = re.compile(r"[A-Za-z]{3,}(?:[' -][A-Za-z]+)*")
-_CHOICE = re.compile(r"\(? ?([A-Z]) ?\)?")
-
-
-def same_scalar(gold: str, answer: str) -> bool | None:
-    """Whether two plain answers without parts are equal; None where it takes algebra to tell."""
-    gold, answer = unsolved(gold, answer)
-    if gold == answer or _LOOSE.sub("", gold) == _LOOSE.sub("", answer):
-        return True
-    expected, value = number(gold), number(answer)
-    if expected is not None and value is not None:
-        if "%" in gold and "%" not in answer and value * 100 == expected:
-            return True
-        return expected == value
-    base = _BASE.fullmatch(gold)
-    if base:
-        said = _BASE.fullmatch(answer)
-        digits = said[1] if said and said[2] == base[2] else answer
-        return digits.lower() == base[1].lower()
-    letter, said_letter = _CHOICE.fullmatch(gold), _CHOICE.fullmatch(answer)
-    if letter and said_letter:
-        return letter[1] == said_letter[1]
-    if _WORDS.fullmatch(gold):
-        if gold.casefold() == answer.strip("() ").casefold():
-            return True
-        if len(gold) > 3:  # three letters may be a product
-            return False
-    if expected is not None and _WORDS.fullmatch(answer):
-        return False
-    return None
-
-
-def unsolved(gold: str, answer: str) -> tuple[str, str]:
-    """The two without what stands before the last "=", where only one of them has any.
-
-    >>> unsolved("5", "x = 2 + 3 = 5"), unsolved("y = 2x", "2x")
-    (('5', '5'), ('2x', '2x'))
-    """
-    if ("=" in gold) != ("=" in answer):
-        gold, answer = (text.rpartition("=")[2].strip() for text in (gold, answer))
-    return gold, answer
-
-
-_BETWEEN = re.compile(r",| or | and |;")
-_OPEN, _CLOSE = "([{", ")]}"
-
-
-def parts(text: str) -> tuple[str, list[str]]:
-    """Brackets and parts of a plain answer: ("(]", two parts) for an interval, ("", one) else.
-
-    Braces of a set count as no brackets: a set and a list are the same, in any order.
-
-    >>> parts("(1, 2]"), parts("2 or 3"), parts(r"\\{1,2\\}"), parts("1,234")
-    (('(]', ['1', '2']), ('', ['2', '3']), ('', ['1', '2']), ('', ['1,234']))
-    """
-    if number(text) is not None:
-        return "", [text]
-    inner, brackets = text, ""
-    if text.startswith("\\{") and text.endswith("\\}"):
-        inner = text[2:-2]
-    elif text[:1] in "([" and text[-1:] in ")]" and _is_wrapped(text):
-        inner, brackets = text[1:-1], text[0] + text[-1]
-    pieces = [piece.strip() for piece in _split(inner)]
-    if len(pieces) == 1:
-        whole = inner if not brackets else text
-        if "\\pm" in whole and not brackets:
-            return "", [whole.replace("\\pm", "+").lstrip("+ "), whole.replace("\\pm", "-")]
-        return "", [whole.strip()]
-    return brackets, pieces
-
-
-def _is_wrapped(text: str) -> bool:
-    """Whether the first bracket closes with the last one."""
-    depth = 0
-    for i, sign in enumerate(text):
-        depth += (sign in _OPEN) - (sign in _CLOSE)
-        if depth == 0:
-            return i == len(text) - 1
-    return False
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas, semicolons, "or" and "and" outside all brackets."""
-    pieces, depth, start, i = [], 0, 0, 0
-    while i < len(text):
-        sign = text[i]
-        if sign in _OPEN:
-            depth += 1
-        elif sign in _CLOSE:
-            depth -= 1
-        elif depth == 0:
-            match = _BETWEEN.match(text, i)
-            if match:
-                pieces.append(text[start:i])
-                start = i = match.end()
-                continue
-        i += 1
-    return [*pieces, text[start:]]
-
-
-def same(
-    gold: str, answer: str, scalar: Callable[[str, str], bool | None] = same_scalar
-) -> bool | None:
-    """Whether two plain, balanced answers are equal: part by part, in order inside ( ) and [ ].
-
-    None when `scalar` could not tell and it matters.
-    """
-    if gold == answer:
-        return True
-    if "=" not in gold:
-        solved = _SOLVED.match(answer)
-        answer = answer[solved.end() :] if solved else answer
-    kind, wanted = parts(gold)
-    said_kind, said = parts(answer)
-    if kind != said_kind or len(wanted) != len(said):
-        return False
-    if len(wanted) == 1:
-        return scalar(wanted[0], said[0])
-    if kind:
-        return _all(same(a, b, scalar) for a, b in zip(wanted, said, strict=True))
-    unknown = False
-    for part in wanted:
-        for candidate in said:
-            equal = same(part, candidate, scalar)
-            unknown = unknown or equal is None
-            if equal:
-                said.remove(candidate)
-                break
-        else:
-            return None if unknown else False
-    return True
-
-
-def _all(results: Iterable[bool | None]) -> bool | None:
-    seen = list(results)
-    return False if False in seen else None if None in seen else True
+    return is_balanced(text) and not _UNREADABLE.search(text)

@@ -15,7 +15,7 @@ from bestofk.types import Prompt, Verdict
 
 MAX_MOVES = 10_000
 REWARDS = ("exact", "progress")
-_SEPARATORS = str.maketrans("", "", " ,\t\r\n")
+_CLEANED = str.maketrans("udlr", "UDLR", " ,\t\r\n")
 _MOVES = frozenset("UDLR")
 
 
@@ -69,7 +69,7 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
         return wrong("no answer", "unparsed")
     if len(answer) > 4 * MAX_MOVES:
         return wrong(f"longer than {MAX_MOVES} moves", "unparsed")
-    moves = answer.translate(_SEPARATORS)
+    moves = answer.translate(_CLEANED)
     if not moves or not _MOVES.issuperset(moves):
         return wrong("something else than the moves U, D, L, R", "unparsed")
     if len(moves) > MAX_MOVES:
@@ -82,7 +82,9 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
             return right()
         return wrong("hits a wall or leaves the grid" if made < len(moves) else "ends elsewhere")
     fewest = distances(grid)
-    shortest = fewest[grid.index("S")]
+    shortest = fewest.get(grid.index("S"))
+    if shortest is None:
+        raise ValueError("a maze has a way from S to E, this one has none; repair or remove it")
     if arrived:
         if made == shortest:
             return right()

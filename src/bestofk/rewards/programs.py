@@ -1,251 +1,358 @@
-"""Completion → program, and tests → statements that can be counted. Pure functions on text."""
+"""Completion → program: what a careful reader would take for the model's code.
+
+Pure functions on text, linear in its length whatever the text. Nothing here parses Python: what a
+model wrote may bring a parser down.
+"""
 
 from __future__ import annotations
 
-import ast
-import builtins
 import re
-import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 # possessive throughout: a model must not be able to make this backtrack
-_FENCE = re.compile(r"^ {0,3}+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+$")
-_PYTHON = ("", "python", "python3", "py", "py3", "python2", "pycon", "{python}")
-
-
-def extract_code(completion: str, entry_point: str = "") -> str:
-    """The program in a completion.
-
-    After `</think>`, the last fenced block marked as Python or unmarked that defines the entry
-    point; failing that the last such block; failing that (no fence at all) the whole text. A block
-    that is never closed runs to the end.
-
-    >>> extract_code("Sure:\\n```python\\nx = 1\\n```\\nand to try it\\n```\\nprint(x)\\n```", "x")
-    'print(x)\\n'
-    >>> extract_code("def f(): return 1")
-    'def f(): return 1'
-    """
-    text = completion.rpartition("</think>")[2]
-    blocks = [code for language, code in _blocks(text) if language.lower() in _PYTHON]
-    if not blocks:
-        return text
-    name = entry_point.rpartition(".")[2].partition("(")[0]
-    if name:
-        definition = re.compile(rf"\b(?:def|class)\s+{re.escape(name)}\b")
-        blocks = [block for block in blocks if definition.search(block)] or blocks
-    return blocks[-1]
-
-
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """Fenced blocks as (language, content), in order."""
-    found: list[tuple[str, str]] = []
-    lines: list[str] = []
-    fence = language = ""
-    for line in text.replace("\r\n", "\n").split("\n"):
-        mark = _FENCE.match(line) if "```" in line or "~~~" in line else None
-        if not fence:
-            if mark:
-                fence, language, lines = mark[1], mark[2], []
-        elif mark and mark[1][0] == fence[0] and len(mark[1]) >= len(fence) and not mark[2]:
-            found.append((language, "".join(part + "\n" for part in lines)))
-            fence = ""
-        else:
-            lines.append(line)
-    if fence:
-        found.append((language, "\n".join(lines)))
-    return found
+_FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+$")
+_MARKED = re.compile(
+    r"\{?\.?(?:python|pypy|py)[\d.]*+(?![^\W_])|[\w./-]*+(?<=\.py)$", re.IGNORECASE
+)
+_SESSION = re.compile(r"pycon|python-?repl|(?:i?python-?)?console", re.IGNORECASE)
+_TAG = re.compile(r"</?think>")
+_END_TOKEN = re.compile(r"\s*(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>)\Z")
+_FUTURE = re.compile(r"^from __future__ import (?:\([^)]*+\)|[^\n;]*+);?[ \t]*+\n?", re.MULTILINE)
+_WRAPPERS = {"<answer>": "</answer>", "<code>": "</code>", "[PYTHON]": "[/PYTHON]"}
+_SENTENCE = re.compile(
+    r"(?!(?:if|for|while|def|class|with|try|else|elif|except|finally|match|case|async)\b)"
+    r"[^\W\d_][^\s#=]*+ [^#=]*(?<=[.:!])\s*$"
+)
+_BODY = re.compile(r"^return\b", re.MULTILINE)
+_READS_STDIN = re.compile(r"\binput\b|\bstdin\b|\bopen\(0|\bfileinput\b|\bos\.read\b")
+_BINDS = re.compile(
+    r"^(?:async[ \t]++)?(?:(?:def|class)[ \t]++(?P<named>\w++)"
+    r"|(?P<assigned>\w++)[ \t]*+(?::[^=\n]*+)?=(?!=)"
+    r"|import[ \t]++(?P<modules>[^\n;#]++)"
+    r"|from[ \t]++[\w.]++[ \t]++import[ \t]++(?P<parts>[^\n;#]++))",
+    re.MULTILINE,
+)
+_ACTS = re.compile(
+    r"^(?!\s|$|[#@)\]}]|(?:async|def|class|import|from)\b|\w++[ \t]*+(?::[^=\n]*+)?=(?!=))"
+    r"|\binput\b|\bstdin\b",
+    re.MULTILINE,
+)
+_WORD = re.compile(r"[^\W\d]\w*+")
+_QUOTED = re.compile(r"""\#.*|'''|\"\"\"|'(?:[^'\\]|\\.)*+(?:'|\\?$)|"(?:[^"\\]|\\.)*+(?:"|\\?$)""")
 
 
 @dataclass(frozen=True)
-class Statements:
-    """Test code cut into statements: (source, whether it counts as a test), and the names in it
-    that only the program can supply, as local name → path in the program."""
+class Block:
+    """One fenced block of a completion."""
 
-    statements: tuple[tuple[str, bool], ...]
-    names: dict[str, str]
-    pure: bool = False
-    """Whether running them can change nothing outside: then one process may run many."""
+    language: str
+    code: str
 
     @property
-    def total(self) -> int:
-        return sum(is_test for _, is_test in self.statements)
+    def rank(self) -> int:
+        """2 when marked as Python, 1 when unmarked, 0 when marked as something else."""
+        return 2 if _MARKED.match(self.language) else int(not self.language)
 
 
-_PARSING = threading.Lock()
+def extract_code(completion: str, names: Collection[str] = (), *, prefix: str = "") -> str:
+    """The program in a completion.
 
+    Of the fenced blocks after the thinking, the one that defines most of `names`, marked as Python
+    before unmarked, the last of equals; where nothing is to be defined (a program over stdin), one
+    that reads stdin comes first. Earlier blocks that define what this one uses come along.
+    Without a fence the whole text is the program, but for tags around it and sentences before and
+    after it; thinking that never ends holds none.
 
-def _parse(source: str) -> ast.Module:
-    """`ast.parse`, one thread at a time and again when it trips.
+    Args:
+        completion: what the model wrote.
+        names: what the tests need of the program.
+        prefix: code that comes before the program: then the program may be an indented body.
 
-    Up to Python 3.12 the parser counts its depth in one place for all threads and raises
-    SystemError when two of them meet there; a thread outside of this project may be the other.
+    >>> extract_code("Sure:\\n```python\\nx = 1\\n```\\nTry it:\\n```\\nprint(x)\\n```", ["x"])
+    'x = 1\\n'
+    >>> extract_code("def f(): return 1")
+    'def f(): return 1'
     """
-    for attempt in range(5):
-        with _PARSING:
-            try:
-                return ast.parse(source)
-            except SystemError:
-                if attempt == 4:
-                    raise
-    raise AssertionError("unreachable")
-
-
-def split_asserts(tests: Sequence[str] | str, setup: str = "", entry_point: str = "") -> Statements:
-    """Assert statements, each its own test.
-
-    `entry_point` is only needed where the function has the name of a builtin.
-
-    >>> split_asserts(["assert f(1) == 2", "assert True"]).total
-    1
-    """
-    source = tests if isinstance(tests, str) else "\n".join(tests)
-    return _statements(
-        _parse(source).body, setup, {entry_point: entry_point} if entry_point else {}
-    )
-
-
-def split_check(source: str, entry_point: str, setup: str = "") -> Statements:
-    """The body of `def check(candidate)`, each assert its own test."""
-    body = _parse(source).body
-    checks = [s for s in body if isinstance(s, ast.FunctionDef) and s.name == "check"]
-    if len(checks) != 1 or len(checks[0].args.args) != 1:
-        raise ValueError("a check test defines `check(candidate)` once, got " + source[:80])
-    before = [s for s in body if s is not checks[0] and not _is_call_of_check(s)]
-    candidate = checks[0].args.args[0].arg
-    names = {candidate: entry_point}
-    inner = [_Rename(entry_point, candidate).visit(statement) for statement in checks[0].body]
-    if any(isinstance(node, ast.Return) for s in inner for node in _own_nodes(s)):
-        call = _parse(f"check({candidate})").body  # cannot be cut: one test
-        return _statements([*before, checks[0]], setup, names, tests=call)
-    return _statements([*before, *inner], setup, names)
-
-
-def _statements(
-    body: Sequence[ast.stmt],
-    setup: str,
-    names: dict[str, str],
-    tests: Sequence[ast.stmt] = (),
-) -> Statements:
-    cut = [(setup, False)] if setup.strip() else []
-    cut += [
-        (ast.unparse(statement), not tests and _is_test(statement))
-        for statement in body
-        if not _is_vacuous(statement)
+    text = answer_text(completion.replace("\r\n", "\n"))
+    names = set(names)
+    blocks = [
+        Block(block.language, _dedented(block.code, names, prefix))
+        for block in fenced_blocks(text)
+        if not _is_session(block)
     ]
-    cut += [(ast.unparse(statement), True) for statement in tests]
-    free = _free_names([*_parse(setup).body, *body]) - names.keys()
-    _refuse_execution([*_parse(setup).body, *body])
-    pure = not setup.strip() and not tests and all(map(_is_pure, body))
-    return Statements(tuple(cut), names | {name: name for name in sorted(free)}, pure)
+    if not blocks:
+        return _dedented(_without_prose(_unwrapped(text)), names, prefix)
+    scores = [_score(block, names) for block in blocks]
+    best = max(scores)
+    if best[0] == 0 and names & set(bound_names(text)):
+        return text  # a program without a fence around it, but with one inside
+    if best[1] == 0 and best[0] == 0:
+        return text  # shell, C, sample data: no block can be the program
+    at = max(i for i, score in enumerate(scores) if score == best)
+    return _with_helpers(blocks, at, names)
 
 
-_EXECUTES = {
-    "eval", "exec", "compile", "__import__", "pickle", "marshal", "shelve", "ctypes", "subprocess",
-    "importlib", "runpy", "code",
-}  # fmt: skip
+def _score(block: Block, names: set[str]) -> tuple[int, int]:
+    if names:
+        return len(names & set(bound_names(block.code))), block.rank
+    return int(block.rank > 0 and bool(_READS_STDIN.search(block.code))), block.rank
 
 
-def _refuse_execution(body: Sequence[ast.stmt]) -> None:
-    """Tests that can execute what the program returns would let it write its own verdict."""
-    for statement in body:
-        for node in ast.walk(statement):
-            names = [node.id] if isinstance(node, ast.Name) else []
-            if isinstance(node, ast.Import):
-                names = [alias.name.partition(".")[0] for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [(node.module or "").partition(".")[0]]
-            for name in names:
-                if name in _EXECUTES:
-                    raise ValueError(
-                        f"tests must not execute what a program returns, these use {name}: "
-                        "compare values instead (ast.literal_eval reads literals)"
-                    )
+def _is_session(block: Block) -> bool:
+    """A transcript of an interpreter shows a program at work; it is none."""
+    return bool(_SESSION.fullmatch(block.language)) or block.code.lstrip().startswith(">>> ")
 
 
-_PURE = (
-    ast.Assert, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant, ast.List, ast.Tuple,
-    ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Subscript, ast.Slice, ast.keyword,
-    ast.cmpop, ast.operator, ast.unaryop, ast.boolop, ast.Starred, ast.Expr,
-)  # fmt: skip
-_PURE_BUILTINS = {
-    "abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min",
-    "range", "round", "set", "sorted", "str", "sum", "tuple", "zip",
-}  # fmt: skip
+def _with_helpers(blocks: list[Block], at: int, names: set[str]) -> str:
+    """The block, after the earlier ones it leans on.
+
+    A block that only defines, defines what this one (or the tests) use, and nothing that this one
+    has itself, is a part of the program; any other is an earlier version or an example.
+    """
+    parts = [blocks[at].code]
+    have = set(bound_names(parts[0], imports=False))
+    wanted = (names | set(_WORD.findall(parts[0]))) - set(bound_names(parts[0]))
+    for block in reversed(blocks[:at]):
+        own = set(bound_names(block.code, imports=False))
+        given = set(bound_names(block.code, assigned=False))
+        if block.rank == 0 or own & have or not given & wanted or _ACTS.search(block.code):
+            continue
+        parts.append(block.code)
+        have |= own
+        wanted |= set(_WORD.findall(block.code)) - given
+    return "".join(code if code.endswith("\n") else code + "\n" for code in parts[:0:-1]) + parts[0]
 
 
-def _is_pure(statement: ast.stmt) -> bool:
-    """An assert over calls, operators and literals: no import, no assignment, no attribute."""
-    names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    return (
-        isinstance(statement, ast.Assert | ast.Expr)
-        and all(isinstance(node, _PURE) for node in ast.walk(statement))
-        and all(name in _PURE_BUILTINS or not hasattr(builtins, name) for name in names)
-    )
+def bound_names(code: str, *, imports: bool = True, assigned: bool = True) -> Iterator[str]:
+    """Names that lines at the left margin define, assign or import.
+
+    >>> list(bound_names("from math import gcd as g, pi\\nclass A:\\n    x = 1\\nf = A()"))
+    ['gcd', 'g', 'pi', 'A', 'f']
+    """
+    for found in _BINDS.finditer(code):
+        if found["named"]:
+            yield found["named"]
+        elif found["assigned"]:
+            yield from [found["assigned"]] * assigned
+        elif imports:
+            listed = found["modules"] or found["parts"]
+            yield from (word for word in _WORD.findall(listed) if word != "as")
 
 
-def _is_call_of_check(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Call)
-        and isinstance(statement.value.func, ast.Name)
-        and statement.value.func.id == "check"
-    )
+def _dedented(code: str, names: set[str], prefix: str) -> str:
+    """Without a byte order mark, and flush left where all of it is indented.
+
+    Behind a prefix an indented text may be the body of a function: it only moves when that brings
+    to light what the tests need.
+    """
+    code = code.removeprefix("\ufeff")
+    first = next((line for line in code.split("\n") if line.strip(" \t")), "")
+    margin = first[: len(first) - len(first.lstrip(" \t"))]
+    if not margin:
+        return code
+    moved = "\n".join(line.removeprefix(margin) for line in code.split("\n"))
+    return moved if not prefix or names & set(bound_names(moved)) else code
 
 
-class _Rename(ast.NodeTransformer):
-    """A check that names the function itself means the candidate."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old, new
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.new, node.ctx) if node.id == self.old else node
-
-
-def _is_vacuous(statement: ast.AST) -> bool:
-    """`assert True`, `assert f(x) == f(x)` and docstrings: they would pay every program."""
-    if isinstance(statement, ast.Assert):
-        test = statement.test
-        if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Eq]:
-            return ast.dump(test.left) == ast.dump(test.comparators[0])
-        return isinstance(test, ast.Constant) and bool(test.value)
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+def _unwrapped(text: str) -> str:
+    """The inside of tags that stand around the code, each at the beginning of a line."""
+    for tag, end in _WRAPPERS.items():
+        start = text.rfind("\n" + tag) + 1 if not text.startswith(tag) else 0
+        if text.startswith(tag, start):
+            return text[start + len(tag) :].partition(end)[0].removeprefix("\n")
+    return text
 
 
-def _is_test(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Assert):
+def _without_prose(text: str) -> str:
+    """Without sentences before and after the code: no line of Python looks like one."""
+    lines = text.split("\n")
+    first, last = 0, len(lines)
+    while first < last and _SENTENCE.match(lines[first]):
+        first += 1
+        while first < last and not lines[first].strip():
+            first += 1
+    while last > first and (_SENTENCE.match(lines[last - 1]) or not lines[last - 1].strip()):
+        last -= 1
+    ends = any(_SENTENCE.match(line) for line in lines[last:])
+    return "\n".join(lines[first : last if ends else None]) if first or ends else text
+
+
+def assembled(prefix: str, code: str) -> str:
+    """The program after its prefix.
+
+    Imports from `__future__` have to come first of all, and a body that the prefix begins is
+    indented as the prefix is.
+
+    >>> assembled("import math\\n", "from __future__ import annotations\\nx = 1\\n")
+    'from __future__ import annotations\\nimport math\\nx = 1\\n'
+    >>> assembled("def f(x):\\n    'Add one.'\\n", "return x + 1\\n")
+    "def f(x):\\n    'Add one.'\\n    return x + 1\\n"
+    """
+    if prefix and _BODY.search(code):
+        end = prefix.rstrip().rpartition("\n")[2]
+        margin = end[: len(end) - len(end.lstrip())]
+        code = "".join(margin + line for line in code.splitlines(keepends=True))
+    if not prefix or "from __future__" not in code:
+        return prefix + code
+    lifted = [found[0].rstrip("\n; \t") + "\n" for found in _FUTURE.finditer(code)]
+    return "".join(lifted) + prefix + _FUTURE.sub("", code)
+
+
+# ------------------------------------------------------------------------------------- thinking
+def answer_text(text: str) -> str:
+    """What follows the thinking, without tokens that end a turn; "" when the thinking never ends.
+
+    Tags are the model's own only outside of its code: in quotes, or inside a line of a fenced
+    block, they are a part of the program.
+
+    >>> [answer_text(text) for text in ("<think>a</think>b", "a</think>b<|im_end|>", "<think>b")]
+    ['b', 'b', '']
+    """
+    if "think>" not in text:
+        return _without_end_tokens(text)
+    start = at = 0
+    thinking = False
+    fences = _Fences()
+    for line in text.split("\n"):
+        if "think>" not in line:
+            if not thinking:
+                fences.read(line)
+        else:
+            rest = 0
+            first, last = len(line) - len(line.lstrip()), len(line.rstrip())
+            for tag in _TAG.finditer(line):
+                alone = tag.start() == first or tag.end() == last
+                in_code = bool(fences.open) and not thinking
+                if _is_quoted(line, tag) or (in_code and (tag[0] == "<think>" or not alone)):
+                    continue
+                thinking = tag[0] == "<think>"
+                rest = tag.end()
+                if not thinking:
+                    start = at + rest
+                    fences = _Fences()
+            if not thinking:
+                fences.read(line[rest:])
+        at += len(line) + 1
+    return "" if thinking else _without_end_tokens(text[start:])
+
+
+def _is_quoted(line: str, tag: re.Match[str]) -> bool:
+    before, after = line[max(0, tag.start() - 1) : tag.start()], line[tag.end() : tag.end() + 1]
+    fenced = line[max(0, tag.start() - 3) : tag.start()] == "```"
+    return before == after and before in ("'", '"', "`") and not fenced
+
+
+def _without_end_tokens(text: str) -> str:
+    end = len(text.rstrip())
+    while found := _END_TOKEN.search(text, max(0, end - 60), end):
+        end = found.start()
+        while end and text[end - 1].isspace():
+            end -= 1
+    return text[:end] if end < len(text.rstrip()) else text
+
+
+# --------------------------------------------------------------------------------------- fences
+def fenced_blocks(text: str) -> list[Block]:
+    """Fenced blocks in order; one that is never closed runs to the end.
+
+    A fence inside a triple-quoted string of the program closes nothing, provided that the string
+    ends.
+    """
+    for strings in (True, False):
+        fences = _Fences(strings=strings)
+        for line in text.split("\n"):
+            fences.read(line)
+        if not fences.quotes:
+            break
+    fences.finish()
+    return fences.found
+
+
+class _Fences:
+    """Reads lines one by one and keeps the blocks found so far."""
+
+    def __init__(self, *, strings: bool = True) -> None:
+        self.found: list[Block] = []
+        self.strings = strings
+        self.open = ""
+        """The fence that opened the current block; empty outside of one."""
+        self.quotes = ""
+        """The triple quotes of the string that the current line begins in."""
+        self.language = self.indent = ""
+        self.lines: list[str] = []
+
+    def read(self, line: str) -> None:
+        fenced = "```" in line or "~~~" in line
+        if not self.open:
+            if fenced:
+                self._maybe_open(line, _FENCE.match(line))
+        elif self.quotes or not fenced or not self._closes(line, _FENCE.match(line)):
+            self.lines.append(self._moved(line) if self.indent else line)
+            if self.strings:
+                self.quotes = _quotes_after(self.quotes, line)
+
+    def _maybe_open(self, line: str, mark: re.Match[str] | None) -> None:
+        if mark:
+            self._begin(mark[2], mark[3], mark[1])
+        elif line.count("```") == 1:  # prose, then the fence
+            before, _, after = line.rpartition("```")
+            if _FENCE.match("```" + after) and not before.endswith("`"):
+                self._begin("```", after.strip(), "")
+
+    def _begin(self, fence: str, language: str, indent: str) -> None:
+        self.open, self.language, self.indent, self.lines = fence, language, indent, []
+
+    def _closes(self, line: str, mark: re.Match[str] | None) -> bool:
+        """Whether the line ends the block; no line of Python begins with a fence, so a fence with
+        a language ends it too and begins the next."""
+        bare = line.lstrip(" \t")
+        if not bare.startswith(self.open):
+            return False
+        after = bare.lstrip(self.open[0])
+        if after and not after[0].isspace() and mark is None:
+            return False
+        self._end()
+        if after and after[0] not in " \t<" and mark:
+            self._begin(mark[2], mark[3], mark[1])
         return True
-    return any(
-        (isinstance(node, ast.Assert) and not _is_vacuous(node)) or isinstance(node, ast.Raise)
-        for node in _own_nodes(statement)
-    )
+
+    def _end(self) -> None:
+        self.found.append(Block(self.language, "".join(line + "\n" for line in self.lines)))
+        self.open, self.quotes = "", ""
+
+    def finish(self) -> None:
+        """The block that was never closed, up to a fence at the end of a line of code."""
+        if not self.open:
+            return
+        for at, line in enumerate(self.lines):
+            if line.endswith(self.open) and line.count("```") == 1:
+                self.lines[at:] = [line[: -len(self.open)]]
+                break
+        self.found.append(Block(self.language, "\n".join(self.lines)))
+        self.open = ""
+
+    def _moved(self, line: str) -> str:
+        """The line without the indentation of its fence."""
+        if line.startswith(self.indent):
+            return line[len(self.indent) :]
+        return line.lstrip(" \t")
 
 
-def _own_nodes(statement: ast.AST) -> list[ast.AST]:
-    """The nodes of a statement, but not those inside functions or classes it defines."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-        return []
-    found: list[ast.AST] = [statement]
-    for child in ast.iter_child_nodes(statement):
-        found += _own_nodes(child)
-    return found
-
-
-def _free_names(body: Sequence[ast.stmt]) -> set[str]:
-    """Names that are read and never bound in the tests: the program's own."""
-    read: set[str] = set()
-    bound: set[str] = set(dir(builtins))
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name):
-                (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                bound.add(node.name)
-            elif isinstance(node, ast.arg):
-                bound.add(node.arg)
-            elif isinstance(node, ast.alias):
-                bound.add((node.asname or node.name).partition(".")[0])
-            elif isinstance(node, ast.ExceptHandler) and node.name:
-                bound.add(node.name)
-    return read - bound
+def _quotes_after(quotes: str, line: str) -> str:
+    """The triple quotes that are open after this line, where `quotes` were open before it."""
+    if not quotes and "'''" not in line and '"""' not in line:
+        return ""
+    at = 0
+    while True:
+        if quotes:
+            end = line.find(quotes, at)
+            while end > 0 and line[end - 1] == "\\":
+                end = line.find(quotes, end + 1)
+            if end < 0:
+                return quotes
+            quotes, at = "", end + 3
+        found = next((m for m in _QUOTED.finditer(line, at) if m[0] in ("'''", '"""')), None)
+        if found is None:
+            return ""
+        quotes, at = found[0], found.end()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial as bind
 
 from bestofk.rewards.base import PairVerifier, right, wrong
 from bestofk.rewards.extract import answer_of
-from bestofk.types import Prompt, Verdict
+from bestofk.types import Prompt, Verdict, plain_text
+
+_TAG = re.compile(r"\w[\w-]*")
 
 
 def judge_exact(prompt: Prompt, text: str, *, ignore_case: bool) -> Verdict:
@@ -15,7 +18,7 @@ def judge_exact(prompt: Prompt, text: str, *, ignore_case: bool) -> Verdict:
     answer = answer_of(prompt, text)
     if not answer:
         return wrong("no answer", "unparsed")
-    expected = str(prompt.spec["expected"])
+    expected = plain_text(prompt.spec["expected"])
     if len(answer) > 4 * len(expected) + 1000:
         return wrong("longer than the expected answer")
     answer, expected = " ".join(answer.split()), " ".join(expected.split())
@@ -44,6 +47,10 @@ def judge_format(prompt: Prompt, text: str, *, tags: Sequence[str]) -> Verdict:
 
 def form(*, tags: Sequence[str] = ("think", "answer")) -> PairVerifier:
     """The completion consists of the tags, each once and in order: a gate for other rewards."""
-    if not tags or len(set(tags)) != len(tags):
-        raise ValueError(f"tags are different names, at least one, got {list(tags)}")
-    return PairVerifier(bind(judge_format, tags=tuple(tags)), name="format")
+    names = [] if isinstance(tags, str) else list(tags)
+    if not names or len(set(names)) != len(names) or not all(map(_TAG.fullmatch, names)):
+        raise ValueError(
+            f"tags are a list of different names, at least one, got {tags!r}; for example "
+            'tags=["think", "answer"]'
+        )
+    return PairVerifier(bind(judge_format, tags=tuple(names)), name="format")

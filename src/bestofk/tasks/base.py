@@ -14,7 +14,10 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, overload
+from numbers import Integral, Real
+from os import PathLike
+from types import UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, overload
 
 from bestofk.types import Prompt
 
@@ -207,7 +210,8 @@ def shuffle(items: list[Any], rng: random.Random) -> None:
 
 def identity(task: str, content: str) -> str:
     """A short id fixed by what the problem is."""
-    return f"{task}/{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{task}/{digest[:16]}"
 
 
 def wording(style: str, text: str, compact: str) -> str | tuple[dict[str, str], ...]:
@@ -240,8 +244,36 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
 
 
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse an option that `factory` does not take, naming the nearest one."""
+    """Refuse an option that `factory` does not take, or a value that is not of its type."""
     parameters = inspect.signature(factory).parameters
-    for option in options:
+    hints = get_type_hints(factory)
+    for option, value in options.items():
         if option not in parameters:
             raise unknown(f"option of task {what}", option, parameters)
+        if not fits(value, hints[option]):
+            wanted = parameters[option].annotation
+            default = parameters[option].default
+            raise ValueError(
+                f"option {option} of task {what} is of type {wanted}, got {value!r}; it is "
+                f"{default!r} unless stated"
+            )
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as options state them: lists for tuples, integers for floats.
+
+    >>> fits([9, 11], Sequence[int]), fits(9, Sequence[int]), fits("9", int), fits(True, int)
+    (True, False, False, False)
+    """
+    inside = get_args(hint)
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in inside)
+    if origin in (tuple, Sequence):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return all(fits(item, inside[0]) for item in value)
+        return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    if origin is bool or isinstance(value, bool):
+        return origin in (bool, Any) and isinstance(value, bool)
+    kinds: dict[Any, Any] = {int: Integral, float: Real, str: (str, PathLike)}
+    return origin is Any or isinstance(value, kinds.get(origin, origin))

@@ -5,16 +5,16 @@ What is shown can be copied: a test in the prompt is not graded unless asked for
 
 from __future__ import annotations
 
-import builtins
+import itertools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bestofk.tasks.base import Task, one_of
 from bestofk.tasks.dataset import STYLES, as_messages, from_prompts
-from bestofk.tasks.rows import Row, locate, read
-from bestofk.types import Prompt
+from bestofk.tasks.rows import Row, each, locate, read
+from bestofk.tasks.shown_tests import shadowed_builtin, shown_and_graded
+from bestofk.types import Prompt, plain_text
 
 _FENCE = "Give the complete code in one block that starts with ```python and ends with ```."
 MBPP_SPLITS = {"train": (601, 974), "validation": (511, 600), "test": (11, 510), "prompt": (1, 10)}
@@ -29,6 +29,18 @@ def mbpp_split(number: int) -> str:
     raise ValueError(f"MBPP has the ids 1 to 974, got {number}")
 
 
+def _by_split(source: str, build: Callable[[Row], Prompt]) -> Callable[[], dict[str, list[Prompt]]]:
+    """Loads problems that have MBPP's numbers as ids into MBPP's splits."""
+
+    def rows() -> dict[str, list[Prompt]]:
+        found: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
+        for prompt in each(read(source), source, build):
+            found[mbpp_split(int(prompt.id.rpartition("/")[2]))].append(prompt)
+        return found
+
+    return rows
+
+
 def _code_task(
     name: str,
     rows: Callable[[], Mapping[str, list[Prompt]]],
@@ -40,6 +52,7 @@ def _code_task(
     limit: int | None,
     seed: int,
     validation_share: float = 0.0,
+    keep_repeats: bool = True,
 ) -> Task:
     loaded: dict[str, list[Prompt]] = {}
 
@@ -61,6 +74,7 @@ def _code_task(
         limit=limit,
         seed=seed,
         summary=summary,
+        keep_repeats=keep_repeats,
     )
 
 
@@ -94,39 +108,27 @@ def mbpp(
 
     Args:
         path: file with task_id, text, code, test_list; else $BESTOFK_DATA, else the Hub.
-        shown: how many asserts the prompt shows.
+        shown: how many asserts the prompt shows: the first, unless all of the rest have one answer.
         grade_shown: grade those too (the usual benchmark does).
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
     one_of("style", style, STYLES)
-    source = locate(path, "mbpp.jsonl.gz", "")
-    hub = "hub:google-research-datasets/mbpp:full@"
 
-    def rows() -> dict[str, list[Prompt]]:
-        data = read(source) if source else [r for s in MBPP_SPLITS for r in read(hub + s)]
-        found: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
-        for row in data:
-            tests = [*row["test_list"], *row.get("challenge_test_list", [])]
-            graded = tests if grade_shown else tests[shown:]
-            examples = "\n".join(["", "", "For example:", *tests[:shown]]) if shown else ""
-            text = row["text"].strip() + examples
-            spec = {"asserts": graded, "setup": row.get("test_setup_code", "")}
-            spec |= _shadowed_builtin(tests, row["code"])
-            prompt = _prompt("mbpp", row["task_id"], text, spec, row["code"], style)
-            found[mbpp_split(int(row["task_id"]))].append(prompt)
-        return found
+    def build(row: Row) -> Prompt:
+        tests = [*row["test_list"], *row.get("challenge_test_list", [])]
+        given = {"setup": row.get("test_setup_code", ""), **shadowed_builtin(tests, row["code"])}
+        examples, graded = shown_and_graded(tests, shown)
+        if grade_shown:
+            examples, graded = tests[:shown], tests
+        text = "\n".join([row["text"].strip(), *["", "For example:"] * bool(shown), *examples])
+        spec = {"asserts": graded, **given}
+        return _prompt("mbpp", row["task_id"], text, spec, row["code"], style)
 
+    rows = _by_split(locate(path, "mbpp.jsonl.gz"), build)
     return _code_task(
         "mbpp", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
         licence="CC-BY-4.0 (google-research/mbpp)", summary="974 small Python functions",
     )  # fmt: skip
-
-
-def _shadowed_builtin(tests: Sequence[str], code: str) -> dict[str, str]:
-    """The function under test, where it has the name of a builtin (MBPP 126 asks for `sum`)."""
-    defined = re.findall(r"^def (\w+)", code, re.MULTILINE)
-    found = [n for n in defined if hasattr(builtins, n) and any(f"{n}(" in t for t in tests)]
-    return {"entry_point": found[0]} if found else {}
 
 
 def mbppplus(
@@ -146,16 +148,11 @@ def mbppplus(
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
     one_of("style", style, STYLES)
-    source = locate(path, "mbppplus.jsonl.gz", "hub:evalplus/mbppplus@test")
 
-    def rows() -> dict[str, list[Prompt]]:
-        found: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
-        for row in read(source):
-            number = int(str(row["task_id"]).rpartition("/")[2])
-            prompt = _mbppplus_prompt(number, row, style)
-            found[mbpp_split(number)].append(prompt)
-        return {split: prompts for split, prompts in found.items() if prompts}
+    def build(row: Row) -> Prompt:
+        return _mbppplus_prompt(int(str(row["task_id"]).rpartition("/")[2]), row, style)
 
+    rows = _by_split(locate(path, "mbppplus.jsonl.gz"), build)
     return _code_task(
         "mbppplus", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
         licence="Apache-2.0 (evalplus/mbppplus_release)", summary="378 functions, many inputs",
@@ -193,27 +190,35 @@ def humaneval(
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
     one_of("style", style, STYLES)
-    source = locate(path, "humaneval.jsonl.gz", "hub:openai/openai_humaneval@test")
+    source = locate(path, "humaneval.jsonl.gz")
+
+    def build(row: Row) -> Prompt:
+        code = row["prompt"] + row["canonical_solution"]
+        text = f"Complete this function.\n\n```python\n{row['prompt'].strip()}\n```"
+        key = str(row["task_id"]).rpartition("/")[2]
+        return _prompt("humaneval", key, text, _checked_function(row), code, style)
 
     def rows() -> dict[str, list[Prompt]]:
-        prompts = []
-        for row in read(source):
-            code = row["prompt"] + row["canonical_solution"]
-            text = f"Complete this function.\n\n```python\n{row['prompt'].strip()}\n```"
-            spec = {
-                "check": row["test"],
-                "entry_point": row["entry_point"],
-                "setup": row["prompt"],
-                "prefix": row["prompt"],
-            }
-            key = str(row["task_id"]).rpartition("/")[2]
-            prompts.append(_prompt("humaneval", key, text, spec, code, style))
-        return {"test": prompts}
+        return {"test": each(read(source), source, build)}
 
     return _code_task(
         "humaneval", rows, ("test",), reward=reward, limit=limit, seed=seed,
         licence="MIT (openai/human-eval)", summary="164 functions to complete; for tests only",
     )  # fmt: skip
+
+
+_MORE_TESTS = {"HumanEval/34": "\n    assert candidate([2, 1, 2]) == [1, 2]\n"}
+"""The one test of this problem is the example in its prompt, whose answer can be copied."""
+
+
+def _checked_function(row: Row) -> dict[str, Any]:
+    """What the verifier needs where a `check` function tests one that the prompt begins."""
+    return {
+        "check": row["test"] + _MORE_TESTS.get(row["task_id"], ""),
+        "entry_point": row["entry_point"],
+        "setup": row["prompt"],
+        "prefix": row["prompt"],
+    }
 
 
 def leetcode(
@@ -233,23 +238,17 @@ def leetcode(
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
     one_of("style", style, STYLES)
-    hub = "hub:newfacade/LeetCodeDataset@"
     sources = {
-        "train": locate(train, "leetcode-train.jsonl.gz", hub + "train"),
-        "test": locate(test, "leetcode-test.jsonl.gz", hub + "test"),
+        "train": locate(train, "leetcode-train.jsonl.gz"),
+        "test": locate(test, "leetcode-test.jsonl.gz"),
     }
 
     def build(row: Row) -> Prompt:
-        spec = {
-            "check": row["test"],
-            "entry_point": row["entry_point"],
-            "setup": row["prompt"],
-            "prefix": row["prompt"],
-        }
-        return _prompt("leetcode", row["task_id"], row["query"], spec, row["completion"], style)
+        key, spec = row["task_id"], _checked_function(row)
+        return _prompt("leetcode", key, row["query"], spec, row["completion"], style)
 
     def rows() -> dict[str, list[Prompt]]:
-        return {split: [build(row) for row in read(source)] for split, source in sources.items()}
+        return {split: each(read(source), source, build) for split, source in sources.items()}
 
     return _code_task(
         "leetcode", rows, ("train", "test"), reward=reward, limit=limit, seed=seed,
@@ -317,11 +316,10 @@ def codecontests(
         train, validation, test: files; else $BESTOFK_DATA, else the Hub.
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
-    hub = "hub:deepmind/code_contests@"
     return stdio(
-        train=locate(train, "codecontests-train.jsonl.gz", hub + "train"),
-        validation=locate(validation, "codecontests-validation.jsonl.gz", hub + "valid"),
-        test=locate(test, "codecontests-test.jsonl.gz", hub + "test"),
+        train=locate(train, "codecontests-train.jsonl.gz"),
+        validation=locate(validation, "codecontests-validation.jsonl.gz"),
+        test=locate(test, "codecontests-test.jsonl.gz"),
         question="description",
         tests=("public_tests", "private_tests", "generated_tests"),
         solution="solutions",
@@ -369,25 +367,26 @@ def stdio(
         for key, source in (("train", train), ("validation", validation), ("test", test))
         if source is not None
     }
-    if not sources:
-        raise ValueError("a stdin/stdout set names at least one of train, validation, test")
 
-    def build(split: str, number: int, row: Row) -> Prompt:
-        found = [case for field in tests if row.get(field) for case in cases(row[field])]
-        programs = row.get(solution) if solution else None
-        code = first_program(programs)
-        text = f"{str(row[question]).strip()}\n\nWrite a Python program that reads stdin and "
-        text += "writes stdout."
-        key = row[id] if id else f"{split}-{number}"
-        return _prompt(name, key, text, {"stdio": found}, code, style)
+    def builder(split: str) -> Callable[[Row], Prompt]:
+        numbers = itertools.count()
+
+        def build(row: Row) -> Prompt:
+            number = next(numbers)
+            found = [case for field in tests if row.get(field) for case in cases(row[field])]
+            code = first_program(row.get(solution)) if solution else None
+            text = f"{plain_text(row[question]).strip()}\n\nWrite a Python program that reads "
+            text += "stdin and writes stdout."
+            key = plain_text(row[id]) if id else f"{split}-{number}"
+            return _prompt(name, key, text, {"stdio": found}, code, style)
+
+        return build
 
     def rows() -> dict[str, list[Prompt]]:
-        return {
-            split: [build(split, number, row) for number, row in enumerate(read(source))]
-            for split, source in sources.items()
-        }
+        return {key: each(read(source), source, builder(key)) for key, source in sources.items()}
 
     return _code_task(
         name, rows, tuple(sources), reward=reward, limit=limit, seed=seed, licence=licence,
         validation_share=validation_share, summary="programs over stdin and stdout",
+        keep_repeats=False,
     )  # fmt: skip

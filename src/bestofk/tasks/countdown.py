@@ -90,6 +90,8 @@ def countdown(
     one_of("style", style, STYLES)
     one_of("use", use, tuple(_USE))
 
+    rules = {"operators": operators, "use": use, "answer": answer_kind(style)}
+
     def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
         count = numbers + (split == "ood")
 
@@ -99,7 +101,7 @@ def countdown(
             if found is None or not target_low <= found[0] <= target_high:
                 return None
             key = f"countdown {sorted(given)} {found[0]}"
-            return key, lambda: _prompt(key, given, found, operators, use, style)
+            return key, lambda: _prompt(key + _rules(operators, use), given, found, rules, style)
 
         return draw, (count,)
 
@@ -125,25 +127,27 @@ def _check(
         raise ValueError(f"operators are different ones of + - * /, got {operators!r}")
 
 
+def _rules(operators: str, use: str) -> str:
+    """What an id must say of the rules: nothing of the usual ones."""
+    usual = set(operators) == set(_RANK) and use == "all"
+    return "" if usual else f" {''.join(sorted(operators))} {use}"
+
+
 def _prompt(
-    key: str, given: list[int], found: Term, operators: str, use: str, style: str
+    problem: str, given: list[int], found: Term, rules: dict[str, str], style: str
 ) -> Prompt:
+    """A problem is its numbers in any order, its target and its rules; its id names no more."""
     target, expression, _ = found
-    listed = ", ".join(map(str, given))
     text = _TEXT.format(
-        numbers=listed, target=target, use=_USE[use], operators=", ".join(operators)
+        numbers=", ".join(map(str, given)),
+        target=target,
+        use=_USE[rules["use"]],
+        operators=", ".join(rules["operators"]),
     )
-    spec = {
-        "numbers": given,
-        "target": target,
-        "operators": operators,
-        "use": use,
-        "answer": answer_kind(style),
-    }
     return Prompt(
-        id=identity("countdown", key),
+        id=identity("countdown", problem),
         text=wording(style, text, f"{' '.join(map(str, given))} = {target}:"),
         task="countdown",
-        spec=spec,
+        spec={"numbers": given, "target": target, **rules},
         reference=answer(style, expression),
     )

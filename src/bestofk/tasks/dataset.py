@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bestofk.tasks.base import Split, Task, identity, one_of, unknown
-from bestofk.tasks.rows import Row, read
-from bestofk.types import Prompt
+from bestofk.tasks.rows import Row, each, read
+from bestofk.types import Prompt, plain_text
 
 STYLES = ("chat", "text")
 REFERENCES = {"maths": "\\boxed{{{expected}}}", "exact": "<answer>{expected}</answer>"}
@@ -45,42 +47,29 @@ def dataset(
             "hub:owner/name:config@split"; in Python also rows, or a function that gets them when a
             split is first used. With "train" alone the others are cut from it.
         prompt: template over the fields of a row: "{question}\\nAnswer in a box."
-        answer: field with the expected answer; the verifier finds it as `expected`.
+        answer: field with the expected answer, text or a number; the verifier finds it as
+            `expected`.
         answer_after: keep only what follows this mark in the answer ("####" for GSM8K).
         spec: further things that the verifier needs: its name for it, then the field.
         reference: template of a completion that must score 1.0, over the fields and `expected`;
             for maths and exact answers it is made from the expected answer.
         id: field that names a row; without it the id is made from the prompt.
         verifier, verifier_options: who judges.
-        system: a system message put first (chat style).
-        style: "chat" or "text".
+        system, style: a system message put first; "chat" or "text".
         validation_share, test_share: what is cut from "train" for splits without a source.
         limit: at most so many prompts a split.
     """
-    one_of("style", style, STYLES)
     sources = {"train": train, "validation": validation, "test": test}
-    if all(source is None for source in sources.values()):
-        raise ValueError("a data set names at least one of train, validation, test")
-
-    def build(row: Row) -> Prompt:
-        needs = {key: _field(row, field) for key, field in (spec or {}).items()}
-        if answer is not None:
-            needs["expected"] = _after(str(_field(row, answer)), answer_after)
-        template = reference
-        if template is None and "expected" in needs:
-            template = REFERENCES.get(verifier)
-        text = _fill(prompt, row, "prompt")
-        return Prompt(
-            id=f"{name}/{_field(row, id)}" if id else identity(name, text),
-            text=as_messages(style, system, text),
-            task=name,
-            spec=needs,
-            reference=_fill(template, {**row, **needs}, "reference") if template else None,
-        )
-
+    made = _Declaration(
+        name, prompt, answer, answer_after, spec or {}, reference, id, verifier, system, style
+    )
     return from_prompts(
         name,
-        {key: _loader(source, build) for key, source in sources.items() if source is not None},
+        {
+            key: _loader(key, source, made.prompt_of)
+            for key, source in sources.items()
+            if source is not None
+        },
         shares={"validation": validation_share, "test": test_share},
         verifier=verifier,
         verifier_options=verifier_options or {},
@@ -91,14 +80,58 @@ def dataset(
     )
 
 
+@dataclass(frozen=True)
+class _Declaration:
+    """What a row becomes; the fields are the arguments of `dataset`."""
+
+    name: str
+    prompt: str
+    answer: str | None
+    answer_after: str
+    spec: Mapping[str, str]
+    reference: str | None
+    id: str | None
+    verifier: str
+    system: str
+    style: str
+
+    def __post_init__(self) -> None:
+        one_of("style", self.style, STYLES)
+        if self.answer is not None and "expected" in self.spec:
+            raise ValueError(
+                "the expected answer is stated once, got both answer and spec.expected"
+            )
+
+    def prompt_of(self, row: Row) -> Prompt:
+        needs = {key: _field(row, field) for key, field in self.spec.items()}
+        if self.answer is not None:
+            needs["expected"] = _after(_text(row, self.answer), self.answer_after)
+        elif self.verifier in REFERENCES and "expected" in needs:
+            needs["expected"] = _text(row, self.spec["expected"])
+        template = self.reference
+        if template is None and "expected" in needs:
+            template = REFERENCES.get(self.verifier)
+        text = _fill(self.prompt, row, "prompt")
+        return Prompt(
+            id=f"{self.name}/{_text(row, self.id)}" if self.id else identity(self.name, text),
+            text=as_messages(self.style, self.system, text),
+            task=self.name,
+            spec=needs,
+            reference=_reference(template, {**row, **needs}) if template else None,
+        )
+
+
 def _after(answer: str, mark: str) -> str:
     if mark and mark not in answer:
         raise ValueError(f"no {mark!r} in the answer {answer[-80:]!r}")
     return (answer.rpartition(mark)[2] if mark else answer).strip()
 
 
-def _loader(source: Source, build: Callable[[Row], Prompt]) -> Callable[[], list[Prompt]]:
-    return lambda: [build(row) for row in (source() if callable(source) else read(source))]
+def _loader(
+    split: str, source: Source, build: Callable[[Row], Prompt]
+) -> Callable[[], list[Prompt]]:
+    where = str(source) if isinstance(source, str | Path) else split
+    return lambda: each(source() if callable(source) else read(source), where, build)
 
 
 def from_prompts(
@@ -112,27 +145,32 @@ def from_prompts(
     limit: int | None,
     seed: int,
     summary: str,
+    keep_repeats: bool = False,
 ) -> Task:
     """A task from lists of prompts, with missing splits cut from "train" and overlaps removed.
 
     A problem is its text: one that is in test is taken out of validation and train, and one in
-    validation out of train. A row that occurs twice stays once.
+    validation out of train. Within a split, rows with the same text that are judged the same stay
+    once, whatever their ids; `keep_repeats` keeps a published set as it was published.
     """
+    if not loaders:
+        raise ValueError(f"{name} names at least one source: train, validation or test")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is at least 1, got {limit}")
     cut = {key: shares.get(key, 0.0) for key in ("validation", "test") if key not in loaders}
     if "train" not in loaders:
         cut = {}
-    cut = {key: share for key, share in cut.items() if share > 0}
-    if any(share < 0 for share in shares.values()) or sum(cut.values()) >= 1:
+    if not all(0 <= share < 1 for share in shares.values()) or not sum(cut.values()) < 1:
         raise ValueError(f"shares are not negative and leave something for train, got {shares}")
+    cut = {key: share for key, share in cut.items() if share > 0}
     order = [key for key in ("test", "validation", "train") if key in loaders or key in cut]
     order += [key for key in loaders if key not in order]
     built: dict[str, list[Prompt]] = {}
 
     def make(split: str) -> Split:
         if not built:
-            built.update(_apart(name, {key: load() for key, load in loaders.items()}, cut, order))
+            loaded = {key: load() for key, load in loaders.items()}
+            built.update(_apart(name, loaded, cut, order, keep_repeats))
         kept = built[split][:limit]
         if not kept:
             raise ValueError(f"{name} has no prompt in split {split!r}")
@@ -155,6 +193,7 @@ def _apart(
     loaded: Mapping[str, list[Prompt]],
     cut: Mapping[str, float],
     order: Sequence[str],
+    keep_repeats: bool,
 ) -> dict[str, list[Prompt]]:
     """The splits in `order`, each without the problems of those before it."""
     pools: dict[str, list[Prompt]] = {key: list(loaded.get(key, [])) for key in order}
@@ -166,14 +205,19 @@ def _apart(
     by_id: dict[str, Prompt] = {}
     kept: dict[str, list[Prompt]] = {key: [] for key in order}
     for key in order:
+        specs: dict[str, list[Mapping[str, Any]]] = {}
         for item in pools[key]:
-            if _content(item) in taken or by_id.get(item.id) == item:
+            content = _content(item)
+            if content in taken or by_id.get(item.id) == item:
                 continue
             if item.id in by_id:
                 raise ValueError(f"{name}: the id {item.id!r} names two different problems")
+            if not keep_repeats and item.spec in specs.setdefault(content, []):
+                continue
+            specs.setdefault(content, []).append(item.spec)
             by_id[item.id] = item
             kept[key].append(item)
-        taken |= {_content(item) for item in kept[key]}
+        taken |= specs.keys()
     return kept
 
 
@@ -208,12 +252,44 @@ def _field(row: Row, field: str) -> Any:
     return row[field]
 
 
+def _text(row: Row, field: str) -> str:
+    value = _field(row, field)
+    try:
+        return plain_text(value)
+    except ValueError as error:
+        raise ValueError(f"field {field!r}: {error}") from error
+
+
+class Absent(ValueError):
+    """A template asks for a field that is null in this row."""
+
+
+class _Filler(string.Formatter):
+    """Fills templates; what is null has no place in a text, where it would read "None"."""
+
+    def get_field(self, name: str, args: Any, fields: Any) -> Any:
+        found, first = super().get_field(name, args, fields)
+        if found is None or (isinstance(found, float) and found != found):
+            raise Absent(f"the field {name!r} is null; repair or remove the row")
+        return found, first
+
+
+def _reference(template: str, row: Row) -> str | None:
+    """The completion that must score 1.0; None in a row that has none."""
+    try:
+        return _fill(template, row, "reference")
+    except Absent:
+        return None
+
+
 def _fill(template: str, row: Row, what: str) -> str:
     try:
-        return template.format_map(row)
+        return _Filler().vformat(template, (), row)
+    except Absent:
+        raise
     except KeyError as error:
         raise unknown(f"field in the {what} template", str(error.args[0]), row) from error
-    except (IndexError, ValueError, AttributeError) as error:
+    except (IndexError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(
             f"the {what} template is text with {{field}} in it, and {{{{ }}}} for braces: {error}"
         ) from error

@@ -1,6 +1,7 @@
 """Knights and knaves: knights tell the truth, knaves lie; who is what?
 
-Each puzzle has exactly one solution, proven by trying all 2^n assignments.
+Each puzzle has exactly one solution, proven by trying all 2^n assignments. Splits share no puzzle,
+not even with other names, in another order, or with statements in other words.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from bestofk.tasks.base import (
     generated,
     identity,
     one_of,
+    rng_of,
     shuffle,
     sizes_of,
     wording,
@@ -61,6 +63,46 @@ def solutions(statements: Sequence[Formula]) -> list[tuple[int, ...]]:
         for kinds in itertools.product((0, 1), repeat=len(statements))
         if all(holds(said, kinds) == kind for said, kind in zip(statements, kinds, strict=True))
     ]
+
+
+def nameless(statements: Sequence[Formula]) -> str:
+    """What a puzzle is, whoever its people are and in whatever order they speak.
+
+    People are told apart by what they say and by what is said of whom, round after round, as long
+    as that tells more of them apart (colour refinement); then the statements are listed in the
+    order this gives. Where people cannot be told apart so, two puzzles may look the same: they
+    share a split, which does no harm.
+
+    >>> one = [["is", 1, 1], ["or", ["is", 0, 0], ["is", 2, 1]], ["same", 2, 0]]
+    >>> same = [["same", 0, 2], ["if", ["is", 0, 0], ["is", 2, 0]], ["is", 1, 1]]
+    >>> nameless(one) == nameless(same), nameless(one) == nameless(one[::-1])
+    (True, False)
+    """
+    people = range(len(statements))
+    ranks = [0] * len(statements)
+    while True:
+        views = []
+        for me in people:
+            heard = sorted((ranks[who], _from_view(statements[who], ranks, me)) for who in people)
+            views.append(repr((ranks[me], _from_view(statements[me], ranks, me), heard)))
+        order = sorted(set(views))
+        if len(order) == len(set(ranks)):
+            return repr(sorted(views))
+        ranks = [order.index(view) for view in views]
+
+
+def _from_view(formula: Formula, ranks: Sequence[int], me: int) -> str:
+    """A statement with ranks for people and "me"; the two sides of and, or, same in one order."""
+    match formula:
+        case ["is", person, kind]:
+            return f"{'me' if person == me else ranks[person]} {KINDS[kind]}"
+        case ["same", *both]:
+            return f"same {sorted('me' if p == me else str(ranks[p]) for p in both)}"
+        case ["if", [_, person, kind], then]:  # if f then g: not f, or g
+            return _from_view(["or", ["is", person, 1 - kind], then], ranks, me)
+        case [joined, *sides]:
+            return f"{joined} {sorted(_from_view(side, ranks, me) for side in sides)}"
+    raise ValueError(f"not a statement: {formula}")
 
 
 def _statement(speaker: int, kinds: Sequence[int], rng: random.Random) -> Formula:
@@ -120,11 +162,13 @@ def knights(
     def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
         count = people + (split == "ood")
 
-        def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
+        def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt]] | None:
             kinds = [below(rng, 2) for _ in range(count)]  # every answer is as likely as another
             said = [_statement(speaker, kinds, rng) for speaker in range(count)]
-            key = f"knights {json.dumps(said)}"
-            return key, lambda: _prompt(key, said, style, rng)
+            found = solutions(said)
+            if len(found) != 1:
+                return None
+            return f"knights {nameless(said)}", lambda: _prompt(said, found[0], style)
 
         return draw, (count,)
 
@@ -138,15 +182,14 @@ def knights(
     )
 
 
-def _prompt(key: str, said: list[Formula], style: str, rng: random.Random) -> Prompt | None:
-    found = solutions(said)
-    if len(found) != 1:
-        return None
+def _prompt(said: list[Formula], kinds: Sequence[int], style: str) -> Prompt:
+    """The puzzle in words; the names follow from the statements, so that an id has one text."""
+    key = f"knights {json.dumps(said)}"
     names = NAMES.split()
-    shuffle(names, rng)
+    shuffle(names, rng_of("names", key))
     names = names[: len(said)]
     lines = [f'{names[i]} says: "{_english(f, names)}."' for i, f in enumerate(said)]
-    solution = {name: KINDS[kind] for name, kind in zip(names, found[0], strict=True)}
+    solution = {name: KINDS[kind] for name, kind in zip(names, kinds, strict=True)}
     text = _TEXT.format(
         people=", ".join(names[:-1]) + " and " + names[-1], statements="\n".join(lines)
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 
 from bestofk.tasks.base import Task
 from bestofk.tasks.dataset import dataset
-from bestofk.tasks.rows import Row, locate, read
+from bestofk.tasks.rows import Row, each, locate, read
 
 _BOX = (
     "{%s}\n\nThink step by step, then give the final answer alone in \\boxed{{}}, for example "
@@ -34,8 +35,8 @@ def gsm8k(
         validation_share: what of train is kept for validation.
     """
     return dataset(
-        train=locate(train, "gsm8k-train.jsonl.gz", "hub:openai/gsm8k:main@train"),
-        test=locate(test, "gsm8k-test.jsonl.gz", "hub:openai/gsm8k:main@test"),
+        train=locate(train, "gsm8k-train.jsonl.gz"),
+        test=locate(test, "gsm8k-test.jsonl.gz"),
         prompt=prompt,
         answer="answer",
         answer_after="####",
@@ -87,17 +88,17 @@ def math(
 
     kept = {*map(str, levels), "", "?"}
 
-    def rows(source: str) -> Callable[[], list[Row]]:
-        return lambda: [
-            {**row, "answer": row.get("answer") or last_boxed(row["solution"])}
-            for row in read(source)
-            if str(row.get("level", "")).removeprefix("Level ") in kept
-        ]
+    def answered(row: Row) -> list[Row]:
+        if str(row.get("level", "")).removeprefix("Level ") not in kept:
+            return []
+        return [{**row, "answer": row.get("answer") or last_boxed(row["solution"])}]
 
-    hub = "hub:DigitalLearningGmbH/MATH-lighteval:default@"
+    def rows(source: str) -> Callable[[], list[Row]]:
+        return lambda: list(itertools.chain(*each(read(source), source, answered)))
+
     return dataset(
-        train=rows(locate(train, "math-train.jsonl.gz", hub + "train")),
-        test=rows(locate(test, "math-test.jsonl.gz", hub + "test")),
+        train=rows(locate(train, "math-train.jsonl.gz")),
+        test=rows(locate(test, "math-test.jsonl.gz")),
         prompt=prompt,
         answer="answer",
         verifier="maths",

@@ -115,7 +115,8 @@ def maze(
     """
     one_of("style", style, STYLES)
     one_of("layout", layout, LAYOUTS)
-    _check((*sizes, *test_sizes, *ood_sizes), layout, loops, density)
+    for listed in (sizes, test_sizes, ood_sizes):
+        _check(listed, layout, loops, density)
 
     def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
         choices = {"test": test_sizes, "ood": ood_sizes}.get(split, sizes)
@@ -141,6 +142,8 @@ def maze(
 
 
 def _check(sizes: Sequence[int], layout: str, loops: float, density: float) -> None:
+    if not sizes:
+        raise ValueError("sizes, test_sizes and ood_sizes list at least one size each, got none")
     for size in sizes:
         if layout == "carved" and (size < 5 or size % 2 == 0):
             raise ValueError(f"a carved maze has an odd size of at least 5, got {size}")

@@ -1,4 +1,7 @@
-"""Sudoku of size 4, 6 or 9, each with exactly one solution, proven by search."""
+"""Sudoku of size 4, 6 or 9, each with exactly one solution, proven by search.
+
+Splits share no solution, not even with other names for the digits.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from bestofk.types import Prompt
 STYLES = ("chat", "text")
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
 BLANKS = {4: 8, 6: 18, 9: 40}
+MOST_BLANKS = {4: 12, 6: 27, 9: 57}
+"""What digging in random order reaches often enough: one grid in ten, at least."""
 _TEXT = """Fill every '.' of this grid with a digit from 1 to {size} so that each row, each column \
 and each box of {rows} rows by {columns} columns holds every digit once.
 
@@ -92,23 +97,29 @@ def sudoku(
 
     Args:
         size: 4, 6 or 9.
-        blanks: how many cells are blank (8, 18, 40 by size); the split "ood" has a quarter more.
+        blanks: how many cells are blank (8, 18, 40 by size); the split "ood" has a quarter more,
+            up to 12, 27, 57.
         style: "chat" or "text".
         reward: "parts" (per blank, corrected for guessing) or "exact".
     """
     if size not in BOXES:
         raise ValueError(f"a sudoku has size 4, 6 or 9, got {size}")
     wanted = BLANKS[size] if blanks is None else blanks
-    if not 1 <= wanted <= 3 * size * size // 4:
-        raise ValueError(f"blanks of size {size} are 1 to {3 * size * size // 4}, got {wanted}")
+    most = MOST_BLANKS[size]
+    if not 1 <= wanted < most:
+        raise ValueError(
+            f"blanks of size {size} are 1 to {most - 1} (with more, puzzles with one solution are "
+            f"too rare to be found, and the split ood has at least one more), got {wanted}"
+        )
     one_of("style", style, STYLES)
 
     def drawing(split: str) -> tuple[Draw, tuple[Any, ...]]:
-        count = wanted + (wanted // 4 if split == "ood" else 0)
+        count = min(wanted + max(1, wanted // 4), most) if split == "ood" else wanted
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]]:
             solved = next(complete([0] * (size * size), size, rng))
-            return f"sudoku {_rows(solved, size)}", lambda: _prompt(solved, size, count, style, rng)
+            key = f"sudoku {_rows(renamed(solved), size)}"
+            return key, lambda: _prompt(solved, size, count, style, rng)
 
         return draw, (size, count)
 
@@ -121,6 +132,16 @@ def sudoku(
         summary=f"{size} x {size} with {wanted} blanks, credit per blank",
         patience=2000,
     )
+
+
+def renamed(cells: Cells) -> Cells:
+    """The same grid with its digits named 1, 2, 3, ... in the order in which they first occur.
+
+    >>> renamed([3, 1, 1, 2])
+    [1, 2, 2, 3]
+    """
+    names: dict[int, int] = {}
+    return [names.setdefault(cell, len(names) + 1) for cell in cells]
 
 
 def _rows(cells: Cells, size: int) -> list[str]:

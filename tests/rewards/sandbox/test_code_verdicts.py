@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - programs, one per line
-"""The code verifier: forms of tests, statuses, extraction (28), values (29), tasks (30)."""
+"""The code verifier: forms of tests, statuses, values (29), tasks (30)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.rewards.base import prepare, refusals
-from bestofk.rewards.code import CodeVerifier, reference_of
-from bestofk.rewards.programs import extract_code, split_asserts, split_check
+from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code_tests import split_asserts, split_check
 from bestofk.rewards.sandbox.guest.compare import same, same_text
 from bestofk.types import Prompt, Verdict
 
@@ -155,71 +155,6 @@ def test_cpu_seconds_are_those_of_the_program(verdict: Judge) -> None:
     assert verdict(PLUS_ONE, idle).cpu_seconds < 0.1
 
 
-# -------------------------------------------------------------------------------- 28 extraction
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("no code here", "no code here"),
-        ("```python\na\n```", "a\n"),
-        ("```\na\n```", "a\n"),
-        ("```py\r\na\r\n```\r\n", "a\n"),
-        ("~~~python\na\n~~~", "a\n"),
-        ("```python\na\n```\ntext\n```python\nb\n```", "b\n"),
-        ("```python\ndef f(): 1\n```\n```python\nf()\n```", "def f(): 1\n"),
-        ("```python\na\n```\n```bash\nls\n```", "a\n"),
-        ("```python\nnever closed", "never closed"),
-        ("````python\n```\ninner\n```\n````", "```\ninner\n```\n"),
-        ("<think>```python\nwrong\n```</think>```python\nright\n```", "right\n"),
-        ("<think>\n```python\nwrong\n```\n</think>\n```python\nright\n```", "right\n"),
-        ("```python\n```", ""),
-        ("", ""),
-    ],
-)
-def test_extraction(text: str, code: str) -> None:
-    assert extract_code(text, "f") == code
-
-
-@given(st.text(st.characters(codec=None, exclude_categories=()), max_size=300), st.text(max_size=5))
-def test_extraction_never_raises_and_returns_a_part_of_the_text(text: str, name: str) -> None:
-    code = extract_code(text, name)
-    assert code.replace("\n", "") in text.replace("\r\n", "\n").replace("\n", "")
-
-
-@given(
-    st.text(st.characters(exclude_characters="\r`~", codec="utf-8"), max_size=200),
-    st.text("ab \n", max_size=40),
-)
-def test_a_fenced_program_is_extracted_exactly(code: str, prose: str) -> None:
-    code = code.replace("</think>", "")
-    assert extract_code(f"{prose}\n{reference_of(code)}\n{prose}") == code + "\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def f(x): return x + 1\0",
-        "def f(x): return '\ud800' and x + 1",
-        "```python\ndef f(x): return x + 1 \udfff\n```",
-        "\x00" * 1000,
-        "```" * 100_000,
-        "(" * 100_000,
-        "x" * 10_000_000,
-        "```python\n" + "x\n" * 2_000_000,
-        "\ufeff```python\n\x0c\n",
-        "def f(x):\r\n\treturn x +\\\r\n",
-    ],
-)
-def test_garbage_is_zero_never_nan(verdict: Judge, text: str) -> None:
-    judged = verdict(PLUS_ONE, text)
-    assert judged.reward == 0.0
-    assert judged.total == 2
-
-
-def test_line_ends_do_not_matter(verdict: Judge) -> None:
-    assert verdict(PLUS_ONE, "def f(x):\r\n    return x + 1\r\n").reward == 1.0
-    assert verdict(PLUS_ONE, "```python\r\ndef f(x):\r\n    return x + 1\r\n```").reward == 1.0
-
-
 # ------------------------------------------------------------------------------------ 29 values
 @pytest.mark.parametrize(
     ("expression", "test", "passes"),
@@ -300,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stdio": []}, "no tests"),
     ({"asserts": ["assert f(1) == 3"]}, "scores 0"),
     ({"asserts": ["assert f(1) == 2", "assert f(1) == 3"]}, "scores 0.5"),
-    ({"asserts": ["raise ValueError", "assert f(1) == 2"]}, "scores 0.5"),
+    ({"asserts": ["raise ValueError", "assert f(1) == 2"]}, "scores 0"),
     ({"asserts": ["assert f(object()) == 2"]}, "passed by value"),
     ({"asserts": ["assert f(1 == 2"]}, "SyntaxError"),
     ({"asserts": ["assert eval(str(f(1))) == 2"]}, "must not execute"),
@@ -382,21 +317,6 @@ def test_thousands_of_failures_are_counted(verdict: Judge) -> None:
     calls = [{"args": [n], "expected": n if n % 2 else -1} for n in range(20_000)]
     judged = verdict({"entry_point": "f", "calls": calls}, "def f(x): return x")
     assert (judged.passed, judged.total) == (10_000, 20_000)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "~" * 20_000 + "`",
-        "`" * 20_000 + " `",
-        "~~~" + " " * 20_000 + "`",
-        "```" + "a" * 20_000 + "`",
-    ],
-)
-def test_extraction_does_not_backtrack(line: str) -> None:
-    """Cubic matching would take hours; this is over at once or never."""
-    assert extract_code(line) == line
-    assert extract_code("```python\n" + line) == line
 
 
 def test_many_threads_may_cut_tests_at_once() -> None:

@@ -64,7 +64,14 @@ def humaneval() -> list[Prompt]:
 def test_humaneval_references_all_score_one(patient: CodeVerifier) -> None:
     prompts = humaneval()
     assert len(prompts) == 164
-    assert refusals(patient, prompts) == {}
+    verdicts = patient(prompts, [str(prompt.reference) for prompt in prompts])
+    assert [verdict.reward for verdict in verdicts] == [1.0] * 164
+
+
+def test_humaneval_has_one_problem_with_one_answer(patient: CodeVerifier) -> None:
+    refused = refusals(patient, humaneval())
+    assert list(refused) == ["HumanEval/34"]
+    assert "always returns [0, 2, 3, 5, 9, 123] passes every test" in refused["HumanEval/34"]
 
 
 def test_humaneval_pays_nothing_for_nothing(patient: CodeVerifier) -> None:
@@ -93,18 +100,26 @@ def mbpp() -> list[Prompt]:
 
 @pytest.mark.slow
 def test_mbpp_references_score_one_but_for_those_with_instances(patient: CodeVerifier) -> None:
-    """Four tasks pass classes or their instances, which no value-only call can carry."""
+    """Four tasks pass classes or their instances, which no value-only call can carry; seven have
+    three tests with one answer."""
     prompts = mbpp()
     assert len(prompts) == 974
     refused = refusals(patient, prompts)
-    assert sorted(refused, key=int) == ["367", "533", "601", "927"]
-    assert all("not plain" in why for why in refused.values())
+    constant = [id for id, why in refused.items() if "passes every test" in why]
+    assert sorted(constant, key=int) == ["37", "203", "339", "667", "674", "816", "899"]
+    rest = {id: why for id, why in refused.items() if id not in constant}
+    assert sorted(rest, key=int) == ["367", "533", "601", "927"]
+    assert all("not plain" in why or "own classes" in why for why in rest.values())
 
 
 @pytest.mark.slow
 def test_mbpp_pays_nothing_for_nothing(patient: CodeVerifier) -> None:
     prompts = mbpp()
-    assert not any(v.reward for v in patient(prompts, ["x = 1"] * len(prompts)))
+    verdicts = patient(prompts, ["x = 1"] * len(prompts))
+    judged = zip(prompts, verdicts, strict=True)
+    unscored = {p.id: v.detail for p, v in judged if v.status == "unscored"}
+    assert list(unscored) == ["367", "601", "927"], unscored  # refused, see above
+    assert {v.reward for v in verdicts if v.status != "unscored"} == {0.0}
 
 
 def leetcode(name: str) -> list[Prompt]:
@@ -129,7 +144,9 @@ def leetcode(name: str) -> list[Prompt]:
 def test_leetcode_references_mostly_score_one(patient: CodeVerifier) -> None:
     prompts = leetcode("leetcode-test.jsonl.gz")
     refused = refusals(patient, prompts)
-    assert len(refused) <= 0.05 * len(prompts), refused
+    broken = {id: why for id, why in refused.items() if "passes every test" not in why}
+    assert len(broken) <= 0.05 * len(prompts), broken
+    assert len(refused) <= 0.1 * len(prompts), refused
 
 
 @pytest.mark.slow
@@ -187,7 +204,7 @@ PROGRAMS = {
     "match": "match [1, 2]:\n    case [a, *b]: print(a, b)",
     "format": "print(f'{3.14159:.2f}|{42:>6}|{\"x\":^5}|{1e10:,}')",
     "no-newline": "import sys\nsys.stdout.write('no newline')",
-    "binary-out": "import sys\nsys.stdout.buffer.write(b'\\x00\\xff\\n')",
+    "binary-out": "import sys\nsys.stdout.buffer.write(b'\\x00\\x7f\\n')",
     "stderr": "import sys\nprint('out'); print('err', file=sys.stderr)",
     "closed": "import sys\nprint('x'); sys.stdout.close()",
     "many-lines": "for i in range(20000): print(i)",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _socket
 import importlib
 import os
-import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
 from types import CodeType
@@ -111,9 +110,8 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     statement between tests fails, the tests after it have nothing to stand on and fail too.
     """
     space: dict[str, Any] = {"__name__": "tests", "__given__": _given}
-    for name, path in job["names"].items():
-        library = name == path and name in sys.stdlib_module_names  # the program's own imports
-        space[name] = importlib.import_module(name) if library else _Proxy(remote, path)
+    space |= {name: _Proxy(remote, path) for name, path in job["names"].items()}
+    space |= {name: importlib.import_module(name) for name in job["modules"]}
 
     def run(source: str, answers: dict[str, Any]) -> str:
         remote.gone = None
@@ -182,7 +180,7 @@ def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
             last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2][-200:]
             status = "memory" if last.startswith("MemoryError") else "crashed"
             raise Gone(status, last or f"exit status {news['code']}")
-        text = output.decode("utf-8", "replace")
+        text = output.decode("utf-8", "surrogateescape")  # no expected text has what this makes
         if same_text(text, expected, job["absolute"], job["relative"]):
             return ""
         return f"printed {_short(text)}, expected otherwise"

@@ -1,0 +1,103 @@
+"""Which parts of a task's tests depend on the program under test. Pure functions on syntax."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Reach:
+    """For each name in the tests, the program's names that its value may come from.
+
+    >>> nodes = list(ast.walk(ast.parse("x = f(1)\\ny = x + 1\\nz = 3")))
+    >>> reach = Reach(nodes, {"f"})
+    >>> [sorted(reach.of(ast.parse(name))) for name in "xyz"]
+    [['f'], ['f'], []]
+    >>> nodes = list(ast.walk(ast.parse("try: f(-1); y = 0\\nexcept ValueError: y = 1")))
+    >>> sorted(Reach(nodes, {"f"}).of(ast.parse("y")))
+    ['f']
+    """
+
+    def __init__(self, nodes: Sequence[ast.AST], program: Collection[str]) -> None:
+        self.program = frozenset(program)
+        self._of: dict[str, frozenset[str]] = {name: frozenset([name]) for name in program}
+        flows = list(_flows(nodes, self.program))
+        changed = True
+        while changed:
+            changed = False
+            for targets, sources in flows:
+                reached = self._union(sources)
+                for target in targets - self.program:
+                    if not reached <= self._of.get(target, frozenset()):
+                        self._of[target] = self._of.get(target, frozenset()) | reached
+                        changed = True
+
+    def of(self, node: ast.AST) -> frozenset[str]:
+        """The program's names that the value, or the outcome, of this depends on."""
+        return self._union(_names(node))
+
+    def _union(self, names: Collection[str]) -> frozenset[str]:
+        return frozenset().union(*(self._of.get(name, frozenset()) for name in names))
+
+
+def _flows(
+    nodes: Sequence[ast.AST], program: frozenset[str]
+) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
+    """(names that get a value, names it is made of), for all that is bound."""
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            yield _names(*node.targets), _names(node.value)
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
+            yield _names(node.target), _names(node.value)
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+            yield _names(node.target), _names(node.iter)
+        elif isinstance(node, ast.withitem):
+            yield _names(node.optional_vars), _names(node.context_expr)
+        elif isinstance(node, ast.Try):  # what is set depends on whether this raises
+            yield _set_in(node), _names(*node.body)
+        elif isinstance(node, ast.If | ast.While):
+            yield _set_in(node), _names(node.test)
+        elif isinstance(node, _FUNCTIONS):
+            yield frozenset([node.name]), _names(*node.body)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function = node.value.func  # `results.append(f(1))` changes what it is called on
+            if not (isinstance(function, ast.Name) and function.id in program):
+                yield _names(node.value), _names(node.value)
+
+
+def _set_in(node: ast.AST) -> frozenset[str]:
+    return frozenset(
+        inner.id
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    )
+
+
+def _names(*nodes: ast.AST | None) -> frozenset[str]:
+    return frozenset(
+        inner.id
+        for node in nodes
+        if node is not None
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name)
+    )
+
+
+def refuse_programs_as_judges(nodes: Sequence[ast.AST], reach: Reach) -> None:
+    """In `assert isclose(f(1), 2.0)` the program would supply `isclose` too, and judge itself."""
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        judge = node.func.id
+        if judge not in reach.program:
+            continue
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        judged = frozenset().union(*map(reach.of, given)) - {judge}
+        if judged:
+            raise ValueError(
+                f"the tests hand the program's {judge} what its own {min(judged)} gave, so that it "
+                f"could judge itself: import or define {judge} in the tests or in `setup` (objects "
+                "of a program's own classes cannot be handed over at all)"
+            )

@@ -1,0 +1,208 @@
+"""Equality of what was parsed: terms, matrices, sets, relations. Runs in the worker process.
+
+Nothing is rounded. Decimals are exact fractions, rational values are compared exactly, and others
+(roots, logarithms) by whether their difference vanishes to `CANCELS` digits. Terms with variables
+are compared at several points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+from sympy.core.relational import Relational
+
+DIGITS = 40
+CANCELS = 600
+"""Digits to which a difference of irrational numbers must vanish to be zero."""
+# Values of the first three variables, and what is added for every three more. Both orders and both
+# signs occur, and integers, where floor and ceiling meet. The first two are never negative
+# together, as sqrt(x) sqrt(y) is sqrt(xy) in school.
+POINTS = (
+    (("37/29", "53/31", "71/43"), "3/7"),
+    (("141/23", "-59/37", "13/47"), "-5/11"),
+    (("-113/89", "11/97", "-217/83"), "13/9"),
+    (("5", "3", "8"), "6"),
+    (("4", "10", "7"), "-13"),
+)
+_FRACTIONAL = 3  # of the points; at the others, integers, a term may have a pole
+_UNENDING = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
+_IMAGINARY = {sympy.Symbol("i"): sympy.I}
+_FLIPPED = {
+    sympy.StrictGreaterThan: sympy.StrictLessThan,
+    sympy.GreaterThan: sympy.LessThan,
+}
+
+
+def exact(value: Any) -> Any:
+    """The same with decimals as fractions, figure by figure: 0.1 is 1/10."""
+    if not isinstance(value, sympy.Basic | sympy.MatrixBase):
+        return value
+    decimals = value.atoms(sympy.Float)
+    if isinstance(value, sympy.Float):
+        return sympy.Rational(str(value))
+    return value.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in decimals})
+
+
+def same_object(expected: Any, value: Any) -> bool:
+    """Whether two parsed answers are equal; things of different kinds are not."""
+    if is_matrix(expected) or is_matrix(value):
+        return _same_matrix(expected, value)
+    if isinstance(expected, sympy.Set) or isinstance(value, sympy.Set):
+        return _same_set(expected, value)
+    if _is_relation(expected) or _is_relation(value):
+        return _same_relations(expected, value)
+    if isinstance(expected, sympy.Tuple) and isinstance(value, sympy.Tuple):
+        return _same_each(expected.args, value.args)
+    if isinstance(expected, sympy.Expr) and isinstance(value, sympy.Expr):
+        return same_value(expected, value)
+    return False
+
+
+def same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+    """Whether two terms are equal: exactly, or at every point of their variables.
+
+    Where no value can be had (an unknown function), only what simplifies to the same is equal.
+    """
+    gold, answer = (term.subs(_IMAGINARY) for term in (gold, answer))
+    if any(term.has(sympy.nan, sympy.zoo) for term in (gold, answer)):
+        return False
+    if gold == answer:
+        return True
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    told = 0
+    for place, point in enumerate(POINTS if symbols else POINTS[:1]):
+        at = _values_at(point, symbols)
+        zero = _is_zero(gold.subs(at) - answer.subs(at))
+        if zero is False:
+            return False
+        if zero is None and place < _FRACTIONAL:
+            break
+        told += zero is True
+    else:
+        return told > 0
+    return bool(sympy.simplify(gold - answer) == 0)
+
+
+def _values_at(point: Any, symbols: Sequence[Any]) -> dict[Any, Any]:
+    first, step = point
+    return {
+        symbol: sympy.Rational(first[i % 3]) + (i // 3) * sympy.Rational(step)
+        for i, symbol in enumerate(symbols)
+    }
+
+
+def _is_zero(term: sympy.Expr) -> bool | None:
+    """Whether a term without variables is zero; None where it has no value."""
+    if not term.has(*_UNENDING):
+        term = term.doit()
+        if term.is_Rational:
+            return bool(term == 0)
+    number = sympy.N(term, DIGITS, maxn=CANCELS)
+    if not number.is_number or number.has(sympy.nan, sympy.zoo, sympy.oo):
+        return None
+    for part in number.as_real_imag():
+        if not part.is_Number:
+            return None
+        if part != 0 and getattr(part, "_prec", 2) != 1:  # precision 1: it cancelled to nothing
+            return False
+    return True
+
+
+def is_matrix(value: Any) -> bool:
+    """Whether it is a matrix or a product of matrices."""
+    return isinstance(value, sympy.MatrixBase | sympy.MatrixExpr)
+
+
+def _same_matrix(expected: Any, value: Any) -> bool:
+    if not (is_matrix(expected) and is_matrix(value)):
+        return False
+    expected, value = (sympy.Matrix(matrix.doit()) for matrix in (expected, value))
+    return expected.shape == value.shape and _same_each(expected.flat(), value.flat())
+
+
+def _same_each(expected: Sequence[Any], value: Sequence[Any]) -> bool:
+    return len(expected) == len(value) and all(map(same_object, expected, value))
+
+
+def _same_set(expected: Any, value: Any) -> bool:
+    """Unions of intervals and points, whatever their order or overlap."""
+    if not (isinstance(expected, sympy.Set) and isinstance(value, sympy.Set)):
+        return False
+    said = _pieces(value)
+    for piece in _pieces(expected):
+        for candidate in said:
+            if _same_piece(piece, candidate):
+                said.remove(candidate)
+                break
+        else:
+            return False
+    return not said
+
+
+def _pieces(value: sympy.Set) -> list[Any]:
+    """Intervals and points of a set in its simplest form; a set of another kind stays whole."""
+    simple = value.doit()
+    pieces: list[Any] = []
+    for part in simple.args if isinstance(simple, sympy.Union) else (simple,):
+        pieces += part.args if isinstance(part, sympy.FiniteSet) else (part,)
+    return [p for p in pieces if p is not sympy.S.EmptySet]
+
+
+def _same_piece(expected: Any, value: Any) -> bool:
+    if isinstance(expected, sympy.Interval) and isinstance(value, sympy.Interval):
+        if (expected.left_open, expected.right_open) != (value.left_open, value.right_open):
+            return False
+        return same_value(expected.start, value.start) and same_value(expected.end, value.end)
+    if isinstance(expected, sympy.Set) or isinstance(value, sympy.Set):
+        return bool(expected == value)
+    return same_object(expected, value)
+
+
+def _is_relation(value: Any) -> bool:
+    return isinstance(value, Relational | sympy.And)
+
+
+def _same_relations(expected: Any, value: Any) -> bool:
+    """The same relations in any order: 1 < x < 2 is x > 1 and x < 2."""
+    if not (_is_relation(expected) and _is_relation(value)):
+        return False
+    wanted, said = (
+        list(one.args) if isinstance(one, sympy.And) else [one] for one in (expected, value)
+    )
+    for relation in wanted:
+        for candidate in said:
+            if _same_relation(relation, candidate):
+                said.remove(candidate)
+                break
+        else:
+            return False
+    return not said
+
+
+def _same_relation(expected: Any, value: Any) -> bool:
+    """Whether one is the other times a number, a positive one for an inequality."""
+    if not (isinstance(expected, Relational) and isinstance(value, Relational)):
+        return False
+    (kind, a), (said_kind, b) = map(_as_difference, (expected, value))
+    if kind is not said_kind:
+        return False
+    if a is None or b is None:
+        return same_object(expected.lhs, value.lhs) and same_object(expected.rhs, value.rhs)
+    at = _values_at(POINTS[0], sorted(a.free_symbols | b.free_symbols, key=str))
+    factor_a, factor_b = a.subs(at), b.subs(at)
+    if _is_zero(factor_a) is not False or _is_zero(factor_b) is not False:
+        return False
+    if issubclass(kind, sympy.Eq | sympy.Ne):
+        return same_value(a * factor_b, b * factor_a)
+    return same_value(a * factor_b, b * factor_a) and bool((factor_a / factor_b).is_positive)
+
+
+def _as_difference(relation: Any) -> tuple[type, Any]:
+    """The kind of a relation, "greater" turned to "less", and its left side minus its right."""
+    kind = _FLIPPED.get(type(relation), type(relation))
+    if not all(isinstance(side, sympy.Expr) for side in relation.args):
+        return kind, None
+    difference = relation.lhs - relation.rhs
+    return kind, -difference if kind is not type(relation) else difference

@@ -1,0 +1,123 @@
+"""Where the answer of a mathematical completion stands. Linear, whatever the text."""
+
+from __future__ import annotations
+
+import re
+
+from bestofk.rewards.extract import final_text, tagged
+
+MAX_ANSWER = 2000
+"""Characters of an answer. Longer ones are not read."""
+_TRIES = 50  # boxes, and mentions of an answer, that are looked at from the end
+_LABEL = re.compile(r"(?:\*\*)? ?:(?:\*\*)?")
+_SENTENCE = re.compile(r" is(?::(?:\*\*)?|(?![A-Za-z]))")
+_OF_SOMETHING_SAID = ("this ", "that ", "your ")
+_CLOSING = " I hope it is correct."
+_MARKS = ("**", "*", "`")
+
+
+def extract(text: str) -> str | None:
+    """The answer of a completion: the last of a balanced box, `#### x`, "Answer: x", or a tag.
+
+    What is thought is not an answer, and of several answers only the last counts. The sentence "the
+    answer is x" is read only where there is none of these: prose after a box is seldom an answer
+    ("this answer is reasonable").
+
+    >>> extract(r"<think>\\boxed{1}</think> so \\boxed{2}, no: \\boxed{\\frac{3}{4}}")
+    '\\\\frac{3}{4}'
+    >>> extract("18 - 5 = 13\\n#### 13"), extract("The answer is 13."), extract("13")
+    ('13', '13', None)
+    """
+    final = final_text(text)
+    found: list[tuple[int, str]] = []
+    box = last_box(final)
+    if box is not None:
+        found.append(box)
+    hashes = final.rfind("####")
+    if hashes >= 0:
+        found.append((hashes, _line(final, hashes + 4)))
+    inside = tagged(final)
+    if inside is not None:
+        found.append((final.rfind(f"<answer>{inside}</answer>"), inside[: MAX_ANSWER + 1]))
+    label = _last_mention(final, _LABEL, box)
+    if label is not None:
+        found.append((label[0], _line(final, label[1])))
+    found = [(place, answer) for place, answer in found if answer.strip()]
+    if not found:
+        sentence = _last_mention(final, _SENTENCE, None)
+        found = [(sentence[0], _line(final, sentence[1]))] if sentence else [(0, "")]
+    return _bare(max(found)[1]) or None
+
+
+def last_box(text: str) -> tuple[int, str] | None:
+    """Place and inside of the last `\\boxed{...}` whose braces close; at most 50 are tried."""
+    place = len(text)
+    for _ in range(_TRIES):
+        place = text.rfind("\\boxed", 0, place)
+        if place < 0:
+            return None
+        window = text[place + 6 : place + 6 + MAX_ANSWER].lstrip(" ")
+        if not window.startswith("{"):
+            continue
+        depth, escaped = 0, False
+        for i, sign in enumerate(window):
+            if escaped:
+                escaped = False
+            elif sign == "\\":
+                escaped = True
+            elif sign == "{":
+                depth += 1
+            elif sign == "}":
+                depth -= 1
+                if depth == 0:
+                    return place, window[1:i]
+    return None
+
+
+def _last_mention(
+    text: str, follows: re.Pattern[str], box: tuple[int, str] | None
+) -> tuple[int, int] | None:
+    """Place and end of the last "answer" before what `follows`; one inside the box is part of it.
+
+    At most 50 mentions are looked at.
+    """
+    place = len(text)
+    for _ in range(_TRIES):
+        place = max(text.rfind("nswer", 0, place), text.rfind("NSWER", 0, place))
+        if place < 0:
+            return None
+        match = follows.match(text, place + 5)
+        in_box = box is not None and box[0] < place < box[0] + 7 + len(box[1])
+        said_before = text[max(0, place - 6) : max(0, place - 1)].lower() in _OF_SOMETHING_SAID
+        if match and not in_box and not said_before:
+            return place, match.end()
+    return None
+
+
+def _line(text: str, start: int) -> str:
+    """The rest of the line, or the next line that is not empty."""
+    rest = text[start : start + 2 * MAX_ANSWER].partition("</answer>")[0].lstrip()
+    return rest.partition("\n")[0][: MAX_ANSWER + 1]
+
+
+def _bare(answer: str) -> str:
+    """An answer without the full stop, the emphasis and the code marks around it.
+
+    Only marks in pairs are taken away, and one that was opened before "Answer:": `2**3` is not 23.
+    """
+    answer = answer.strip().removesuffix(_CLOSING).strip()
+    if answer.endswith("**") and answer.count("**") == 1:
+        answer = answer[:-2].rstrip()
+    if answer.startswith("**") and answer.count("**") == 2:
+        answer = answer.replace("**", "")
+    answer = _unstopped(answer)
+    for mark in _MARKS:
+        inner = answer[len(mark) : -len(mark)]
+        if answer == mark + inner + mark and inner and mark not in inner:
+            answer = inner.strip()
+    return _unstopped(answer)
+
+
+def _unstopped(answer: str) -> str:
+    """Without a full stop, but with an ellipsis: 0.33... is not 0.33."""
+    return answer if answer.endswith("..") else answer.removesuffix(".").rstrip()

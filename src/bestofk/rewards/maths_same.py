@@ -1,0 +1,258 @@
+"""Whether two plain answers are equal: equations, lists, tuples and intervals, then each part.
+
+Pure functions, no sympy. What they cannot decide is left to `maths_worker`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+from bestofk.rewards.maths_number import CHANGES_MEANING, is_word, number, quantity
+
+Scalar = Callable[[str, str], bool | None]
+MAX_SIDES = 8
+"""Sides of an equation that are compared."""
+_LOOSE = re.compile(r"(?<!\w) | (?!\w)")
+_BASE = re.compile(r"([0-9A-Fa-f]{1,100})_ ?\{? ?([0-9]{1,2}) ?\}?")
+_CHOICE = re.compile(r"([A-Z])|\( ?([A-Za-z]) ?\)|\\text\{([A-Za-z])\}")
+_LONG_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
+_HOUR = re.compile(r"\d ?[ap]\.?m\.?", re.IGNORECASE)
+_SPOKEN = frozenset(("no", "yes", "odd", "one", "two", "six", "ten"))
+
+
+def same_scalar(gold: str, answer: str) -> bool | None:
+    """Whether two plain answers without parts are equal; None where it takes algebra to tell."""
+    if gold == answer or _LOOSE.sub("", gold) == _LOOSE.sub("", answer):
+        return True
+    wanted, said = quantity(gold), quantity(answer)
+    if wanted.unit and said.unit and wanted.unit != said.unit:
+        return False
+    if wanted.core == said.core and wanted.percent == said.percent:
+        return True
+    expected, value = number(wanted.core), number(said.core)
+    if expected is not None and value is not None:
+        return _same_number(expected, wanted.percent, value, said.percent)
+    base = _BASE.fullmatch(gold)
+    if base and _is_in_base(base[1], int(base[2])):
+        written = _BASE.fullmatch(answer)
+        digits = written[1] if written and written[2] == base[2] else answer
+        return digits.lower() == base[1].lower()
+    letter, chosen = _CHOICE.fullmatch(gold), _CHOICE.fullmatch(answer)
+    if letter and chosen:
+        a, b = letter[letter.lastindex or 0], chosen[chosen.lastindex or 0]
+        return a == b or (chosen[1] is None and a == b.upper())
+    if _is_spoken(wanted.core):
+        return _spoken(gold) == _spoken(answer)
+    if wanted.percent != said.percent or "\\text{" in said.core:
+        return False
+    if expected is not None and said.core.isalpha() and is_word(said.core):
+        return False
+    return None
+
+
+def _same_number(a: Fraction, a_percent: bool, b: Fraction, b_percent: bool) -> bool:
+    """Equal numbers; 50% is 0.5, and 50 too, as the question may have named the percent.
+
+    Below one percent only the value counts: 0.5 is not 0.5%.
+    """
+    if a_percent == b_percent:
+        return a == b
+    percent, value = (a, b) if a_percent else (b, a)
+    return value == percent / 100 or (abs(percent) >= 1 and value == percent)
+
+
+def _is_in_base(digits: str, base: int) -> bool:
+    """Whether it can be a number in that base: F_2 and a_1 are names."""
+    is_name = len(digits) == 1 and digits.isalpha()
+    return base >= 2 and not is_name and all(int(digit, 16) < base for digit in digits)
+
+
+def _is_spoken(text: str) -> bool:
+    """Whether it is words, which are never algebra: "yes" is not a product."""
+    if "\\text{" in text or text.lower() in _SPOKEN:
+        return True
+    return bool(_LONG_WORD.search(text) or _HOUR.search(text))
+
+
+def _spoken(text: str) -> str:
+    words = text.replace("\\text{", " ").replace("}", " ").replace(".", "").replace("-", " ")
+    return " ".join(words.casefold().split()).strip("() ")
+
+
+_OPEN, _CLOSE = "([{", ")]}"
+_BETWEEN = re.compile(r",? (?:or|and) |,|;")
+_COMMA = re.compile("[,;]")
+_EQUALS = re.compile("=")
+
+
+def _split(text: str, between: re.Pattern[str]) -> list[str]:
+    """Split at what stands between parts, outside all brackets."""
+    pieces, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        sign = text[i]
+        if sign in _OPEN:
+            depth += 1
+        elif sign in _CLOSE:
+            depth -= 1
+        elif depth == 0:
+            match = between.match(text, i)
+            if match:
+                pieces.append(text[start:i].strip())
+                start = i = match.end()
+                continue
+        i += 1
+    return [*pieces, text[start:].strip()]
+
+
+def parts(text: str) -> tuple[str, list[str]]:
+    """Brackets and parts of a plain answer: ("(]", two parts) for an interval, ("", one) else.
+
+    Braces of a set count as no brackets: a set and a list are the same, in any order.
+
+    >>> parts("(1, 2]"), parts("2 or 3"), parts(r"\\{1,2\\}"), parts("1,234")
+    (('(]', ['1', '2']), ('', ['2', '3']), ('', ['1', '2']), ('', ['1,234']))
+    """
+    if number(quantity(text).core) is not None:
+        return "", [text]
+    inner, brackets = text, ""
+    if text.startswith("\\{") and text.endswith("\\}"):
+        inner = text[2:-2]
+    elif text[:1] in "([" and text[-1:] in ")]" and _is_wrapped(text):
+        inner, brackets = text[1:-1], text[0] + text[-1]
+    pieces = _split(inner, _COMMA if brackets else _BETWEEN)
+    if len(pieces) == 1:
+        whole = inner if not brackets else text
+        if whole.count("\\pm") == 1 and not brackets:
+            return "", [whole.replace("\\pm", "+").lstrip("+ "), whole.replace("\\pm", "-")]
+        return "", [whole.strip()]
+    return brackets, pieces
+
+
+def _is_wrapped(text: str) -> bool:
+    """Whether the first bracket closes with the last one."""
+    depth = 0
+    for i, sign in enumerate(text):
+        depth += (sign in _OPEN) - (sign in _CLOSE)
+        if depth == 0:
+            return i == len(text) - 1
+    return False
+
+
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma"
+    "|tau|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega|ell"
+)
+_SYMBOL = rf"(?:[A-Za-z]|\\(?:{_GREEK}))(?: ?_ ?(?:\w|\{{[^{{}}]{{1,20}}\}}))?'{{0,3}}"
+_ARGUMENT = rf"(?:{_SYMBOL}|-?\d{{1,10}})"
+_NAME = re.compile(
+    rf"{_SYMBOL}"
+    rf"|{_SYMBOL}(?: ?\^ ?\{{ ?-1 ?\}})? ?\( ?{_ARGUMENT}(?: ?, ?{_ARGUMENT}){{0,3}} ?\)"
+    rf"|(?:[PEV]|\\Pr|\\text\{{(?:Var|Pr)\}}) ?\([^()]{{1,60}}\)"
+    rf"|\( ?{_SYMBOL}(?: ?, ?{_SYMBOL}){{1,5}} ?\)"
+    r"|\|[A-Z]{1,3}\||(?:m ?)?(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}"
+    r"|\\(?:overline|vec|overrightarrow|widehat|hat|bar) ?\{ ?[A-Za-z]{1,3} ?\}"
+)
+_MEMBER = re.compile(rf"{_SYMBOL} ?\\in(?![A-Za-z]) ?")
+
+
+def is_name(text: str) -> bool:
+    """Whether the left side of an equation only names what the right side is.
+
+    A symbol, a function of symbols, a tuple of symbols, a segment, or words that deny nothing.
+
+    >>> [is_name(text) for text in ("x", "f(x)", "(x, y)", "AB", r"\\text{Total cost}")]
+    [True, True, True, True, True]
+    >>> [is_name(text) for text in ("x^2", "x+y", "xy", "2x", "It is not true that x", "twice x")]
+    [False, False, False, False, False, False]
+    """
+    if _NAME.fullmatch(text):
+        return True
+    words = text.replace("\\text{", " ").replace("}", " ").replace(":", " ").split()
+    if not 0 < len(words) <= 10 or any(word.lower() in CHANGES_MEANING for word in words):
+        return False
+    links = ("of", "the", "is", "a", "an", "in", "per", "and", "for")
+    known = [word for word in words if word.isascii() and word.isalpha()]
+    return (
+        len(known) == len(words)
+        and any(is_word(word) for word in words)
+        and all(
+            is_word(word) or word.lower() in links or len(word) == 1 or word.isupper()
+            for word in words
+        )
+    )
+
+
+def _comparable(gold: str, answer: str) -> tuple[str, list[str]]:
+    """The expected value, and every value that the answer states for it.
+
+    "x = 5" states 5 and "2 + 3 = 5" states 5 twice. Of an expected equation only a name before "="
+    may be left out: the answer to "x^2 + y^2 = 25" is not 25.
+
+    >>> _comparable("5", "x = 2 + 3 = 5"), _comparable("y = 2x", "2x"), _comparable("x+y = 5", "5")
+    (('5', ['2 + 3', '5']), ('2x', ['2x']), ('x+y = 5', ['5']))
+    """
+    if ("\\in" in gold) != ("\\in" in answer):
+        gold, answer = (_MEMBER.sub("", text, count=1) for text in (gold, answer))
+    wanted, said = _sides(gold), _sides(answer)
+    if len(wanted) == 1 < len(said):
+        stated = [side for i, side in enumerate(said) if not is_name(side) and (side or i)]
+        return gold, stated or said[-1:]
+    if len(wanted) == 2 and is_name(wanted[0]):
+        if len(said) == 1:
+            return wanted[1], said
+        if _LOOSE.sub("", wanted[0]) == _LOOSE.sub("", said[0]):
+            return wanted[1], said[1:]
+    return gold, [answer]
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of one equation; a list of equations is left whole, "x = 1, 2" is not."""
+    if "=" not in text:
+        return [text]
+    first, *others = _split(text, _BETWEEN)
+    sides = _split(first if others else text, _EQUALS)
+    if not others:
+        return sides if len(sides) <= MAX_SIDES else [text]
+    if len(sides) == 2 and is_name(sides[0]) and not any("=" in other for other in others):
+        return [sides[0], text[text.index("=") + 1 :].strip()]
+    return [text]
+
+
+def same(gold: str, answer: str, scalar: Scalar = same_scalar) -> bool | None:
+    """Whether two plain, balanced answers are equal: part by part, in order inside ( ) and [ ].
+
+    None when `scalar` could not tell and it matters.
+    """
+    if gold == answer:
+        return True
+    gold, stated = _comparable(gold, answer)
+    return _all(_same_parts(gold, value, scalar) for value in stated)
+
+
+def _same_parts(gold: str, answer: str, scalar: Scalar) -> bool | None:
+    kind, wanted = parts(gold)
+    said_kind, said = parts(answer)
+    if kind != said_kind or len(wanted) != len(said):
+        return False
+    if len(wanted) == 1:
+        return scalar(wanted[0], said[0])
+    if kind:
+        return _all(same(a, b, scalar) for a, b in zip(wanted, said, strict=True))
+    unknown = False
+    for part in wanted:
+        for candidate in said:
+            equal = same(part, candidate, scalar)
+            unknown = unknown or equal is None
+            if equal:
+                said.remove(candidate)
+                break
+        else:
+            return None if unknown else False
+    return True
+
+
+def _all(results: Iterable[bool | None]) -> bool | None:
+    seen = list(results)
+    return False if False in seen else None if None in seen else True

@@ -1,0 +1,354 @@
+"""What counts as the same answer: every kind of right spelling, and every near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bestofk.rewards import verifier
+from bestofk.rewards.maths import MathsVerifier
+from bestofk.rewards.maths_extract import MAX_ANSWER
+from bestofk.rewards.maths_number import quantity
+from bestofk.rewards.maths_same import same
+from bestofk.rewards.mathtext import is_readable, plain
+from bestofk.types import Prompt, Verdict
+
+Table = dict[str, list[tuple[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def maths() -> Iterator[MathsVerifier]:
+    judge = verifier("maths", workers=1, cpu_seconds=10.0)
+    assert isinstance(judge, MathsVerifier)
+    yield judge
+    judge.close()
+
+
+EQUAL: Table = {
+    "spacing": [
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        (
+            r"\begin{pmatrix} 1 & \sqrt{4} \\ 3 & 4 \end{pmatrix}",
+            r"\begin{bmatrix}1&2\\ 3&4\end{bmatrix}",
+        ),
+        ("2x", r"2\,x"),
+        (r"\sqrt{2}x", r"\sqrt{2}\,x"),
+        ("10000", r"10\,000"),
+        (r"11,\! 111,\! 100", "11111100"),
+        ("18", r"\[18\]"),
+        ("18", "*18*"),
+        ("18", "`18`"),
+        ("18", "\u200e18"),
+    ],
+    "fonts": [
+        ("18", r"\textrm{18}"),
+        ("18", r"\boldsymbol{18}"),
+        ("18", r"\text{\textbf{18}}"),
+        ("18", r"\text{The answer is }18"),
+        (r"\text{Monday}", r"\textbf{Monday}"),
+        (r"\text{(C)}", "C"),
+        ("B", "(b)"),
+        ("B", r"\text{B}"),
+        (r"3\mathbf{i}+2\mathbf{j}", r"2\mathbf{j}+3\mathbf{i}"),
+    ],
+    "units": [
+        ("5", r"5\,cm"),
+        ("5", r"5\ cm"),
+        ("5", "5cm"),
+        ("138", r"138\text{ m}"),
+        ("138", r"138\,\mathrm{m}"),
+        ("138", r"138\text{ m/s}"),
+        ("138", r"138\ \text{m}/\text{s}"),
+        ("138", r"138\text{ sq. ft.}"),
+        (r"\sqrt{2}", r"\sqrt{2}\text{ cm}"),
+        (r"24\pi", r"24\pi \text{ square units}"),
+        (r"24\pi", r"24\pi cm^2"),
+        (r"5\text{ cm}", r"5\text{ centimeters}"),
+        (r"5\text{ cm}^2", r"5\text{ square cm}"),
+        (r"5\text{ feet}", "5 ft"),
+        (r"36\text{ square units}", "36"),
+        ("60", "60 km/h"),
+        ("60", "60 miles per hour"),
+        ("18", "18 months"),
+        ("18", r"18 \text{ times}"),
+        (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2 cm"),
+        ("18", "18 eggs"),
+        ("18", "18 cups of flour"),
+        ("18", "18 more cups"),
+        ("18", r"\$18 per day"),
+        ("18", "€18"),
+        ("18", "£18"),
+        ("25", r"25^\circ C"),
+        (r"\text{12:05 p.m.}", "12:05 pm"),
+    ],
+    "percent": [
+        ("0.5", "50%"),
+        ("0.005", "0.5%"),
+        (r"\frac12", r"50\%"),
+        (r"50\%", "50"),
+        ("50", "50%"),
+        (r"20\%", "20 percent"),
+        ("0.07", "7 per cent"),
+    ],
+    "equations": [
+        ("5", "x = 5"),
+        ("5", "= 5"),
+        ("5", "5 = x"),
+        ("5", "x = 2 + 3 = 5"),
+        ("42", r"\sum_{i=1}^{6}7"),
+        (r"x \le 5", "x<=5"),
+        (r"x \geq 2", r"2 \le x"),
+        ("(2,3)", "(x,y)=(2,3)"),
+        ("-2,1", "x = 1, -2"),
+        ("-2,1", r"x = 1 \text{ or } x = -2"),
+        (r"1+\sqrt{3}, 1-\sqrt{3}", r"1+\sqrt{3} \text{ or } 1-\sqrt{3}"),
+        (r"\frac{1}{2}, \sqrt{12}", r"2\sqrt{3} \text{ and } 1/2"),
+        ("12", r"\text{Total cost} = 12"),
+        ("12", "The total cost = 12"),
+        ("12", "AB = 12"),
+        ("60", r"m\angle ABC = 60^\circ"),
+        ("1/6", r"P(X=1) = \frac{1}{6}"),
+        ("6", "a_{10} = 6"),
+        ("6", "f^{-1}(3) = 6"),
+        ("x^2", "f(x) = x^2"),
+        ("x=5", "x = 2 + 3 = 5"),
+        ("y=2x+1", "2x - y + 1 = 0"),
+        (r"\frac{x^2}{4}+y^2=1", "x^2+4y^2=4"),
+        ("1<x<2", "2 > x > 1"),
+    ],
+    "values": [
+        (r"2\sqrt{3}", "√12"),
+        ("5", "√25"),
+        (r"\frac{\sqrt{2}}{2}", "sqrt(2)/2"),
+        ("1/3", r"0.\overline{3}"),
+        ("1/3", r"0.\dot{3}"),
+        (r"\frac{1}{12}", r"0.08\overline{3}"),
+        ("-2", r"\sqrt[3]{-8}"),
+        ("1/2", r"\sin 30^\circ"),
+        (r"\frac{5}{2}x", "2 1/2 x"),
+        ("6", "(2)(3)"),
+        (r"\sin x \cos y", r"\sin x \cdot \cos y"),
+        (r"3\ln 2", r"\ln 2 \cdot 3"),
+        (r"y\sin^2 2x", r"\sin^2 2x \times y"),
+        (r"\frac{3}{2}", r"3\left(\frac{1}{2}\right)"),
+        (r"\frac{7}{2}+x", r"x+3\frac{1}{2}"),
+        ("2^{100}", "1267650600228229401496703205376"),
+        ("0.3", "0.1+0.2"),
+        (r"\log_2 8", r"\log_3 27"),
+        (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}"),
+        ("|x-y|", "|y-x|"),
+        (r"\min(x,y)", r"\min(y,x)"),
+        (r"\lceil x\rceil", r"-\lfloor -x\rfloor"),
+        (r"\pi(R^2-r^2)", r"\pi(R-r)(R+r)"),
+        ("f(x)+1", "1+f(x)"),
+    ],
+    "sets": [
+        ("[1,2]", r"x \in [1,2]"),
+        (r"\emptyset", r"\{\}"),
+        (r"\mathbb{R}", r"(-\infty,\infty)"),
+        (r"(-\infty,\infty)", r"(-\infty,+\infty)"),
+        (r"(-\infty,-2)\cup(-2,\infty)", r"\mathbb{R}\setminus\{-2\}"),
+        (r"(0,\sqrt{2})\cup\{3\}", r"\{3\}\cup(0,\frac{2}{\sqrt{2}})"),
+    ],
+}
+DIFFERENT: Table = {
+    "large and near": [
+        ("2^{100}-1", "2^{100}-2"),
+        ("2^{100}", "1267650600228229401496703205377"),
+        (r"\frac{3^{100}-1}{2}", r"\frac{3^{100}+1}{2}"),
+        ("100!", "100!+1"),
+        ("10^{40}", "10^{40}+7"),
+        ("1", "1+1/2004!"),
+        ("1/3", "0.3333333333333333+0"),
+        (r"\sqrt{2}", "1.4142135623731"),
+        (r"\pi", "3.14159265358979323846264338327950288"),
+        (
+            r"\begin{pmatrix}\sqrt{2}\\1\end{pmatrix}",
+            r"\begin{pmatrix}1.414214\\1\end{pmatrix}",
+        ),
+        (r"x>\frac{1}{3}", "x>0.33333333333333333"),
+        (r"(0,\frac13)\cup(1,2)", r"(0,0.33333333333333333)\cup(1,2)"),
+    ],
+    "letters": [
+        (r"\pi(R^2-r^2)", "0"),
+        (r"\frac{R}{r}", "1"),
+        ("A+a", "2a"),
+        ("R^2", "r^2"),
+        ("A", "a"),
+        ("E", "e"),
+        ("I^2", "-1"),
+        ("F_2", "F"),
+        ("a_1", "A"),
+        ("a_1", "a"),
+        ("x'", "x"),
+        (r"\text{yes}", "sey"),
+        ("yes", "sey"),
+        (r"\text{No}", "oN"),
+        ("June 20", "20 eunJ"),
+    ],
+    "not a unit": [
+        ("6xy", "6"),
+        ("6 xy", "6"),
+        ("6xy", "6ab"),
+        ("5", "5xy"),
+        ("5", "5 xy"),
+        ("5", "5 abc"),
+        (r"\frac{1}{2}bh", "1/2"),
+        ("2ab^2", "2"),
+        ("5", "5 squared"),
+        ("5", "5 factorial"),
+        ("3", "3 fifths"),
+        ("3", "3 tenths"),
+        ("3", "3 millions"),
+        ("18", "18 dozens"),
+        ("18", "18 bn"),
+        ("18", "18 mil"),
+        ("3", "3 sinx"),
+        ("18", "18 at least"),
+        ("18", r"18\text{ or more}"),
+        ("5", r"5\text{ and a half}"),
+        ("5", r"5\text{ million}"),
+        ("5", r"5\text{M}"),
+        ("5", r"5\mathrm{k}"),
+        ("5", r"5\mathrm{i}"),
+        ("5", r"5\text{xy}"),
+        ("5", r"\text{about }5"),
+        ("5", "~5"),
+    ],
+    "another unit": [
+        (r"5\text{ cm}", r"5\text{ km}"),
+        (r"5\text{ cm}", r"5\text{ cm}^2"),
+        (r"\text{3 hours}", r"\text{3 minutes}"),
+        (r"3\text{ red}", r"3\text{ blue}"),
+        (r"10\text{ a.m.}", "10 pm"),
+    ],
+    "percent": [("0.5", "0.5%"), ("0.5%", "0.5"), ("50%", "5"), ("1", "0.01")],
+    "equations": [
+        ("x^2+y^2=25", "25"),
+        ("x+y=5", "5"),
+        ("2x+3y=5", "5"),
+        ("x>=3", "3"),
+        ("5", "x>=5"),
+        ("5", "x<=5"),
+        ("5", "x!=5"),
+        ("5", r"x\not=5"),
+        ("5", "x^2=5"),
+        ("5", "xy=5"),
+        ("5", "2x=5"),
+        ("5", "twice x = 5"),
+        ("5", "x times y = 5"),
+        ("0", "x^2-1=0"),
+        ("5", "x(x+1)=5"),
+        ("3", r"x \le y = 3"),
+        ("5", r"\text{It is not true that } x = 5"),
+        ("5", "It is not true that x = 5"),
+        ("5", "4 = 5"),
+        ("5", "x = 4 = 5"),
+        ("x=3", "y=3"),
+        ("x=2", "x^2=4"),
+        ("x>3", "-x>-3"),
+        ("1<x<2", r"1\le x<2"),
+        (r"x \ne 3", "x=3"),
+    ],
+    "sample points": [
+        ("|x-y|", "y-x"),
+        (r"\min(x,y)", "x"),
+        (r"\max(x,y)", "y"),
+        (r"\lceil x\rceil", r"\lfloor x\rfloor+1"),
+        (r"\gcd(x,y)", "1"),
+        ("a+b+c+d", r"2a+b+c+\frac{3}{7}"),
+    ],
+    "spelling": [
+        ("2", "√12"),
+        ("2", r"\sqrt12"),
+        ("53", r"5^\circ3"),
+        ("56", r"5\;6"),
+        ("56", "$5$6"),
+        (r"\frac{3}{2}x", "2 1/2 x"),
+        ("11", r"\phantom{6}5"),
+        ("0.5", "0.5..."),
+        ("0.3", r"0.\overline{3}"),
+        (r"\emptyset", r"\{0\}"),
+        ("23", "2**3"),
+        ("(2,3)", "(2 or 3)"),
+        ("2x", "x2"),
+        ("5", "(2)(3)"),
+        (r"\sin(xy)", r"\sin x \cdot y"),
+        (r"\frac{1}{2x}", "1/2x"),
+        (r"\frac{1}{6}", "1:2:3"),
+        ("362880", "3^2!"),
+        (r"\frac{7}{2}", "3(1/2)"),
+        ("x>3", "x1>3"),
+        ("y=2x", "y~=2x"),
+        (r"\text{Monday}", r"\text{Monday} cm"),
+    ],
+}
+
+
+def pairs(table: Table) -> list[object]:
+    return [
+        pytest.param(
+            gold, answer, id=f"{topic}: {gold} | {answer}".encode("ascii", "replace").decode()
+        )
+        for topic, rows in table.items()
+        for gold, answer in rows
+    ]
+
+
+def ask(judge: MathsVerifier, gold: str, text: str) -> Verdict:
+    return judge([Prompt("p", "", "t", {"expected": gold})], [text])[0]
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(EQUAL))
+def test_right_answers_in_every_spelling_score_one(
+    maths: MathsVerifier, gold: str, answer: str
+) -> None:
+    assert ask(maths, gold, f"\\boxed{{{answer}}}").status == "correct"
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(DIFFERENT))
+def test_near_misses_score_zero(maths: MathsVerifier, gold: str, answer: str) -> None:
+    verdict = ask(maths, gold, f"\\boxed{{{answer}}}")
+    assert verdict.reward == 0.0
+    assert verdict.status in ("incorrect", "unparsed")
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "reward"),
+    [
+        ("18", "Final Answer: The final answer is $18$. I hope it is correct.", 1.0),
+        ("18", "**Answer: 18 dollars**", 1.0),
+        ("18", "Answer: 17 because 3*6=18", 0.0),
+        ("18", "The answer is not 18", 0.0),
+        ("18", "Answer: 18 or 19", 0.0),
+        ("23", "Answer: 2**3", 0.0),
+        ("18", "\\boxed{19}\nThe answer is 18", 0.0),
+    ],
+)
+def test_answers_in_sentences(maths: MathsVerifier, gold: str, text: str, reward: float) -> None:
+    assert ask(maths, gold, text).reward == reward
+
+
+HOSTILE = ["a", "a ", "9", "9,", "9.", "1/", "{", "\\frac{", "\\frac{a}", "\\text{", "\\text{a}"]
+HOSTILE += ["\\sqrt", "\\sqrt(", "~", "x=", "(", "gcd", "\\ ", "\\log_", "0.\\dot", "x_", "\\in "]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_the_work_on_hostile_answers_grows_with_their_length_alone(piece: str) -> None:
+    """Twenty times the longest answer that is read: work in its square or cube would not end."""
+    for end in ("", "1", "!", " cm^2"):
+        text = piece * (20 * MAX_ANSWER // len(piece)) + end
+        assert plain(text) is not None
+        assert quantity(text).core
+        assert is_readable(text) in (True, False)
+        assert same("18", text) in (None, False)
+
+
+def test_an_expected_answer_that_is_no_text_is_nobodys_answer() -> None:
+    judge = verifier("maths", workers=1)
+    for expected, said in [(None, "None"), (float("nan"), "nan"), ([5, 6], "[5, 6]")]:
+        prompt = Prompt("p", "", "maths", {"expected": expected})
+        assert judge([prompt], [rf"\boxed{{{said}}}"])[0].status == "unscored"
+    number = Prompt("p", "", "maths", {"expected": 1e-07})
+    assert judge([number], [r"\boxed{0.0000001}"])[0].reward == 1.0

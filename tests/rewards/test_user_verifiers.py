@@ -1,0 +1,175 @@
+"""Verifiers that users write: what breaks is found early, or told, and spoils nothing else."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import types
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bestofk.rewards import from_function, prepare, refusals, score, verifier
+from bestofk.rewards.base import RETRIES, BatchVerifier
+from bestofk.rewards.sandbox import SandboxError
+from bestofk.types import Completion, Group, Prompt, Verdict
+
+PROMPT = Prompt("p", "say", "test", {}, reference="x")
+FINE = Verdict(1.0, "correct")
+
+
+class Returning(BatchVerifier):
+    """Returns what it is told to."""
+
+    name = "returning"
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Any:
+        return self.said
+
+
+class Fragile(BatchVerifier):
+    """Raises where a text says so, always or the first times it sees it."""
+
+    name = "fragile"
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        self.batches.append(list(texts))
+        if "exit" in texts:
+            sys.exit(0)
+        if "broken" in texts or ("flaky" in texts and len(self.batches) < 2):
+            raise OSError("no server")
+        return [FINE] * len(texts)
+
+
+@pytest.mark.parametrize("said", [[0.5], np.array([0.5]), [None], None, 1.0, "1", [True]])
+def test_what_are_no_verdicts_is_an_error(said: Any) -> None:
+    with pytest.raises(TypeError, match=r"returning returned .* at position 0.*from_function"):
+        Returning(said)([PROMPT], ["x"])
+
+
+@pytest.mark.parametrize("bad", ["broken", "exit"])
+def test_a_pair_that_breaks_the_judge_is_unscored_and_spoils_no_other(bad: str) -> None:
+    judge = Fragile()
+    texts = ["a", "b", bad, "c", "d", "e", "f"]
+    verdicts = judge([PROMPT] * 7, texts)
+    assert [v.status == "unscored" for v in verdicts] == [t == bad for t in texts]
+    assert all(v == FINE for v, t in zip(verdicts, texts, strict=True) if t != bad)
+    assert judge.batches.count([bad]) == RETRIES + 1
+    assert "fragile raised on p" in verdicts[2].detail
+
+
+def test_a_failure_that_passes_costs_no_verdict() -> None:
+    assert Fragile()([PROMPT] * 4, ["a", "flaky", "b", "c"]) == [FINE] * 4
+
+
+def test_a_machine_without_the_sandbox_ends_the_run() -> None:
+    class NoSandbox(BatchVerifier):
+        def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+            raise SandboxError("no sandbox of tier 2")
+
+    with pytest.raises(SandboxError, match="tier 2"):
+        NoSandbox()([PROMPT] * 2, ["a", "b"])
+
+
+def test_a_verifier_without_judge_batch_cannot_be_made() -> None:
+    class Empty(BatchVerifier):
+        pass
+
+    with pytest.raises(TypeError, match="judge_batch"):
+        Empty()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_plain_callable_that_miscounts_is_told(count: int) -> None:
+    def judge(prompts: Any, texts: Any) -> list[Verdict]:
+        return [FINE] * count
+
+    group = Group(PROMPT, (Completion("a"), Completion("b")))
+    with pytest.raises(RuntimeError, match=f"judge returned {count} verdicts for 2 completions"):
+        score([group], judge)
+    with pytest.raises(RuntimeError, match=f"judge returned {count} verdicts for 2"):
+        refusals(judge, [PROMPT, Prompt("q", "", "t", {}, "x")])
+
+
+def test_a_plain_callable_that_returns_floats_is_told() -> None:
+    def judge(prompts: Any, texts: Any) -> Any:
+        return [0.5] * len(texts)
+
+    with pytest.raises(TypeError, match="judge returned float at position 0"):
+        score([Group(PROMPT, (Completion("a"),))], judge)
+
+
+def test_a_judge_that_exits_does_not_end_the_run() -> None:
+    def judge(prompt: Prompt, text: str) -> bool:
+        if text == "--help":
+            sys.exit(0)  # as argparse does
+        return True
+
+    for threads in (1, 2):
+        verdicts = from_function(judge, threads=threads)([PROMPT] * 2, ["--help", "x"])
+        assert [v.status for v in verdicts] == ["unscored", "correct"]
+    with pytest.raises(KeyboardInterrupt):
+        from_function(_interrupted)([PROMPT], ["x"])
+
+
+def _interrupted(prompt: Prompt, text: str) -> bool:
+    raise KeyboardInterrupt
+
+
+async def waits(prompt: Prompt, text: str) -> bool:
+    return True
+
+
+async def waits_and_yields(prompt: Prompt, text: str) -> AsyncIterator[bool]:
+    yield True
+
+
+def yields(prompt: Prompt, text: str) -> Iterator[bool]:
+    yield True
+
+
+class Waits:
+    async def __call__(self, prompt: Prompt, text: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (waits, "waits is asynchronous"),
+        (functools.partial(waits, text="x"), "is asynchronous"),
+        (waits_and_yields, "is asynchronous"),
+        (Waits(), "is asynchronous"),
+        (yields, "yields; let it return"),
+        (math.pi, "cannot be called"),
+        (None, "cannot be called"),
+        (lambda text: True, "too many positional"),
+        (lambda prompt, text, key: True, "'key'"),
+        (Fragile, r"Fragile is a class of verifiers; make one"),
+    ],
+)
+def test_what_cannot_judge_is_refused_before_a_run(function: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_function(function)
+
+
+def test_a_path_may_name_a_function_or_a_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("of_the_user")
+    module.judge, module.whole, module.pi = (lambda prompt, text: 0.5), Fragile(), math.pi
+    monkeypatch.setitem(sys.modules, "of_the_user", module)
+    assert verifier("of_the_user:judge")([PROMPT], ["x"])[0].reward == 0.5
+    assert verifier("of_the_user:whole") is module.whole
+    assert prepare(verifier("of_the_user:whole"), [PROMPT]) == [PROMPT]
+    with pytest.raises(ValueError, match="cannot be called"):
+        verifier("of_the_user:pi")
+    with pytest.raises(ValueError, match="fragile is a verifier already"):
+        verifier("of_the_user:whole", threads=4)

@@ -1,0 +1,33 @@
+"""A verdict whose reward and status disagree cannot be made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from bestofk.types import STATUSES, Verdict
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.5, 1.0, math.nan])
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_status_has_its_rewards(reward: float, status: Any) -> None:
+    earns = {"correct": reward == 1.0, "partial": reward == 0.5, "unscored": math.isnan(reward)}
+    if earns.get(status, reward == 0.0):
+        assert Verdict(reward, status).status == status
+    else:
+        with pytest.raises(ValueError, match=f"got (nan|{reward}) with '{status}'"):
+            Verdict(reward, status)
+
+
+def test_a_mistyped_status_says_what_to_type() -> None:
+    wrong: Any = "incorect"
+    with pytest.raises(ValueError, match="unknown status 'incorect'; did you mean 'incorrect'"):
+        Verdict(1.0, wrong)
+
+
+@pytest.mark.parametrize("reward", [-0.1, 1.1, math.inf])
+def test_a_reward_lies_in_the_unit_interval(reward: float) -> None:
+    with pytest.raises(ValueError, match=r"lies in \[0, 1\]"):
+        Verdict(reward, "partial")
