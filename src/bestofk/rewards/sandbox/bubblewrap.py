@@ -48,7 +48,7 @@ def prefix(config: dict[str, Any], guest: str) -> list[str]:
     for path in (*config["readable"], *shared, interpreter()):
         command += _shown(path)
     for device in _DEVICES:
-        command += ["--dev-bind", device, device, "--remount-ro", device]
+        command += ["--dev-bind", device, device]
     return [*command, "--remount-ro", "/", "--chdir", "/"]
 
 

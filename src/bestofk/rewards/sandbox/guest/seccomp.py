@@ -207,7 +207,8 @@ def _column() -> int:
 
 
 def server_program(own_files: bool) -> bytes:
-    """The long filter, as BPF instructions; `own_files`: nothing of the host's can be changed."""
+    """The long filter, as BPF instructions; `own_files`: there is a folder to write in, and what is
+    of the host is mounted read-only."""
     column = _column()
     code = [
         _load(4),

@@ -50,7 +50,7 @@ class Server:
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
-            seccomp.install(seccomp.server_program(self.room.own_pids))
+            seccomp.install(seccomp.server_program(self.room.box))
         self.base_memory = _address_space(self.room.proc)
         self.zygote = Zygote(self.room)
         self.checker: Checker | None = None
