@@ -188,12 +188,12 @@ class Run:
             if not there or int(file.stem) > int(there[-1].name[5:]):
                 file.unlink()
         if not there:
-            self._rewind(-1)
+            self._rewind(-1, -1)
             return None
         self._verify(there[-1])
         found = self.newest()
         assert found is not None
-        self._rewind(found.step)
+        self._rewind(found.step, found.state.get("state", {}).get("validated", found.step))
         return found
 
     def newest(self) -> Checkpoint | None:
@@ -217,8 +217,8 @@ class Run:
         )
         raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}; {way}")
 
-    def _rewind(self, step: int) -> None:
-        """Drop metrics after `step` (and a torn last line), so that they are written again."""
+    def _rewind(self, step: int, validated: int) -> None:
+        """Drop metrics after `step`, evaluations after `validated`: they are written again."""
         file = self.path / "metrics.jsonl"
         if not file.exists():
             if step > 0:
@@ -227,7 +227,8 @@ class Run:
                     f'it hold the one line {{"kind": "train", "step": {step}}} to go on without'
                 )
             return
-        lines = [line for line in read_jsonl(file) if line["step"] <= step]
+        ends = {"evaluation": validated}
+        lines = [line for line in read_jsonl(file) if line["step"] <= ends.get(line["kind"], step)]
         last = max((line["step"] for line in lines), default=0)
         if last < step:
             raise ValueError(

@@ -33,7 +33,7 @@ class Outcome:
     step: int
     """Steps done."""
     signal: int | None = None
-    """What asked it to leave before its last step."""
+    """What asked it to leave before all was done."""
 
 
 def train(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> Outcome:
@@ -55,14 +55,15 @@ def train(config: Config, *, resume: bool = False, checkpoint: str | None = None
             view.start(state.step, finish.title(parts), cautions(goal), dict(leaves(config)))
             with engine.closing(parts):
                 state = steps(parts, state, stop, view, saved=state.step if found else -1)
-            if state.step >= config.run.steps:
+            complete = finish.complete(config, state)
+            if complete:
                 finish.save(parts, run.save_final)
             processes.wait()
         processes.close()
     finally:
         view.close()
         run.close()
-    return Outcome(run.path, state.step, stop.signal if state.step < config.run.steps else None)
+    return Outcome(run.path, state.step, None if complete else stop.signal)
 
 
 def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> State:
@@ -72,8 +73,7 @@ def steps(parts: Parts, state: State, stop: Stop, view: View, *, saved: int) -> 
     while not processes.any(stop.asked):
         clock = Clock()
         checked = engine.refresh(parts, clock)
-        validated = state.validated == state.step
-        if finish.due(state.step, config.evaluation.every, last) and not validated:
+        if finish.due(state.step, config.evaluation.every, last) and not state.is_validated:
             line = finish.evaluate(parts, state.step)
             state = finish.note(parts, state, line)
             view.evaluation(line)

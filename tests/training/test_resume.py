@@ -1,12 +1,14 @@
 """A run that is killed, interrupted or moved ends like one that was never touched."""
 
+import os
 import random
 import shutil
+import signal
 
 import pytest
 
 from bestofk.config import read, replaced
-from bestofk.runs import read_metrics, write_jsonl
+from bestofk.runs import Run, read_metrics, write_jsonl
 from bestofk.tasks import countdown
 from bestofk.train import train
 
@@ -41,6 +43,36 @@ def test_killed_runs_resume_bit_for_bit(end_at):
 def test_a_first_signal_leaves_with_a_checkpoint_and_nothing_is_lost(end_at, tmp_path):
     told = end_at("TERM", [0.4, 0.3], **SCHEDULES, run={"checkpoint_every": 1000})
     assert told["ends"] == [143, 143]
+
+
+@pytest.mark.parametrize("steps", [3, 6])
+def test_leaving_right_before_an_evaluation_loses_and_repeats_none(
+    one_thread, recipe, same_run, tmp_path, monkeypatch, steps
+):
+    """Asked to leave in step 3, whose evaluation is due: the last one, or one of three."""
+    config = read(recipe(**SCHEDULES, run={"steps": steps, "checkpoint_every": 1000}))
+    whole, ended = (replaced(config, "run.dir", str(tmp_path / n)) for n in ("whole", "ended"))
+    assert train(whole).signal is None
+    recorded = Run.record
+
+    def leave_in_step_3(run, line):
+        recorded(run, line)
+        if (line["kind"], line["step"]) == ("train", 3):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def leave_in_evaluation_3(run, line):
+        recorded(run, line)
+        if (line["kind"], line["step"]) == ("evaluation", 3) and steps > 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for resume, record in [(False, leave_in_step_3), (True, leave_in_evaluation_3)]:
+        monkeypatch.setattr(Run, "record", record)
+        outcome = train(ended, resume=resume)
+        left = None if resume and steps == 3 else signal.SIGTERM
+        assert (outcome.signal, outcome.step) == (left, 3)
+    monkeypatch.setattr(Run, "record", recorded)
+    assert train(ended, resume=True).signal is None
+    same_run(tmp_path / "whole", tmp_path / "ended")
 
 
 @pytest.mark.slow

@@ -125,6 +125,20 @@ def test_metrics_after_the_checkpoint_are_dropped_and_lost_ones_noticed(tmp_path
         run.restore()
 
 
+@pytest.mark.parametrize("validated", [0, 2])
+def test_an_evaluation_the_checkpoint_does_not_know_of_is_made_again(tmp_path, validated):
+    """A run that was asked to leave right before an evaluation, resumed, and ended after it."""
+    run = make(tmp_path)
+    for kind, step in [("evaluation", 0), ("train", 1), ("train", 2)]:
+        run.record({"kind": kind, "step": step})
+    run.save(2, tensors={}, trainer={}, state={"state": {"validated": validated}})
+    run.record({"kind": "evaluation", "step": 2})
+    run.restore()
+    kept = [(line["kind"], line["step"]) for line in read_metrics(run.path)]
+    known = [("evaluation", 2)] * (validated == 2)
+    assert kept == [("evaluation", 0), ("train", 1), ("train", 2), *known]
+
+
 def test_a_torn_line_in_the_middle_is_an_error_not_a_gap(tmp_path):
     run = make(tmp_path)
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -110,6 +111,7 @@ def _parse(text: str, kind: str, path: Path) -> list[Row]:
 
 
 def _csv(text: str, path: Path) -> list[Row]:
+    csv.field_size_limit(sys.maxsize)  # of this process: a prompt may be long
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     found: list[Row] = []
     try:

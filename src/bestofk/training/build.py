@@ -43,6 +43,10 @@ class State:
     last_prompt: str | None = None
     """Id of the prompt before `position`: tells when the data changed."""
 
+    @property
+    def is_validated(self) -> bool:
+        return self.validated == self.step
+
 
 @dataclass(frozen=True)
 class Parts:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestofk import models, runs
+from bestofk.config import Config
 from bestofk.training.build import Clock, Parts, State
 from bestofk.training.card import card
 from bestofk.training.engine import own_weights
@@ -24,6 +25,11 @@ from bestofk.training.validation import results, table
 def due(step: int, every: int, steps: int) -> bool:
     """Whether something that happens every so often happens after this step; always at the end."""
     return bool(every) and (step % every == 0 or step == steps)
+
+
+def complete(config: Config, state: State) -> bool:
+    """Whether nothing is left to do: the last step is taken and, where asked for, evaluated."""
+    return state.step >= config.run.steps and (state.is_validated or not config.evaluation.every)
 
 
 def title(parts: Parts) -> str:
