@@ -1,6 +1,6 @@
 """Programs judged per second, against a fresh interpreter per program, in one run.
 
-    python benchmarks/rewards_sandbox.py [--programs 300]
+    python benchmarks/rewards.py [--programs 400] [--rounds 4]
 
 The program and its three tests are trivial, so this is the cost of the machinery. The peers run one
 interpreter per program with the three asserts appended, as many at a time as there are cores: no
