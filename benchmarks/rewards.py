@@ -1,6 +1,6 @@
 """What judging costs: programs in the sandbox, then verifiers that read text.
 
-    python benchmarks/rewards.py [--programs 400] [--rounds 4]
+python benchmarks/rewards.py [--programs 400] [--rounds 4]
 """
 
 from __future__ import annotations
