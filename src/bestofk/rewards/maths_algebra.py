@@ -7,7 +7,7 @@ are compared at several points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -130,15 +130,18 @@ def _same_set(expected: Any, value: Any) -> bool:
     """Unions of intervals and points, whatever their order or overlap."""
     if not (isinstance(expected, sympy.Set) and isinstance(value, sympy.Set)):
         return False
-    said = _pieces(value)
-    for piece in _pieces(expected):
-        for candidate in said:
-            if _same_piece(piece, candidate):
-                said.remove(candidate)
-                break
-        else:
+    return _pair_up(_pieces(expected), _pieces(value), _same_piece)
+
+
+def _pair_up(wanted: list[Any], said: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether each of one list has one of the other to itself, whatever their order."""
+    left = list(said)
+    for one in wanted:
+        at = next((at for at, other in enumerate(left) if same(one, other)), None)
+        if at is None:
             return False
-    return not said
+        del left[at]
+    return not left
 
 
 def _pieces(value: sympy.Set) -> list[Any]:
@@ -171,14 +174,7 @@ def _same_relations(expected: Any, value: Any) -> bool:
     wanted, said = (
         list(one.args) if isinstance(one, sympy.And) else [one] for one in (expected, value)
     )
-    for relation in wanted:
-        for candidate in said:
-            if _same_relation(relation, candidate):
-                said.remove(candidate)
-                break
-        else:
-            return False
-    return not said
+    return _pair_up(wanted, said, _same_relation)
 
 
 def _same_relation(expected: Any, value: Any) -> bool:
