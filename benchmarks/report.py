@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from _measure import machine, seconds, table
-from bestofk.report import load, make
+from bestofk.reports import load, make
 
 PROBLEMS, SAMPLES = 1000, 1024
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bestofk.cli import doctor, main
+from bestofk.cli import doctor_command as doctor
+from bestofk.cli import main
 from bestofk.rewards.sandbox import Sandbox
 
 

@@ -11,11 +11,12 @@ import bestofk
 
 SOURCE = Path(bestofk.__file__).parent
 ROOMS = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
-TYPES = {"types"}
+TYPES = {"types", "common"}
 # room: what it may import of ours, beside itself
 MAY_IMPORT = {
-    "types": set(),
-    "objectives": set(),
+    "common": set(),
+    "types": {"common"},
+    "objectives": {"common"},
     "tasks": TYPES,
     "rewards": TYPES,
     "sampling": TYPES,
@@ -27,11 +28,10 @@ MAY_IMPORT = {
     "adapters": TYPES | {"objectives"},
     "conformance": TYPES | {"objectives"},
     "demo": TYPES | {"objectives"},
-    "report": TYPES | {"evaluation", "runs"},
+    "reports": TYPES | {"evaluation", "runs"},
 }
 EVERYTHING_BUT = {
-    "train": {"cli", "report", "adapters"},
-    "training": {"cli", "report", "adapters", "train"},
+    "training": {"cli", "reports", "adapters"},
     "cli": set(),
 }
 

@@ -21,13 +21,14 @@ import errno
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bestofk.common import json_safe, sync_to_disk, write_atomically
 
 STEP = "step-{:06d}"
 MANIFEST = "manifest.json"
@@ -112,7 +113,7 @@ class Run:
     def record(self, line: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
         with self._saying("metrics"), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as f:
-            f.write(json.dumps(finite(line)) + "\n")
+            f.write(json.dumps(json_safe(line)) + "\n")
 
     def record_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keep a step's completions; beyond the size limit the oldest steps go."""
@@ -151,7 +152,7 @@ class Run:
         with self._saying(f"the checkpoint of step {step}"):
             if (self.path / "metrics.jsonl").exists():
                 # It never knows of a step whose metrics a power cut could still lose.
-                to_disk(self.path / "metrics.jsonl")
+                sync_to_disk(self.path / "metrics.jsonl")
             return write_folder(self.path / "checkpoints" / STEP.format(step), fill)
 
     def prune(self, keep_last: int) -> None:
@@ -308,25 +309,8 @@ def read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{file}, line {number + 1} is not JSON: {error}") from None
 
 
-def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
-    """The file holds the old text or the new, never a part."""
-    beside = path.with_name(f".writing-{path.name}")
-    try:
-        with open(beside, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            if sync:
-                os.fsync(stream.fileno())
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    if sync:
-        to_disk(path.parent)
-
-
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
+    text = "".join(json.dumps(json_safe(row), ensure_ascii=False) + "\n" for row in rows)
     write_atomically(path, text, sync=False)
 
 
@@ -341,10 +325,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         listing = {str(f.relative_to(beside)): [f.stat().st_size, digest(f)] for f in files}
         (beside / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
         for written in [*files, beside / MANIFEST, beside]:
-            to_disk(written)
+            sync_to_disk(written)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(beside, path)
-        to_disk(path.parent)
+        sync_to_disk(path.parent)
     except Exception as error:
         full = "No space left" in str(error) or shutil.disk_usage(beside).free < 1 << 20
         shutil.rmtree(beside, ignore_errors=True)
@@ -354,15 +338,6 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         told = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
         raise OSError(errno.ENOSPC if full else errno.EIO, told) from error
     return path
-
-
-def to_disk(path: Path) -> None:
-    """A file, or a folder's list of names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest(file: Path) -> str:
@@ -385,14 +360,3 @@ def damage(path: Path) -> str | None:
         if digest(file) != checksum:
             return f"{name} is not what was written (sha256 differs)"
     return None
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: None stands for it."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [finite(item) for item in value]
-    return value

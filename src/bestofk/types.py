@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
+
+from bestofk.common import unknown
 
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
@@ -79,9 +80,7 @@ class Verdict:
     def __post_init__(self) -> None:
         """Reward and status say the same: runs are counted by one and trained by the other."""
         if self.status not in STATUSES:
-            near = difflib.get_close_matches(str(self.status), STATUSES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown status {self.status!r}; {hint}have {', '.join(STATUSES)}")
+            raise unknown("status", self.status, STATUSES)
         if (self.status == "unscored") != math.isnan(self.reward):
             raise ValueError(
                 f"a verdict is NaN exactly when unscored, got {self.reward} with {self.status!r}"

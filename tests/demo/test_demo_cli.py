@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from bestofk.cli import VERBS, main
-from bestofk.cli import demo as verb
+from bestofk.cli import demo_command as verb
+from bestofk.common import write_atomically
 from bestofk.demo import Settings, experiment, rows, sentence
 
 BRIEF = ["demo", "--steps", "3", "--worlds", "2"]
@@ -120,7 +121,7 @@ def test_an_interrupt_leaves_the_old_page_and_nothing_else(tmp_path: Path) -> No
     page = tmp_path / "demo.html"
     page.write_text("the page of before")
     code = (
-        "import sys, bestofk.cli, bestofk.cli.demo; print('ready', flush=True); "
+        "import sys, bestofk.cli, bestofk.cli.demo_command; print('ready', flush=True); "
         "sys.exit(bestofk.cli.main(['demo', '--steps', '10000', '--worlds', '30']))"
     )
     process = subprocess.Popen(
@@ -154,7 +155,7 @@ def test_a_write_that_fails_midway_leaves_the_old_file_whole(
 
     monkeypatch.setattr(os, moment, fail)
     with pytest.raises((KeyboardInterrupt, OSError)):
-        verb.write_whole(page, "new" * 100_000)
+        write_atomically(page, "new" * 100_000)
     assert page.read_text() == "the page of before"
     assert list(tmp_path.iterdir()) == [page]
 
@@ -163,7 +164,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
     page, link = tmp_path / "page.html", tmp_path / "link.html"
     page.write_text("old")
     link.symlink_to(page)
-    verb.write_whole(link, "new")
+    write_atomically(link, "new")
     assert link.is_symlink()
     assert page.read_text() == "new"
 

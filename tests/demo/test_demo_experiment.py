@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bestofk.demo import KS, Results, Settings, experiment
+from bestofk.demo.conclusions import compare
 from bestofk.demo.experiment import (
     Adam,
     Prompts,
@@ -20,7 +21,6 @@ from bestofk.demo.experiment import (
     some_worlds,
     train,
 )
-from bestofk.demo.findings import compare
 from bestofk.objectives import Objective, objective
 
 BASE, MEAN, MAX, PASSK = range(4)

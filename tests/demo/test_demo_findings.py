@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from bestofk.demo import KS, Results, Settings, conditions, rows, sentence
+from bestofk.demo.conclusions import STUDENT, compare, interval
 from bestofk.demo.experiment import MOST_WORLDS
-from bestofk.demo.findings import STUDENT, compare, interval
 
 
 def doctored(at_1: list[float], at_64: list[float]) -> Results:

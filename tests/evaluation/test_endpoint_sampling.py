@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from bestofk.sampling.base import Sampling
 from bestofk.sampling.endpoint import (
     Cap,
     CapReached,
@@ -23,7 +22,8 @@ from bestofk.sampling.endpoint import (
     Wanted,
     draw,
 )
-from bestofk.sampling.wire import sample_seed
+from bestofk.sampling.openai_wire import sample_seed
+from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 from evaluation.faulty_server import FaultyServer
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bestofk.evaluation import Samples, compare, curve, samples
-from bestofk.evaluation.compare import crossings, find_crossing, sign_flip_tests
+from bestofk.evaluation.comparison import crossings, find_crossing, sign_flip_tests
 from bestofk.evaluation.words import verdict
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bestofk.evaluation import curve, diversity, off_policy, samples
 from bestofk.evaluation.diversity import expected_distinct
-from bestofk.evaluation.off_policy import effective_share
+from bestofk.evaluation.reweighting import effective_share
 from oracles import weighted_best
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.report import load, make
+from bestofk.reports import load, make
 from report_files import make_file, make_run, write_lines
 
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk import evaluation
-from bestofk.report.excerpts import (
+from bestofk.reports.excerpts import (
     HEAD,
     LEAST,
     TAIL,
@@ -20,7 +20,7 @@ from bestofk.report.excerpts import (
     prompt_text,
     shares,
 )
-from bestofk.report.sources import Source
+from bestofk.reports.sources import Source
 
 rewards = st.lists(st.sampled_from([0.0, 0.25, 1.0, math.nan]), min_size=1, max_size=40).map(
     np.array

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bestofk.report import evaluate, load
-from bestofk.report.content import page_data
-from bestofk.report.figures import drawings, write_figures
+from bestofk.reports import evaluate, load
+from bestofk.reports.content import page_data
+from bestofk.reports.figures import drawings, write_figures
 from report_files import make_file, make_run
 
 NAMES = ("$x_1$ <b>&</b>", "_hidden \u202e\x00")

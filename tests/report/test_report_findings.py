@@ -14,10 +14,10 @@ import pytest
 
 from bestofk import evaluation
 from bestofk.cli import main
-from bestofk.report import Source, evaluate, load, make
-from bestofk.report.content import page_data, thin
-from bestofk.report.figures import drawings
-from bestofk.report.tables import write_tables
+from bestofk.reports import Source, evaluate, load, make
+from bestofk.reports.content import page_data, thin
+from bestofk.reports.csv_tables import write_tables
+from bestofk.reports.figures import drawings
 from report_files import make_file, make_run, rollout, write_lines
 
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bestofk.report.page import SCRIPTS, STYLES, brief, check_writable, encode, part, render, write
+from bestofk.common import json_safe
+from bestofk.reports.page import SCRIPTS, STYLES, check_writable, encode, part, render, write
 
 ATTACKS = (
     "</script><script>window.pwned = 1</script>",
@@ -70,7 +71,7 @@ def test_encoded_text_cannot_leave_a_script_element(text: str) -> None:
 
 def test_numbers_keep_six_digits_and_what_json_lacks_becomes_null() -> None:
     given = {"a": np.array([1 / 3, np.nan, np.inf]), "b": np.int64(7), "c": -math.inf, 3: (True,)}
-    assert brief(given) == {"a": [0.333333, None, None], "b": 7, "c": None, "3": [True]}
+    assert json_safe(given, digits=6) == {"a": [0.333333, None, None], "b": 7, "c": None, 3: [True]}
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

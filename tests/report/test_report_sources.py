@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk.report.sources import Reading, Source, load, unique_names
+from bestofk.reports.sources import Reading, Source, load, unique_names
 from bestofk.runs import Run
 from report_files import make_file, make_run, write_lines
 

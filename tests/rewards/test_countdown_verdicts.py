@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.rewards import verifier
-from bestofk.rewards.countdown import Malformed, tokens_of, value_of
+from bestofk.rewards.puzzles.judge_countdown import Malformed, tokens_of, value_of
 from bestofk.types import Prompt, Verdict
 
 Tree = Any

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from bestofk.rewards import refusals, verifier
-from bestofk.rewards.gym import ALLOWED
+from bestofk.rewards.puzzles.judge_gym import ALLOWED
 from bestofk.tasks import task
 
 pytest.importorskip("reasoning_gym")
-audit = pytest.importorskip("bestofk.rewards.gym_audit")
+audit = pytest.importorskip("bestofk.rewards.puzzles.gym_audit")
 
 # One of each kind of fault that rewards the wrong thing, and some that are sound.
 FAULTY = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards.hoisting import hoisted, with_plans
+from bestofk.rewards.code.hoisting import hoisted, with_plans
 
 NAMES = {"f": "f", "candidate": "Solution().f"}
 

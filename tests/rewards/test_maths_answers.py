@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from bestofk.rewards import verifier
-from bestofk.rewards.maths import MathsVerifier
-from bestofk.rewards.maths_extract import MAX_ANSWER
-from bestofk.rewards.maths_number import quantity
-from bestofk.rewards.maths_same import same
-from bestofk.rewards.mathtext import is_readable, plain
+from bestofk.rewards.maths.equality import same
+from bestofk.rewards.maths.extract_answer import MAX_ANSWER
+from bestofk.rewards.maths.judge_maths import MathsVerifier
+from bestofk.rewards.maths.plain_form import is_readable, plain
+from bestofk.rewards.maths.quantities import quantity
 from bestofk.types import Prompt, Verdict
 
 Table = dict[str, list[tuple[str, str]]]

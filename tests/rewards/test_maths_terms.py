@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("latex2sympy2_extended")
 
-from bestofk.rewards.maths_worker import Unparsed, equal
-from bestofk.rewards.mathtext import plain
+from bestofk.rewards.maths.algebra_worker import Unparsed, equal
+from bestofk.rewards.maths.plain_form import plain
 
 Term = Any  # a number, a variable, or (operation, term, term)
 POINTS = [

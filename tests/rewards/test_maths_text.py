@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bestofk.rewards.maths_extract import MAX_ANSWER, extract, last_box
-from bestofk.rewards.maths_number import number, quantity
-from bestofk.rewards.maths_same import parts, same
-from bestofk.rewards.mathtext import is_balanced, is_readable, plain
+from bestofk.rewards.maths.equality import parts, same
+from bestofk.rewards.maths.extract_answer import MAX_ANSWER, extract, last_box
+from bestofk.rewards.maths.plain_form import is_balanced, is_readable, plain
+from bestofk.rewards.maths.quantities import number, quantity
 
 
 @pytest.mark.parametrize(

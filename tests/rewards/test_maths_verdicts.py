@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bestofk.rewards import verifier
-from bestofk.rewards.maths import MathsVerifier
+from bestofk.rewards.maths.judge_maths import MathsVerifier
 from bestofk.types import Prompt, Verdict
 
 CPU_SECONDS = 0.5
@@ -107,7 +107,7 @@ def test_different_answers_score_zero_with_a_status(
 def test_what_the_parser_drops_in_silence_is_noticed() -> None:
     import sympy
 
-    from bestofk.rewards.maths_worker import _is_read_whole, _parse
+    from bestofk.rewards.maths.algebra_worker import _is_read_whole, _parse
 
     for text in (r"5 \approx 6", "5_8"):
         assert _parse(text) == sympy.Integer(5)

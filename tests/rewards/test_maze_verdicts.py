@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.rewards import verifier
-from bestofk.rewards.maze import distances, walk
+from bestofk.rewards.puzzles.judge_maze import distances, walk
 from bestofk.types import Prompt, Verdict
 
 STEPS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}

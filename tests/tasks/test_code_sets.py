@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bestofk.rewards import refusals, verifier
-from bestofk.rewards.code_nulls import has_one_answer
-from bestofk.rewards.code_tests import split_asserts
+from bestofk.rewards.code.statements import split_asserts
+from bestofk.rewards.code.trivial_programs import has_one_answer
 from bestofk.tasks import task
 from bestofk.tasks.shown_tests import shown_and_graded
 from bestofk.types import Prompt

@@ -13,7 +13,7 @@ import pytest
 from bestofk.cli import main
 from bestofk.rewards import prepare, verifier
 from bestofk.tasks import task
-from bestofk.tasks.rows import WELL_KNOWN, read
+from bestofk.tasks.data_rows import WELL_KNOWN, read
 
 WHOLE: dict[str, Any] = {"validation_share": 0, "test_share": 0}
 

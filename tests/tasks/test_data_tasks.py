@@ -14,8 +14,8 @@ import pytest
 from bestofk.rewards import prepare, refusals, verifier
 from bestofk.tasks import task
 from bestofk.tasks.code_sets import MBPP_SPLITS, cases, first_program, mbpp_split
+from bestofk.tasks.data_rows import read
 from bestofk.tasks.maths_sets import last_boxed
-from bestofk.tasks.rows import read
 from bestofk.types import Prompt
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": f"twice: #### {2 * i}"} for i in range(300)]
@@ -285,7 +285,7 @@ def test_well_known_sets_say_their_licence_and_keep_their_splits_apart(name: str
 
 @needs_data
 def test_a_few_programs_of_each_code_set_pass_in_the_sandbox() -> None:
-    pytest.importorskip("bestofk.rewards.code")
+    pytest.importorskip("bestofk.rewards.code.judge_programs")
     for name in ("mbpp", "mbppplus", "humaneval", "leetcode"):
         made = task(name, limit=6)
         with verifier(made.verifier, **made.verifier_options) as judge:
@@ -299,7 +299,7 @@ def test_a_task_reads_nothing_before_a_split_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delenv("BESTOFK_DATA", raising=False)
-    monkeypatch.setattr("bestofk.tasks.rows.read", None)
+    monkeypatch.setattr("bestofk.tasks.data_rows.read", None)
     monkeypatch.setattr("bestofk.tasks.maths_sets.read", None)
     assert task(name).splits
 

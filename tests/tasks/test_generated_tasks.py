@@ -13,7 +13,7 @@ import pytest
 
 from bestofk.rewards import refusals, verifier
 from bestofk.tasks import Task, task
-from bestofk.tasks.base import Split, share_of
+from bestofk.tasks.definition import Split, share_of
 from bestofk.types import Prompt
 
 SMALL: dict[str, Any] = {

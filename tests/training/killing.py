@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from bestofk.config import read, replaced
-from bestofk.train import train
+from bestofk.training.train import train
 
 ENDS = {"KILL": [9], "INT": [2], "TERM": [15], "TWICE": [15, 15]}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from bestofk.config import read, replaced
-from bestofk.train import train
+from bestofk.training.train import train
 
 
 def free_port():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bestofk.cli.train import main, override, split
+from bestofk.cli.train_command import main, override, split
 from bestofk.config import Config, from_dict, leaves, literal, read, replaced, to_toml
 from bestofk.training.checks import check, check_resumed
 

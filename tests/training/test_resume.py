@@ -10,7 +10,7 @@ import pytest
 from bestofk.config import read, replaced
 from bestofk.runs import Run, read_metrics, write_jsonl
 from bestofk.tasks import countdown
-from bestofk.train import train
+from bestofk.training.train import train
 
 OFF_POLICY = {"objective": "max@4", "off_policy": {"passes": 2, "mini_batches": 2}}
 SCHEDULES = {

@@ -12,11 +12,11 @@ import threading
 import pytest
 import torch
 
+from bestofk.common import json_safe
 from bestofk.runs import (
     DamagedCheckpoint,
     Run,
     damage,
-    finite,
     read_metrics,
     read_samples,
     write_atomically,
@@ -176,7 +176,7 @@ def test_only_the_best_model_is_kept(tmp_path):
 
 
 def test_numbers_json_does_not_have_become_null():
-    assert finite({"a": [float("nan"), 1.5], "b": (float("inf"), "nan", 3)}) == {
+    assert json_safe({"a": [float("nan"), 1.5], "b": (float("inf"), "nan", 3)}) == {
         "a": [None, 1.5], "b": [None, "nan", 3]
     }  # fmt: skip
 

@@ -9,8 +9,8 @@ import pytest
 
 from bestofk.config import read, replaced
 from bestofk.runs import read_metrics
-from bestofk.train import train
 from bestofk.training.checks import check, check_installed
+from bestofk.training.train import train
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bestofk.cli import main
 from bestofk.config import read, replaced
 from bestofk.runs import read_metrics, read_samples
-from bestofk.train import train
+from bestofk.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

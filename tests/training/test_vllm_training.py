@@ -19,7 +19,7 @@ from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
 from bestofk.sampling import vllm_worker
 from bestofk.sampling.prompts import encode
-from bestofk.train import train
+from bestofk.training.train import train
 from vllm_models import ENGINE, NOISE, PROMPTS, SERVED, gap, model
 
 pytestmark = NOISE

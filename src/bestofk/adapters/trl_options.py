@@ -10,12 +10,12 @@ up to a constant factor. Pure: a config comes in, another one goes out.
 from __future__ import annotations
 
 import copy
-import difflib
 import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from bestofk.common import unknown
 from bestofk.objectives import Objective, ObjectiveWarning, objective
 
 logger = logging.getLogger(__name__)
@@ -85,9 +85,7 @@ def prepared(goal: Objective, args: Any, loss_type: str | None) -> Any:
 def _loss_type(args: Any, wanted: str | None) -> str:
     known = {**UNBIASED, **BIASED}
     if wanted is not None and wanted not in known:
-        near = difflib.get_close_matches(wanted, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown loss_type {wanted!r}; {hint}have {', '.join(known)}")
+        raise unknown("loss_type", wanted, known)
     default = type(args).__dataclass_fields__["loss_type"].default
     if wanted is None and args.loss_type == default not in UNBIASED:
         if args.process_index == 0:

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 import bestofk
+from bestofk.common import unknown
 
-# verb: (module that holds its `main(argv) -> int`, one line for --help)
+# verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
 VERBS = {
-    "quickstart": (
-        "bestofk.cli.quickstart",
-        "train a tiny policy for one sample and for k, side by side, in minutes (CPU)",
-    ),
-    "train": ("bestofk.cli.train", "train a model for what k of its samples are worth; resume"),
-    "demo": (
-        "bestofk.cli.demo",
-        "what training for one sample does to best-of-k, in seconds (NumPy)",
-    ),
-    "objectives": ("bestofk.cli.objectives", "every objective with its formula, claim and source"),
-    "tasks": ("bestofk.cli.tasks", "what there is to train on; prompts with verified answers"),
-    "model": ("bestofk.cli.model", "models by name, folder or GGUF; fetch SmolLM2 without the Hub"),
-    "eval": ("bestofk.cli.eval", "what best-of-k is worth: files, a model, or an endpoint"),
-    "compare": ("bestofk.cli.compare", "is B better than A, at which k, and how sure is that"),
-    "plan": ("bestofk.cli.plan", "how many problems and samples an interval or power takes"),
-    "report": (
-        "bestofk.cli.report",
-        "one self-contained page on runs and samples; figures for papers",
-    ),
-    "doctor": ("bestofk.cli.doctor", "what this machine can promise, and what is missing"),
+    "quickstart": "train a tiny policy for one sample and for k, side by side, in minutes (CPU)",
+    "train": "train a model for what k of its samples are worth; resume",
+    "demo": "what training for one sample does to best-of-k, in seconds (NumPy)",
+    "objectives": "every objective with its formula, claim and source",
+    "tasks": "what there is to train on; prompts with verified answers",
+    "model": "models by name, folder or GGUF; fetch SmolLM2 without the Hub",
+    "eval": "what best-of-k is worth: files, a model, or an endpoint",
+    "compare": "is B better than A, at which k, and how sure is that",
+    "plan": "how many problems and samples an interval or power takes",
+    "report": "one self-contained page on runs and samples; figures for papers",
+    "doctor": "what this machine can promise, and what is missing",
 }
 
 
 def usage() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()]
+    lines = [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
     return "\n".join(
         [
             "usage: bestofk VERB [options]        bestofk VERB --help for one verb",
@@ -62,12 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bestofk {bestofk.__version__}")
         return 0
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        print(f"bestofk: unknown verb {verb!r}; {hint}have {', '.join(VERBS)}", file=sys.stderr)
+        print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
         return 2
     try:
-        return importlib.import_module(VERBS[verb][0]).main(rest)
+        return importlib.import_module(f"bestofk.cli.{verb}_command").main(rest)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

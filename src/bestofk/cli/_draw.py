@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bestofk.cli._ledger import Ledger
-from bestofk.sampling.base import Sampling
+from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
 CHARACTERS_PER_TOKEN = 3

@@ -136,7 +136,7 @@ def metric_of(reading: Reading, runs: list[Samples]) -> Metric:
     """The metric asked for, or the one that fits the rewards."""
     import numpy as np
 
-    from bestofk.evaluation.estimates import check_metric
+    from bestofk.evaluation.values import check_metric
 
     if reading.metric:
         check_metric(reading.metric)

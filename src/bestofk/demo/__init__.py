@@ -1,9 +1,9 @@
 """`bestofk demo`: what training for one sample does to best-of-k, in seconds, with NumPy alone."""
 
 from .chart import standalone
+from .conclusions import conditions, rows, sentence
+from .demo_page import page
 from .experiment import KS, Results, Settings, experiment
-from .findings import conditions, rows, sentence
-from .page import page
 
 __all__ = [
     "KS",

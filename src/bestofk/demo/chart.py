@@ -13,8 +13,8 @@ from html import escape
 
 import numpy as np
 
+from .conclusions import conditions, interval, percentage, sentence
 from .experiment import KS, Results
-from .findings import conditions, interval, percentage, sentence
 
 MARKERS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",  # circle

@@ -6,12 +6,11 @@
 array([0.333, 0.5  , 0.583, 0.667])
 """
 
-from .compare import compare
+from .comparison import compare
 from .curves import curve
 from .diversity import diversity
 from .extrapolate import extrapolate
 from .files import Row, locate, mapping, read, rows
-from .off_policy import off_policy
 from .planning import Population, plan, population
 from .records import BadFile
 from .results import (
@@ -29,6 +28,7 @@ from .results import (
     PlanRow,
     Samples,
 )
+from .reweighting import off_policy
 from .table import samples
 
 __all__ = [

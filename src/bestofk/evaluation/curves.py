@@ -8,15 +8,15 @@ from typing import Literal
 import numpy as np
 
 from .betabinomial import fit, posterior
-from .estimates import (
+from .intervals import LEAST_INFORMATIVE, RESAMPLED_POINTS, between, log_grid, over_problems
+from .results import Curve, Interval, Metric, Samples
+from .values import (
     check_metric,
     miss_table,
     passes_and_samples,
     values_by_k,
     variance_of_best,
 )
-from .intervals import LEAST_INFORMATIVE, RESAMPLED_POINTS, between, log_grid, over_problems
-from .results import Curve, Interval, Metric, Samples
 
 
 def curve(

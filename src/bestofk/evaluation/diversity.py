@@ -6,9 +6,9 @@ import zlib
 
 import numpy as np
 
-from .estimates import zero_one
 from .intervals import bounds_of_means, t_quantile, tail_rank
 from .results import Diversity, Measure, Samples
+from .values import zero_one
 
 RESAMPLES = 2000
 UNKNOWN = Measure(float("nan"), float("nan"), float("nan"), 0)

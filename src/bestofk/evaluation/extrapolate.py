@@ -19,9 +19,9 @@ import numpy as np
 
 from .betabinomial import fit, miss
 from .curves import check_confidence, select
-from .estimates import pass_curve, passes_and_samples
 from .intervals import LEAST_INFORMATIVE, tail_rank
 from .results import Extrapolation, Interval, Samples
+from .values import pass_curve, passes_and_samples
 
 LARGEST_REACH = 16
 """Predictions for k beyond this many times n are always called unreliable."""

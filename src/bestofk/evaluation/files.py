@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bestofk.common import choices
+
 from .collect import Collector, run_name
 from .formats import (
     UNIFORM,
     Mapped,
     answer_label,
-    near,
     number_of,
     problem_name,
     reward_of,
@@ -185,7 +186,7 @@ def _check_where(
 ) -> None:
     for column in where:
         if column not in record:
-            raise BadFile(file, line, f"--where names {column!r}; {near(column, list(record))}")
+            raise BadFile(file, line, f"--where names {column!r}; {choices(column, list(record))}")
 
 
 def _check_uniform(

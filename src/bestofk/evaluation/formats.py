@@ -6,13 +6,14 @@ of no known format are mapped by common names; any mapping can be overridden.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from bestofk.common import choices
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -89,9 +90,9 @@ def settle(record: Record, overrides: Mapping[str, str]) -> Mapped:
     """
     for role, column in overrides.items():
         if role not in ROLES:
-            raise ValueError(f"unknown role {role!r} in --columns; {near(role, ROLES)}")
+            raise ValueError(f"unknown role {role!r} in --columns; {choices(role, ROLES)}")
         if column and column not in record:
-            raise ValueError(f"no column {column!r} for {role}; {near(column, list(record))}")
+            raise ValueError(f"no column {column!r} for {role}; {choices(column, list(record))}")
     known = next((each for each in FORMATS if each.known_by <= record.keys()), None)
     columns = dict(known.columns) if known else _guess(record)
     columns.update(overrides)
@@ -129,14 +130,6 @@ def _unscored_hint(record: Record, role: str) -> str:
             "evaluate_functional_correctness; for evalplus, evalplus.evaluate) and read its result"
         )
     return ""
-
-
-def near(given: str, known: Iterable[str]) -> str:
-    """The nearest known name, and all of them: the end of an error message."""
-    names = list(known)
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}have {', '.join(names)}"
 
 
 # TRL: step, prompt, completion, one column per reward function, extra columns, advantage

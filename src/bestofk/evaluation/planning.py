@@ -18,10 +18,10 @@ from statistics import NormalDist
 import numpy as np
 
 from .betabinomial import fit, posterior
-from .compare import compare
-from .estimates import pass_curve, passes_and_samples
+from .comparison import compare
 from .intervals import t_quantile
 from .results import Plan, PlanRow, Samples
+from .values import pass_curve, passes_and_samples
 
 MOST_PROBLEMS = 10_000_000
 DEFAULT_SHAPE = (0.4, 0.6)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from bestofk.common import did_you_mean
+
 from .formats import evalplus_records
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -104,12 +106,11 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _neighbours(path: Path) -> str:
-    import difflib
 
     folder = path.parent if path.parent.is_dir() else None
     names = [each.name for each in folder.iterdir()] if folder else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(path.name, names)
+    return f"; {hint.rstrip()}" if hint else ""
 
 
 def _refuse_utf16(path: Path, data: bytes) -> None:

@@ -8,7 +8,7 @@ for _ in range(inner_steps):
     stats = learner.step(groups, weights)                             # any micro-batching
 """
 
-from bestofk.learning.base import Loss, NonFinite, Optimisation, Scores
 from bestofk.learning.learner import Learner
+from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores
 
 __all__ = ["Learner", "Loss", "NonFinite", "Optimisation", "Scores"]

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 from torch import nn
 from transformers import PreTrainedModel
 
-from bestofk.learning import prepare, processes, shard, state
-from bestofk.learning.base import Loss, NonFinite, Optimisation, Scores, known_or_raise
+from bestofk.learning import collectives, prepare, shard, state
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import loss_of
-from bestofk.learning.rows import NO_GAP, checked, gap_to_sampler, rows_of, same_size
+from bestofk.learning.row_tensors import NO_GAP, checked, gap_to_sampler, rows_of, same_size
 from bestofk.learning.scorer import CHUNK, Scorer
+from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores, known_or_raise
 from bestofk.types import Group
 
 LAYOUTS = ("auto", "packed", "padded", "single")
@@ -181,7 +181,7 @@ class Learner:
         for at, (batch, real) in enumerate(batches):
             known = rows_of(batch, weight * real, share * real, old, reference, self.device)
             last = at == len(batches) - 1
-            with processes.accumulate(self.scorer, last):
+            with collectives.accumulate(self.scorer, last):
                 with self._autocast():
                     log_prob, entropy = self.scorer(batch)
                 part, stats = loss_of(loss, log_prob, entropy, known, **whole)
@@ -197,7 +197,7 @@ class Learner:
 
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""
-        sums = processes.total(self.accelerator, sums)
+        sums = collectives.total(self.accelerator, sums)
         lr = self.optimisation.lr_at(self.steps)
         norm = self._clip()
         limit = self.optimisation.stop_grad_norm
@@ -262,7 +262,7 @@ class Learner:
     def _batches(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[Batch, bool]]:
         """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
         cut = micro_batches(groups, rows, budget=self.budget, layout=self.layout)
-        count = processes.most(self.accelerator, len(cut))
+        count = collectives.most(self.accelerator, len(cut))
         filler = [[(0, 0)]] * (count - len(cut))
         build = BUILD[self.layout]
         real = [(build(groups, chosen, self.device), True) for chosen in cut]
@@ -281,7 +281,7 @@ class Learner:
             "rows": float(alive.sum()),
             "tokens": float(lengths[alive].sum()),
         }
-        mean = processes.mean(self.accelerator, counts)
+        mean = collectives.mean(self.accelerator, counts)
         live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
         share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
         tokens = max(mean["tokens"], 1e-9)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bestofk.learning.base import Loss
+from bestofk.learning.settings import Loss
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from bestofk.learning import attention
-from bestofk.learning.base import Optimisation
-from bestofk.learning.scorer import Scorer, causal_of
+from bestofk.common import base_model
+from bestofk.learning import packed_attention
+from bestofk.learning.scorer import Scorer
+from bestofk.learning.settings import Optimisation
 
 
 def switch_off_dropout(model: nn.Module) -> None:
@@ -28,8 +29,8 @@ def choose_layout(model: nn.Module, layout: str) -> str:
     """The layout to use; packed only where attention can be replaced."""
     if layout not in ("auto", "packed"):
         return layout
-    causal = causal_of(model)
-    if attention.install(causal):
+    causal = base_model(model)
+    if packed_attention.install(causal):
         return "packed"
     if layout == "packed":
         raise ValueError(

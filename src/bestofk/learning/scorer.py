@@ -13,15 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from bestofk.common import base_model
 from bestofk.learning.layout import Batch
 
 CHUNK = 2**24
 """Logits held at once: 64 MiB in float32."""
-
-
-def causal_of(model: Any) -> Any:
-    """The causal LM inside a peft model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class Scorer(nn.Module):
@@ -33,11 +29,11 @@ class Scorer(nn.Module):
         self.temperature = temperature
         self.chunk = chunk
         self._no_split_modules = getattr(model, "_no_split_modules", None)
-        self._split = _head_is_last(causal_of(model))
+        self._split = _head_is_last(base_model(model))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of each of the batch's N tokens, in float32."""
-        causal = causal_of(self.model)
+        causal = base_model(self.model)
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": batch.position_ids,
@@ -56,7 +52,7 @@ class Scorer(nn.Module):
         return self._chunked(head, F.embedding(batch.source, hidden), batch.target)
 
     def _chunked(self, head: nn.Module, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        vocabulary = causal_of(self.model).config.get_text_config().vocab_size
+        vocabulary = base_model(self.model).config.get_text_config().vocab_size
         size = max(1, self.chunk // vocabulary)
         parts = []
         for start in range(0, len(target), size):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import shutil
 import tempfile
@@ -21,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
+
+from bestofk.common import did_you_mean
 
 SHIPPED = ("tiny-countdown", "tiny-maze")
 """Starting checkpoints in the package, in the folder `checkpoints` beside this file."""
@@ -141,9 +142,8 @@ def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if "/" not in text or looks_local:
         known = [*SHIPPED, "smollm2"]
-        near = difflib.get_close_matches(text, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        if looks_local or near:
+        hint = did_you_mean(text, known)
+        if looks_local or hint:
             raise ValueError(
                 f"no model {text!r}: {hint}a model is a folder, a .gguf file, a Hugging Face id "
                 f"such as org/name, or one of {', '.join(known)}"

@@ -13,8 +13,8 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Array, as_float64, as_numpy, constant, positive_integer
+from .binomials import order_statistic_weights, subset_share, subset_share_by_k
 from .grouping import SmallGroups, gather, lay_out, scatter_groups
-from .tables import order_statistic_weights, subset_share, subset_share_by_k
 
 
 def max_at_k(

@@ -10,10 +10,11 @@ No character in it means anything to a shell or to Hydra.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from bestofk.common import choices, unknown
 
 from .catalog import ALIASES, CATALOG, Entry, l_coefficients
 
@@ -126,13 +127,13 @@ def _find(name: str, variant: str) -> tuple[Entry, str, int | None]:
     top = _TOP.fullmatch(name)
     key, m = (f"{top[1]}M", int(top[2])) if top else (name, None)
     if key not in CATALOG:
-        raise ValueError(f"unknown objective {name!r}; {suggest(name, names())}")
+        raise unknown("objective", name, names(), cutoff=0.5)
     variants = CATALOG[key]
     if variant not in variants:
         have = [known for known in variants if known]
         if not have:
             raise ValueError(f"objective {name} has no variants, got {variant!r}")
-        raise ValueError(f"objective {name} has no variant {variant!r}; {suggest(variant, have)}")
+        raise ValueError(f"objective {name} has no variant {variant!r}; {choices(variant, have)}")
     return variants[variant], key, m
 
 
@@ -154,10 +155,3 @@ def _numbers(piece: str, name: str, ks: str | None, entry: Entry) -> Sequence[in
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"a mixture names each k once, got {piece!r}")
     return numbers
-
-
-def suggest(word: str, known: Sequence[str]) -> str:
-    """'did you mean …? have …' for an unknown word."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}have {', '.join(known)}"

@@ -10,10 +10,12 @@ from typing import Any, get_args
 import numpy as np
 from array_api_compat import array_namespace
 
+from bestofk.common import choices
+
 from . import off_policy as off
 from .arrays import Array, as_float64, as_numpy, by_blocks, constant
 from .estimates import zero_one
-from .grammar import Stage, Term, parse, suggest
+from .grammar import Stage, Term, parse
 from .grouping import Bucket, Layout, SmallGroups, gather, lay_out, scatter
 from .options import OffPolicy, check_forms, own_options, weighted
 
@@ -294,7 +296,7 @@ def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Ar
     inputs = {name: named.pop(name) for name in INPUTS if name in named}
     if isinstance(objective_, Objective):
         if named:
-            hint = suggest(next(iter(named)), INPUTS)
+            hint = choices(next(iter(named)), INPUTS)
             raise ValueError(f"{', '.join(named)} cannot change an Objective; {hint}")
         return objective_(rewards, **inputs)
     return objective(objective_, **named)(rewards, **inputs)

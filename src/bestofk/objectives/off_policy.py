@@ -35,8 +35,8 @@ from .arrays import (
     unsort,
     without_gradient,
 )
+from .binomials import log_binomial, subset_share
 from .on_policy import max_canonical, max_leave_one_out_minus_one, max_no_baseline
-from .tables import log_binomial, subset_share
 
 LARGEST_LOG = 709.0
 """exp of more than this overflows float64."""

@@ -29,7 +29,7 @@ from .arrays import (
     sums_above,
     unsort,
 )
-from .tables import order_statistic_weights, subset_share
+from .binomials import order_statistic_weights, subset_share
 
 
 def subset_shortfall(ordered: Array, k: int, scale: float = 1.0) -> Array:

@@ -7,7 +7,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from .grammar import Stage, Term, suggest
+from bestofk.common import choices, unknown
+
+from .grammar import Stage, Term
 from .off_policy import LARGEST_LOG
 
 OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
@@ -35,7 +37,7 @@ def check_forms(
     form: str, truncate: float | None, normalise: bool, clamp: float, stages: tuple[Stage, ...]
 ) -> None:
     if form not in get_args(OffPolicy):
-        raise ValueError(f"unknown off_policy {form!r}; {suggest(form, get_args(OffPolicy))}")
+        raise unknown("off_policy", form, get_args(OffPolicy))
     if normalise and form != "exact":
         raise ValueError(f"self_normalise belongs to off_policy='exact', got {form!r}")
     if not clamp > 0:
@@ -66,7 +68,7 @@ def own_options(
     for name in options:
         if name not in allowed:
             raise ValueError(
-                f"objective {text} has no option {name!r}; {suggest(name, [*allowed, *OPTIONS])}"
+                f"objective {text} has no option {name!r}; {choices(name, [*allowed, *OPTIONS])}"
             )
     chosen = {**allowed, **options}
     missing = [name for name, value in chosen.items() if value is ...]

@@ -11,8 +11,8 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Array, as_numpy, by_order, constant, sort_with_order, unsort
+from .binomials import subset_share
 from .on_policy import _divide, subset_shortfall, z_score
-from .tables import subset_share
 
 
 def analytical(rewards: Array, k: int) -> Array:

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bestofk.common import unknown
 from bestofk.rewards.base import (
     BatchVerifier,
     Judge,
@@ -24,7 +25,6 @@ from bestofk.rewards.base import (
     prepare,
     refusals,
     score,
-    unknown,
 )
 from bestofk.rewards.combine import checked_weight, gated, weighted
 
@@ -46,15 +46,15 @@ __all__ = [
 
 # name: module and the function in it that builds the verifier; imported when asked for
 VERIFIERS = {
-    "code": "bestofk.rewards.code:verifier",
-    "countdown": "bestofk.rewards.countdown:verifier",
-    "exact": "bestofk.rewards.text:exact",
-    "format": "bestofk.rewards.text:form",
-    "gym": "bestofk.rewards.gym:verifier",
-    "knights": "bestofk.rewards.knights:verifier",
-    "maths": "bestofk.rewards.maths:verifier",
-    "maze": "bestofk.rewards.maze:verifier",
-    "sudoku": "bestofk.rewards.sudoku:verifier",
+    "code": "bestofk.rewards.code.judge_programs:verifier",
+    "countdown": "bestofk.rewards.puzzles.judge_countdown:verifier",
+    "exact": "bestofk.rewards.judge_text:exact",
+    "format": "bestofk.rewards.judge_text:form",
+    "gym": "bestofk.rewards.puzzles.judge_gym:verifier",
+    "knights": "bestofk.rewards.puzzles.judge_knights:verifier",
+    "maths": "bestofk.rewards.maths.judge_maths:verifier",
+    "maze": "bestofk.rewards.puzzles.judge_maze:verifier",
+    "sudoku": "bestofk.rewards.puzzles.judge_sudoku:verifier",
 }
 
 

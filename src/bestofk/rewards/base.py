@@ -8,7 +8,6 @@ and what still raises is `unscored` (NaN): never a zero, never dropped silently.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import functools
 import inspect
 import math
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
+from bestofk.common import unknown
 from bestofk.types import Group, Prompt, Status, Verdict
 
 Judgement: TypeAlias = Verdict | float | bool
@@ -331,14 +331,6 @@ def prepare(
     if not kept:
         raise ValueError("no prompt is left to train on: none was given, or every one was refused")
     return kept
-
-
-def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
-    """An error for a mistyped name: the rule, the value and the way out."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {given!r}; {hint}have {', '.join(names) or 'none'}")
 
 
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

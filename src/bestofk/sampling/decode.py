@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
-from bestofk.sampling import attention
+from bestofk.common import base_model
 from bestofk.sampling import cache as caches
-from bestofk.sampling.base import Sampling
+from bestofk.sampling import decode_attention
 from bestofk.sampling.draw import draw
 from bestofk.sampling.prompts import encode, uniforms
+from bestofk.sampling.sampler import Sampling
 from bestofk.types import Completion, FinishReason, Group, Prompt
 
 LEAVE = 0.25
@@ -53,7 +54,8 @@ class ModelSampler:
         self.model, self.tokenizer = model, tokenizer
         self.max_rows, self.precision, self.cache_gib = max_rows, precision, cache_gib
         self.ends = end_tokens(model, tokenizer)
-        self._last_only = "logits_to_keep" in inspect.signature(_causal(model).forward).parameters
+        accepted = inspect.signature(base_model(model).forward).parameters
+        self._last_only = "logits_to_keep" in accepted
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
@@ -78,7 +80,7 @@ class ModelSampler:
     def _rows_at_once(self, length: int) -> int:
         device = self.model.device
         room = caches.room_on(device) if self.cache_gib is None else self.cache_gib * 2**30
-        return min(self.max_rows, caches.rows_that_fit(_causal(self.model).config, length, room))
+        return min(self.max_rows, caches.rows_that_fit(base_model(self.model).config, length, room))
 
     def _decode(
         self, prompts: Sequence[tuple[int, ...]], draws: np.ndarray, params: Sampling
@@ -119,7 +121,7 @@ class ModelSampler:
             real[at, width - len(prompt) :] = 1
         mask = None if real.all() else torch.from_numpy(real).to(self.model.device)
         positions = torch.from_numpy(np.maximum(real.cumsum(-1) - 1, 0)).to(self.model.device)
-        cache = caches.fresh(_causal(self.model).config)
+        cache = caches.fresh(base_model(self.model).config)
         logits = self._forward(torch.from_numpy(ids).to(self.model.device), positions, mask, cache)
         return logits, cache, mask
 
@@ -157,7 +159,7 @@ class ModelSampler:
         try:
             with (
                 torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16"),
-                attention.on_cpu(_causal(self.model)),
+                decode_attention.on_cpu(base_model(self.model)),
             ):
                 yield
         finally:
@@ -227,7 +229,3 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     listed = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])}
     return frozenset(int(i) for i in ids if i is not None)
-
-
-def _causal(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bestofk.sampling.base import Sampling
+from bestofk.sampling.sampler import Sampling
 
 
 def distribution(logits: Tensor, params: Sampling) -> Tensor:

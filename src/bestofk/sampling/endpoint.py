@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from bestofk.sampling.base import Sampling
-from bestofk.sampling.wire import (
+from bestofk.sampling.openai_wire import (
     backoff,
     logprobs_of,
     request_body,
@@ -24,6 +23,7 @@ from bestofk.sampling.wire import (
     sample_seed,
     text_of,
 )
+from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
 FATAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bestofk.common import base_model
 from bestofk.sampling import vllm_worker
-from bestofk.sampling.base import Sampling
 from bestofk.sampling.decode import completion, end_tokens
 from bestofk.sampling.prompts import encode
+from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
 FIXED = {
@@ -262,7 +263,7 @@ def group(
 
 def describe(model: Any, tokenizer: Any, folder: str) -> None:
     """Everything of a model but its weights, as vLLM reads it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     config = base.config
     if not config.architectures:
         config.architectures = [type(base).__name__]

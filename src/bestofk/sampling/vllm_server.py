@@ -24,12 +24,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bestofk.sampling.base import Sampling
 from bestofk.sampling.decode import end_tokens
+from bestofk.sampling.openai_wire import base_of, local, socket_of
 from bestofk.sampling.prompts import encode
+from bestofk.sampling.sampler import Sampling
 from bestofk.sampling.vllm import FIXED, EngineError, group, request, seeds
 from bestofk.sampling.vllm_worker import MEMORY
-from bestofk.sampling.wire import base_of, local, socket_of
 from bestofk.types import Group, Prompt
 
 SHARD = 2**30

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestofk.common import base_model
+
 LAYER = re.compile(r"(.*?\.\d+)\.")
 """Up to and with the first number in a name: the layer a weight belongs to."""
 
@@ -22,7 +24,7 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     A weight that is used twice (tied) comes once. Other tensors are the model's own: who keeps one
     copies it.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     for _, layer in groupby(_merged(base), key=lambda pair: _layer_of(pair[0])):
         yield from _as_on_disk(base, dict(layer)).items()
 

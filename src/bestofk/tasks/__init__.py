@@ -12,7 +12,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from bestofk.tasks.base import Split, Task, check_options, unknown
+from bestofk.common import unknown
+from bestofk.tasks.definition import Split, Task, check_options
 
 __all__ = ["TASKS", "Split", "Task", "factory", "task"]
 

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bestofk.tasks.base import Task, one_of
+from bestofk.tasks.data_rows import Row, each, locate, read
 from bestofk.tasks.dataset import STYLES, as_messages, from_prompts
-from bestofk.tasks.rows import Row, each, locate, read
+from bestofk.tasks.definition import Task, one_of
 from bestofk.tasks.shown_tests import shadowed_builtin, shown_and_graded
 from bestofk.types import Prompt, plain_text
 

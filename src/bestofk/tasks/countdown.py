@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from bestofk.tasks.base import (
+from bestofk.tasks.definition import (
     STYLES,
     Draw,
     Task,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestofk.tasks.base import Split, Task, identity, one_of, unknown
-from bestofk.tasks.rows import Row, each, read
+from bestofk.common import unknown
+from bestofk.tasks.data_rows import Row, each, read
+from bestofk.tasks.definition import Split, Task, identity, one_of
 from bestofk.types import Prompt, plain_text
 
 STYLES = ("chat", "text")

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bestofk.tasks.base import Split, Task, identity, one_of, share_of, unknown, wording
+from bestofk.common import unknown
+from bestofk.tasks.definition import Split, Task, identity, one_of, share_of, wording
 from bestofk.types import Prompt
 
 STYLES = ("chat", "text")

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bestofk.tasks.base import (
+from bestofk.tasks.definition import (
     Draw,
     Task,
     below,

@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Callable
 
-from bestofk.tasks.base import Task
+from bestofk.tasks.data_rows import Row, each, locate, read
 from bestofk.tasks.dataset import dataset
-from bestofk.tasks.rows import Row, each, locate, read
+from bestofk.tasks.definition import Task
 
 _BOX = (
     "{%s}\n\nThink step by step, then give the final answer alone in \\boxed{{}}, for example "

@@ -9,7 +9,16 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bestofk.tasks.base import Draw, Task, generated, identity, one_of, shuffle, sizes_of, wording
+from bestofk.tasks.definition import (
+    Draw,
+    Task,
+    generated,
+    identity,
+    one_of,
+    shuffle,
+    sizes_of,
+    wording,
+)
 from bestofk.types import Prompt
 
 STYLES = ("chat", "text")

@@ -1,1 +1,1 @@
-"""What the loop in `bestofk.train` is made of: checks, rollouts, processes, validation, view."""
+"""What stands around the loop in `training/train.py`."""

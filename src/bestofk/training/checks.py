@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from typing import Any
 
+from bestofk.common import unknown
 from bestofk.config import Config, differences, leaves
 from bestofk.objectives import Objective, objective
-from bestofk.sampling.wire import local
+from bestofk.sampling.openai_wire import local
 
 SECRET = re.compile(r"(api_?key|secret|passw(or)?d|credentials?|(^|_)token)$", re.IGNORECASE)
 
@@ -201,9 +201,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 def _trackers(config: Config) -> None:
     for name in config.run.trackers:
         if name not in TRACKERS:
-            near = difflib.get_close_matches(name, TRACKERS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown tracker {name!r}; {hint}have {', '.join(TRACKERS)}")
+            raise unknown("tracker", name, TRACKERS)
 
 
 def check_resumed(old: Config, new: Config) -> None:

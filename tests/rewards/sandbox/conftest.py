@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.types import Prompt, Verdict
 

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox
 from bestofk.rewards.sandbox.guest import kernel, seccomp
 from bestofk.types import Prompt

@@ -3,7 +3,7 @@
 import resource
 import warnings
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox
 from bestofk.types import Prompt
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bestofk.rewards.code import reference_of
-from bestofk.rewards.programs import answer_text, assembled, extract_code
+from bestofk.rewards.code.extract_program import answer_text, assembled, extract_code
+from bestofk.rewards.code.judge_programs import reference_of
 from bestofk.types import Verdict
 
 Judge = Callable[[dict[str, Any], str], Verdict]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bestofk.rewards.base import refusals
-from bestofk.rewards.code import CodeVerifier
-from bestofk.rewards.code_nulls import null_programs
-from bestofk.rewards.code_tests import split_asserts, split_check
+from bestofk.rewards.code.judge_programs import CodeVerifier
+from bestofk.rewards.code.statements import split_asserts, split_check
+from bestofk.rewards.code.trivial_programs import null_programs
 from bestofk.rewards.sandbox import Limits
-from bestofk.rewards.sandbox.guest.compare import same, same_text
+from bestofk.rewards.sandbox.guest.same_values import same, same_text
 from bestofk.types import Prompt, Verdict
 
 Judge = Callable[[dict[str, Any], str], Verdict]

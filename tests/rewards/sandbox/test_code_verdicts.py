@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.rewards.base import prepare, refusals
-from bestofk.rewards.code import CodeVerifier
-from bestofk.rewards.code_tests import split_asserts, split_check
-from bestofk.rewards.sandbox.guest.compare import same, same_text
+from bestofk.rewards.code.judge_programs import CodeVerifier
+from bestofk.rewards.code.statements import split_asserts, split_check
+from bestofk.rewards.sandbox.guest.same_values import same, same_text
 from bestofk.types import Prompt, Verdict
 
 Judge = Callable[[dict[str, Any], str], Verdict]

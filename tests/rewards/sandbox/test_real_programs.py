@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bestofk.rewards.base import refusals
-from bestofk.rewards.code import CodeVerifier, reference_of
+from bestofk.rewards.code.judge_programs import CodeVerifier, reference_of
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.types import Prompt
 

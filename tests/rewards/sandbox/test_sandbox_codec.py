@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import MAX_DEPTH, CodecError, decode, encode
 from bestofk.types import Prompt, Verdict

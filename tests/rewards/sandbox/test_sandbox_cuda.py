@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.types import Prompt
 from sandbox_watch import descendants
 

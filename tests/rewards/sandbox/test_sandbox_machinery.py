@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, SandboxError
 from bestofk.types import Verdict
 from sandbox_watch import RIGHT, SLOW, New, descendants, eventually, prompts
@@ -124,7 +124,7 @@ def test_a_worker_killed_while_idle_is_replaced(lone: CodeVerifier) -> None:
 # 34
 HOST_IN_TROUBLE = """
 import math, os, resource, sys
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox
 from bestofk.types import Prompt
 spec = {"asserts": ["assert f(1) == 2"]}
@@ -161,7 +161,7 @@ def test_a_host_without_descriptors_scores_nan_and_recovers() -> None:
 
 FULL_DISK = """
 import os, tempfile
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox, SandboxError
 from bestofk.types import Prompt
 spec = {"asserts": ["assert f(1) == 2"]}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.types import Verdict
 from sandbox_watch import PLUS_ONE, RIGHT, SLOW, New, descendants, eventually, prompts
 
@@ -57,7 +57,7 @@ def test_asyncio_keeps_turning_while_programs_run(verifier: CodeVerifier) -> Non
 
 FORKED = """
 import os, sys
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox
 from bestofk.types import Prompt
 spec = {"asserts": ["assert f(1) == 2"]}
@@ -112,7 +112,7 @@ def test_a_verifier_travels_to_a_spawned_process() -> None:
 
 ENDING = """
 import os, sys, time
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox
 from bestofk.types import Prompt
 judge = CodeVerifier(sandbox=Sandbox(workers=1))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Sandbox
 from bestofk.types import Verdict
 from sandbox_watch import RIGHT, New, descendants, prompts
@@ -118,7 +118,7 @@ def test_a_machine_without_processes_is_nobodys_wrong_answer(
 
 
 INTERRUPTED = """
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.types import Prompt
 long = Limits(cpu_per_test=3600.0, cpu_per_program=3600.0)

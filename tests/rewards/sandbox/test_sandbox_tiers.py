@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards.code import CodeVerifier
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, Sandbox, SandboxError
 from bestofk.rewards.sandbox.selftest import attack
 from bestofk.rewards.sandbox.worker import Worker

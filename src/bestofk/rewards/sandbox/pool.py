@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from . import bubblewrap
-from .config import configuration
 from .guest.codec import CodecError, decode, encode
+from .limits import configuration
 from .outcome import Limits, Outcome, OutcomeStatus, printable
 from .selftest import attack
 from .worker import Worker, WorkerLost, request

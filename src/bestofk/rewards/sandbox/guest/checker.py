@@ -16,8 +16,8 @@ from typing import Any
 
 from . import wire
 from .codec import decode, encode
-from .compare import same, same_text
 from .remote import Gone, Remote
+from .same_values import same, same_text
 
 _CONTROL = 3
 _MOST_HELD = 16 << 20
@@ -106,7 +106,7 @@ def _short(value: Any) -> str:
 def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     """Statements in order; those marked as tests are counted one by one.
 
-    A test with a plan (`bestofk.rewards.hoisting`) has its calls made now and is run later. When a
+    A test with a plan (`rewards.code.hoisting`) has its calls made now and is run later. When a
     statement between tests fails, the tests after it have nothing to stand on and fail too.
     """
     space: dict[str, Any] = {"__name__": "tests", "__given__": _given}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-from bestofk.rewards.maths_number import CHANGES_MEANING, is_word, number, quantity
+from bestofk.rewards.maths.quantities import CHANGES_MEANING, is_word, number, quantity
 
 Scalar = Callable[[str, str], bool | None]
 MAX_SIDES = 8

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from bestofk.learning.base import Loss, Scores
 from bestofk.learning.layout import Batch
 from bestofk.learning.loss import Rows
+from bestofk.learning.settings import Loss, Scores
 from bestofk.types import Group
 
 

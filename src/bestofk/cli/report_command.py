@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from bestofk.cli._files import pairs
-from bestofk.report import SAMPLES, Reading, Report, load, make
+from bestofk.reports import SAMPLES, Reading, Report, load, make
 
 
 @dataclass(frozen=True, kw_only=True)

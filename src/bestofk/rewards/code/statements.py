@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bestofk.rewards.code_reach import Reach, refuse_programs_as_judges
+from bestofk.rewards.code.reach import Reach, refuse_programs_as_judges
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda

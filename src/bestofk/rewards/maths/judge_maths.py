@@ -15,10 +15,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
-from bestofk.rewards.maths_extract import MAX_ANSWER, extract
-from bestofk.rewards.maths_pool import Pool, Reply, WorkerLost
-from bestofk.rewards.maths_same import same
-from bestofk.rewards.mathtext import is_balanced, plain
+from bestofk.rewards.maths.equality import same
+from bestofk.rewards.maths.extract_answer import MAX_ANSWER, extract
+from bestofk.rewards.maths.plain_form import is_balanced, plain
+from bestofk.rewards.maths.worker_pool import Pool, Reply, WorkerLost
 from bestofk.types import Prompt, Status, Verdict, plain_text
 
 _REMEMBERED = 20_000

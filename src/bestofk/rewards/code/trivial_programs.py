@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestofk.rewards.code_tests import Statements
-from bestofk.rewards.sandbox.guest.compare import same, same_text
+from bestofk.rewards.code.statements import Statements
+from bestofk.rewards.sandbox.guest.same_values import same, same_text
 
 NOTHING: tuple[Any, ...] = (None, True, False, 0, [], "")
 """What a function that does nothing may return."""

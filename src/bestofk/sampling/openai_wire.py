@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from bestofk.sampling.base import Sampling
+from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
 LONGEST_PAUSE = 120.0

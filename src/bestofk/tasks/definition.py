@@ -6,7 +6,6 @@ know nothing of each other but the prompt's spec.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
@@ -19,6 +18,7 @@ from os import PathLike
 from types import UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, overload
 
+from bestofk.common import unknown
 from bestofk.types import Prompt
 
 
@@ -233,14 +233,6 @@ def answer(style: str, text: str) -> str:
 def one_of(what: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
         raise unknown(what, given, known)
-
-
-def unknown(kind: str, given: str, known: Iterable[str]) -> ValueError:
-    """An error for a mistyped name: the rule, the value and the way out."""
-    names = list(known)
-    near = difflib.get_close_matches(str(given), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {given!r}; {hint}have {', '.join(names) or 'none'}")
 
 
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -80,7 +80,7 @@ def run(objective: str, folder: Path, **size: int) -> int:
     clear(folder, list(runs.values()))
     began = time.monotonic()
     try:
-        from bestofk.train import train
+        from bestofk.training.train import train
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
     for chosen in configs.values():
@@ -136,7 +136,7 @@ def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def report(runs: Mapping[str, Path], page: Path) -> list[str]:
     """Write the page; say in words which run is better where."""
     from bestofk.evaluation import compare
-    from bestofk.report import load, make
+    from bestofk.reports import load, make
 
     first = next(iter(runs.values()))
     start = f"start={first / 'evaluations' / '000000.jsonl'}"

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from bestofk.cli import VERBS
+from bestofk.common import write_atomically
 from bestofk.demo import (
     Results,
     Settings,
@@ -68,9 +69,9 @@ def main(argv: list[str]) -> int:
             require_writable(target)
     began = time.perf_counter()
     results = run(settings)
-    write_whole(chosen.out, page(results, next_steps()))
+    write_atomically(chosen.out, page(results, next_steps()))
     if chosen.svg is not None:
-        write_whole(chosen.svg, standalone(results))
+        write_atomically(chosen.svg, standalone(results))
     show(results, time.perf_counter() - began, chosen.out)
     return 0
 
@@ -131,17 +132,3 @@ def require_writable(target: Path) -> None:
         raise ValueError(f"folder {folder} does not exist: make it first, or choose another file")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"folder {folder} is not writable: choose another file")
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write all of a file or none of it: beside the target first, then moved over it."""
-    target = target.resolve()
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with beside.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)

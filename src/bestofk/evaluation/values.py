@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bestofk.common import unknown
 from bestofk.objectives import max_at_k_curve
 
 from .results import METRICS, Metric, Samples
@@ -118,8 +119,4 @@ def variance_of_best(samples: Samples, kept: np.ndarray, k_max: int) -> np.ndarr
 def check_metric(metric: str) -> None:
     """Refuse an unknown metric, naming the nearest."""
     if metric not in METRICS:
-        import difflib
-
-        near = difflib.get_close_matches(str(metric), METRICS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown metric {metric!r}; {hint}have {', '.join(METRICS)}")
+        raise unknown("metric", metric, METRICS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Mapping, Sequence
 
-from bestofk.rewards.code_tests import parse
+from bestofk.rewards.code.statements import parse
 
 Plan = tuple[list[tuple[str, str]], str]
 """Calls as (path, expression for its arguments), and the assert over `__answer_0__`, ..."""

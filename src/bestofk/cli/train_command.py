@@ -147,7 +147,7 @@ def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -
     if first and not resume:
         refuse_begun(config.run.dir)
     try:
-        from bestofk.train import train
+        from bestofk.training.train import train
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
     outcome = train(config, resume=resume, checkpoint=checkpoint)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bestofk.rewards.base import unknown
+from bestofk.common import unknown
 
 FORMS = ("calls", "asserts", "check", "stdio")
 _TEXTS = ("entry_point", "solution", "setup", "prefix")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from bestofk.common import unknown
 
 LOSSES = ("exact", "clipped")
 RATIOS = ("token", "sequence")
@@ -154,6 +155,4 @@ class Scores:
 
 def known_or_raise(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        near = difflib.get_close_matches(value, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown {what} {value!r}; {hint}have {', '.join(known)}")
+        raise unknown(what, value, known)

@@ -7,8 +7,8 @@ from html import escape
 from importlib.resources import files
 
 from .chart import LINES, PALETTE, Chart, Frame, drawing, pass_chart, swatch, training_charts
+from .conclusions import conditions, rows, sentence
 from .experiment import Results
-from .findings import conditions, rows, sentence
 
 
 def page(results: Results, next_steps: Sequence[tuple[str, str]] = ()) -> str:

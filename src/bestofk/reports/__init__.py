@@ -76,7 +76,7 @@ def make(
             say(f"{kind} figures")
             files += write_figures(data, folder, kind)
     if csv is not None:
-        from .tables import write_tables
+        from .csv_tables import write_tables
 
         files += write_tables(findings, csv)
     return Report(findings, out, len(text.encode("utf-8")), tuple(files))

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from .curves import check_confidence, reward_bounds, select
-from .estimates import check_metric, passes_and_samples, values_by_k
 from .intervals import (
     LARGEST_SKEW,
     LEAST_INFORMATIVE,
@@ -27,6 +26,7 @@ from .intervals import (
     tail_rank,
 )
 from .results import Comparison, Crossing, Interval, Metric, Samples
+from .values import check_metric, passes_and_samples, values_by_k
 from .words import verdict
 
 SAME = 1e-9

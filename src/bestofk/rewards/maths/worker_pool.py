@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 _START = """import sys
 sys.path[:] = {path!r}
-from bestofk.rewards.maths_worker import serve
+from bestofk.rewards.maths.algebra_worker import serve
 serve({memory})
 """
 _ENDED_BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}

@@ -16,7 +16,7 @@ from typing import Any
 
 import reasoning_gym
 
-from bestofk.rewards.gym_scorer import score
+from bestofk.rewards.puzzles.gym_scorer import score
 
 ENTRIES = 24
 CONSTANT_SHARE = 0.34
@@ -109,7 +109,7 @@ def digests(names: Sequence[str]) -> dict[str, str]:
 
 def moving(names: Sequence[str]) -> set[str]:
     """Tasks whose entries differ between processes: a resumed run would see other problems."""
-    code = "import json, sys; from bestofk.rewards.gym_audit import digests\n"
+    code = "import json, sys; from bestofk.rewards.puzzles.gym_audit import digests\n"
     code += "made = digests(sys.argv[2:]); open(sys.argv[1], 'w').write(json.dumps(made))"
     found = []
     for hash_seed in ("1", "2"):

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .page import brief, write
+from bestofk.common import json_safe
+
+from .page import write
 
 COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
 SIZE = (3.5, 2.9)
@@ -64,7 +66,7 @@ def write_figures(data: Mapping[str, Any], folder: Path, kind: str) -> list[Path
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    plain = brief(data)
+    plain = json_safe(data, digits=6)
     written = []
     for name, draw in drawings(plain):
         path = folder / f"{name}.{kind}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bestofk import evaluation, runs
+from bestofk.common import did_you_mean
 from bestofk.evaluation import Samples
 
 from .texts import fetch, seeds_of
@@ -121,10 +121,10 @@ def split_name(argument: str) -> tuple[str | None, Path]:
             return argument[:at], Path(argument[at + 1 :])
     missing = Path(argument.rpartition("=")[2])
     there = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    near = difflib.get_close_matches(missing.name, there, n=1)
+    hint = did_you_mean(missing.name, there)
     raise FileNotFoundError(
         f"no such file or folder: {missing}; "
-        + (f"did you mean {missing.with_name(near[0])}? " if near else "")
+        + hint
         + "A report takes run folders and files of samples, each PATH or NAME=PATH"
     )
 

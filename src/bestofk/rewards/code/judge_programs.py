@@ -28,18 +28,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from bestofk.rewards.base import BatchVerifier, check_options, unknown
-from bestofk.rewards.code_nulls import (
+from bestofk.common import unknown
+from bestofk.rewards.base import BatchVerifier, check_options
+from bestofk.rewards.code.extract_program import assembled, extract_code
+from bestofk.rewards.code.hoisting import with_plans
+from bestofk.rewards.code.spec import checked_spec, tolerances
+from bestofk.rewards.code.statements import Statements, split_asserts, split_check
+from bestofk.rewards.code.trivial_programs import (
     Null,
     constant_of_calls,
     constant_of_stdio,
     null_programs,
     reason,
 )
-from bestofk.rewards.code_spec import checked_spec, tolerances
-from bestofk.rewards.code_tests import Statements, split_asserts, split_check
-from bestofk.rewards.hoisting import with_plans
-from bestofk.rewards.programs import assembled, extract_code
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
 from bestofk.rewards.sandbox.guest.wire import unpack

@@ -125,8 +125,8 @@ def sampled(chosen: Options) -> int:
 
 def job_of(chosen: Options) -> Job:
     from bestofk.cli._draw import Job
-    from bestofk.cli.tasks import parse_options
-    from bestofk.sampling.base import Sampling
+    from bestofk.cli.tasks_command import parse_options
+    from bestofk.sampling.sampler import Sampling
 
     if not chosen.task:
         raise ValueError(

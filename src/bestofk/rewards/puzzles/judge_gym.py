@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from bestofk.rewards.base import BatchVerifier, right, unknown, wrong
+from bestofk.common import unknown
+from bestofk.rewards.base import BatchVerifier, right, wrong
 from bestofk.rewards.extract import answer_of
 from bestofk.rewards.sandboxed import LazySandbox, caused_by_text
 from bestofk.types import Prompt, Verdict
@@ -46,7 +47,7 @@ class GymVerifier(BatchVerifier):
         self.name = f"gym {dataset}"
         self._dataset, self._config = dataset, dict(config)
         self._sandbox = LazySandbox(
-            tier=tier, packages="all", preload=("bestofk.rewards.gym_scorer",)
+            tier=tier, packages="all", preload=("bestofk.rewards.puzzles.gym_scorer",)
         )
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
@@ -63,7 +64,9 @@ class GymVerifier(BatchVerifier):
                 batch.append([self._dataset, self._config, prompt.spec["entry"], answer])
         if not batch:
             return [verdict for verdict in verdicts if verdict is not None]
-        outcomes = iter(self._sandbox.get().call_many("bestofk.rewards.gym_scorer:score", batch))
+        outcomes = iter(
+            self._sandbox.get().call_many("bestofk.rewards.puzzles.gym_scorer:score", batch)
+        )
         return [_verdict(next(outcomes)) if verdict is None else verdict for verdict in verdicts]
 
     def close(self) -> None:

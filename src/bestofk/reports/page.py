@@ -14,11 +14,12 @@ import hashlib
 import html
 import importlib.resources
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from bestofk.common import json_safe, write_atomically
 
 SCRIPTS = (
     "vendor/uplot.min.js",
@@ -38,7 +39,7 @@ ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 @functools.cache
 def part(name: str) -> str:
     """The text of one of the page's parts, a package data file."""
-    return importlib.resources.files("bestofk.report").joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("bestofk.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def render(data: Mapping[str, Any], *, title: str, version: str) -> str:
@@ -85,26 +86,15 @@ def encode(data: Any) -> str:
     >>> encode({"text": "</script>", "value": float("nan")})
     '{"text":"\\\\u003c/script\\\\u003e","value":null}'
     """
-    text = json.dumps(brief(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        json_safe(data, digits=6), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
     return utf8(text.translate(ESCAPES))
 
 
 def utf8(text: str) -> str:
     """The text with lone surrogates, which UTF-8 cannot hold, written as escapes (JSON's, too)."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def brief(value: Any) -> Any:
-    """The same data with plain numbers of six significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): brief(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [brief(item) for item in value]
-    if hasattr(value, "tolist"):  # a NumPy array or scalar
-        return brief(value.tolist())
-    return value
 
 
 def check_writable(path: Path) -> None:
@@ -129,10 +119,7 @@ def write(path: Path, content: str | bytes) -> None:
         OSError: says why, and what to do.
     """
     check_writable(path)
-    beside = path.with_name(f".writing-{path.name}")
     try:
-        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        os.replace(beside, path)
+        write_atomically(path, content, sync=False)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error

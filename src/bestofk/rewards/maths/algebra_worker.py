@@ -18,10 +18,10 @@ from typing import Any
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 
-from bestofk.rewards.maths_algebra import exact, is_matrix, same_object
-from bestofk.rewards.maths_number import quantity
-from bestofk.rewards.maths_same import same, same_scalar
-from bestofk.rewards.mathtext import is_readable
+from bestofk.rewards.maths.algebra import exact, is_matrix, same_object
+from bestofk.rewards.maths.equality import same, same_scalar
+from bestofk.rewards.maths.plain_form import is_readable
+from bestofk.rewards.maths.quantities import quantity
 
 MAX_NUMBERS = 20
 _CONVERSION = ConversionConfig(lowercase_symbols=False)  # R and r are two variables

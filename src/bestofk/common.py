@@ -1,0 +1,101 @@
+"""Small helpers that every room may use: name suggestions, atomic writes, JSON without NaN."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def did_you_mean(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The part of a message that suggests the closest match; empty where nothing is close.
+
+    >>> did_you_mean("count-down", ["countdown", "maze"])
+    "did you mean 'countdown'? "
+    """
+    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def choices(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The end of a message about a mistyped name: the closest match, and all there are.
+
+    >>> choices("mase", ["countdown", "maze"])
+    "did you mean 'maze'? have countdown, maze"
+    """
+    names = list(known)
+    return f"{did_you_mean(given, names, cutoff=cutoff)}have {', '.join(names) or 'none'}"
+
+
+def unknown(kind: str, given: object, known: Iterable[str], *, cutoff: float = 0.6) -> ValueError:
+    """The error for a mistyped name: what it is, the closest match, and all there are.
+
+    >>> raise unknown("task", "count-down", ["countdown", "maze"])
+    Traceback (most recent call last):
+    ValueError: unknown task 'count-down'; did you mean 'countdown'? have countdown, maze
+    """
+    return ValueError(f"unknown {kind} {given!r}; {choices(given, known, cutoff=cutoff)}")
+
+
+def write_atomically(path: Path, content: str | bytes, *, sync: bool = True) -> None:
+    """Write a file so that it holds the old content or the new, never a part of it.
+
+    Args:
+        sync: Wait until the content is on disk, not only in the system's cache.
+
+    Raises:
+        OSError: The file could not be written; what was there before is unchanged.
+    """
+    path = Path(path).resolve()
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        with beside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            if sync:
+                os.fsync(stream.fileno())
+        os.replace(beside, path)
+        if sync:
+            sync_to_disk(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def json_safe(value: Any, *, digits: int | None = None) -> Any:
+    """The value with None for every NaN and infinity, which JSON does not have.
+
+    Args:
+        digits: Round floats to this many significant digits.
+
+    >>> json_safe({"a": float("nan"), "b": [1.23456789]}, digits=3)
+    {'a': None, 'b': [1.23]}
+    """
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.{digits}g}") if digits else value
+    if isinstance(value, Mapping):
+        return {key: json_safe(item, digits=digits) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # a NumPy array or scalar
+        return json_safe(value.tolist(), digits=digits)
+    if isinstance(value, list | tuple):
+        return [json_safe(item, digits=digits) for item in value]
+    return value
+
+
+def base_model(model: Any) -> Any:
+    """The model below its LoRA adapters (peft), or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,1 @@
+"""Mathematics: find the answer in a completion, compare it exactly with the expected one."""

@@ -1,0 +1,1 @@
+"""Puzzles: one module a puzzle, each with the function `verifier`."""
