@@ -45,7 +45,7 @@ from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
 from bestofk.rewards.sandbox.guest.wire import unpack
 from bestofk.rewards.sandbox.outcome import printable
-from bestofk.rewards.sandbox.pool import Run
+from bestofk.rewards.sandbox.pool import JobResult
 from bestofk.types import Prompt, Status, Verdict
 
 MAX_SOURCE = 1 << 20
@@ -54,7 +54,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparedTests:
     """A task's tests, ready for the checker."""
 
     job: bytes
@@ -146,8 +146,8 @@ class CodeVerifier(BatchVerifier):
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         sandbox = self.sandbox
         distinct = {id(prompt): prompt for prompt in prompts}
-        made = sandbox.map(self._plan_or_reason, list(distinct.values()))
-        plans = dict(zip(distinct, made, strict=True))
+        prepared = sandbox.map(self._plan_or_reason, list(distinct.values()))
+        plans = dict(zip(distinct, prepared, strict=True))
 
         def judge(pair: tuple[Prompt, str]) -> Verdict:
             plan = plans[id(pair[0])]
@@ -155,7 +155,7 @@ class CodeVerifier(BatchVerifier):
 
         return sandbox.map(judge, list(zip(prompts, texts, strict=True)))
 
-    def _plan_or_reason(self, prompt: Prompt) -> Plan | Verdict:
+    def _plan_or_reason(self, prompt: Prompt) -> PreparedTests | Verdict:
         """The plan, or the unscored verdict of a task that cannot be judged (no model's fault)."""
         try:
             plan = self._plan(prompt.spec)
@@ -173,26 +173,26 @@ class CodeVerifier(BatchVerifier):
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Tasks that a program without a thought solves, found in one batch for all of them."""
         plans = self.sandbox.map(self._plan_or_reason, prompts)
-        found: dict[str, str] = {}
-        suspects: list[tuple[str, Plan, Null]] = []
+        reasons: dict[str, str] = {}
+        suspects: list[tuple[str, PreparedTests, Null]] = []
         for prompt, plan in zip(prompts, plans, strict=True):
-            if isinstance(plan, Plan):
+            if isinstance(plan, PreparedTests):
                 nulls = null_programs(plan.cut) if plan.cut else []
                 suspects += [(prompt.id, plan, null) for null in nulls]
                 if plan.constant:
-                    found[prompt.id] = reason(plan.constant, plan.total, plan.total)
+                    reasons[prompt.id] = reason(plan.constant, plan.total, plan.total)
         judged = self.sandbox.map(lambda s: self._run_null(s[1], s[2]), suspects)
         for (id, _, null), verdict in zip(suspects, judged, strict=True):
             if verdict.passed == verdict.total or (verdict.passed and not null.body):
-                found.setdefault(id, reason(null.what, verdict.passed, verdict.total))
-        return found
+                reasons.setdefault(id, reason(null.what, verdict.passed, verdict.total))
+        return reasons
 
-    def _run_null(self, plan: Plan, null: Null) -> Verdict:
+    def _run_null(self, plan: PreparedTests, null: Null) -> Verdict:
         """A program that defines nothing has no prefix either, which may begin a function."""
         bare = plan if null.body else replace(plan, prefix="")
         return self._run(bare, null.source(plan.paths))
 
-    def _plan(self, given: Mapping[str, Any]) -> Plan:
+    def _plan(self, given: Mapping[str, Any]) -> PreparedTests:
         form, spec = checked_spec(given)
         entry_point, prefix = spec.get("entry_point", ""), spec.get("prefix", "")
         absolute, relative = tolerances(spec)
@@ -208,18 +208,20 @@ class CodeVerifier(BatchVerifier):
                 job["cases"] = self._with_expected(spec, job)
             constant = constant_of_calls(job["cases"], absolute, relative)
             encoded = encode(job, 1 << 30)
-            return Plan(encoded, len(cases), (entry_point,), prefix, constant=constant)
+            return PreparedTests(encoded, len(cases), (entry_point,), prefix, constant=constant)
         if form == "stdio":
             job |= {"mode": "stdio", "cases": [(c["input"], c["output"]) for c in spec["stdio"]]}
             constant = constant_of_stdio(spec["stdio"], absolute, relative)
             encoded = encode(job, 1 << 30)
-            return Plan(encoded, len(spec["stdio"]), (), prefix, stdio=True, constant=constant)
+            return PreparedTests(
+                encoded, len(spec["stdio"]), (), prefix, stdio=True, constant=constant
+            )
         cut = _cut(form, spec)
         statements = with_plans(cut.statements, cut.names)
         names = {"names": cut.names, "modules": cut.modules}
         job |= {"mode": "statements", "statements": statements} | names
         paths = tuple(cut.names.values())
-        return Plan(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
+        return PreparedTests(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
 
     def _with_expected(self, spec: Mapping[str, Any], job: dict[str, Any]) -> list[Any]:
         """Cases with the reference's results, computed in the sandbox once per task."""
@@ -241,14 +243,14 @@ class CodeVerifier(BatchVerifier):
             for (args, kwargs, _), expected in zip(job["cases"], values, strict=True)
         ]
 
-    def _judge(self, plan: Plan, text: str) -> Verdict:
+    def _judge(self, plan: PreparedTests, text: str) -> Verdict:
         code = extract_code(text, plan.names, prefix=plan.prefix)
         if not code.strip():
             detail = "no code after the thinking" if text.strip() else "no code"
             return Verdict(0.0, "unparsed", total=plan.total, tier=self.sandbox.tier, detail=detail)
         return self._run(plan, code)
 
-    def _run(self, plan: Plan, code: str) -> Verdict:
+    def _run(self, plan: PreparedTests, code: str) -> Verdict:
         tier = self.sandbox.tier
         source = assembled(plan.prefix, code).encode("utf-8", "surrogatepass")
         if len(source) > MAX_SOURCE:
@@ -262,7 +264,7 @@ def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> Cod
     return CodeVerifier(reward=reward, **options)
 
 
-def _recorded(run: Run) -> list[Any] | str:
+def _recorded(run: JobResult) -> list[Any] | str:
     """What a reference returned, or why that cannot be expected of anybody."""
     if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
         return f"the reference did not run: {run.detail or run.report}"
@@ -285,7 +287,7 @@ def _cut(form: str, spec: Mapping[str, Any]) -> Statements:
     return split_check(spec["check"], spec["entry_point"], setup)
 
 
-def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
+def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
     """What a finished run is worth. Everything the program can cause is a number, never NaN."""
     if run.status == "unscored":
         return Verdict(float("nan"), "unscored", total=total, tier=tier, detail=run.detail)
@@ -306,7 +308,7 @@ def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
     return Verdict(reward, status, passed, total, cpu, tier, printable(_ADDRESS.sub("", detail)))
 
 
-def _results(run: Run, total: int) -> list[list[Any]] | None:
+def _results(run: JobResult, total: int) -> list[list[Any]] | None:
     """The checker's (passed, status, detail), or None when it did not live to write them."""
     if run.report["reason"] or run.report["code"] != 0:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-OutcomeStatus: TypeAlias = Literal["ok", "raised", "timeout", "memory", "crashed", "unscored"]
+CallStatus: TypeAlias = Literal["ok", "raised", "timeout", "memory", "crashed", "unscored"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,10 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """What became of one sandboxed call: a value, or the reason why there is none."""
 
-    status: OutcomeStatus
+    status: CallStatus
     """`ok` (see `value`), `raised` (the function raised; see `detail`), `timeout`, `memory` and
     `crashed` (caused by what was run: score it 0), `unscored` (caused by us, after retries on fresh
     workers: score it NaN, never 0)."""

@@ -52,7 +52,7 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """A fork server in its room. Not thread-safe: the pool lends it to one thread at a time."""
+    """A confined fork server. Not thread-safe: the pool lends it to one thread at a time."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Start and wait until it serves.
@@ -61,7 +61,7 @@ class Worker:
         process with threads or a CUDA context; its environment and descriptors are ours to name.
 
         Raises:
-            OSError: it could not be started, or could not enter its room.
+            OSError: it could not be started, or could not be confined.
         """
         self._tests: tuple[bytes, int] | None = None
         self._result = -1
@@ -158,7 +158,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End it and everything in its room: it goes when its socket closes, or is made to."""
+        """End it and all its processes: it goes when its socket closes, or is made to."""
         self._close_files()
         process = getattr(self, "process", None)
         if process is None:

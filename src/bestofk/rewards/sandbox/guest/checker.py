@@ -35,11 +35,11 @@ def _attempt(test: Callable[[], str]) -> Result:
     except MemoryError:
         return (False, "memory", "the value returned does not fit")
     except BaseException as error:
-        return (False, "incorrect", _told(error))
+        return (False, "incorrect", _describe(error))
     return (not complaint, "incorrect" if complaint else "correct", complaint)
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:200]
     except Exception:  # an integer too long to print
@@ -209,11 +209,11 @@ _MODES: dict[str, Callable[[dict[str, Any], Remote], list[Any]]] = {
 
 def _brief(results: list[Result], kept: int = 3) -> list[Result]:
     """The details of the first few failures only: thousands would not fit."""
-    told = 0
+    failures = 0
     short: list[Result] = []
     for passed, status, detail in results:
-        told += not passed
-        short.append((passed, status, detail if told <= kept else ""))
+        failures += not passed
+        short.append((passed, status, detail if failures <= kept else ""))
     return short
 
 

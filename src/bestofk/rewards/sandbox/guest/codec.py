@@ -76,11 +76,11 @@ def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
 
 class _Encoder:
     def __init__(self, out: list[bytes], limit: int) -> None:
-        self.out, self.room, self.limit = out, limit, limit
+        self.out, self.left, self.limit = out, limit, limit
 
     def emit(self, data: bytes) -> None:
-        self.room -= len(data)
-        if self.room < 0:
+        self.left -= len(data)
+        if self.left < 0:
             raise CodecError(f"a value takes at most {self.limit} bytes")
         self.out.append(data)
 
@@ -132,7 +132,7 @@ class _Encoder:
     def integer(self, value: int) -> None:
         value = int.__index__(value)
         size = (value.bit_length() + 8) // 8
-        if size > self.room:
+        if size > self.left:
             raise CodecError(f"a value takes at most {self.limit} bytes")
         self.blob(b"i", value.to_bytes(size, "little", signed=True))
 
@@ -207,19 +207,19 @@ def _members(items: list[Any]) -> list[Any]:
 
 
 def _set(items: list[Any]) -> set[Any]:
-    made = set(_members(items))
-    if len(made) != len(items):
+    built = set(_members(items))
+    if len(built) != len(items):
         raise CodecError("a set has each member once")
-    return made
+    return built
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise CodecError("a dict has as many values as keys")
-    made = dict(zip(_members(items[::2]), items[1::2], strict=True))
-    if 2 * len(made) != len(items):
+    built = dict(zip(_members(items[::2]), items[1::2], strict=True))
+    if 2 * len(built) != len(items):
         raise CodecError("a dict has each key once")
-    return made
+    return built
 
 
 def _range(items: list[Any]) -> range:

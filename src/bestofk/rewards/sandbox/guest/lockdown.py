@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import kernel, landlock, seccomp
-from .room import BOX, Room
+from .confinement import BOX, Confinement
 
 Bounds = list[tuple[int, tuple[int, int]]]
 """Resource limits: which, and (soft, hard)."""
@@ -32,14 +32,14 @@ def keep_low_descriptors_free() -> None:
         os.dup2(0, number, inheritable=False)
 
 
-def lockdown(room: Room, checker: bool = False) -> Callable[[bytes, Bounds], None]:
+def lockdown(confinement: Confinement, checker: bool = False) -> Callable[[bytes, Bounds], None]:
     """How a child of one kind loses its rights: user, capabilities, limits, Landlock, seccomp.
 
     Every name is looked up here, in the zygote: looking one up writes to memory.
     """
-    uid = None if room.uid is None else room.uid + checker
-    box = BOX if room.box else "/"
-    rules, own_pids = room.rules, room.own_pids
+    uid = None if confinement.uid is None else confinement.uid + checker
+    box = BOX if confinement.box else "/"
+    rules, own_pids = confinement.rules, confinement.own_pids
     install = seccomp.prepared(checker) if seccomp.supported() else None
     drop_capabilities = kernel.prepared_loss_of_capabilities()
     die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -75,7 +75,9 @@ def lockdown(room: Room, checker: bool = False) -> Callable[[bytes, Bounds], Non
     return apply
 
 
-def resource_limits(room: Room, limits: dict[str, Any], base_memory: int, cpu: float) -> Bounds:
+def resource_limits(
+    confinement: Confinement, limits: dict[str, Any], base_memory: int, cpu: float
+) -> Bounds:
     """The kernel's own limits for one child, never above what the server itself has."""
     wanted = {
         resource.RLIMIT_AS: base_memory + limits["memory"],
@@ -84,7 +86,7 @@ def resource_limits(room: Room, limits: dict[str, Any], base_memory: int, cpu: f
         resource.RLIMIT_FSIZE: limits["output"],
         resource.RLIMIT_NOFILE: limits["descriptors"],
     }
-    if room.counts_threads:
+    if confinement.counts_threads:
         wanted[resource.RLIMIT_NPROC] = limits["threads"] + 4
     capped: Bounds = []
     for which, value in wanted.items():

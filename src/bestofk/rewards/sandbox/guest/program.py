@@ -183,15 +183,15 @@ def _resolve(names: dict[str, Any], path: str) -> Any:
     """`f`, `C.f` or `C().f`: the instance is made once per process, as the tests would."""
     value: Any = None
     for depth, part in enumerate(path.split(".")):
-        made = part.endswith("()")
-        name = part[:-2] if made else part
+        is_call = part.endswith("()")
+        name = part[:-2] if is_call else part
         if depth:
             value = getattr(value, name)
         elif name in names:
             value = names[name]
         else:
             raise NameError(f"name {name!r} is not defined")
-        if made:
+        if is_call:
             value = value()
     return value
 

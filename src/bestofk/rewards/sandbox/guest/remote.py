@@ -143,8 +143,8 @@ class Remote:
     def _answer(self, number: int) -> tuple[int, Any]:
         """(OK, the value) or (RAISED or FAILED, (name, text)), whoever wrote it."""
         try:
-            told, kind, payload = self.frames.next()
-            if told != number or kind not in ((OK, RAISED, ABSENT) if number else (OK, FAILED)):
+            answered, kind, payload = self.frames.next()
+            if answered != number or kind not in ((OK, RAISED, ABSENT) if number else (OK, FAILED)):
                 raise CodecError("it forged an answer")
             self.held += len(payload)
             value = (

@@ -18,8 +18,8 @@ import select
 import sys
 from typing import Any
 
+from . import confinement as confinements
 from . import kernel, memory, program, seccomp, wire, zygote
-from . import room as rooms
 from .job import Call, Check, Checker, Process
 from .lockdown import LOW, keep_low_descriptors_free, limit_server, resource_limits
 from .zygote import NoProcess, Zygote
@@ -39,20 +39,20 @@ class Server:
 
     def __init__(self, host: _socket.socket, config: dict[str, Any]) -> None:
         self.host = host
-        self.room = rooms.enter(config)
-        _prepare_interpreter(config)  # inside: what imports read and write is the room's
+        self.confinement = confinements.enter(config)
+        _prepare_interpreter(config)  # confined: imports read and write what programs can
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # before, its user could not write its id maps
         keep_low_descriptors_free()
-        if self.room.own_pids:
+        if self.confinement.own_pids:
             kernel.drop_bounding_set()
             keep = sum(1 << bit for bit in (1, 5, 6, 7, 21))  # DAC KILL SETGID SETUID SYS_ADMIN
             kernel.set_capabilities(0 if config["wrapped"] else keep)
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
-            seccomp.install(seccomp.server_program(self.room.box))
-        self.base_memory = _address_space(self.room.proc)
-        self.zygote = Zygote(self.room)
+            seccomp.install(seccomp.server_program(self.confinement.box))
+        self.base_memory = _address_space(self.confinement.proc)
+        self.zygote = Zygote(self.confinement)
         self.checker: Checker | None = None
         self.poller = select.poll()
         self.poller.register(host, select.POLLIN)
@@ -118,11 +118,11 @@ class Server:
     ) -> Process:
         """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given."""
         order = self._order(zygote.STDIO if files else zygote.FUNCTIONS, limits, cpu)
-        self.room.renew_box()
+        self.confinement.renew_box()
         return Process(self._fork(order, [rpc, source], files), cpu)
 
     def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
-        self.room.renew_box()
+        self.confinement.renew_box()
         return Process(self._fork(self._order(zygote.CALL, limits, cpu), files), cpu)
 
     def _fork(self, order: bytes, files: list[int], standard: list[int] | None = None) -> int:
@@ -144,16 +144,16 @@ class Server:
                 self.orders.clear()
             if what == zygote.CHECKER:  # it also writes what programs read, and many results
                 limits = limits | {"output": wire.RESULT}
-            bounds = resource_limits(self.room, limits, self.base_memory, cpu)
+            bounds = resource_limits(self.confinement, limits, self.base_memory, cpu)
             self.orders[key] = zygote.order(what, limits["output"], bounds)
         return self.orders[key]
 
     def threads(self, pid: int) -> int:
         """How many threads a process has; 0 where /proc cannot be had."""
-        if self.room.proc is None:
+        if self.confinement.proc is None:
             return 0
         try:
-            descriptor = os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=self.room.proc)
+            descriptor = os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=self.confinement.proc)
         except OSError:
             return 0
         try:
@@ -194,7 +194,7 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Entry point of a worker: configure, enter the room, say so, serve."""
+    """Entry point of a worker: configure, confine itself, report that, serve."""
     host = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _high(descriptor))
     packet, _ = wire.receive(host)
     config = wire.unpack(packet)
@@ -206,8 +206,8 @@ def main(descriptor: int) -> None:
         server = Server(host, config)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            told = f"{type(error).__name__}: {error}"[:2000]
-            wire.send(host, wire.pack({"ok": False, "error": told}))
+            reason = f"{type(error).__name__}: {error}"[:2000]
+            wire.send(host, wire.pack({"ok": False, "error": reason}))
         os._exit(1)
     wire.send(host, wire.pack({"ok": True}))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

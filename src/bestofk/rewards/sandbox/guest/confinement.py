@@ -25,7 +25,7 @@ _UIDS = 0x70000000
 """Where the user ids of tier 3 start: one per worker, found by its process id."""
 
 
-class Room:
+class Confinement:
     """What the server must know about the place it lives in.
 
     No dataclass: its module and what that imports would make every fork dearer.
@@ -85,8 +85,8 @@ def hidden_folders(folders: list[str], config: dict[str, Any]) -> list[str]:
     return [spot for spot in dict.fromkeys(spots) if os.path.isdir(spot)]
 
 
-def enter(config: dict[str, Any]) -> Room:
-    """Move the calling process into its room. Returns in the process that shall serve.
+def enter(config: dict[str, Any]) -> Confinement:
+    """Confine the calling process. Returns in the process that shall serve.
 
     In tiers 3 and 2 that is a child, process 1 of its own world; the caller waits for it and exits.
     """
@@ -94,28 +94,28 @@ def enter(config: dict[str, Any]) -> Room:
     folders = library_folders(config)
     hidden = hidden_folders(folders, config)
     if config["wrapped"]:  # bubblewrap made the namespaces and the root already
-        room = Room(tier, own_pids=True)
-        room.counts_threads = _counts_threads()
+        confinement = Confinement(tier, own_pids=True)
+        confinement.counts_threads = _counts_threads()
     elif tier >= 2:
-        room = Room(tier, own_pids=True, box=True)
-        _enter_namespaces(room)
-        _build_root(room, folders, hidden, config)
+        confinement = Confinement(tier, own_pids=True, box=True)
+        _enter_namespaces(confinement)
+        _build_root(confinement, folders, hidden, config)
     else:
-        room = Room(tier)
-        room.proc = _open_proc("/proc")
-        room.uid = _usable_uid(folders) if os.geteuid() == 0 else None
-        room.counts_threads = room.uid is not None
+        confinement = Confinement(tier)
+        confinement.proc = _open_proc("/proc")
+        confinement.uid = _usable_uid(folders) if os.geteuid() == 0 else None
+        confinement.counts_threads = confinement.uid is not None
         if tier == 1:
             readable, listable = _split_readable(folders, hidden)
             listable += config["import_path"]
             rules = landlock.ruleset(readable, [], listable, ["/dev/null"])
-            room.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
+            confinement.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
             os.close(rules)
             own = landlock.ruleset([*readable, "/proc"], [], listable, ["/dev/null"])
             landlock.restrict(own)  # the server itself: it imports what it is told to
             os.close(own)
         os.chdir("/")
-    return room
+    return confinement
 
 
 def slot_uid(pid: int) -> int:
@@ -145,7 +145,7 @@ def _usable_uid(folders: list[str]) -> int | None:
     return uid if os.waitpid(probe, 0)[1] == 0 else None
 
 
-def _enter_namespaces(room: Room) -> None:
+def _enter_namespaces(confinement: Confinement) -> None:
     flags = (
         kernel.CLONE_NEWNS
         | kernel.CLONE_NEWPID
@@ -154,9 +154,9 @@ def _enter_namespaces(room: Room) -> None:
         | kernel.CLONE_NEWUTS
         | kernel.CLONE_NEWCGROUP
     )
-    if room.tier == 3:
-        room.uid = slot_uid(os.getpid())
-        room.counts_threads = True
+    if confinement.tier == 3:
+        confinement.uid = slot_uid(os.getpid())
+        confinement.counts_threads = True
         kernel.unshare(flags)
     else:
         uid, gid = os.geteuid(), os.getegid()
@@ -164,7 +164,7 @@ def _enter_namespaces(room: Room) -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        room.counts_threads = _counts_threads()
+        confinement.counts_threads = _counts_threads()
     server = os.fork()
     if server:
         _wait_and_exit(server)
@@ -190,7 +190,9 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[str, Any]) -> None:
+def _build_root(
+    confinement: Confinement, folders: list[str], hidden: list[str], config: dict[str, Any]
+) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     stage = "/tmp" if os.path.isdir("/tmp") else "/mnt"
     kernel.mount("root", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=4m")
@@ -198,7 +200,7 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     kernel.pivot_root(stage, stage + "/old")
     os.chdir("/")
     os.makedirs("/proc", exist_ok=True)
-    room.proc = _mount_proc()
+    confinement.proc = _mount_proc()
     for folder in folders:
         _bind(folder)
     for spot in hidden:
@@ -216,8 +218,8 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
     limits = config["limits"]
     os.environ["HOME"] = os.environ["TMPDIR"] = BOX
-    room.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
-    room.renew_box()
+    confinement.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
+    confinement.renew_box()
 
 
 def _bind(path: str) -> None:
