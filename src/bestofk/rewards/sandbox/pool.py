@@ -13,10 +13,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from . import bubblewrap
 from .guest.codec import CodecError, decode, encode
+from .guest.remote import stopped_by
 from .outcome import CallOutcome, CallStatus, Limits, printable
 from .selftest import attack
 from .worker import Worker, WorkerLost, request
@@ -207,11 +208,12 @@ class Sandbox:
         """One job, tried again on a fresh worker when the failure is ours.
 
         A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
-        such programs unscored would let a model drop its failures.
+        such programs unscored would let a model drop its failures. The same holds for a program
+        that is killed twice, by whatever: it could do that to itself.
         """
-        deaths, detail = 0, ""
+        deaths, kills, detail = 0, 0, ""
         for attempt in range(ATTEMPTS):
-            if attempt and not deaths:
+            if attempt and not deaths and not kills:
                 time.sleep(0.2 * attempt)
             worker = None
             try:
@@ -229,6 +231,11 @@ class Sandbox:
                 self._state.discard(worker)
                 raise
             else:
+                kills += report["program_killed"]
+                detail = _failure_of_ours(report, kills)
+                if detail:
+                    self._state.discard(worker)
+                    continue
                 self._state.give_back(worker)
                 return JobResult("done", report, data)
         return JobResult("unscored", {}, detail=f"the sandbox failed {ATTEMPTS} times: {detail}")
@@ -248,6 +255,17 @@ def _limits(limits: Limits | None) -> Limits | None:
     if not isinstance(limits, Limits | None):
         raise TypeError(f"limits is a Limits(...), got {type(limits).__name__}")
     return limits
+
+
+def _failure_of_ours(report: dict[str, Any], kills: int) -> str:
+    """Why a run has to be repeated although its worker lives; empty where it need not be."""
+    if report["starved"]:
+        return "the machine was too busy to give the program its CPU time"
+    if report["checker_killed"]:
+        return "its checker was killed from outside, as when memory is short"
+    if report["program_killed"] and kills < 2:
+        return "it was killed from outside, as when memory is short"
+    return ""
 
 
 def _shuffled_cores() -> list[int]:
@@ -282,10 +300,9 @@ def _be_loud(tier: int, most: int, refused: list[str]) -> None:
 def _outcome(run: JobResult, tier: int) -> CallOutcome:
     """What a finished `call` means."""
     cpu, reason, code = run.report["cpu"], run.report["reason"], run.report["code"]
-    if reason in ("cpu", "wall"):
-        return CallOutcome("timeout", None, cpu, tier, f"stopped by the {reason} limit")
-    if reason == "threads":
-        return CallOutcome("memory", None, cpu, tier, "more threads than allowed")
+    if reason:
+        status, detail = stopped_by(reason)
+        return CallOutcome(cast(CallStatus, status), None, cpu, tier, detail)
     try:
         status, *rest = decode(run.data)
         if status == "ok" and code == 0:

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import wire
 from .codec import decode, encode
-from .remote import Gone, Remote
+from .remote import BLOCKED, Gone, Remote, stopped_by
 from .same_values import same, same_text
 
 _CONTROL = 3
@@ -171,9 +171,8 @@ def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
             raise remote.failed
         news, output, errors = remote.run(stdin.encode("utf-8", "surrogatepass"))
         if news["reason"]:
-            status = {"threads": "memory"}.get(news["reason"], "timeout")
-            gone = Gone(status, f"stopped by the {news['reason']} limit")
-            if news["reason"] == "wall" or news["event"] == "refused":
+            gone = Gone(*stopped_by(news["reason"]))
+            if news["reason"] in BLOCKED or news["event"] == "refused":
                 remote.failed = gone  # it sleeps, or has used up everything: do not try it again
             raise gone
         if news["code"] != 0:
