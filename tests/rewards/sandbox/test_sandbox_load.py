@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bestofk.rewards.code.judge_programs import CodeVerifier
-from bestofk.rewards.sandbox import Limits, SandboxError
+from bestofk.rewards.sandbox import Limits, SandboxError, bubblewrap, pool
 from bestofk.types import Verdict
 from sandbox_watch import RIGHT, New, descendants, eventually, prompts
 
@@ -120,11 +121,33 @@ def test_blocked_time_is_counted_over_all_tests(new_sandbox: New, most: int) -> 
     assert allowed.reward == 1.0
 
 
+def test_bubblewrap_counts_the_same(new_sandbox: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It mounts no /proc, so the clocks are read through the host's."""
+    if bubblewrap.available() is None:
+        pytest.skip("needs Debian's bubblewrap")
+    monkeypatch.setattr(pool, "_ways", lambda least, most: iter([(2, True)]))
+    limits = Limits(cpu_per_test=0.3, blocked_per_program=0.5)
+    nap = "import time\ndef f(x):\n    time.sleep({seconds})\n    return x + 1"
+    texts = [nap.format(seconds=5), nap.format(seconds=0.1), BURN.format(seconds=0.25)]
+    with new_sandbox(workers=1, limits=limits) as sandbox, busy(6):
+        verdicts = CodeVerifier(sandbox=sandbox)(prompts(3, ONE), texts)
+        (worker,) = sandbox._state.all
+        below = descendants(worker.process.pid)
+        scores = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in below}
+    assert [v.reward for v in verdicts] == [0.0, 1.0, 1.0], verdicts
+    assert "blocked" in verdicts[0].detail
+    assert scores == {"1000"}
+
+
 def test_a_program_is_not_charged_while_its_tests_sleep(new_sandbox: New) -> None:
     limits = Limits(blocked_per_program=0.4)
     spec = {"asserts": "import time\nassert f(1) == 2\ntime.sleep(1.0)\nassert f(2) == 3"}
     with new_sandbox(workers=1, limits=limits) as sandbox:
         assert CodeVerifier(sandbox=sandbox)(prompts(1, spec), [RIGHT])[0].reward == 1.0
+
+
+def is_empty(group: Path) -> bool:
+    return not (group / "cgroup.procs").read_text().strip()
 
 
 @pytest.fixture
@@ -143,8 +166,7 @@ def throttled() -> Iterator[Path]:
                 group.rmdir()
             continue
         yield group
-        members = group / "cgroup.procs"
-        assert eventually(lambda path=members: not path.read_text().strip())
+        assert eventually(partial(is_empty, group))
         group.rmdir()
         return
     pytest.skip("no control group with a CPU quota can be made here")

@@ -40,7 +40,19 @@ def prefix(config: dict[str, Any], guest: str) -> list[str]:
     shared = [os.path.join(library, n) for n in os.listdir(library) if n.startswith("libpython")]
     folders = [*standard, *confinement.SYSTEM_LIBRARIES, *config["readable"], guest]
     folders = [path for path in dict.fromkeys(folders) if os.path.exists(path)]
-    command = [program, "--unshare-all", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+    # inside there is no /proc to say it in: when memory is short, programs go before the host
+    first_to_go = 'echo 1000 > /proc/self/oom_score_adj; exec "$0" "$@"'
+    command = [
+        "/bin/sh",
+        "-c",
+        first_to_go,
+        program,
+        "--unshare-all",
+        "--as-pid-1",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+    ]
     for path in folders:
         command += _shown(path)
     for spot in confinement.hidden_folders(folders, config):
