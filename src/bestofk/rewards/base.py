@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import inspect
 import math
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -299,17 +301,29 @@ def refusals(
             elif prompt.reference is None:
                 refused[prompt.id] = "no reference completion"
             elif verdict.status == "unscored":
-                refused[prompt.id] = f"the reference could not be scored: {verdict.detail}"
+                why = f"the reference could not be scored: {verdict.detail}"
+                refused[prompt.id] = why + _way_to_import(verdict.detail)
             elif verdict.total < 1:
                 refused[prompt.id] = "no tests"
             elif verdict.reward != 1.0:
-                refused[prompt.id] = (
-                    f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
-                ).strip()
+                why = f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
+                refused[prompt.id] = why.strip() + _way_to_import(verdict.detail)
             seen.add(prompt.id)
     if isinstance(verifier, BatchVerifier):
         refused |= verifier.doubts([prompt for prompt in prompts if prompt.id not in refused])
     return refused
+
+
+_MISSING = re.compile(r"No module named '(\w+)")
+
+
+def _way_to_import(detail: str) -> str:
+    """How to get a package that a reference or its tests could not import; empty for the rest."""
+    match = _MISSING.search(detail)
+    if match is None:
+        return ""
+    install = "" if importlib.util.find_spec(match[1]) else f"pip install {match[1]}, and "
+    return f'; {install}let programs import it: packages = ["{match[1]}"] of the code verifier'
 
 
 def prepare(

@@ -43,7 +43,7 @@ from bestofk.rewards.code.trivial_programs import (
 )
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
-from bestofk.rewards.sandbox.guest.wire import unpack
+from bestofk.rewards.sandbox.guest.wire import RESULT, unpack
 from bestofk.rewards.sandbox.outcome import printable
 from bestofk.rewards.sandbox.pool import JobResult
 from bestofk.types import Prompt, Status, Verdict
@@ -67,6 +67,8 @@ class PreparedTests:
     """Whether running the tests leaves the checker's process as it was."""
     constant: str = ""
     """What a constant that passes every test does, where comparing is enough to find one."""
+    output: int = 0
+    """Bytes that the largest right answer takes, where that is known ahead."""
     cut: Statements | None = None
     """The tests as statements, where it takes runs to find such a constant."""
 
@@ -206,15 +208,24 @@ class CodeVerifier(BatchVerifier):
             job |= {"mode": "calls", "cases": cases}
             if any("expected" not in call for call in spec["calls"]):
                 job["cases"] = self._with_expected(spec, job)
-            constant = constant_of_calls(job["cases"], absolute, relative)
-            encoded = encode(job, 1 << 30)
-            return PreparedTests(encoded, len(cases), (entry_point,), prefix, constant=constant)
+            return PreparedTests(
+                encode(job, 1 << 30),
+                len(cases),
+                (entry_point,),
+                prefix,
+                constant=constant_of_calls(job["cases"], absolute, relative),
+                output=max((len(encode(c[2], 1 << 30)) for c in job["cases"]), default=0),
+            )
         if form == "stdio":
             job |= {"mode": "stdio", "cases": [(c["input"], c["output"]) for c in spec["stdio"]]}
-            constant = constant_of_stdio(spec["stdio"], absolute, relative)
-            encoded = encode(job, 1 << 30)
             return PreparedTests(
-                encoded, len(spec["stdio"]), (), prefix, stdio=True, constant=constant
+                encode(job, 1 << 30),
+                len(spec["stdio"]),
+                (),
+                prefix,
+                stdio=True,
+                constant=constant_of_stdio(spec["stdio"], absolute, relative),
+                output=max((len(c["output"].encode()) for c in spec["stdio"]), default=0),
             )
         cut = _cut(form, spec)
         statements = with_plans(cut.statements, cut.names)
@@ -231,7 +242,8 @@ class CodeVerifier(BatchVerifier):
         source = (spec.get("prefix", "") + spec["solution"]).encode("utf-8", "surrogatepass")
         key = hashlib.sha256(len(source).to_bytes(8, "little") + source + recording).hexdigest()
         if key not in self._expected:
-            run = self.sandbox.check(source, recording, pure=True)
+            limits = replace(self.sandbox.limits, output=RESULT // 2)  # it is trusted
+            run = self.sandbox.check(source, recording, pure=True, limits=limits)
             if run.status == "unscored":  # ours, and over when it is asked again
                 raise ValueError(f"the reference did not run: {run.detail}")
             self._expected[key] = _recorded(run)
@@ -256,7 +268,10 @@ class CodeVerifier(BatchVerifier):
         if len(source) > MAX_SOURCE:
             detail = f"a program has at most {MAX_SOURCE} bytes, got {len(source)}"
             return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail=detail)
-        run = self.sandbox.check(source, plan.job, stdio=plan.stdio, pure=plan.pure)
+        limits = self.sandbox.limits
+        if 2 * plan.output > limits.output:  # a right answer must fit, in other spaces too
+            limits = replace(limits, output=2 * plan.output)
+        run = self.sandbox.check(source, plan.job, stdio=plan.stdio, pure=plan.pure, limits=limits)
         return _verdict(run, plan.total, tier, self.whole)
 
 
@@ -268,7 +283,10 @@ def _recorded(run: JobResult) -> list[Any] | str:
     """What a reference returned, or why that cannot be expected of anybody."""
     if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
         return f"the reference did not run: {run.detail or run.report}"
-    values = decode(run.data)
+    try:
+        values = decode(run.data, RESULT)
+    except CodecError:
+        return f"what the reference returns does not fit: {unpack(run.data)['fault']}"
     failed = [why for ok, why in values if not ok]
     if failed:
         return f"the reference failed on {len(failed)} inputs: {failed[0]}"
@@ -295,6 +313,9 @@ def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
         return Verdict(0.0, "crashed", total=total, tier=tier, detail=run.detail)
     cpu = run.report["cpu"]
     results = _results(run, total)
+    if isinstance(results, str):
+        detail = printable(f"the tests of this task are broken: {results}")
+        return Verdict(float("nan"), "unscored", total=total, tier=tier, detail=detail)
     if results is None:
         status: Status = "timeout" if run.report["reason"] else "crashed"
         detail = f"the checker ended early ({run.report['reason'] or run.report['code']})"
@@ -308,14 +329,17 @@ def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
     return Verdict(reward, status, passed, total, cpu, tier, printable(_ADDRESS.sub("", detail)))
 
 
-def _results(run: JobResult, total: int) -> list[list[Any]] | None:
-    """The checker's (passed, status, detail), or None when it did not live to write them."""
+def _results(run: JobResult, total: int) -> list[list[Any]] | str | None:
+    """The checker's (passed, status, detail), the reason why the task is at fault, or None when it
+    did not live to write any."""
     if run.report["reason"] or run.report["code"] != 0:
         return None
     try:
         results = unpack(run.data)
     except CodecError:
         return None
+    if isinstance(results, dict):
+        return str(results["fault"])
     return results if len(results) == total else None
 
 

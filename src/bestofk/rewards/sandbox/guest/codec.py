@@ -59,6 +59,10 @@ class CodecError(ValueError):
     """The value is not plain, or the bytes are not one encoded value."""
 
 
+class NotPlainError(CodecError):
+    """The value has a type that cannot be passed, however small it is."""
+
+
 def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
     """Bytes of one plain value.
 
@@ -127,7 +131,7 @@ class _Encoder:
         elif kind.__module__ == "numpy" and hasattr(value, "tolist"):
             self.put(value.tolist(), depth + 1)
         else:
-            raise CodecError(f"a value of type {kind.__name__} is not plain")
+            raise NotPlainError(f"a value of type {kind.__name__} is not plain")
 
     def integer(self, value: int) -> None:
         value = int.__index__(value)

@@ -75,7 +75,7 @@ class CheckerProcess(Process):
         """Whether it has done enough, or has grown: a bound on anything it might accumulate."""
         if self.jobs >= 256 or kernel.cpu_seconds(self.pid) > 60.0:
             return True
-        if self.jobs % 8:
+        if self.resident and self.jobs % 8:
             return False
         resident = proc.resident_bytes(self.pid)
         self.resident = self.resident or resident

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import kernel, wire
 from .clocks import TICK
-from .codec import CodecError, decode, encode
+from .codec import CodecError, NotPlainError, decode, encode
 from .wire import ABSENT, FAILED, OK, RAISED
 
 _KILL = wire.pack({"do": "kill"})
@@ -51,6 +51,10 @@ class Gone(BaseException):
         self.status, self.detail = status, detail
 
 
+class TaskFault(BaseException):
+    """The tests themselves are broken: no program is to blame. No Exception, as above."""
+
+
 class ProgramError(Exception):
     """The program raised something that has no builtin name."""
 
@@ -85,21 +89,24 @@ class Remote:
         self.cpu_limit = self.waiting_since = 0.0
         self.held = 0
         """Bytes of answers since the program was last ended by us."""
-        self.gone: Gone | None = None
+        self.gone: Gone | TaskFault | None = None
+        self.calls = self.values = 0
+        """Calls of the program, and those that it answered with a value."""
 
     def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The program's value, or its exception. `gone` remembers what a test might swallow."""
         try:
             return self._call(path, args, kwargs)
-        except Gone as gone:
+        except (Gone, TaskFault) as gone:
             self.gone = gone
             raise
 
     def _call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.calls += 1
+        request, by_marshal = self._request(path, args, kwargs)
         if self.channel < 0:
             self._start()
         self.number += 1
-        request, by_marshal = self._request(path, args, kwargs)
         self._allow(self.limits["cpu_per_test"])
         try:
             self.frames.send(self.number, by_marshal, request)
@@ -107,6 +114,7 @@ class Remote:
             raise self._ended("crashed", "it closed its channel", closed=True) from None
         kind, value = self._answer(self.number)
         if kind == OK:
+            self.values += 1
             return value
         name, text = value
         if name == "MemoryError":
@@ -129,7 +137,10 @@ class Remote:
         try:
             return encode((path, args, kwargs), self.frame), False
         except CodecError as error:
-            raise CodecError(f"an argument of {path} cannot be passed by value: {error}") from None
+            detail = f"an argument of {path} cannot be passed by value: {error}"
+            if self.values and not isinstance(error, NotPlainError):
+                raise CodecError(detail) from None  # the program's own values may be too large
+            raise TaskFault(detail) from None
 
     def _start(self) -> None:
         if self.failed is not None:
