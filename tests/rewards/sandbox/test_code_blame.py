@@ -9,7 +9,7 @@ import pytest
 
 from bestofk.rewards.base import refusals
 from bestofk.rewards.code.judge_programs import CodeVerifier, reference_of
-from bestofk.rewards.sandbox import Limits
+from bestofk.rewards.sandbox import Limits, SandboxError
 from bestofk.types import Prompt
 from sandbox_watch import RIGHT, New, descendants, prompts
 
@@ -145,3 +145,58 @@ def test_a_checker_that_grew_is_replaced(new_sandbox: New) -> None:
         after = descendants(worker.process.pid)
     assert len(after) == len(before)
     assert len(set(before) - set(after)) == 1  # the checker alone
+
+
+EXACT = {
+    "fraction as returned": ("from fractions import Fraction", "Fraction(x, 2)", "Fraction(1, 2)"),
+    "fraction as a float": ("from fractions import Fraction", "Fraction(x, 2)", "0.5"),
+    "float as a fraction": ("from fractions import Fraction", "x / 2", "Fraction(1, 2)"),
+    "decimal as returned": ("from decimal import Decimal", "Decimal(x) / 10", "Decimal('0.1')"),
+    "decimal with zeros": ("from decimal import Decimal", "Decimal('0.100')", "Decimal('0.1')"),
+    "decimal in a list": ("from decimal import Decimal", "[Decimal(x)]", "[Decimal(1)]"),
+    "decimal as an integer": ("from decimal import Decimal", "Decimal(x)", "1"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_fractions_and_decimals_compare_by_value(verifier: CodeVerifier, name: str) -> None:
+    line, value, expected = EXACT[name]
+    text = f"{line}\ndef f(x): return {value}"
+    other = f"{expected} + {'[7]' if expected[0] == '[' else '7'}"
+    spec = {"setup": line, "asserts": [f"assert f(1) == {expected}", f"assert f(1) != {other}"]}
+    assert verifier(prompts(1, spec), [text])[0].reward == 1.0
+
+
+def test_fractions_and_decimals_are_answers_of_calls(verifier: CodeVerifier) -> None:
+    solution = "from decimal import Decimal\nfrom fractions import Fraction\n"
+    solution += "def f(x): return [Fraction(x, 3), Decimal(x) / 4]"
+    spec = {"entry_point": "f", "calls": [{"args": [1]}, {"args": [2]}], "solution": solution}
+    close = {
+        "entry_point": "f",
+        "calls": [{"args": [1], "expected": [0.3333333, 0.25]}],
+        "tolerance": {"abs": 1e-6},
+    }
+    wrong = solution.replace("x, 3", "x, 4")
+    asked = [*prompts(2, spec), *prompts(2, close)]
+    verdicts = verifier(asked, [solution, wrong, solution, wrong])
+    assert [v.reward for v in verdicts] == [1.0, 0.0, 1.0, 0.0], verdicts
+
+
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_stdin_can_be_opened_by_its_name_at_every_tier(new_sandbox: New, most: int) -> None:
+    """As a regular file on standard input behaves: every opening starts at its beginning."""
+    programs = [
+        "print(open('/dev/stdin').read().split())",
+        "import sys\nprint(open('/dev/stdin', 'rb').read().decode().split())",
+        "first = input()\nprint(open('/dev/stdin', encoding='ascii').read().split())",
+        "from pathlib import Path\nprint(Path('/dev/stdin').read_text().split())",
+        "import io\nwith io.open('/dev/fd/0') as f: print([line.strip() for line in f])",
+    ]
+    spec = {"stdio": [{"input": "1\n2\n", "output": "['1', '2']\n"}]}
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        verdicts = CodeVerifier(sandbox=sandbox)(prompts(len(programs), spec), programs)
+    assert [v.reward for v in verdicts] == [1.0] * len(programs), verdicts

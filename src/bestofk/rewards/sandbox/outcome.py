@@ -64,7 +64,7 @@ class CallOutcome:
     workers: score it NaN, never 0)."""
     value: Any = None
     """Plain values only: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset,
-    dict, range."""
+    dict, range, Fraction, Decimal."""
     cpu_seconds: float = 0.0
     tier: int | None = None
     """Of the sandbox that ran it."""

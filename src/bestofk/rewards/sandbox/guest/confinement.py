@@ -13,6 +13,7 @@ import glob
 import os
 import signal
 import sys
+from importlib.machinery import FileFinder, PathFinder
 from typing import Any
 
 from . import kernel, landlock
@@ -33,6 +34,8 @@ class Confinement:
 
     uid: int | None = None
     """User id of programs, where they get one of their own; the checker's is the next."""
+    capability = 0
+    """The one capability of programs, as a mask: reading where Landlock allows it (tier 1)."""
     counts_threads = False
     """Whether RLIMIT_NPROC counts this worker's threads alone."""
     proc: int | None = None
@@ -103,15 +106,15 @@ def enter(config: dict[str, Any]) -> Confinement:
     else:
         confinement = Confinement(tier)
         confinement.proc = _open_proc("/proc")
-        confinement.uid = _usable_uid(folders) if os.geteuid() == 0 else None
-        confinement.counts_threads = confinement.uid is not None
+        if os.geteuid() == 0:
+            _take_own_uid(confinement, folders)
         if tier == 1:
-            readable, listable = _split_readable(folders, hidden)
-            listable += config["import_path"]
-            rules = landlock.ruleset(readable, [], listable, ["/dev/null"])
+            readable = _split_readable(folders, hidden)
+            _remember_modules([*sys.path, *config["import_path"]])
+            rules = landlock.ruleset(readable, sinks=["/dev/null"])
             confinement.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
             os.close(rules)
-            own = landlock.ruleset([*readable, "/proc"], [], listable, ["/dev/null"])
+            own = landlock.ruleset([*readable, "/proc"], sinks=["/dev/null"])
             landlock.restrict(own)  # the server itself: it imports what it is told to
             os.close(own)
         os.chdir("/")
@@ -129,20 +132,44 @@ def slot_uid(pid: int) -> int:
     return max(top - 2 - 2 * (pid % (span // 2)), first + 1)
 
 
-def _usable_uid(folders: list[str]) -> int | None:
-    """An own user id for tier 1 under root, where that user could still read the library."""
+def _take_own_uid(confinement: Confinement, folders: list[str]) -> None:
+    """A user id of their own for programs under root.
+
+    Where that user could not read the library (it lies in root's home, say), programs keep one
+    capability that opens files for reading: Landlock says which. Without either they would have to
+    stay root, which tier 1 does not do.
+    """
     uid = slot_uid(os.getpid())
+    for capability in (0, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_DAC_OVERRIDE):
+        if _can_list(uid, capability, folders[:2]):
+            confinement.uid, confinement.capability = uid, capability
+            confinement.counts_threads = True
+            return
+    if confinement.tier == 1:
+        raise OSError(
+            f"under root, programs get a user id of their own, and no other user can read "
+            f"{folders[0]}: make it readable for others, or start as an ordinary user"
+        )
+
+
+def _can_list(uid: int, capability: int, folders: list[str]) -> bool:
+    """Whether a process with this user id and capability could list folders."""
     probe = os.fork()
     if probe == 0:
+        code = 1
         try:
+            kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            ok = all(os.access(folder, os.R_OK | os.X_OK) for folder in folders[:2])
+            kernel.set_capabilities(capability)
+            for folder in folders:
+                os.listdir(folder)
+            code = 0
         except OSError:
-            ok = False
-        os._exit(0 if ok else 1)
-    return uid if os.waitpid(probe, 0)[1] == 0 else None
+            pass
+        os._exit(code)
+    return os.waitpid(probe, 0)[1] == 0
 
 
 def _enter_namespaces(confinement: Confinement) -> None:
@@ -260,16 +287,29 @@ def _open_proc(path: str) -> int | None:
     return high
 
 
-def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
-    """Landlock rules only add, so a folder with a hidden part is opened entry by entry.
+def _remember_modules(folders: list[str]) -> None:
+    """Let the import system know for good what lies in the folders it searches.
 
-    Returns what may be read and what may only be listed (imports list the folders they search).
+    A folder with a hidden part cannot be listed, or what it hides could be listed too. Imports list
+    the folders they search, once and whenever a folder changed; these keep the first list.
     """
+    for folder in folders:
+        finder: Any = PathFinder._path_importer_cache(folder)  # type: ignore[attr-defined]
+        if isinstance(finder, FileFinder):
+            finder.find_spec("a_module_that_nobody_has")  # lists it
+            finder._fill_cache = _keep_list  # type: ignore[attr-defined]
+
+
+def _keep_list() -> None:
+    """In the place of a method that lists a folder again."""
+
+
+def _split_readable(folders: list[str], hidden: list[str]) -> list[str]:
+    """What may be read. Landlock rules only add, so a folder with a hidden part is opened entry by
+    entry."""
     readable: list[str] = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"]
-    listable: list[str] = []
     for folder in dict.fromkeys(map(os.path.realpath, folders)):
         inside = [spot for spot in hidden if spot.startswith(folder + "/")]
-        listable += [folder] if os.path.isdir(folder) else []
         if not inside:
             readable.append(folder)
             continue
@@ -280,6 +320,5 @@ def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], l
             if entry not in inside and not any(s.startswith(entry + "/") for s in inside):
                 readable.append(entry)
             elif entry not in inside:
-                deeper, _ = _split_readable([entry], inside)
-                readable += deeper[4:]
-    return readable, listable
+                readable += _split_readable([entry], inside)[4:]
+    return readable

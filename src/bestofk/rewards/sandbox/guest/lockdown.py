@@ -41,7 +41,9 @@ def lockdown(confinement: Confinement, checker: bool = False) -> Callable[[bytes
     box = BOX if confinement.box else "/"
     rules, own_pids = confinement.rules, confinement.own_pids
     install = seccomp.prepared(checker) if seccomp.supported() else None
-    drop_capabilities = kernel.prepared_loss_of_capabilities()
+    keep_capabilities = kernel.prepared_prctl(kernel.PR_SET_KEEPCAPS, 1)
+    set_capabilities = kernel.prepared_capabilities(confinement.capability)
+    is_reader = bool(confinement.capability)
     die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     dup2, chdir, close_range, leave = os.dup2, os.chdir, os.closerange, os._exit
     setgroups, setresgid, setresuid = os.setgroups, os.setresgid, os.setresuid
@@ -55,11 +57,13 @@ def lockdown(confinement: Confinement, checker: bool = False) -> Callable[[bytes
             target += 1
         chdir(box)
         if uid is not None:  # takes the capabilities with it
+            if is_reader:
+                keep_capabilities()
             setgroups([])
             setresgid(uid, uid, uid)
             setresuid(uid, uid, uid)
-        else:
-            drop_capabilities()
+        if uid is None or is_reader:
+            set_capabilities()
         if not own_pids:  # after the change of user, which would clear it
             die_with_parent()
             if getppid() == 1:

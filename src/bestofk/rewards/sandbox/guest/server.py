@@ -119,6 +119,7 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "guest"]:
         del sys.modules[name]  # a program that imports `guest` shall not find us
     program.add_site_builtins()
+    program.open_stdin_by_name()
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
 
