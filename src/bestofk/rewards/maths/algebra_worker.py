@@ -34,6 +34,9 @@ _ARGUMENT = re.compile(
 _MIXED = re.compile(r"(?<![\d.}^_])(\d{1,100}) ?(\\frac\{\d+\}\{\d+\})")
 
 
+_NUMBER = re.compile(r"([\^_] ?(?=\d))?\d+(?:\.\d+)?")
+
+
 class Unparsed(ValueError):
     """The answer is not mathematics that can be read to its end."""
 
@@ -98,9 +101,11 @@ def _parse(text: str) -> Any:
 def _is_read_whole(answer: str, value: Any) -> bool:
     """Whether every number in the answer matters: the parser drops some things in silence.
 
-    It reads "5_8" and "5 \\approx 6" as 5. So each number is changed in turn, and what is read must
-    change with it.
+    It reads "5_8" and "5 \\approx 6" as 5. Where a name stands for each number and every name is
+    read, all numbers are. Else each number is changed in turn, and the result must change with it.
     """
+    if _names_for_numbers_are_read(answer):
+        return True
     read = sympy.srepr(value)
     for match in list(re.finditer("[0-9]+", answer))[:MAX_NUMBERS]:
         other = answer[: match.start()] + "7" + match[0] + answer[match.end() :]
@@ -112,6 +117,24 @@ def _is_read_whole(answer: str, value: Any) -> bool:
         except Exception:
             continue  # then it did matter
     return True
+
+
+def _names_for_numbers_are_read(answer: str) -> bool:
+    """One reading instead of one per number, which takes seconds for a long polynomial."""
+    names: list[str] = []
+
+    def name(match: re.Match[str]) -> str:
+        names.append(f"J_{{q{len(names)}}}")
+        return f"{match[1]}{{{names[-1]}}}" if match[1] else names[-1]
+
+    try:
+        read = _parse(_NUMBER.sub(name, answer))
+        symbols = {str(symbol) for symbol in read.free_symbols}
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+    return symbols >= set(names)
 
 
 def respond(request: dict[str, Any]) -> dict[str, str]:
