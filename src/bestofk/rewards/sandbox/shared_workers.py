@@ -1,4 +1,4 @@
-"""Which workers a process has, and who uses which: one caller per worker, first come, first served."""
+"""Which workers a process has and who uses which: first come, first served."""
 
 from __future__ import annotations
 
