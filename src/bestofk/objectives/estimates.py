@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Array, as_float64, as_numpy, constant, positive_integer
+from .arrays import Array, as_float64, constant, live_mask, positive_integer
 from .binomials import order_statistic_weights, subset_share, subset_share_by_k
 from .grouping import SmallGroups, gather, lay_out, scatter_groups
 
@@ -219,8 +219,17 @@ def median_at_k(rewards: Any, k: int, **options: Any) -> Array:
     return l_statistic_at_k(rewards, k, median_coefficients(k), **options)
 
 
-def zero_one(values: Array, threshold: float | None, name: str, live: Any = None) -> Array:
+def zero_one(
+    values: Array, threshold: float | None, name: str, live: Any = None, *, check: bool = True
+) -> Array:
     """`values` as 0/1 (NaN stays NaN), by the threshold or because they already are.
+
+    Args:
+        values: float64, (..., n).
+        threshold: reward ≥ threshold passes; None takes 0, 1 and NaN only.
+        name: what asks for 0/1 rewards, for the error.
+        live: True where a sample counts, the shape of values; others may be anything.
+        check: False takes the values as they are.
 
     Raises:
         ValueError: other values and no threshold to judge them by.
@@ -231,9 +240,11 @@ def zero_one(values: Array, threshold: float | None, name: str, live: Any = None
             raise ValueError(f"threshold must be a finite number, got {threshold}")
         passed = xp.astype(values >= threshold, xp.float64)
         return xp.where(xp.isnan(values), values, passed)
+    if not check:
+        return values
     fits = (values == 0) | (values == 1) | xp.isnan(values)
     if live is not None:
-        fits = fits | constant(~as_numpy(live).astype(bool), values)
+        fits = fits | constant(~live_mask(live, values.shape), values)
     if not bool(xp.all(fits)):
         odd = float(values.reshape(-1)[int(xp.argmax(xp.astype(~fits, xp.int8)))])
         raise ValueError(

@@ -57,6 +57,7 @@ def lay_out(
     need: str = "",
     why: str = "",
     small_groups: SmallGroups = "drop",
+    check: bool = True,
 ) -> Layout:
     """Sort samples into buckets of groups with equal live count.
 
@@ -67,7 +68,8 @@ def lay_out(
         minimum: the least number of live samples a group must have.
         need: the rule, for the error ("objective max@8 needs more than 8 samples per prompt").
         why: the reason and the way out, for the error.
-        small_groups: "error" refuses a group with fewer; "drop" leaves it out with a warning.
+        small_groups: "error" raises on a group with fewer; "drop" leaves it out with a warning.
+        check: False never looks at the rewards: they are taken as finite and all live.
 
     Raises:
         ValueError: shapes that do not fit; infinite rewards; and, under either policy, a batch in
@@ -81,7 +83,12 @@ def lay_out(
     if groups is not None and rewards.ndim != 1:
         raise ValueError(f"with groups= rewards are one row of samples, got shape {rewards.shape}")
     used = None if live is None else live_mask(live, rewards.shape).reshape(-1)
-    whole = all_finite(rewards)
+    if not check and (groups is not None or live is not None):
+        raise ValueError(
+            "check=False takes whole groups, (..., n) with every sample live: groups= and live= "
+            "depend on the data and cannot be traced"
+        )
+    whole = not check or all_finite(rewards)
     if groups is None and live is None and whole:
         n = int(rewards.shape[-1])
         count = _rows(rewards.shape)
@@ -110,7 +117,10 @@ def lay_out(
 
 
 def _rows(shape: Sequence[int]) -> int:
-    return int(np.prod(shape[:-1], dtype=np.int64))
+    count = 1
+    for size in shape[:-1]:
+        count *= size
+    return count
 
 
 def _group_ids(shape: Sequence[int], groups: Any) -> np.ndarray:

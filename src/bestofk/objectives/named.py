@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from bestofk.common import choices
 
 from . import off_policy as off
 from . import off_policy_forms as forms
-from .arrays import Array, as_float64, as_numpy, by_blocks, constant
+from .arrays import Array, as_float64, by_blocks, constant
 from .estimates import zero_one
 from .grammar import Stage, Term, parse
-from .grouping import Bucket, Layout, SmallGroups, gather, lay_out, scatter
+from .grouping import Bucket, SmallGroups, gather, lay_out, scatter
+from .inputs import INPUTS, finite_ratios, group_entropies, random_numbers
 from .off_policy_region import inside, region
 from .options import OffPolicy, check_forms, own_options, weighted
 
@@ -104,7 +105,8 @@ class Objective:
         live: Any = None,
         groups: Any = None,
         progress: float | None = None,
-        rng: np.random.Generator | int | None = None,
+        rng: Any = None,
+        check: bool = True,
     ) -> Array:
         """Weights (..., n) for rewards (..., n): zeros where not live.
 
@@ -116,7 +118,12 @@ class Objective:
             live: True where a sample counts, the shape of rewards.
             groups: a group id per sample, in any order; rewards are then one row.
             progress: the share of the run done (schedules).
-            rng: a NumPy generator or a seed (designs that draw random sets).
+            rng: a NumPy generator or a seed (designs that draw random sets); or the uniform random
+                numbers themselves, an array of the shape of rewards (`:full`) or (..., n, n)
+                (`:bootstrap`), which tracing needs.
+            check: False never looks at the values, so that jax.jit, jax.vmap, torch.func.vmap and
+                torch.compile can trace the call. Rewards must then be finite, all live and, where
+                the objective asks for it, 0/1; log-ratios must be finite.
 
         Raises:
             ValueError: a needed input is missing (by name); a group too small for the objective
@@ -125,29 +132,32 @@ class Objective:
         terms = self.at(progress)
         values, restore = as_float64(rewards, "rewards")
         if self.threshold is not None or any(term.entry.zero_one for term in terms):
-            values = zero_one(values, self.threshold, f"objective {self.text}", live)
-        hungriest = max(terms, key=lambda term: term.least)
-        need, why = _too_small(hungriest)
+            values = zero_one(values, self.threshold, f"objective {self.text}", live, check=check)
+        largest = sorted(terms, key=lambda term: term.least)[-1]
+        need, why = _too_small(largest)
         layout = lay_out(
             values,
             groups=groups,
             live=live,
-            minimum=hungriest.least,
+            minimum=largest.least,
             need=need,
             why=why,
             small_groups=self.small_groups,
+            check=check,
         )
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, Any] = {"check": check}
         if any("rng" in term.entry.needs for term in terms):
-            inputs["rng"] = _generator(rng, self.text)
+            inputs["rng"] = random_numbers(rng, self.text)
         if any("entropy" in term.entry.needs for term in terms):
-            inputs["entropy"], inputs["threshold"] = _entropies(
-                entropy, entropy_threshold, values, layout, self.text
+            inputs["entropy"], inputs["threshold"] = group_entropies(
+                entropy, entropy_threshold, values, layout, self.text, check=check
             )
         logs = None if log_ratio is None else self._ratios(log_ratio, values, terms)
         pieces = []
         for bucket in layout.buckets:
-            ratios = None if logs is None else _finite(gather(logs, bucket))
+            ratios = None if logs is None else gather(logs, bucket)
+            if check and ratios is not None:
+                finite_ratios(ratios)
             pieces.append(self._dense(terms, gather(values, bucket), ratios, bucket, inputs))
         return restore(scatter(pieces, layout, values))
 
@@ -164,7 +174,8 @@ class Objective:
             if log_ratio is None or self.off_policy == "none":
                 part = self._on_policy(term, rewards, bucket, inputs)
             else:
-                part = self._off_policy(term, rewards, off.truncated(log_ratio, self.truncate))
+                cut = off.truncated(log_ratio, self.truncate)
+                part = self._off_policy(term, rewards, cut, inputs["check"])
             part = part if term.weight == 1.0 else term.weight * part
             total = part if total is None else total + part
         if log_ratio is None or self.trust_region is None:
@@ -177,7 +188,7 @@ class Objective:
     ) -> Array:
         entry = term.entry
         xp = array_namespace(rewards)
-        if entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
+        if inputs["check"] and entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
             warnings.warn(f"{term.text}: {entry.caution}", ObjectiveWarning, stacklevel=5)
         named = {name: self.options[name] for name in entry.options if name != "coefficients"}
         if "coefficients" in entry.options:
@@ -186,14 +197,15 @@ class Objective:
             named["rng"] = inputs["rng"]
         if "entropy" in entry.needs:
             chosen = inputs["entropy"]
-            chosen = chosen if bucket.groups is None else chosen[bucket.groups]
-            named.update(entropy=constant(chosen, rewards), threshold=inputs["threshold"])
+            if bucket.groups is not None:
+                chosen = xp.take(chosen, constant(bucket.groups, rewards), axis=0)
+            named.update(entropy=chosen, threshold=inputs["threshold"])
         size = [term.k] if entry.takes_k else []
         if entry.needs:
             return entry.function(rewards, *size, **named)
         return by_blocks(lambda block: entry.function(block, *size, **named), rewards)
 
-    def _off_policy(self, term: Term, rewards: Array, log_ratio: Array) -> Array:
+    def _off_policy(self, term: Term, rewards: Array, log_ratio: Array, check: bool) -> Array:
         baseline = term.entry.baseline
         assert baseline is not None  # checked in _ratios
         if self.off_policy == "first-order":
@@ -201,9 +213,14 @@ class Objective:
                 rewards, log_ratio, term.k, baseline=baseline, clamp=self.clamp
             )
         if self.off_policy == "own-ratio":
-            return forms.own_ratio(rewards, log_ratio, term.k, baseline=baseline)
+            return forms.own_ratio(rewards, log_ratio, term.k, baseline=baseline, check=check)
         return off.exact(
-            rewards, log_ratio, term.k, baseline=baseline, self_normalise=self.self_normalise
+            rewards,
+            log_ratio,
+            term.k,
+            baseline=baseline,
+            self_normalise=self.self_normalise,
+            check=check,
         )
 
     def _ratios(self, log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
@@ -279,7 +296,7 @@ def objective(
     if weights is not None:
         stages = weighted(text, stages, weights)
     check_forms(off_policy, truncate, self_normalise, clamp, stages)
-    if threshold is not None and not np.isfinite(threshold):
+    if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold must be a finite number, got {threshold}")
     if small_groups not in get_args(SmallGroups):
         raise ValueError(f"small_groups must be 'error' or 'drop', got {small_groups!r}")
@@ -316,9 +333,6 @@ def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Ar
     return objective(objective_, **named)(rewards, **inputs)
 
 
-INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng")
-
-
 def _too_small(term: Term) -> tuple[str, str]:
     least, k = term.least, term.k
     amount = f"more than {k}" if least == k + 1 and term.entry.takes_k else f"at least {least}"
@@ -332,48 +346,3 @@ def _too_small(term: Term) -> tuple[str, str]:
 
 def _label(stages: tuple[Stage, ...], text: str) -> str:
     return stages[0].terms[0].text if len(stages) == 1 and len(stages[0].terms) == 1 else text
-
-
-def _finite(log_ratio: Array) -> Array:
-    xp = array_namespace(log_ratio)
-    if not bool(xp.all(xp.isfinite(log_ratio))):
-        raise ValueError("log_ratio must be finite for every live sample")
-    return log_ratio
-
-
-def _generator(rng: np.random.Generator | int | None, text: str) -> np.random.Generator:
-    if rng is None:
-        raise ValueError(
-            f"objective {text} draws random sets: rng= is needed, a generator or a seed"
-        )
-    return np.random.default_rng(rng)
-
-
-def _entropies(
-    entropy: Any, threshold: float | None, rewards: Array, layout: Layout, text: str
-) -> tuple[np.ndarray, float]:
-    """Mean response entropy per group, on the host, and the threshold to compare it with."""
-    if entropy is None:
-        raise ValueError(f"objective {text} looks at entropy: entropy= is needed, one per group")
-    values = as_numpy(as_float64(entropy, "entropy")[0])
-    if values.shape == tuple(rewards.shape):
-        per_group = np.full(layout.groups, np.nan)
-        for bucket in layout.buckets:
-            if bucket.rows is None:
-                per_group = values.reshape(-1, bucket.n).mean(axis=-1)
-            else:
-                per_group[bucket.groups] = values.reshape(-1)[bucket.rows].mean(axis=-1)
-        values = per_group
-    elif values.size != layout.groups:
-        raise ValueError(
-            f"entropy must be per group ({layout.groups} of them) or per sample "
-            f"{tuple(rewards.shape)}, got {values.shape}"
-        )
-    values = values.reshape(-1)
-    kept = [b.groups if b.groups is not None else np.arange(layout.groups) for b in layout.buckets]
-    used = values[np.concatenate(kept)] if kept else values
-    if not np.isfinite(used).all():
-        raise ValueError("entropy must be finite for every group that is used")
-    return values, float(np.median(used)) if threshold is None and used.size else float(
-        threshold or 0
-    )

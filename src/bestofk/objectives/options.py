@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
-
-import numpy as np
 
 from bestofk.common import choices, unknown
 
@@ -24,7 +23,7 @@ def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> 
             f"weights= gives one number per k of a mixture such as max@1+8; {text!r} has "
             f"{len(stages[0].terms)} and got {len(shares)}"
         )
-    if not all(np.isfinite(shares)):
+    if not all(map(math.isfinite, shares)):
         raise ValueError(f"weights of a mixture must be finite, got {shares}")
     terms = tuple(
         Term(term.text, term.entry, term.k, share, term.coefficients)
@@ -87,7 +86,7 @@ def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
                     )
         return numbers
     number = float(value)
-    if not np.isfinite(number) or (name == "beta" and number <= 0):
+    if not math.isfinite(number) or (name == "beta" and number <= 0):
         raise ValueError(
             f"{name} must be a {'positive ' if name == 'beta' else ''}number, got {value}"
         )
