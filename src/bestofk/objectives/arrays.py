@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,11 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
     Raises:
         ValueError: values that are not real numbers; JAX without x64.
     """
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(
+            f"{name} is a masked array, whose mask would be lost: pass {name}.filled(numpy.nan), "
+            "or the data and live=~mask"
+        )
     if not is_array(values):
         try:
             values = np.asarray(values)
@@ -39,7 +45,7 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
         if dtype == np.float64:
             return values.astype(np.float64, copy=False), _same
-        return values.astype(np.float64), lambda result: result.astype(dtype)
+        return values.astype(np.float64), partial(_narrowed, dtype=dtype)
     xp = array_namespace(values)
     if is_torch_array(values):
         values = values.detach()
@@ -53,7 +59,25 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
     return wide, (_same if target == xp.float64 else lambda result: xp.astype(result, target))
 
 
+def _narrowed(result: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what overflows is looked at by `fits`
+        return result.astype(dtype)
+
+
 def _same(result: Array) -> Array:
+    return result
+
+
+def fits(result: Array, wide: Array) -> Array:
+    """`result`, the weights in the caller's dtype; an error where float16 turned them infinite."""
+    xp = array_namespace(result)
+    if result.dtype == xp.float64 or xp.finfo(result.dtype).max > 1e30:
+        return result
+    if bool(xp.any(xp.isinf(result))):
+        raise ValueError(
+            f"weights up to {float(xp.max(xp.abs(wide))):.3g} do not fit into {result.dtype}: pass "
+            "the rewards as float32 or float64"
+        )
     return result
 
 

@@ -126,14 +126,30 @@ def _rows(shape: Sequence[int]) -> int:
 def _group_ids(shape: Sequence[int], groups: Any) -> np.ndarray:
     if groups is None:
         return np.repeat(np.arange(_rows(shape)), shape[-1])
-    names = as_numpy(groups)
+    names = as_numpy(groups if hasattr(groups, "shape") else np.array(groups, dtype=object))
     if names.shape != tuple(shape):
         raise ValueError(
             f"groups must name one group per sample, {tuple(shape)}, got {names.shape}"
         )
+    if names.dtype == object or names.dtype.kind == "f":
+        _one_kind(names.tolist())
     if names.dtype == object:
-        names = names.astype(str)
+        names = np.array(names.tolist())
     return np.unique(names, return_inverse=True)[1].reshape(-1)
+
+
+def _one_kind(ids: list[Any]) -> None:
+    """Ids that NumPy would merge in silence are an error: None, NaN, 1 beside "1"."""
+    for each in ids:
+        if each is None or each != each:
+            raise ValueError(
+                f"groups must name a group for every sample, got {each}: give the samples of no "
+                "group live=False and any id"
+            )
+    kinds = sorted({"number" if isinstance(each, int | float) else type(each).__name__
+                    for each in ids})  # fmt: skip
+    if len(kinds) > 1:
+        raise ValueError(f"group ids must be of one kind, got {' and '.join(kinds)}: e.g. all str")
 
 
 def _ragged(

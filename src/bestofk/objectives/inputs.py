@@ -9,9 +9,10 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Array, as_float64, as_numpy, constant, is_array
-from .grouping import Layout
+from .grouping import Bucket, Layout
 
-INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng", "check")
+INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng",
+          "prompt_weights", "check")  # fmt: skip
 
 
 def finite_ratios(log_ratio: Array) -> None:
@@ -90,3 +91,35 @@ def _by_group(values: np.ndarray, layout: Layout) -> np.ndarray:
             return values.reshape(-1, bucket.n).mean(axis=-1)
         found[bucket.groups] = values.reshape(-1)[bucket.rows].mean(axis=-1)
     return found
+
+
+def group_weights(weights: Any, rewards: Array, layout: Layout, *, check: bool = True) -> Array:
+    """What each group counts, (groups,), beside the rewards.
+
+    Args:
+        weights: at least 0, one per group: (groups,) or the leading shape of rewards.
+        rewards: (..., n).
+        layout: of the rewards.
+        check: False takes the values as they are.
+    """
+    values, _ = as_float64(weights, "prompt_weights")
+    if math.prod(values.shape) != layout.groups:
+        raise ValueError(
+            f"prompt_weights must be one number per group, {layout.groups} of them, got shape "
+            f"{tuple(values.shape)}"
+        )
+    if check:
+        host = as_numpy(values)
+        if not (np.isfinite(host) & (host >= 0)).all():
+            odd = host[~(np.isfinite(host) & (host >= 0))][0]
+            raise ValueError(f"prompt_weights must be finite and at least 0, got {odd}")
+        values = constant(host.reshape(-1), rewards)
+    return values.reshape(-1)
+
+
+def in_bucket(by_group: Array, bucket: Bucket) -> Array:
+    """The values of a bucket's groups, of one value per group."""
+    if bucket.groups is None:
+        return by_group
+    xp = array_namespace(by_group)
+    return xp.take(by_group, constant(bucket.groups, by_group), axis=0)

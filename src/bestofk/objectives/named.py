@@ -14,11 +14,19 @@ from bestofk.common import choices
 
 from . import off_policy as off
 from . import off_policy_forms as forms
-from .arrays import Array, as_float64, by_blocks, constant
+from .arrays import Array, as_float64, by_blocks, fits
+from .catalog import Claim
 from .estimates import zero_one
-from .grammar import Stage, Term, parse
+from .grammar import Stage, Term, parse, requirement
 from .grouping import Bucket, SmallGroups, gather, lay_out, scatter
-from .inputs import INPUTS, finite_ratios, group_entropies, random_numbers
+from .inputs import (
+    INPUTS,
+    finite_ratios,
+    group_entropies,
+    group_weights,
+    in_bucket,
+    random_numbers,
+)
 from .off_policy_region import inside, region
 from .options import OffPolicy, check_forms, own_options, weighted
 
@@ -32,7 +40,7 @@ class Objective:
     """A named objective: call it with rewards to get one weight per sample.
 
     Weights are in the mean convention: (1/n) Σ_i A_i ∇log π(y_i) estimates the gradient of the
-    objective (exactly so, in expectation, where `unbiased`).
+    objective (exactly so, in expectation, where `claim` is "exact").
     """
 
     text: str
@@ -70,8 +78,22 @@ class Objective:
         return frozenset(inputs | ({"progress"} if len(self.stages) > 1 else set()))
 
     @property
+    def claim(self) -> Claim:
+        """On policy: "exact", "scaled" (a constant multiple of the gradient) or "biased"."""
+        claims = {term.entry.claim for term in self.terms}
+        return "biased" if "biased" in claims else "scaled" if "scaled" in claims else "exact"
+
+    @property
+    def off_policy_claim(self) -> Claim:
+        """With log_ratio, on samples θ has not seen: "exact", or "biased" by form or bound."""
+        bounds = (self.truncate, self.trust_region)
+        plain = self.off_policy == "exact" and not self.self_normalise and bounds == (None, None)
+        return self.claim if plain and self.takes_log_ratio else "biased"
+
+    @property
     def unbiased(self) -> bool:
-        return all(term.entry.unbiased for term in self.terms)
+        """Deprecated: `claim == "exact"` says the same, and `claim` knows "scaled" too."""
+        return self.claim == "exact"
 
     @property
     def takes_log_ratio(self) -> bool:
@@ -82,7 +104,7 @@ class Objective:
         """Refuse n samples per prompt before anything is sampled, if any stage needs more."""
         for term in self.terms:
             if n < term.least:
-                need, why = _too_small(term)
+                need, why = requirement(term, n)
                 raise ValueError(f"{need}, got {n}{why}")
 
     def at(self, progress: float | None) -> tuple[Term, ...]:
@@ -106,6 +128,7 @@ class Objective:
         groups: Any = None,
         progress: float | None = None,
         rng: Any = None,
+        prompt_weights: Any = None,
         check: bool = True,
     ) -> Array:
         """Weights (..., n) for rewards (..., n): zeros where not live.
@@ -121,9 +144,13 @@ class Objective:
             rng: a NumPy generator or a seed (designs that draw random sets); or the uniform random
                 numbers themselves, an array of the shape of rewards (`:full`) or (..., n, n)
                 (`:bootstrap`), which tracing needs.
+            prompt_weights: what each prompt counts, at least 0: one number per group, in the order
+                of the groups (with `groups`: of their sorted ids). Multiplies the weights.
             check: False never looks at the values, so that jax.jit, jax.vmap, torch.func.vmap and
                 torch.compile can trace the call. Rewards must then be finite, all live and, where
                 the objective asks for it, 0/1; log-ratios must be finite.
+
+        Inputs that the objective does not need are ignored: `needs` names those it does.
 
         Raises:
             ValueError: a needed input is missing (by name); a group too small for the objective
@@ -134,7 +161,9 @@ class Objective:
         if self.threshold is not None or any(term.entry.zero_one for term in terms):
             values = zero_one(values, self.threshold, f"objective {self.text}", live, check=check)
         largest = sorted(terms, key=lambda term: term.least)[-1]
-        need, why = _too_small(largest)
+        need, why = requirement(
+            largest, values.shape[-1] if values.ndim and groups is None else None
+        )
         layout = lay_out(
             values,
             groups=groups,
@@ -159,7 +188,12 @@ class Objective:
             if check and ratios is not None:
                 finite_ratios(ratios)
             pieces.append(self._dense(terms, gather(values, bucket), ratios, bucket, inputs))
-        return restore(scatter(pieces, layout, values))
+        if prompt_weights is not None:
+            shares = group_weights(prompt_weights, values, layout, check=check)
+            pieces = [piece * in_bucket(shares, bucket)[:, None]
+                      for piece, bucket in zip(pieces, layout.buckets)]  # fmt: skip
+        result = scatter(pieces, layout, values)
+        return fits(restore(result), result) if check else restore(result)
 
     def _dense(
         self,
@@ -190,15 +224,13 @@ class Objective:
         xp = array_namespace(rewards)
         if inputs["check"] and entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
             warnings.warn(f"{term.text}: {entry.caution}", ObjectiveWarning, stacklevel=5)
-        named = {name: self.options[name] for name in entry.options if name != "coefficients"}
-        if "coefficients" in entry.options:
-            named["coefficients"] = term.coefficients or self.options["coefficients"]
+        named = {name: self.options[name] for name in entry.options}
+        if term.coefficients is not None:
+            named["coefficients"] = term.coefficients
         if "rng" in entry.needs:
             named["rng"] = inputs["rng"]
         if "entropy" in entry.needs:
-            chosen = inputs["entropy"]
-            if bucket.groups is not None:
-                chosen = xp.take(chosen, constant(bucket.groups, rewards), axis=0)
+            chosen = in_bucket(inputs["entropy"], bucket)
             named.update(entropy=chosen, threshold=inputs["threshold"])
         size = [term.k] if entry.takes_k else []
         if entry.needs:
@@ -331,17 +363,6 @@ def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Ar
             raise ValueError(f"{', '.join(named)} cannot change an Objective; {hint}")
         return objective_(rewards, **inputs)
     return objective(objective_, **named)(rewards, **inputs)
-
-
-def _too_small(term: Term) -> tuple[str, str]:
-    least, k = term.least, term.k
-    amount = f"more than {k}" if least == k + 1 and term.entry.takes_k else f"at least {least}"
-    need = f"objective {term.text} needs {amount} samples per prompt"
-    why = f": {term.entry.why}"
-    name = term.text.partition("@")[0]
-    if name in ("max", "pass") and least == k + 1:
-        why += f"; with {k} samples use {name}@{k}:loo-1 or {name}@{k}:none"
-    return need, why
 
 
 def _label(stages: tuple[Stage, ...], text: str) -> str:
