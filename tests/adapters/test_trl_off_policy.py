@@ -46,7 +46,7 @@ def replay(rows, objective, steps, per_step, *, n=8, lr=0.0005, live=None, **nam
     `steps` lists the groups of each optimiser step, as slices of the batch.
     """
     policy = load("tiny-countdown")
-    learner = Learner(policy.model, optimisation=Optimisation(lr=lr, max_grad_norm=0.0))
+    learner = Learner(policy.model, optimisation=Optimisation(learning_rate=lr, max_grad_norm=0.0))
     learner.optimiser = torch.optim.SGD(policy.model.parameters(), lr=lr)
     values = [math.nan if reward is None else reward for *_, reward in rows]
     rewards = np.array(values).reshape(-1, n)

@@ -93,7 +93,7 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
     found = run_verl(tmp_path, rows, ranks=ranks, epochs=2, objective=objective, **options)
 
     model = load("tiny-maze").model
-    learner = Learner(model, optimisation=Optimisation(lr=LR, max_grad_norm=0.0))
+    learner = Learner(model, optimisation=Optimisation(learning_rate=LR, max_grad_norm=0.0))
     learner.optimiser = torch.optim.SGD(model.parameters(), lr=LR)
     old = learner.sequence_log_probs(groups)
     largest = []
