@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -35,12 +35,20 @@ Fraction = Annotated[float, Bound("between 0 and 1", lambda value: 0 <= value <=
 PositiveFraction = Annotated[float, Bound("above 0 and at most 1", lambda value: 0 < value <= 1)]
 
 
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type and the types inside it: an Optional or a tuple hides its annotations."""
+    yield hint
+    if get_origin(hint) not in (Annotated, Literal):
+        for inside in get_args(hint):
+            yield from _parts(inside)
+
+
 @cache
 def _rules(kind: type) -> dict[str, tuple[tuple[Bound, ...], tuple[str, ...]]]:
     """By field: its bounds, and the words it chooses from."""
     rules = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        parts = [hint, *get_args(hint)]  # an Optional hides the annotation one level down
+        parts = list(_parts(hint))
         bounds = [
             extra
             for part in parts

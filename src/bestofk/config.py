@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bestofk.bounds import Count, NaturalNumber, check_bounds
+from bestofk.bounds import Count, Fraction, NaturalNumber, NonNegative, check_bounds
 from bestofk.common import did_you_mean, unknown
 from bestofk.learning.settings import Loss, Optimisation
 from bestofk.moved_keys import with_moved_keys
@@ -80,6 +80,12 @@ class OffPolicySection(Section):
     """Passes over each batch of rollouts. A second pass over the same samples is biased."""
     mini_batches: Count = 1
     """Optimiser steps per pass, each on whole groups."""
+    trust_region: tuple[NonNegative, NonNegative] | None = None
+    """(low, high): a sample's weight becomes 0 where its sequence log-ratio has left [-low, high]
+    in the direction the weight pushes. Biased where something is masked."""
+    ess_floor: Fraction = 0.5
+    """Inner steps on a batch end when the effective share of its samples, exp(-2kD), falls below
+    this; 0 never ends them."""
     correct_sampler: bool = False
     """Weight samples by the learner's probability over the sampler's. The gap is always logged."""
 

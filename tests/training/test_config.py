@@ -188,6 +188,7 @@ BOUNDS = [
     ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate is above 0, got 0"),
     ({"sampling": {"top_p": 0.0}}, "sampling.top_p is above 0 and at most 1, got 0"),
     ({"loss": {"clip": [0.1, -1.0]}}, "loss.clip is 0 or more, got -1"),
+    ({"off_policy": {"trust_region": [0.1, -1.0]}}, "off_policy.trust_region is 0 or more, got -1"),
     ({"loss": {"normaliser": "grpo"}}, "loss: the exact loss does not accept a length normaliser"),
 ]
 

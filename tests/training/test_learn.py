@@ -1,5 +1,6 @@
 """Learning from judged batches: known optima are reached, and what is logged is what happened."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ from bestofk.config import OffPolicySection as OffPolicy
 from bestofk.learning import Learner, Loss, Optimisation
 from bestofk.models import tiny
 from bestofk.objectives import objective
-from bestofk.objectives.off_policy import effective_sample_size
 from bestofk.rewards.base import as_verdict
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -250,15 +250,64 @@ def test_mini_batches_are_whole_groups_each_once_a_pass():
     assert {len(part) for part, _ in rows} == {3}
 
 
-def test_ratio_statistics_are_of_live_samples_and_after_truncation():
+def test_ratio_statistics_are_of_live_samples():
     log_ratio = np.array([[0.5, -0.5, 0.1, 2.0], [0.0, 0.0, 9.0, 0.0]])
     live = np.array([[True] * 4, [True, True, False, True]])
-    told = ratio_statistics(log_ratio, live, objective("max@2", truncate=1.0), 0.0)
+    goal = objective("max@2", truncate=1.0)
+    told = ratio_statistics(log_ratio, live, goal, Alone(), progress=0.0)
     assert told["log_ratio_max"] == 2.0
     assert told["truncated"] == pytest.approx(1 / 7)
-    expected = effective_sample_size(np.array([[0.5, -0.5, 0.1, 1.0]]), 2)[0]
-    assert told["ess"] == pytest.approx(float(expected))
-    assert ratio_statistics(log_ratio, np.zeros_like(live), objective("max@2"), 0.0) == {}
+    spread = [math.exp(x) - 1 - x for x in log_ratio[live]]
+    assert told["ess"] == pytest.approx(math.exp(-2 * 2 * sum(spread) / 7))
+    none = np.zeros_like(live)
+    assert ratio_statistics(log_ratio, none, goal, Alone(), progress=0.0) == {}
+
+
+def log_ratio_of_the_winner(bandit, passes, **off_policy):
+    """The largest log-ratio of a pushed-up sample after passes over one fixed batch."""
+    model, batch, _ = bandit
+    learner = Learner(model, optimisation=Optimisation(learning_rate=0.003))
+    data = batch(7)
+    old = learner.score(data.groups).log_prob
+    _, stats = learn(
+        learner, objective("max@2"), data, Alone(), progress=0.0, seed=(0,),
+        loss=Loss(), off_policy=OffPolicy(passes=passes, ess_floor=0.0, **off_policy),
+    )  # fmt: skip
+    moved = learner.score(data.groups).log_prob - old
+    return float(moved[objective("max@2")(data.rewards) > 0].max()), stats
+
+
+def test_a_trust_region_levels_off_what_runs_away_without_it(bandit):
+    model = bandit[0]
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    reached = {}
+    for region in (None, (0.2, 0.2)):
+        for passes in (40, 120):
+            model.load_state_dict(start)
+            reached[region, passes], stats = log_ratio_of_the_winner(
+                bandit, passes, trust_region=region
+            )
+        assert ("masked" in stats) == (region is not None)
+    assert stats["masked"] > 0
+    region = (0.2, 0.2)
+    assert reached[None, 120] > 2 * reached[region, 120]
+    assert reached[region, 120] < reached[region, 40] + 0.1  # levelled off
+    assert reached[None, 120] > reached[None, 40] + 0.1  # still running
+
+
+def test_inner_steps_end_when_the_samples_no_longer_count(bandit):
+    model, batch, _ = bandit
+    taken = {}
+    for floor in (0.0, 0.5):
+        learner = Learner(model, optimisation=Optimisation(learning_rate=0.1))
+        how: dict[str, Any] = {"loss": Loss(), "off_policy": OffPolicy(passes=12, ess_floor=floor)}
+        _, stats = learn(
+            learner, objective("max@2"), batch(1), Alone(), progress=0.0, seed=(0,), **how
+        )
+        taken[floor] = stats["inner_steps"]
+        assert learner.steps == stats["inner_steps"]
+    assert taken[0.0] == 12
+    assert 1 <= taken[0.5] < 12
 
 
 def test_statistics_of_inner_steps_are_joined_by_their_kind():

@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
         return 2
     warnings.showwarning = _show_warning
+    # Threads of PyTorch that spin while they wait make a busy machine crawl; set before it loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return importlib.import_module(f"bestofk.cli.{verb}_command").main(rest)
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import Plan, make_plan, rounded
+from bestofk.sampling.group_plan import Plan, make_plan
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
@@ -198,9 +198,7 @@ class GroupSampler:
             )
 
 
-def _turns(
-    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan
-) -> Iterator[list[int]]:
+def _turns(encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan) -> Iterator[list[int]]:
     """Prompts cut into turns whose prompts and outputs have room."""
     turn: list[int] = []
     tokens = 0
@@ -322,7 +320,9 @@ class _Turn:
         reach = max(map(len, stop)) + 4
         begin = np.maximum(drawn - LOOK - reach, 0)
         tails = [own[b:d].tolist() for own, b, d in zip(tokens, begin, drawn)]
-        for slot, own, d, text in zip(slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)):
+        for slot, own, d, text in zip(
+            slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)
+        ):
             if not any(word in text for word in stop):
                 continue
             steps = range(max(0, d - LOOK), d)

@@ -68,10 +68,14 @@ class GroupEngine:
     def _table(self, *shape: int) -> Tensor:
         return torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
-    def begin(self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: Sequence[int]) -> None:
+    def begin(
+        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: Sequence[int]
+    ) -> None:
         """A turn: tokens that end a row, tokens per row at most, the numbers to draw with."""
         if len(ends) > ENDS:
-            raise ValueError(f"the group engine looks for at most {ENDS} end tokens, got {len(ends)}")
+            raise ValueError(
+                f"the group engine looks for at most {ENDS} end tokens, got {len(ends)}"
+            )
         self.span.fill_(span)
         self.ends.copy_(torch.tensor([*ends, *[-1] * (ENDS - len(ends))]))
         flat = torch.from_numpy(np.ascontiguousarray(uniform, dtype=np.float32).ravel())

@@ -131,7 +131,9 @@ class Mirror:
             self._set(before)
 
     def _set(self, name: str) -> None:
-        for config in {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}.values():
+        for config in {
+            id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")
+        }.values():
             config._attn_implementation = name
 
     @torch.no_grad()

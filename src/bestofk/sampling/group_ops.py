@@ -103,9 +103,7 @@ def attend_plain(
     rows, heads, _, size = query.shape
     shared, limit = key.shape[1], int(span)
     used = slots.shape[1] * shared * limit * size
-    keys, values = (
-        store[:used].view(-1, shared, limit, size) for store in (own_keys, own_values)
-    )
+    keys, values = (store[:used].view(-1, shared, limit, size) for store in (own_keys, own_values))
     out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
     table = slots.tolist()
     for r in range(rows):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bestofk.learning import Scores
-from bestofk.objectives import Objective
-from bestofk.objectives.off_policy import effective_sample_size
+from bestofk.objectives import Objective, effective_share, ratio_divergence
 from bestofk.training.batch import ProcessGroup
 from bestofk.types import Group
 
@@ -39,22 +38,39 @@ def sampler_gap(
 
 
 def ratio_statistics(
-    log_ratio: np.ndarray, live: np.ndarray, objective: Objective, progress: float
+    log_ratio: np.ndarray,
+    live: np.ndarray,
+    objective: Objective,
+    processes: ProcessGroup,
+    *,
+    progress: float,
 ) -> dict[str, float]:
-    """How far the policy has moved: spread of the ratios, truncated share, effective samples."""
-    used = log_ratio[live]
+    """How far the policy has moved from the samples of a coming step, over all processes.
+
+    Args:
+        log_ratio, live: (P, n).
+
+    Returns:
+        log_ratio_std, log_ratio_max; truncated (the share above `truncate`); ess, the effective
+        share of the samples exp(-2kD) with D = mean(ρ - 1 - log ρ). Nothing without live samples.
+    """
+    used = np.concatenate(processes.gather(log_ratio[live]))
     if not used.size:
         return {}
     k = max(term.k for term in objective.at(progress))
-    whole = log_ratio[live.all(axis=1)]
     limit = objective.truncate
-    cut = whole if limit is None else np.minimum(whole, limit)
     return {
         "log_ratio_std": float(used.std()),
         "log_ratio_max": float(used.max()),
         "truncated": 0.0 if limit is None else float((used > limit).mean()),
-        **({"ess": float(np.mean(effective_sample_size(cut, k)))} if len(whole) else {}),
+        "ess": effective_share(ratio_divergence(used), k),
     }
+
+
+def share_of(chosen: np.ndarray, live: np.ndarray, processes: ProcessGroup) -> float:
+    """The share of live samples that were chosen, over all processes."""
+    counts = processes.gather((int((chosen & live).sum()), int(live.sum())))
+    return sum(count[0] for count in counts) / max(sum(count[1] for count in counts), 1)
 
 
 def merge_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -66,6 +82,8 @@ def merge_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
             merged[name] = sum(values)
         elif name.endswith("_max") or name == "grad_norm":
             merged[name] = max(values)
+        elif name == "ess":
+            merged[name] = min(values)
         elif name == "lr":
             merged[name] = values[-1]
         else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bestofk.config import Config, OffPolicySection
 from bestofk.learning import Learner, Loss, Scores
-from bestofk.objectives import Objective
+from bestofk.objectives import Objective, trust_region_mask
 from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_of, slots_of, whole_groups
 from bestofk.training.group_weights import generators_for, group_entropies, has_signal, weigh
 from bestofk.training.session import TrainingEnd, open_session, seed_of
@@ -24,6 +24,7 @@ from bestofk.training.statistics import (
     sampled_entropy,
     sampler_gap,
     sampler_log_probs,
+    share_of,
 )
 from bestofk.types import Group, Prompt, Verdict
 
@@ -172,8 +173,11 @@ def learn(
             now = learner.sequence_log_probs(part) if inner_step else old.log_prob[rows]
             before = sampler_log_probs(part) if off_policy.correct_sampler else old.log_prob[rows]
             log_ratio = now - before
-            moved = ratio_statistics(log_ratio, live[rows], objective, progress)
-            stats |= merge_statistics(processes.gather(moved))
+            stats |= ratio_statistics(
+                log_ratio, live[rows], objective, processes, progress=progress
+            )
+            if inner_step and stats.get("ess", 1.0) < off_policy.ess_floor:
+                break  # the policy has moved too far from these samples
         weights = weigh(
             objective,
             rewards[rows],
@@ -184,6 +188,10 @@ def learn(
             progress=progress,
             generators=None if generators is None else [generators[row] for row in rows],
         )
+        if log_ratio is not None and off_policy.trust_region is not None:
+            inside = trust_region_mask(weights, log_ratio, *off_policy.trust_region)
+            stats["masked"] = share_of(~inside, live[rows], processes)
+            weights = np.where(inside, weights, 0.0)
         if off_policy.correct_sampler and not by_ratio:
             assert old is not None
             limit = LARGEST_SAMPLER_CORRECTION if objective.truncate is None else objective.truncate
@@ -202,6 +210,7 @@ def learn(
         history.append(stats)
 
     merged = merge_statistics(history)
+    merged["inner_steps"] = len(history)
     if old is not None:
         merged |= sampler_gap(old, groups, processes)
     elif "sampler_gap_mean" not in merged:  # no row entered a step: look at one group
