@@ -75,7 +75,11 @@ def run_verl(folder, rows, *, ranks, epochs, objective, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "objective", "options"),
-    [(2, "max@3", {}), (1, "max@4:loo-1", {"truncate": 0.05}), (2, "mean", {})],
+    [
+        (2, "max@3", {}),
+        (1, "max@4:loo-1", {"truncate": 0.05}),
+        (2, "mean", {"trust_region": [0.01, 0.01]}),
+    ],
 )
 def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, options, tmp_path):
     """Two mini-batches, two passes. A row could not be scored, one was rejected, one is padding."""
@@ -115,6 +119,9 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
             np.testing.assert_allclose(given_, wanted[places], rtol=1e-5, atol=1e-5)
             assert metrics["log_ratio_max"] == pytest.approx(largest[-1], abs=1e-4)
         learner.step(groups[part], weights, live=live[part])
+        for _, _, metrics in taken:
+            assert ("masked" in metrics) == ("trust_region" in options)
+            assert 0 < metrics["effective_share"] <= 1
     assert largest[0] < 1e-4  # the first step is on policy, the others are not
     assert min(largest[1:]) > 1e-3
     ours = dict(model.named_parameters())

@@ -27,7 +27,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from bestofk.objectives import Objective, ObjectiveWarning, objective
 
 PREFIX, FLAG = "bestofk:", "--algo.advantage.estimator"
-OFF_POLICY = ("off_policy", "truncate", "self_normalise", "clamp")
+OFF_POLICY = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 theirs = RemoteExperienceMaker.compute_advantages_and_returns
 
 

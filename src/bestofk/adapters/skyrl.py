@@ -26,7 +26,7 @@ from bestofk.objectives import Objective, ObjectiveWarning, objective
 PREFIX = "bestofk:"
 FLAG = "trainer.algorithm.advantage_estimator="
 ENTRY = "trainer.override_entrypoint="
-OFF_POLICY = ("off_policy", "truncate", "self_normalise", "clamp")
+OFF_POLICY = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 
 
 def register(text: str, *, name: str | None = None, **options: Any) -> str:

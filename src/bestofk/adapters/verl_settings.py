@@ -15,7 +15,7 @@ from bestofk.objectives import Objective, objective
 
 NAME = "bestofk"
 MODULE = "bestofk.adapters.verl"
-FORMS = ("off_policy", "truncate", "self_normalise", "clamp")
+FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 ACTOR, ALGORITHM, ROLLOUT = "actor_rollout_ref.actor", "algorithm", "actor_rollout_ref.rollout"
 WITHOUT_LENGTHS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
 LENGTHS = (

@@ -18,8 +18,10 @@ import torch.distributed as dist
 from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
 
+from bestofk.adapters.inner_steps import weigh_and_measure
 from bestofk.adapters.verl_rollouts import RolloutRow, row_weights
 from bestofk.adapters.verl_settings import NAME, chosen
+from bestofk.objectives import Objective
 
 WEIGHED: ContextVar[bool] = ContextVar("weighed", default=False)
 """Whether the mini-batch in training has exact weights."""
@@ -93,19 +95,20 @@ def weigh(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
     rows = [row for part in everyone for row in part]
     log_ratio = torch.tensor([row[3] for row in rows], dtype=torch.float64)
     live = torch.tensor([row[2] for row in rows])
-    weights = row_weights(
-        chosen({NAME: told["options"]}),
-        torch.tensor([row[1] for row in rows], dtype=torch.float64),
-        [RolloutRow(str(row[0]), str(i)) for i, row in enumerate(rows)],
-        live,
-        log_ratio=log_ratio,
-        progress=told["progress"],
-    )
+    scores = torch.tensor([row[1] for row in rows], dtype=torch.float64)
+    named = [RolloutRow(str(row[0]), str(i)) for i, row in enumerate(rows)]
+    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": told["progress"]}
+
+    def make(goal: Objective) -> torch.Tensor:
+        return row_weights(goal, scores, named, live, **inputs)
+
+    goal = chosen({NAME: told["options"]})
+    weights, found = weigh_and_measure(goal, make, log_ratio, live, told["progress"])
     start = sum(len(part) for part in everyone[:rank])
     own = weights[start : start + len(mine)].to(data["old_log_probs"].dtype)
     pieces = [float(weight) * mask.to(own.dtype) for weight, mask in zip(own, masks, strict=True)]
     data["advantages"] = torch.nested.as_nested_tensor(pieces, layout=torch.jagged)
-    return {"log_ratio_max": float(log_ratio[live].abs().max()) if live.any() else 0.0}
+    return found
 
 
 def log_ratios(worker: Any, data: Any, masks: list[torch.Tensor]) -> list[float]:
