@@ -23,13 +23,13 @@ from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import Plan, make_plan, rounded
+from bestofk.sampling.group_plan import Plan, make_plan
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
-LOOK = 16
+LOOK = 8
 """Tokens between two looks of the host, where rows can end before their limit."""
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest mean |log-prob difference| to a plain forward pass at the first call."""
@@ -198,9 +198,7 @@ class GroupSampler:
             )
 
 
-def _turns(
-    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan
-) -> Iterator[list[int]]:
+def _turns(encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan) -> Iterator[list[int]]:
     """Prompts cut into turns whose prompts and outputs have room."""
     turn: list[int] = []
     tokens = 0
@@ -250,8 +248,7 @@ class _Turn:
         changed = self._admit()
         ready: tuple[list[int], Any] | None = None
         while table.active().size:
-            engine.ready(self.width, self.params)
-            engine.push(table, rows_changed=changed)
+            engine.push(table, self.width, self.params, rows_changed=changed)
             steps = self._steps()
             engine.run(self.width, steps, self.params)
             stats["steps"] += steps
@@ -322,7 +319,9 @@ class _Turn:
         reach = max(map(len, stop)) + 4
         begin = np.maximum(drawn - LOOK - reach, 0)
         tails = [own[b:d].tolist() for own, b, d in zip(tokens, begin, drawn)]
-        for slot, own, d, text in zip(slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)):
+        for slot, own, d, text in zip(
+            slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)
+        ):
             if not any(word in text for word in stop):
                 continue
             steps = range(max(0, d - LOOK), d)

@@ -131,7 +131,9 @@ class Mirror:
             self._set(before)
 
     def _set(self, name: str) -> None:
-        for config in {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}.values():
+        for config in {
+            id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")
+        }.values():
             config._attn_implementation = name
 
     @torch.no_grad()
@@ -272,9 +274,9 @@ def engine_attention(
         )  # fmt: skip
         return out, None
     else:
-        source, into = module.engine_source, module.engine_into
-        module.engine_pk.index_copy_(0, into, key.transpose(1, 2)[source])  # type: ignore[operator]
-        module.engine_pv.index_copy_(0, into, value.transpose(1, 2)[source])  # type: ignore[operator]
+        for store, new in ((module.engine_pk, key), (module.engine_pv, value)):
+            rows = new.transpose(1, 2).flatten(0, 1)
+            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator]
     return causal(query, key, value, scale, window, cap).transpose(1, 2), None
 
 

@@ -17,6 +17,9 @@ from bestofk.sampling.sampler import Sampling
 TILE = 64
 """Queries, rows × heads that share keys, in one tile of prefix attention."""
 
+TILED = 4
+"""Rows that tiles hold on average, at least, where prompts are read by tiles."""
+
 
 class Field(IntEnum):
     """Rows of the integer table of slots, (5, S)."""
@@ -103,9 +106,7 @@ def attend_plain(
     rows, heads, _, size = query.shape
     shared, limit = key.shape[1], int(span)
     used = slots.shape[1] * shared * limit * size
-    keys, values = (
-        store[:used].view(-1, shared, limit, size) for store in (own_keys, own_values)
-    )
+    keys, values = (store[:used].view(-1, shared, limit, size) for store in (own_keys, own_values))
     out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
     table = slots.tolist()
     for r in range(rows):

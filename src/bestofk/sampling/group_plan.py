@@ -30,7 +30,9 @@ class Plan:
         at_once = min(self.slots, self.own_tokens // new_tokens)
         wanted = min(rows, self.slots)
         return (
-            at_once * 2 >= wanted and longest <= self.prefix_tokens and self.out_tokens >= new_tokens
+            at_once * 2 >= wanted
+            and longest <= self.prefix_tokens
+            and self.out_tokens >= new_tokens
         )
 
 

@@ -24,7 +24,9 @@ class Table:
         """The prompt a slot's row belongs to; EMPTY where there is no row."""
         self.rows_per_tile = rows_per_tile
 
-    def admit(self, slot: int, *, row: int, prompt: int, start: int, length: int, last: int) -> None:
+    def admit(
+        self, slot: int, *, row: int, prompt: int, start: int, length: int, last: int
+    ) -> None:
         """Begin a row: it is fed the last token of its prompt, whose other tokens are in store."""
         self.fields[:, slot] = (0, 0, start, length, row)
         self.feed[:, slot] = (last, length)
