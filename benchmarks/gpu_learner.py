@@ -45,7 +45,7 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
     groups = random_groups(shape, model.config.vocab_size)
     weights = np.random.default_rng(1).normal(size=(count, n))
     options = {"tokens_per_micro_batch": None, "precision": "bf16", **settings}
-    learner = Learner(model, optimisation=Optimisation(lr=1e-6), **options)
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-6), **options)
     first = seconds(lambda: learner.step(groups, weights), 1)[0]
     second = seconds(lambda: learner.step(groups, weights), 1)[0]
     torch.cuda.reset_peak_memory_stats()
@@ -54,7 +54,8 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
     parameters = sum(p.numel() for p in model.parameters())
     packed = count * (length + n * (new - 1))
     result: dict[str, Any] = {
-        "shape": shape, "seconds": again, "row_tokens_per_s": count * n * (length + new) / min(again),
+        "shape": shape, "seconds": again,
+        "row_tokens_per_s": count * n * (length + new) / min(again),
         "first_s": first, "second_s": second, "layout": learner.layout,
         "micro_batches": stats["micro_batches"], "budget": learner.budget,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,

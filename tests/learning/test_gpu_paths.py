@@ -39,9 +39,9 @@ def test_scores_are_those_of_the_plain_path(make: Any, budget: int) -> None:
 LOSSES = {
     "exact": Loss(),
     "clipped": Loss(name="clipped"),
-    "sequence": Loss(name="clipped", ratio="sequence"),
+    "sequence": Loss(name="gspo"),
     "kl": Loss(kl=0.1),
-    "entropy": Loss(entropy=0.01),
+    "entropy": Loss(entropy_bonus=0.01),
 }
 
 
@@ -58,7 +58,7 @@ def test_steps_are_those_of_the_plain_path(name: str, budget: int) -> None:
             model,
             tokens_per_micro_batch=budget,
             temperature=0.8,
-            optimisation=Optimisation(lr=1e-3, max_grad_norm=0.0),
+            optimisation=Optimisation(learning_rate=1e-3, max_grad_norm=0.0),
             reference=fixed(llama, seed=3),
         )
         old, reference = learner.score(groups), learner.score(groups, reference=True)
@@ -83,7 +83,7 @@ def test_lora_takes_the_same_steps() -> None:
             torch.manual_seed(0)
             config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
             model: Any = get_peft_model(fixed(llama), config)
-        learner = make(model, optimisation=Optimisation(lr=1e-2))
+        learner = make(model, optimisation=Optimisation(learning_rate=1e-2))
         learner.step(groups, weights)
         found.append(learner.score(groups).log_prob)
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         Diversity,
         Extrapolation,
         Measure,
-        OffPolicy,
         Plan,
+        ReweightedEstimate,
         Samples,
     )
 
@@ -196,7 +196,7 @@ def diversity(found: Diversity) -> None:
         say(f"  note: {note}")
 
 
-def off_policy(found: OffPolicy) -> None:
+def off_policy(found: ReweightedEstimate) -> None:
     kind = "self-normalised, biased" if found.self_normalised else "unbiased"
     say(
         f"{found.name}: max@{found.k} of the new policy, off policy ({kind}): "

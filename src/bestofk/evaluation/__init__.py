@@ -23,9 +23,9 @@ from .results import (
     Interval,
     Measure,
     Metric,
-    OffPolicy,
     Plan,
     PlanRow,
+    ReweightedEstimate,
     Samples,
 )
 from .reweighting import off_policy
@@ -42,10 +42,10 @@ __all__ = [
     "Interval",
     "Measure",
     "Metric",
-    "OffPolicy",
     "Plan",
     "PlanRow",
     "Population",
+    "ReweightedEstimate",
     "Row",
     "Samples",
     "compare",

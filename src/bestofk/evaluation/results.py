@@ -278,7 +278,7 @@ class Diversity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicy:
+class ReweightedEstimate:
     """max@k of a new policy from samples of an old one."""
 
     name: str
@@ -326,4 +326,6 @@ class Plan:
     best: PlanRow
     """The row with the fewest samples."""
     confidence: float
+    at: bool = False
+    """Planned for a comparison at this k alone, not over all k."""
     notes: tuple[str, ...] = ()

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bestofk.learning.transfer import there
+
 
 @dataclass(frozen=True)
 class FlatSegments:
@@ -48,14 +50,14 @@ def flat_segments(
     at = np.concatenate([np.arange(b, b + p) for b, p in zip(begins, prompts)])
 
     def ends(lengths: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32)).to(device)
+        return there(np.cumsum([0, *lengths]).astype(np.int32), device)
 
     longest = (max(sizes), max(runs[1::2]), max(prompts))
     return FlatSegments(
         parts=ends(sizes),
         queries=ends(runs),
         keys=ends(seen),
-        prompt_at=torch.from_numpy(at).to(device),
+        prompt_at=there(at, device),
         longest=(_up(longest[0]), _up(longest[1]), _up(longest[2])),
     )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bestofk.learning.flash_groups import FlatSegments, flat_segments
+from bestofk.learning.transfer import there
 from bestofk.types import Group
 
 Row = tuple[int, int]
@@ -210,22 +211,19 @@ def flat(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | st
         at += fed
     lengths = [len(own) for own in targets]
 
-    def there(parts: Sequence[np.ndarray]) -> Tensor:
-        whole = torch.from_numpy(np.concatenate(parts))
-        if torch.device(device).type != "cuda":
-            return whole
-        return whole.pin_memory().to(device, non_blocking=True)
+    def joined(parts: Sequence[np.ndarray]) -> Tensor:
+        return there(np.concatenate(parts), device)
 
     return Batch(
         rows=tuple(rows),
         lengths=tuple(lengths),
-        input_ids=there(tokens)[None],
-        position_ids=there(positions)[None],
+        input_ids=joined(tokens)[None],
+        position_ids=joined(positions)[None],
         attention_mask=None,
         segments=flat_segments(prompts, sizes, device),
-        source=there(source),
-        target=there(targets),
-        row_of=there([np.repeat(np.arange(len(rows)), lengths)]),
+        source=joined(source),
+        target=joined(targets),
+        row_of=there(np.repeat(np.arange(len(rows)), lengths), device),
     )
 
 
