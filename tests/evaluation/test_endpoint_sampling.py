@@ -28,7 +28,7 @@ from bestofk.types import Prompt
 from evaluation.faulty_server import FaultyServer
 
 MANY = Cap(10_000, 10_000_000)
-PARAMETERS = Sampling(n=4, max_new_tokens=32)
+PARAMETERS = Sampling(samples_per_prompt=4, max_new_tokens=32)
 
 
 def wanted(problems: int, n: int) -> list[Wanted]:

@@ -55,7 +55,7 @@ def test_a_shipped_policy_is_as_good_as_its_card_says(name: str) -> None:
     card = json.loads((folder / "made.json").read_text())
     split = task(card["task"], **card["options"]).split("test")
     prompts = [split[i] for i in range(120)]
-    params = Sampling(n=16, max_new_tokens=card["max_new_tokens"])
+    params = Sampling(samples_per_prompt=16, max_new_tokens=card["max_new_tokens"])
     groups = ModelSampler(policy.model, policy.tokenizer).sample(prompts, seed=0, params=params)
     judge = verifier(card["task"])
     rewards = np.array(

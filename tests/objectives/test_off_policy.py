@@ -10,8 +10,8 @@ import torch
 
 from bestofk import advantages, objective
 from bestofk.objectives import effective_sample_size, off_policy_max_at_k
-from bestofk.objectives.off_policy import first_order
-from oracles import Tabular, policies, weighted_best
+from bestofk.objectives.off_policy_forms import first_order
+from oracles import Tabular, policies, subset_mean, weighted_best
 
 SIZES = [(n, k) for n in range(1, 8) for k in range(1, n + 1)]
 FORMS = ["max@{k}", "max@{k}:loo-1", "max@{k}:none"]
@@ -52,7 +52,14 @@ def test_weights_equal_their_definition(n, k):
         advantages(rewards, f"max@{k}:none", log_ratio=logs), none, atol=1e-11, rtol=1e-11
     )
     if k < n:
-        base = np.array([k * ratio[i] * without(i, k) for i in range(n)])
+        ones = np.ones(n - 1)
+
+        def product(i: int, size: int) -> float:  # mean product of ratios over sets of the others
+            return weighted_best(ones, np.delete(ratio, i), size) if size else 1.0
+
+        base = np.array(
+            [k * ratio[i] * product(i, k - 1) * without(i, k) / product(i, k) for i in range(n)]
+        )
         got = advantages(rewards, f"max@{k}", log_ratio=logs)
         np.testing.assert_allclose(got, none - base, atol=1e-11, rtol=1e-11)
         # n J_k(B) = n ∂J_k/∂log ρ_i + (n-k) J_k(B∖i)
@@ -174,17 +181,35 @@ def test_first_order_equals_the_papers_double_sum():
 
 @pytest.mark.parametrize("form", ["first-order", "own-ratio"])
 def test_baselines_leave_the_expectation_of_the_other_forms_alone(form):
+    clamp = {"clamp": 9} if form == "first-order" else {}
     for policy in policies():
         updates = [
             policy.expected_update_from(
                 shifted(policy),
-                lambda r, g, name=name: advantages(r, name, log_ratio=g, off_policy=form, clamp=9),
+                lambda r, g, name=name: advantages(r, name, log_ratio=g, off_policy=form, **clamp),
                 4,
             )
             for name in ("max@2:none", "max@2", "max@2:loo-1")
         ]
         np.testing.assert_allclose(updates[1], updates[0], atol=1e-9)
         np.testing.assert_allclose(updates[2], updates[0], atol=1e-9)
+
+
+def test_first_order_baselines_are_what_the_others_are_worth():
+    rng = np.random.default_rng(9)
+    rewards, delta = rng.normal(size=5), rng.normal(size=5) * 0.2
+    logs = np.log1p(delta)
+    none = first_order(rewards, logs, 3, baseline="none")
+    for name, size in (("canonical", 3), ("loo-1", 2)):
+        worth = [subset_mean(np.delete(rewards, i), size, np.max) for i in range(5)]
+        share = [(1 + delta[i]) * (1 + 2 * np.delete(delta, i).mean()) for i in range(5)]
+        got = first_order(rewards, logs, 3, baseline=name)
+        np.testing.assert_allclose(none - got, 3 * np.multiply(share, worth), atol=1e-12)
+    noise = [
+        np.abs(first_order(np.ones(5), np.log1p(step * delta), 3)).max() for step in (1, 0.1, 0.01)
+    ]
+    assert noise[1] < noise[0] / 50  # of second order where nothing differs
+    assert noise[2] < noise[1] / 50
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 3), (6, 6), (16, 8), (7, 4)])
@@ -203,11 +228,11 @@ def test_autograd_of_the_value_is_the_explicit_weight(n, k):
             torch.testing.assert_close(n * logs.grad, on, rtol=1e-12, atol=1e-12)
         logs.grad = None
         off_policy_max_at_k(rewards, logs, k, self_normalise=True).sum().backward()
-        goal = objective(f"max@{k}:none", self_normalise=True)
-        torch.testing.assert_close(
-            n * logs.grad, goal(rewards, log_ratio=logs), rtol=1e-9, atol=1e-11
-        )
-        assert not goal(rewards, log_ratio=logs).requires_grad
+        if k < n:
+            goal = objective(f"max@{k}", self_normalise=True)
+            expected = goal(rewards, log_ratio=logs)
+            torch.testing.assert_close(n * n / (n - k) * logs.grad, expected, rtol=1e-9, atol=1e-11)
+            assert not expected.requires_grad
 
 
 def in_high_precision(rewards, logs, k, baseline):
@@ -227,6 +252,13 @@ def in_high_precision(rewards, logs, k, baseline):
                     sums[m] += ratio[j] * sums[m - 1]
             return found
 
+        def products(members, size):
+            sums = [mpmath.mpf(1)] + [mpmath.mpf(0)] * size
+            for j in members:
+                for m in range(size, 0, -1):
+                    sums[m] += ratio[j] * sums[m - 1]
+            return sums[size]
+
         everyone = total(range(n), k)
         result = [mpmath.mpf(0)] * n
         for i in range(n):
@@ -234,7 +266,8 @@ def in_high_precision(rewards, logs, k, baseline):
             out = total(rest, k)
             weight = n * (everyone - out) / mpmath.binomial(n, k)
             if baseline == "canonical":
-                weight -= k * ratio[i] * out / mpmath.binomial(n - 1, k)
+                share = products(rest, k - 1) / mpmath.binomial(n - 1, k - 1)
+                weight -= k * ratio[i] * share * out / products(rest, k)
             if baseline == "loo-1":
                 weight -= k * ratio[i] * total(rest, k - 1) / mpmath.binomial(n - 1, k - 1)
             result[order[i]] = weight
@@ -282,9 +315,10 @@ def test_truncated_and_self_normalised_weights_are_always_finite(n, k, kind):
         "all low": np.full(n, -50.0),
     }[kind]
     rewards = rng.random(n)
-    normal = advantages(rewards, f"max@{k}:none", log_ratio=logs, self_normalise=True)
-    assert np.isfinite(normal).all()
-    assert abs(normal.sum()) <= 1e-6 * max(1.0, np.abs(normal).max())
+    if k < n:
+        normal = advantages(rewards, f"max@{k}", log_ratio=logs, self_normalise=True)
+        assert np.isfinite(normal).all()
+        assert abs(normal.sum()) <= 1e-6 * max(1.0, np.abs(normal).max())
     value = float(off_policy_max_at_k(rewards, logs, k, self_normalise=True))
     assert rewards.min() - 1e-9 <= value <= rewards.max() + 1e-9
     for variant in ("", ":loo-1", ":none"):
@@ -303,12 +337,19 @@ def test_truncation_cuts_only_what_is_above():
     np.testing.assert_array_equal(cut, same)
 
 
-@pytest.mark.parametrize(("n", "k"), [(4, 1), (6, 3), (5, 5)])
-def test_self_normalised_at_ratio_one_is_the_canonical_weight_times_one_minus_k_over_n(n, k):
+@pytest.mark.parametrize(("n", "k"), [(4, 1), (6, 3), (5, 4)])
+def test_self_normalised_at_ratio_one_is_the_canonical_weight(n, k):
     rewards = np.random.default_rng(n).normal(size=n)
-    got = advantages(rewards, f"max@{k}:none", log_ratio=np.zeros(n), self_normalise=True)
-    expected = (1 - k / n) * advantages(rewards, f"max@{k}") if k < n else np.zeros(n)
-    np.testing.assert_allclose(got, expected, atol=1e-12)
+    goal = objective(f"max@{k}", self_normalise=True)
+    np.testing.assert_allclose(goal(rewards, log_ratio=np.zeros(n)), goal(rewards), atol=1e-12)
+
+
+def test_self_normalised_weights_that_would_be_zero_or_jump_in_scale_are_errors():
+    with pytest.raises(ValueError, match="more than 3 samples"):
+        advantages(np.arange(3.0), "max@3", log_ratio=np.zeros(3), self_normalise=True)
+    for text, way_out in (("max@3:none", "write max@3 "), ("reinforce", "write mean ")):
+        with pytest.raises(ValueError, match=way_out):
+            objective(text, self_normalise=True)
 
 
 def test_a_truncation_that_cannot_help_is_refused_when_it_is_set():
@@ -371,3 +412,60 @@ def test_baselines_cut_the_variance():
 
     assert variance("max@3") < variance("max@3:none") / 3
     assert variance("max@3:loo-1") < variance("max@3:none") / 3
+
+
+@pytest.mark.parametrize(
+    "text", ["max@2", "max@4", "mean", "max@1:loo-1", "max@4:loo-1", "max@1+3"]
+)
+@pytest.mark.parametrize("options", [{}, {"truncate": 0.3}, {"off_policy": "own-ratio"}])
+def test_a_shift_of_the_rewards_changes_no_weight(text, options):
+    rng = np.random.default_rng(3)
+    rewards, logs = rng.normal(size=(20, 6)), rng.normal(size=(20, 6))
+    plain = advantages(rewards, text, log_ratio=logs, **options)
+    for shift in (-3.0, 10.0, 1000.0):
+        moved = advantages(rewards + shift, text, log_ratio=logs, **options)
+        np.testing.assert_allclose(moved, plain, rtol=1e-9, atol=1e-10 * abs(shift))
+
+
+@pytest.mark.parametrize("form", ["exact", "own-ratio", "none", "self-normalised"])
+@pytest.mark.parametrize("text", ["max@1", "max@3", "max@5", "mean", "pass@4", "max@3:loo-1"])
+def test_groups_without_signal_get_exact_zeros(text, form):
+    options = {"off_policy": form} if form != "self-normalised" else {"self_normalise": True}
+    if form == "self-normalised" and ":" in text:
+        return
+    logs = np.random.default_rng(4).normal(size=(2, 6)) * 2
+    agreed = np.array([np.ones(6), np.zeros(6)])
+    assert not np.any(advantages(agreed, text, log_ratio=logs, **options))
+    k = objective(text).k
+    if k > 1:
+        wrong = k - 1 - (":" in text)  # every k-set has a success; loo-1 compares with k - 1
+        rewards = np.array([[0.0] * wrong + [1.0] * (6 - wrong)])
+        assert not np.any(advantages(rewards, text, log_ratio=logs[:1], **options))
+
+
+def test_the_shift_invariant_baseline_is_what_variance_asks_for():
+    """Exact variances of the gradient estimate, as the rewards move away from 0."""
+    rng = np.random.default_rng(7)
+    policy = Tabular(rng.normal(size=4) * 0.5, np.array([0.0, 0.2, 0.2, 1.0]))
+    old = Tabular(policy.logits + 0.6 * rng.normal(size=4), policy.rewards)
+    draws, chance = old.outcomes(5)
+    logs = np.log(policy.probabilities / old.probabilities)[draws]
+
+    def variance(name: str, shift: float) -> float:
+        weights = advantages(policy.rewards[draws] + shift, name, log_ratio=logs)
+        update = np.einsum("on,ond->od", weights, policy.scores()[draws]) / 5
+        return float(chance @ (update**2).sum(axis=-1) - ((chance @ update) ** 2).sum())
+
+    for name in ("max@3", "max@3:loo-1"):
+        assert variance(name, 10.0) == pytest.approx(variance(name, 0.0), rel=1e-9)
+        assert variance(name, 0.0) < variance("max@3:none", 0.0)
+    assert variance("max@3:none", 10.0) > 100 * variance("max@3:none", 0.0)
+
+
+def test_ratios_so_far_apart_that_the_others_underflow_still_have_a_baseline():
+    """k-sets without the sample weigh e^-1500 of those with it; their mean still exists."""
+    rewards = np.array([1.0, 0.0, 0.5, 0.2])
+    logs = np.array([0.0, -1500.0, -1501.0, -3000.0])
+    got = advantages(rewards, "mean", log_ratio=logs)
+    others = (0.0 + 0.5 * math.exp(-1)) / (1 + math.exp(-1))
+    assert got[0] == pytest.approx(1.0 - others, rel=1e-12)

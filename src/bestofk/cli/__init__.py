@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import bestofk
 from bestofk.common import unknown
@@ -43,6 +45,12 @@ def usage() -> str:
     )
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """A warning as one line that a user can act on."""
+    kind = "deprecated" if issubclass(category, FutureWarning) else "note"
+    print(f"{kind}: {message}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return the exit status (0 done, 1 failed, 2 bad input, 130 interrupted)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -56,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
         return 2
+    warnings.showwarning = _show_warning
     try:
         return importlib.import_module(f"bestofk.cli.{verb}_command").main(rest)
     except KeyboardInterrupt:

@@ -70,7 +70,9 @@ def run_of(job: Job) -> dict[str, Any]:
     The run id is fixed by all that shapes the samples. n is not part of it: a run may be continued
     with more samples per problem.
     """
-    sampling = {key: value for key, value in asdict(job.sampling).items() if key != "n"}
+    sampling = {
+        key: value for key, value in asdict(job.sampling).items() if key != "samples_per_prompt"
+    }
     sampling["stop"] = list(job.sampling.stop)
     model = job.model or job.target
     shaped: list[Any] = [

@@ -128,7 +128,7 @@ def job_of(chosen: SampleOptions) -> Job:
         split=chosen.split,
         problems=chosen.problems,
         sampling=Sampling(
-            n=chosen.n,
+            samples_per_prompt=chosen.n,
             max_new_tokens=chosen.max_new_tokens,
             temperature=chosen.temperature[0],
             top_p=chosen.top_p,

@@ -7,36 +7,48 @@ bestofk train recipe.toml --dry-run
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bestofk.config import OPTION_FIELDS, Config, literal, read, replaced, value_at
+from bestofk.common import did_you_mean
+from bestofk.config import (
+    OPTION_FIELDS,
+    Config,
+    literal,
+    merged,
+    read,
+    read_own_config,
+    replaced,
+    value_at,
+)
+from bestofk.moved_keys import KEYS, with_moved_keys
 
 ABOUT = """Train a model for what k of its samples are worth.
 
 `bestofk train RECIPE.toml --section.key value ...` takes a recipe and what differs from it.
 
-`bestofk train --resume RUN` goes on with a run, bit for bit.
+`bestofk train --resume RUN` continues a run, bit for bit.
 
-`bestofk train RECIPE.toml --dry-run` says what would be done, and what it takes.
+`bestofk train RECIPE.toml --dry-run` shows the resolved config, tokens and memory.
 
 `accelerate launch --num_processes 8 -m bestofk train RECIPE.toml` uses several GPUs.
 
-Options of task, verifier and objective are dotted as well: `--task.options.numbers 3`."""
+Entries of mappings are dotted as well: `--task.options.numbers 3`."""
 
 
 @dataclass(frozen=True)
-class Words:
-    """What is on the command line beside the config's own flags."""
+class TrainArguments:
+    """The command line, apart from the config's own flags."""
 
     recipe: str | None = None
     resume: str | None = None
     dry_run: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    earlier: dict[str, Any] = field(default_factory=dict)
+    """Flags of earlier versions, by section and key."""
     rest: tuple[str, ...] = ()
 
 
@@ -52,16 +64,17 @@ def main(argv: list[str]) -> int:
             "bestofk train --help says more"
         )
     if words.dry_run:
-        from bestofk.training.estimate import dry_run
+        from bestofk.training.cost import dry_run
 
         print(dry_run(config))
         return 0
     return go(config)
 
 
-def split(argv: Sequence[str]) -> Words:
+def split(argv: Sequence[str]) -> TrainArguments:
     """Take out the recipe, --resume, --dry-run and dotted options; the rest is the config's."""
     words, rest, options = list(argv), list[str](), dict[str, Any]()
+    earlier: dict[str, Any] = {}
     recipe = resume = None
     dry_run = False
     while words:
@@ -70,6 +83,11 @@ def split(argv: Sequence[str]) -> Words:
         field_of = next((f for f in OPTION_FIELDS if _plain(name).startswith(f"{f}.")), None)
         if word == "--dry-run":
             dry_run = True
+        elif word.startswith("--") and _plain(name) in KEYS:
+            has_value = words and not words[0].startswith("--")
+            value = value if joined else words.pop(0) if has_value else "true"
+            section, _, key = _plain(name).partition(".")
+            earlier.setdefault(section, {})[key] = literal(value)
         elif word.startswith("--") and (name == "resume" or field_of):
             if not joined:
                 if not words:
@@ -79,31 +97,32 @@ def split(argv: Sequence[str]) -> Words:
                 options[_plain(name)] = literal(value)
             else:
                 resume = value
-        elif near := _meant(word):
-            raise ValueError(f"unknown flag {word}; did you mean {near}?")
+        elif hint := _own_flag(word):
+            raise ValueError(f"unknown flag {word}; {hint}")
         elif recipe is None and (word.endswith(".toml") or not (rest or word.startswith("-"))):
             recipe = word
         else:
             rest.append(word)
-    return Words(recipe, resume, dry_run, options, tuple(rest))
+    return TrainArguments(recipe, resume, dry_run, options, earlier, tuple(rest))
 
 
-def _meant(word: str) -> str | None:
-    """One of our own two flags, when the word is nearly it; the config's are up to tyro."""
+def _own_flag(word: str) -> str:
+    """A suggestion where the word is nearly --dry-run or --resume; tyro suggests the config's."""
     if not word.startswith("-") or "." in word:
-        return None
-    close = difflib.get_close_matches(word.replace("_", "-"), ("--dry-run", "--resume"), cutoff=0.8)
-    return close[0] if close else None
+        return ""
+    return did_you_mean(word.replace("_", "-"), ("--dry-run", "--resume"), cutoff=0.8).rstrip()
 
 
 def _plain(name: str) -> str:
     return name.replace("-", "_")
 
 
-def override(config: Config, words: Words) -> Config:
+def override(config: Config, words: TrainArguments) -> Config:
     """The config with the flags' values, parsed and explained by tyro; open options by us."""
     import tyro
 
+    if words.earlier:
+        config = merged(config, with_moved_keys(words.earlier))
     kept = {name: dict(value_at(config, name)) for name in OPTION_FIELDS}
     for name, value in words.options.items():
         section, _, key = name.rpartition(".")
@@ -118,13 +137,11 @@ def override(config: Config, words: Words) -> Config:
     return config
 
 
-def resumed(words: Words) -> int:
-    """Go on with a run: its own config, and what may be changed about it."""
+def resumed(words: TrainArguments) -> int:
+    """Continue a run: its own config, and what may be changed about it."""
     assert words.resume is not None
     if words.recipe is not None:
-        raise ValueError(
-            f"--resume goes on with the run's own config; leave the recipe {words.recipe} out"
-        )
+        raise ValueError(f"--resume uses the run's own config; leave the recipe {words.recipe} out")
     folder, checkpoint = Path(words.resume), None
     if folder.parent.name == "checkpoints" and (folder / "state.json").exists():
         folder, checkpoint = folder.parents[1], folder.name
@@ -133,7 +150,7 @@ def resumed(words: Words) -> int:
             f"{folder} is not a run: it has no config.toml; --resume takes the folder that "
             "--run.dir named, or one of its checkpoints"
         )
-    config = override(read(folder / "config.toml"), words)
+    config = override(read_own_config(folder), words)
     return go(replaced(config, "run.dir", str(folder)), resume=True, checkpoint=checkpoint)
 
 
@@ -153,7 +170,9 @@ def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -
     outcome = train(config, resume=resume, checkpoint=checkpoint)
     if outcome.signal is not None:
         if first:
-            print(f"stopped at step {outcome.step}; go on: bestofk train --resume {outcome.path}")
+            print(
+                f"stopped at step {outcome.step}; continue: bestofk train --resume {outcome.path}"
+            )
         return 128 + outcome.signal
     if first:
         print(f"done: {outcome.path}/final")

@@ -13,12 +13,13 @@ from numpy.typing import ArrayLike
 from torch import nn
 from transformers import PreTrainedModel
 
+from bestofk.common import unknown
 from bestofk.learning import collectives, prepare, shard, state
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import loss_of
 from bestofk.learning.row_tensors import NO_GAP, checked, gap_to_sampler, rows_of, same_size
 from bestofk.learning.scorer import CHUNK, Scorer
-from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores, known_or_raise
+from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores
 from bestofk.types import Group
 
 LAYOUTS = ("auto", "packed", "padded", "single")
@@ -45,6 +46,9 @@ class Learner:
         model: PreTrainedModel,
         *,
         optimisation: Optimisation | None = None,
+        total_steps: int | None = None,
+        stop_grad_norm: float = math.inf,
+        max_new_tokens: int | None = None,
         temperature: float = 1.0,
         tokens_per_micro_batch: int = 16_384,
         layout: str = "auto",
@@ -60,6 +64,9 @@ class Learner:
             model: any causal LM; parameters with `requires_grad` are trained. Its floats should be
                 float32: with precision "bf16" they are the master weights under autocast. Dropout
                 is switched off, since π_θ must be a function of its weights.
+            total_steps: Optimiser steps of the run, where a schedule ends at the last one.
+            stop_grad_norm: A larger gradient norm (before clipping) raises `NonFinite`.
+            max_new_tokens: The sampler's limit, by which the normaliser "dr-grpo" divides.
             temperature: of the sampler; log-probs are of softmax(logits / temperature).
             tokens_per_micro_batch: an upper bound on the tokens of one forward pass; a completion
                 longer than it goes alone.
@@ -74,12 +81,19 @@ class Learner:
                 processes, and so is the reference.
             logits_at_once: how many logits are held at a time; a bound on memory.
         """
-        known_or_raise("layout", layout, LAYOUTS)
-        known_or_raise("precision", precision, PRECISIONS)
+        for what, value, known in (
+            ("layout", layout, LAYOUTS),
+            ("precision", precision, PRECISIONS),
+        ):
+            if value not in known:
+                raise unknown(what, value, known)
         if temperature <= 0.0:
             raise ValueError(f"the learner's temperature is above 0, got {temperature}")
         self.model, self.steps = model, 0
         self.optimisation = optimisation or Optimisation()
+        self.total_steps, self.stop_grad_norm = total_steps, stop_grad_norm
+        self.max_new_tokens = max_new_tokens
+        self.optimisation.learning_rate_at(self.optimisation.warmup_steps, total_steps)
         self.temperature, self.budget, self.precision = (
             temperature,
             tokens_per_micro_batch,
@@ -161,19 +175,20 @@ class Learner:
                 group p, and a group without any is not counted in P. All live by default.
 
         Returns:
-            loss, lr, grad_norm (before clipping), entropy (mean over tokens of rows that entered),
-            tokens (completion tokens that entered), rows, micro_batches; sampler_gap_mean and _max,
-            the difference to the log-probs the sampler reported of the tokens that entered; with
-            the clipped loss also clip_fraction and ratio_max; with KL also kl (mean over tokens).
+            loss, lr, grad_norm (before clipping), token_entropy (mean over the tokens that
+            entered), tokens (completion tokens that entered), rows, micro_batches;
+            sampler_gap_mean and _max, the difference to the log-probs the sampler reported of the
+            tokens that entered; with the clipped loss also clip_fraction and ratio_max; with KL
+            also kl (mean over tokens).
 
         Raises:
             NonFinite: before anything is changed, when loss or gradient is NaN or infinite, or the
-                gradient's norm exceeds `Optimisation.stop_grad_norm`.
+                gradient's norm exceeds `stop_grad_norm`.
         """
         loss = loss or Loss()
         weight, alive = checked(groups, weights, live, loss, old, reference)
         share, whole = self._shares(groups, alive)
-        wanted = alive if loss.kl or loss.entropy else alive & (weight != 0)
+        wanted = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
         rows = [(int(p), int(i)) for p, i in np.argwhere(wanted)]
         self.model.train(self.checkpointing)
         sums = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows)), **NO_GAP}
@@ -184,7 +199,9 @@ class Learner:
             with collectives.accumulate(self.scorer, last):
                 with self._autocast():
                     log_prob, entropy = self.scorer(batch)
-                part, stats = loss_of(loss, log_prob, entropy, known, **whole)
+                part, stats = loss_of(
+                    loss, log_prob, entropy, known, max_new_tokens=self.max_new_tokens, **whole
+                )
                 part = part * real  # a filler only keeps the ranks in step
                 part.backward()
             stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
@@ -198,9 +215,9 @@ class Learner:
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""
         sums = collectives.total(self.accelerator, sums)
-        lr = self.optimisation.lr_at(self.steps)
+        lr = self.optimisation.learning_rate_at(self.steps, self.total_steps)
         norm = self._clip()
-        limit = self.optimisation.stop_grad_norm
+        limit = self.stop_grad_norm
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm) or norm > limit:
             self.optimiser.zero_grad(set_to_none=True)
             raise NonFinite(
@@ -222,7 +239,7 @@ class Learner:
             "loss": sums["loss"],
             "lr": lr,
             "grad_norm": norm,
-            "entropy": sums.get("entropy", 0.0) / tokens,
+            "token_entropy": sums.get("token_entropy", 0.0) / tokens,
             "tokens": sums["tokens"],
             "rows": sums["rows"],
             "micro_batches": float(batches),

@@ -45,8 +45,8 @@ def checked(
     if not np.isfinite(weight[alive]).all():
         p, i = np.argwhere(alive & ~np.isfinite(weight))[0]
         raise ValueError(f"weight of group {p}, completion {i} is {weight[p, i]}; mark it not live")
-    if loss.name == "clipped" and old is None:
-        raise ValueError("the clipped loss needs old=, the scores under π_old")
+    if loss.name != "exact" and old is None:
+        raise ValueError(f"the {loss.name} loss needs old=, the scores under π_old")
     if loss.kl and reference is None:
         raise ValueError("kl needs reference=, made by learner.score(groups, reference=True)")
     for name, scores in (("old", old), ("reference", reference)):

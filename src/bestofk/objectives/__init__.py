@@ -19,6 +19,12 @@ from .grouping import DroppedGroups
 from .majority import maj_at_k
 from .named import Objective, ObjectiveWarning, advantages, objective
 from .off_policy import effective_sample_size, off_policy_max_at_k
+from .off_policy_region import (
+    clipped_weights,
+    effective_share,
+    ratio_divergence,
+    trust_region_mask,
+)
 from .on_policy import layer_cake
 
 __all__ = [
@@ -28,7 +34,9 @@ __all__ = [
     "Signal",
     "advantages",
     "bottom_m_at_k",
+    "clipped_weights",
     "effective_sample_size",
+    "effective_share",
     "l_statistic_at_k",
     "layer_cake",
     "learning_signal",
@@ -41,6 +49,8 @@ __all__ = [
     "off_policy_max_at_k",
     "pass_at_k",
     "pass_at_k_curve",
+    "ratio_divergence",
     "signal",
     "top_m_at_k",
+    "trust_region_mask",
 ]

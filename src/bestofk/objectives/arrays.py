@@ -7,7 +7,7 @@ floating dtype. Only what the array API standard lacks is written per library he
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,6 +83,23 @@ def as_numpy(values: Any) -> np.ndarray:
     elif hasattr(values, "get") and hasattr(values, "__cuda_array_interface__"):  # CuPy
         values = values.get()
     return np.asarray(values)
+
+
+def live_mask(live: Any, shape: Sequence[int], of: str = "rewards") -> np.ndarray:
+    """`live` as booleans on the host, the shape of what it marks.
+
+    Raises:
+        ValueError: another shape; anything but True, False, 1 and 0.
+    """
+    mask = as_numpy(live)
+    if mask.shape != tuple(shape):
+        raise ValueError(f"live must have the shape of {of}, {tuple(shape)}, got {mask.shape}")
+    if mask.dtype == bool:
+        return mask
+    odd = [value for value in mask.reshape(-1).tolist() if value not in (0, 1)]
+    if odd:
+        raise ValueError(f"live must be True (or 1) or False (or 0) per sample, got {odd[0]!r}")
+    return mask.astype(bool)
 
 
 def constant(table: np.ndarray, like: Array) -> Array:

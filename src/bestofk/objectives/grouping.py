@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from .arrays import Array, all_finite, as_numpy, constant
+from .arrays import Array, all_finite, as_numpy, constant, live_mask
 
 SmallGroups: TypeAlias = Literal["error", "drop"]
 
@@ -80,10 +80,7 @@ def lay_out(
         raise ValueError("rewards must have a sample axis: shape (..., n), got a single number")
     if groups is not None and rewards.ndim != 1:
         raise ValueError(f"with groups= rewards are one row of samples, got shape {rewards.shape}")
-    if live is not None and tuple(np.shape(live)) != tuple(rewards.shape):
-        raise ValueError(
-            f"live must have the shape of rewards, {rewards.shape}, got {np.shape(live)}"
-        )
+    used = None if live is None else live_mask(live, rewards.shape).reshape(-1)
     whole = all_finite(rewards)
     if groups is None and live is None and whole:
         n = int(rewards.shape[-1])
@@ -96,16 +93,16 @@ def lay_out(
     if not whole:
         flat = as_numpy(rewards).reshape(-1)
         infinite = ~alive & ~np.isnan(flat)
-        if live is not None:
-            infinite &= as_numpy(live).reshape(-1).astype(bool)
+        if used is not None:
+            infinite &= used
         if infinite.any():
             first = int(infinite.argmax())
             raise ValueError(
                 "rewards must be finite, or NaN where scoring failed; "
                 f"sample {first} is {flat[first]}"
             )
-    if live is not None:
-        alive = alive & as_numpy(live).reshape(-1).astype(bool)
+    if used is not None:
+        alive = alive & used
     ids = _group_ids(rewards.shape, groups)
     return _ragged(
         ids, alive, minimum, (need or f"need {minimum} samples per prompt", why), small_groups

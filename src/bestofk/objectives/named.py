@@ -13,10 +13,12 @@ from array_api_compat import array_namespace
 from bestofk.common import choices
 
 from . import off_policy as off
+from . import off_policy_forms as forms
 from .arrays import Array, as_float64, as_numpy, by_blocks, constant
 from .estimates import zero_one
 from .grammar import Stage, Term, parse
 from .grouping import Bucket, Layout, SmallGroups, gather, lay_out, scatter
+from .off_policy_region import inside, region
 from .options import OffPolicy, check_forms, own_options, weighted
 
 
@@ -40,6 +42,7 @@ class Objective:
     clamp: float = 1.0
     threshold: float | None = None
     small_groups: SmallGroups = "drop"
+    trust_region: tuple[float, float] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -144,9 +147,8 @@ class Objective:
         logs = None if log_ratio is None else self._ratios(log_ratio, values, terms)
         pieces = []
         for bucket in layout.buckets:
-            inside = gather(values, bucket)
             ratios = None if logs is None else _finite(gather(logs, bucket))
-            pieces.append(self._dense(terms, inside, ratios, bucket, inputs))
+            pieces.append(self._dense(terms, gather(values, bucket), ratios, bucket, inputs))
         return restore(scatter(pieces, layout, values))
 
     def _dense(
@@ -162,10 +164,13 @@ class Objective:
             if log_ratio is None or self.off_policy == "none":
                 part = self._on_policy(term, rewards, bucket, inputs)
             else:
-                part = self._off_policy(term, rewards, log_ratio)
+                part = self._off_policy(term, rewards, off.truncated(log_ratio, self.truncate))
             part = part if term.weight == 1.0 else term.weight * part
             total = part if total is None else total + part
-        return total
+        if log_ratio is None or self.trust_region is None:
+            return total
+        kept = inside(total, log_ratio, *self.trust_region)
+        return array_namespace(total).where(kept, total, array_namespace(total).zeros_like(total))
 
     def _on_policy(
         self, term: Term, rewards: Array, bucket: Bucket, inputs: Mapping[str, Any]
@@ -192,9 +197,11 @@ class Objective:
         baseline = term.entry.baseline
         assert baseline is not None  # checked in _ratios
         if self.off_policy == "first-order":
-            return off.first_order(rewards, log_ratio, term.k, baseline=baseline, clamp=self.clamp)
+            return forms.first_order(
+                rewards, log_ratio, term.k, baseline=baseline, clamp=self.clamp
+            )
         if self.off_policy == "own-ratio":
-            return off.own_ratio(rewards, log_ratio, term.k, baseline=baseline)
+            return forms.own_ratio(rewards, log_ratio, term.k, baseline=baseline)
         return off.exact(
             rewards, log_ratio, term.k, baseline=baseline, self_normalise=self.self_normalise
         )
@@ -218,7 +225,7 @@ class Objective:
                 f"log_ratio must have the shape of rewards, {tuple(rewards.shape)} (one number per "
                 f"completion: sum over its tokens), got {tuple(logs.shape)}"
             )
-        return off.truncated(logs, self.truncate)
+        return logs
 
 
 def objective(
@@ -233,6 +240,7 @@ def objective(
     clamp: float = 1.0,
     threshold: float | None = None,
     small_groups: SmallGroups = "drop",
+    trust_region: float | tuple[float, float] | None = None,
     **options: Any,
 ) -> Objective:
     """An Objective from its string: `name[@k][:variant]`, a switch, an annealing or a mixture.
@@ -242,11 +250,16 @@ def objective(
         variant: instead of `:variant` in the string; `design` is the same for passk-training.
         weights: of a mixture over k, in the order written; equal by default.
         off_policy: what to do with log_ratio: "exact", "first-order", "own-ratio" or "none".
-        truncate: the largest log-ratio; larger ones are cut down to it.
-        self_normalise: divide by the sum of the subsets' weights: always finite, biased.
+        truncate: the largest log-ratio; larger ones count as this. Bounds the weights; biased where
+            it cuts, and no trust region.
+        self_normalise: divide by the sum of the subsets' weights: always finite, biased; max@k with
+            n > k only.
         clamp: bound on |ρ - 1| of the first-order form.
         threshold: makes rewards 0/1 first: reward ≥ threshold passes.
         small_groups: groups with too few live samples are dropped with a warning, or an error.
+        trust_region: (low, high), or one number for both: a weight becomes 0 where its sample's
+            log-ratio has risen above high and the weight pushes it further up, or has fallen below
+            -low and it pushes further down. Needs log_ratio; biased where it masks.
         options: of the objective itself: beta (rs-grpo), accuracy_threshold (drop-easy),
             coefficients (lstat).
 
@@ -279,6 +292,7 @@ def objective(
         clamp,
         threshold,
         small_groups,
+        None if trust_region is None else region(trust_region),
         own_options(text, stages, options),
     )
 

@@ -10,11 +10,11 @@ import numpy as np
 from bestofk.common import choices, unknown
 
 from .grammar import Stage, Term
-from .off_policy import LARGEST_LOG
+from .off_policy import check_truncate
 
 OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
 OPTIONS = ("variant", "design", "weights", "off_policy", "truncate", "self_normalise", "clamp",
-           "threshold", "small_groups")  # fmt: skip
+           "threshold", "small_groups", "trust_region")  # fmt: skip
 
 
 def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> tuple[Stage, ...]:
@@ -42,17 +42,16 @@ def check_forms(
         raise ValueError(f"self_normalise belongs to off_policy='exact', got {form!r}")
     if not clamp > 0:
         raise ValueError(f"clamp bounds |ρ - 1| and must be positive, got {clamp}")
-    if truncate is None:
-        return
+    if normalise:
+        for term in (term for stage in stages for term in stage.terms):
+            if term.entry.baseline not in (None, "canonical"):
+                name = term.text.partition(":")[0].replace("reinforce", "mean")
+                raise ValueError(
+                    "self-normalised weights are centred and have no other baseline: write "
+                    f"{name} with self_normalise=True, got {term.text}"
+                )
     k = max(term.k for stage in stages for term in stage.terms)
-    if not truncate > -np.inf or np.isnan(truncate):
-        raise ValueError(f"truncate is the largest log-ratio, a number, got {truncate}")
-    if form == "exact" and not normalise and k * truncate > LARGEST_LOG - 9:
-        raise ValueError(
-            f"truncate={truncate:g} with k = {k} lets a subset weigh e^{k * truncate:.0f}, more "
-            f"than float64 holds: use at most {(LARGEST_LOG - 9) / k:.3g}, or "
-            "self_normalise=True"
-        )
+    check_truncate(truncate, k, bounded=normalise or form != "exact")
 
 
 def own_options(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import inspect
 import math
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -145,16 +147,16 @@ def checked(verdicts: Any, count: int, name: str) -> list[Verdict]:
 
     Anything else is a mistake in the verifier's code that no retry mends, so it is an error.
     """
-    found = list(verdicts) if isinstance(verdicts, Iterable) else [verdicts]
-    for position, verdict in enumerate(found):
+    results = list(verdicts) if isinstance(verdicts, Iterable) else [verdicts]
+    for position, verdict in enumerate(results):
         if not isinstance(verdict, Verdict):
             raise TypeError(
                 f"{name} returned {type(verdict).__name__} at position {position}; a verifier "
                 "returns Verdicts: bestofk.rewards.from_function makes them of floats"
             )
-    if len(found) != count:
-        raise RuntimeError(f"{name} returned {len(found)} verdicts for {count} completions")
-    return found
+    if len(results) != count:
+        raise RuntimeError(f"{name} returned {len(results)} verdicts for {count} completions")
+    return results
 
 
 def check_judge(function: Any) -> None:
@@ -291,25 +293,37 @@ def refusals(
     seen: set[str] = set()
     for start in range(0, len(prompts), batch):
         chunk = list(prompts[start : start + batch])
-        said = verifier(chunk, [prompt.reference or "" for prompt in chunk])
-        verdicts = checked(said, len(chunk), _name_of(verifier))
+        scored = verifier(chunk, [prompt.reference or "" for prompt in chunk])
+        verdicts = checked(scored, len(chunk), _name_of(verifier))
         for prompt, verdict in zip(chunk, verdicts, strict=True):
             if prompt.id in seen:
                 refused[prompt.id] = "the id occurs twice"
             elif prompt.reference is None:
                 refused[prompt.id] = "no reference completion"
             elif verdict.status == "unscored":
-                refused[prompt.id] = f"the reference could not be scored: {verdict.detail}"
+                why = f"the reference could not be scored: {verdict.detail}"
+                refused[prompt.id] = why + _way_to_import(verdict.detail)
             elif verdict.total < 1:
                 refused[prompt.id] = "no tests"
             elif verdict.reward != 1.0:
-                refused[prompt.id] = (
-                    f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
-                ).strip()
+                why = f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
+                refused[prompt.id] = why.strip() + _way_to_import(verdict.detail)
             seen.add(prompt.id)
     if isinstance(verifier, BatchVerifier):
         refused |= verifier.doubts([prompt for prompt in prompts if prompt.id not in refused])
     return refused
+
+
+_MISSING = re.compile(r"No module named '(\w+)")
+
+
+def _way_to_import(detail: str) -> str:
+    """How to get a package that a reference or its tests could not import; empty for the rest."""
+    match = _MISSING.search(detail)
+    if match is None:
+        return ""
+    install = "" if importlib.util.find_spec(match[1]) else f"pip install {match[1]}, and "
+    return f'; {install}let programs import it: packages = ["{match[1]}"] of the code verifier'
 
 
 def prepare(
@@ -321,11 +335,11 @@ def prepare(
     """
     refused = refusals(verifier, prompts)
     if refused and not drop:
-        shown = "; ".join(f"{id}: {why}" for id, why in list(refused.items())[:20])
+        listed = "; ".join(f"{id}: {why}" for id, why in list(refused.items())[:20])
         more = f"; and {len(refused) - 20} more" if len(refused) > 20 else ""
         raise ValueError(
             f"every reference completion must score 1.0, {len(refused)} of {len(prompts)} do not: "
-            f"{shown}{more}; repair or remove them, or pass drop=True to leave them out"
+            f"{listed}{more}; repair or remove them, or pass drop=True to leave them out"
         )
     kept = [prompt for prompt in prompts if prompt.id not in refused]
     if not kept:

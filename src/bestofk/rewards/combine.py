@@ -56,10 +56,10 @@ class Weighted(BatchVerifier):
         return [_mean(self._shares, row) for row in zip(*columns, strict=True)]
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for _, part in self.parts:
-            found |= part.doubts(prompts)
-        return found
+            reasons |= part.doubts(prompts)
+        return reasons
 
     def close(self) -> None:
         for _, part in self.parts:

@@ -63,16 +63,16 @@ def each(rows: Iterable[Row], where: str, build: Callable[[Row], Made]) -> list[
     ...
     ValueError: rows.csv, row 2: no field 'a'; it has b
     """
-    made: list[Made] = []
+    built: list[Made] = []
     for number, row in enumerate(rows, start=1):
         try:
-            made.append(build(row))
+            built.append(build(row))
         except KeyError as error:
             has = ", ".join(map(str, row))
             raise ValueError(f"{where}, row {number}: no field {error}; it has {has}") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{where}, row {number}: {error}") from error
-    return made
+    return built
 
 
 def _decoded(path: Path, packed: bool) -> str:
@@ -96,7 +96,7 @@ def _parse(text: str, kind: str, path: Path) -> list[Row]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(f"a .json data file is a list of objects, {path} is not")
         return rows
-    found: list[Row] = []
+    parsed: list[Row] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -106,23 +106,23 @@ def _parse(text: str, kind: str, path: Path) -> list[Row]:
             raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: a row is an object, got {line[:60]}")
-        found.append(row)
-    return found
+        parsed.append(row)
+    return parsed
 
 
 def _csv(text: str, path: Path) -> list[Row]:
     csv.field_size_limit(sys.maxsize)  # of this process: a prompt may be long
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    found: list[Row] = []
+    parsed: list[Row] = []
     try:
         for row in reader:
             if None in row:  # where csv puts the cells that have no name
                 raise csv.Error("more cells than the first line names; put quotes around commas")
-            found.append(row)
+            parsed.append(row)
     except csv.Error as error:
         line = reader.reader.line_num
         raise ValueError(f"{path}, line {line}: {error}; or write it as .jsonl") from error
-    return found
+    return parsed
 
 
 def _parquet(path: Path) -> list[Row]:

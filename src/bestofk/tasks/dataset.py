@@ -61,13 +61,13 @@ def dataset(
         limit: at most so many prompts a split.
     """
     sources = {"train": train, "validation": validation, "test": test}
-    made = _Declaration(
+    declaration = _Declaration(
         name, prompt, answer, answer_after, spec or {}, reference, id, verifier, system, style
     )
     return from_prompts(
         name,
         {
-            key: _loader(key, source, made.prompt_of)
+            key: _loader(key, source, declaration.prompt_of)
             for key, source in sources.items()
             if source is not None
         },
@@ -269,10 +269,10 @@ class _Filler(string.Formatter):
     """Fills templates; what is null has no place in a text, where it would read "None"."""
 
     def get_field(self, name: str, args: Any, fields: Any) -> Any:
-        found, first = super().get_field(name, args, fields)
-        if found is None or (isinstance(found, float) and found != found):
+        value, first = super().get_field(name, args, fields)
+        if value is None or (isinstance(value, float) and value != value):
             raise Absent(f"the field {name!r} is null; repair or remove the row")
-        return found, first
+        return value, first
 
 
 def _reference(template: str, row: Row) -> str | None:

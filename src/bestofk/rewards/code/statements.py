@@ -263,14 +263,14 @@ def _asserting_helpers(nodes: Sequence[ast.AST]) -> set[str]:
     defined = [node for node in nodes if isinstance(node, _FUNCTIONS | ast.ClassDef)]
     helpers: set[str] = set()
     while True:
-        found = {
+        more = {
             node.name
             for node in defined
             if node.name not in helpers and any(_can_fail(part, helpers) for part in ast.walk(node))
         }
-        if not found:
+        if not more:
             return helpers
-        helpers |= found
+        helpers |= more
 
 
 def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
@@ -334,9 +334,9 @@ def _starred(module: str) -> set[str]:
     """What `from module import *` binds, for modules that are safe to look into."""
     if module not in _STARRED:
         return set()
-    found = importlib.import_module(module)
-    public = [name for name in dir(found) if not name.startswith("_")]
-    return set(getattr(found, "__all__", public))
+    imported = importlib.import_module(module)
+    public = [name for name in dir(imported) if not name.startswith("_")]
+    return set(getattr(imported, "__all__", public))
 
 
 def _free_names(nodes: Sequence[ast.AST]) -> set[str]:

@@ -35,15 +35,15 @@ class Null:
         """The program, with a function for each of the paths the tests call."""
         if not self.body:
             return "pass\n"
-        made = []
+        functions = []
         for path in paths:
             *owner, name = path.replace("()", "").split(".")
             function = f"def {name}(*args, **kwargs):\n    {self.body}\n"
             for outer in reversed(owner):
                 inner = "".join(f"    {line}\n" for line in function.splitlines())
                 function = f"class {outer}:\n{inner}"
-            made.append(function)
-        return "\n".join(made)
+            functions.append(function)
+        return "\n".join(functions)
 
 
 def reason(what: str, passed: int, total: int) -> str:
@@ -101,14 +101,14 @@ def null_programs(cut: Statements) -> list[Null]:
             return nothing
         constant = [_returning(first[0])] if _has_input(cut) or first[0] is None else []
         return [*nothing, *constant]
-    found: list[Any] = list(NOTHING) if _has_input(cut) else [None]
+    constants: list[Any] = list(NOTHING) if _has_input(cut) else [None]
     if _has_input(cut):
         for statement in cut.body:
             for value in _literals(statement, cut.names):
-                if len(found) < len(NOTHING) + _TRIED and value not in found:
-                    found.append(value)
+                if len(constants) < len(NOTHING) + _TRIED and value not in constants:
+                    constants.append(value)
     raising = [Null(f"always raises {name}", f"raise {name}") for name in _handled(cut.body)]
-    return [*nothing, *map(_returning, found), *raising]
+    return [*nothing, *map(_returning, constants), *raising]
 
 
 def has_one_answer(cut: Statements) -> bool:

@@ -71,7 +71,7 @@ def same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     if gold == answer:
         return True
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    told = 0
+    decided = 0
     for place, point in enumerate(POINTS if symbols else POINTS[:1]):
         at = _values_at(point, symbols)
         zero = _is_zero(gold.subs(at) - answer.subs(at))
@@ -79,9 +79,9 @@ def same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
             return False
         if zero is None and place < _FRACTIONAL:
             break
-        told += zero is True
+        decided += zero is True
     else:
-        return told > 0
+        return decided > 0
     return bool(sympy.simplify(gold - answer) == 0)
 
 
@@ -133,10 +133,10 @@ def _same_set(expected: Any, value: Any) -> bool:
     return _pair_up(_pieces(expected), _pieces(value), _same_piece)
 
 
-def _pair_up(wanted: list[Any], said: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+def _pair_up(reference: list[Any], response: list[Any], same: Callable[[Any, Any], bool]) -> bool:
     """Whether each of one list has one of the other to itself, whatever their order."""
-    left = list(said)
-    for one in wanted:
+    left = list(response)
+    for one in reference:
         at = next((at for at, other in enumerate(left) if same(one, other)), None)
         if at is None:
             return False
@@ -171,18 +171,18 @@ def _same_relations(expected: Any, value: Any) -> bool:
     """The same relations in any order: 1 < x < 2 is x > 1 and x < 2."""
     if not (_is_relation(expected) and _is_relation(value)):
         return False
-    wanted, said = (
+    reference, response = (
         list(one.args) if isinstance(one, sympy.And) else [one] for one in (expected, value)
     )
-    return _pair_up(wanted, said, _same_relation)
+    return _pair_up(reference, response, _same_relation)
 
 
 def _same_relation(expected: Any, value: Any) -> bool:
     """Whether one is the other times a number, a positive one for an inequality."""
     if not (isinstance(expected, Relational) and isinstance(value, Relational)):
         return False
-    (kind, a), (said_kind, b) = map(_as_difference, (expected, value))
-    if kind is not said_kind:
+    (kind, a), (response_kind, b) = map(_as_difference, (expected, value))
+    if kind is not response_kind:
         return False
     if a is None or b is None:
         return same_object(expected.lhs, value.lhs) and same_object(expected.rhs, value.rhs)

@@ -13,14 +13,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from . import bubblewrap
 from .guest.codec import CodecError, decode, encode
-from .limits import configuration
-from .outcome import Limits, Outcome, OutcomeStatus, printable
+from .guest.remote import stopped_by
+from .outcome import CallOutcome, CallStatus, Limits, printable
 from .selftest import attack
 from .worker import Worker, WorkerLost, request
+from .worker_config import configuration
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +41,7 @@ class SandboxError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Run:
+class JobResult:
     """What became of one job: `done` with a report and data, `killer` or `unscored`."""
 
     status: Literal["done", "killer", "unscored"]
@@ -125,12 +126,12 @@ class Sandbox:
 
     def _configuration(self, tier: int) -> dict[str, Any]:
         packages, paths, preload = self._describe
-        made = configuration(tier, self.limits, packages, paths, preload, self._wrapped)
-        return made | {"core": next(self._cores)}
+        config = configuration(tier, self.limits, packages, paths, preload, self._wrapped)
+        return config | {"core": next(self._cores)}
 
     def call(
         self, target: str, args: Sequence[Any] = (), *, limits: Limits | None = None
-    ) -> Outcome:
+    ) -> CallOutcome:
         """`module:function` called with `args` in the sandbox; see the package's docstring."""
         if target.count(":") != 1:
             raise ValueError(f"a target reads 'module:function', got {target!r}")
@@ -138,17 +139,17 @@ class Sandbox:
             arguments = encode((target, list(args)))
         except CodecError as error:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
-        asked = _limits(limits) or self.limits
-        packet, wall = request("call", eager=False, pure=False, limits=asked)
+        effective = _limits(limits) or self.limits
+        packet, wall = request("call", eager=False, pure=False, limits=effective)
         run = self._run(lambda worker: worker.call(packet, wall, arguments))
         if run.status != "done":
-            status: OutcomeStatus = "crashed" if run.status == "killer" else "unscored"
-            return Outcome(status, tier=self.tier, detail=run.detail)
+            status: CallStatus = "crashed" if run.status == "killer" else "unscored"
+            return CallOutcome(status, tier=self.tier, detail=run.detail)
         return _outcome(run, self.tier)
 
     def call_many(
         self, target: str, batch: Sequence[Sequence[Any]], *, limits: Limits | None = None
-    ) -> list[Outcome]:
+    ) -> list[CallOutcome]:
         """One outcome per argument list, in order, spread over the workers."""
         return self.map(lambda args: self.call(target, args, limits=limits), batch)
 
@@ -193,25 +194,26 @@ class Sandbox:
         stdio: bool = False,
         pure: bool = False,
         limits: Limits | None = None,
-    ) -> Run:
+    ) -> JobResult:
         """A program and its tests (an encoded job of `guest.checker`), each in its own process.
 
         `pure` says that running the tests changes nothing in the process that runs them, which may
         then be used again.
         """
-        asked = _limits(limits) or self.limits
-        packet, wall = request("check", eager=not stdio, pure=pure, limits=asked)
+        effective = _limits(limits) or self.limits
+        packet, wall = request("check", eager=not stdio, pure=pure, limits=effective)
         return self._run(lambda worker: worker.check(packet, wall, program, tests))
 
-    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> Run:
+    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> JobResult:
         """One job, tried again on a fresh worker when the failure is ours.
 
         A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
-        such programs unscored would let a model drop its failures.
+        such programs unscored would let a model drop its failures. The same holds for a program
+        that is killed twice, by whatever: it could do that to itself.
         """
-        deaths, detail = 0, ""
+        deaths, kills, detail = 0, 0, ""
         for attempt in range(ATTEMPTS):
-            if attempt and not deaths:
+            if attempt and not deaths and not kills:
                 time.sleep(0.2 * attempt)
             worker = None
             try:
@@ -221,7 +223,7 @@ class Sandbox:
                 deaths, detail = deaths + 1, f"its worker died: {error}"
                 self._state.discard(worker)
                 if deaths == 2:
-                    return Run("killer", {}, detail="killed its worker twice: " + detail)
+                    return JobResult("killer", {}, detail="killed its worker twice: " + detail)
             except OSError as error:
                 detail = str(error)
                 self._state.discard(worker)
@@ -229,9 +231,14 @@ class Sandbox:
                 self._state.discard(worker)
                 raise
             else:
+                kills += report["program_killed"]
+                detail = _failure_of_ours(report, kills)
+                if detail:
+                    self._state.discard(worker)
+                    continue
                 self._state.give_back(worker)
-                return Run("done", report, data)
-        return Run("unscored", {}, detail=f"the sandbox failed {ATTEMPTS} times: {detail}")
+                return JobResult("done", report, data)
+        return JobResult("unscored", {}, detail=f"the sandbox failed {ATTEMPTS} times: {detail}")
 
     def close(self) -> None:
         """End every worker. A closed sandbox starts new ones when it is used again."""
@@ -250,6 +257,17 @@ def _limits(limits: Limits | None) -> Limits | None:
     return limits
 
 
+def _failure_of_ours(report: dict[str, Any], kills: int) -> str:
+    """Why a run has to be repeated although its worker lives; empty where it need not be."""
+    if report["starved"]:
+        return "the machine was too busy to give the program its CPU time"
+    if report["checker_killed"]:
+        return "its checker was killed from outside, as when memory is short"
+    if report["program_killed"] and kills < 2:
+        return "it was killed from outside, as when memory is short"
+    return ""
+
+
 def _shuffled_cores() -> list[int]:
     """Usable cores in an order of this sandbox's own, so that those of several ranks spread.
 
@@ -262,7 +280,7 @@ def _shuffled_cores() -> list[int]:
 
 
 def _ways(least: int, most: int) -> Iterator[tuple[int, bool]]:
-    """Tiers to try, strongest first, each with whether bubblewrap makes the room."""
+    """Tiers to try, strongest first, each with whether bubblewrap makes the namespaces."""
     for tier in range(most, least - 1, -1):
         yield tier, False
         if tier == 2 and bubblewrap.available():
@@ -279,22 +297,21 @@ def _be_loud(tier: int, most: int, refused: list[str]) -> None:
         )
 
 
-def _outcome(run: Run, tier: int) -> Outcome:
+def _outcome(run: JobResult, tier: int) -> CallOutcome:
     """What a finished `call` means."""
     cpu, reason, code = run.report["cpu"], run.report["reason"], run.report["code"]
-    if reason in ("cpu", "wall"):
-        return Outcome("timeout", None, cpu, tier, f"stopped by the {reason} limit")
-    if reason == "threads":
-        return Outcome("memory", None, cpu, tier, "more threads than allowed")
+    if reason:
+        status, detail = stopped_by(reason)
+        return CallOutcome(cast(CallStatus, status), None, cpu, tier, detail)
     try:
         status, *rest = decode(run.data)
         if status == "ok" and code == 0:
-            return Outcome("ok", rest[0], cpu, tier)
+            return CallOutcome("ok", rest[0], cpu, tier)
         if status in ("raised", "memory") and code == 0:
-            return Outcome(status, None, cpu, tier, printable(": ".join(map(str, rest))))
+            return CallOutcome(status, None, cpu, tier, printable(": ".join(map(str, rest))))
     except (CodecError, ValueError, TypeError, IndexError):
         pass
-    return Outcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
+    return CallOutcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
 
 
 class _State:

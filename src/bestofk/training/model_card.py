@@ -9,13 +9,13 @@ from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective
 
 
-def card(
+def model_card(
     config: Config,
-    goal: Objective,
+    objective: Objective,
     *,
     steps: int,
     evaluations: Sequence[Mapping[str, Any]],
-    licence: str,
+    license: str,
     data: str,
     versions: Mapping[str, str],
 ) -> str:
@@ -23,23 +23,24 @@ def card(
     n, prompts = config.sampling.samples_per_prompt, config.sampling.prompts_per_step
     claim = (
         "its weights are unbiased for the gradient of the objective"
-        if goal.unbiased and config.loss.name == "exact"
+        if objective.unbiased and config.loss.name == "exact"
         else "its weights are normalised or clipped, so not an unbiased gradient"
     )
     return "\n".join(
         [
             *_front_matter(config),
-            f"# {config.model.path}, trained for {goal.text}",
+            f"# {config.model.path}, trained for {objective.text}",
             "",
-            f"Trained with bestofk for **{goal.text}** (k = {goal.k}; {claim}) on {data} "
-            f"(licence of the data: {licence}).",
+            f"Trained with bestofk for **{objective.text}** (k = {objective.k}; {claim}) on {data} "
+            f"(licence of the data: {license}).",
             "",
             f"- start: `{config.model.path}`"
             + (f", LoRA of rank {config.model.lora_rank}" if config.model.lora_rank else ""),
             f"- rollouts: {steps} steps × {prompts} prompts × n = {n} samples, "
             f"temperature {config.sampling.temperature:g}",
-            f"- loss: {config.loss.name}, {config.inner_steps} optimiser step(s) per batch, "
-            f"off-policy weights: {config.off_policy_form}",
+            f"- loss: {config.loss.name}, {config.off_policy.inner_steps} optimiser step(s) per "
+            f"batch, "
+            f"off-policy weights: {objective.off_policy}",
             f"- seed {config.run.seed}; "
             + ", ".join(f"{name} {version}" for name, version in versions.items()),
             "",
@@ -56,7 +57,7 @@ def card(
             'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
             "```",
             "",
-            f"It was trained to be sampled {goal.k} times at temperature "
+            f"It was trained to be sampled {objective.k} times at temperature "
             f"{config.sampling.temperature:g}, the best answer kept.",
             "",
             "## Config",

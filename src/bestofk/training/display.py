@@ -11,14 +11,14 @@ from typing import Any
 from bestofk.training.processes import Processes
 
 
-class View:
+class Display:
     """Plain lines, one per step; and the trackers. Silent on all processes but the first."""
 
     def __init__(self, processes: Processes, steps: int, k: int) -> None:
         self.processes, self.steps, self.k = processes, steps, k
         self._began, self._first = time.monotonic(), 0
 
-    def start(self, step: int, title: str, said: list[str], config: Mapping[str, Any]) -> None:
+    def start(self, step: int, title: str, notes: list[str], config: Mapping[str, Any]) -> None:
         """`step` steps are done already (a resumed run)."""
         self._began, self._first = time.monotonic(), step
         if self.processes.accelerator.trackers or self.processes.accelerator.log_with:
@@ -35,7 +35,7 @@ class View:
             )
         if self.processes.main:
             self.say(title)
-            for line in said:
+            for line in notes:
                 self.say(f"note: {line}")
 
     def say(self, line: str) -> None:
@@ -65,7 +65,7 @@ class View:
         """Leave the terminal as it was."""
 
 
-class LiveView(View):
+class LiveDisplay(Display):
     """A table that is drawn again at every step; what must be kept scrolls above it."""
 
     def __init__(self, processes: Processes, steps: int, k: int) -> None:
@@ -110,9 +110,9 @@ class LiveView(View):
         self._live.stop()
 
 
-def make_view(processes: Processes, steps: int, k: int) -> View:
+def make_display(processes: Processes, steps: int, k: int) -> Display:
     live = processes.main and sys.stdout.isatty()
-    return (LiveView if live else View)(processes, steps, k)
+    return (LiveDisplay if live else Display)(processes, steps, k)
 
 
 def step_line(line: Mapping[str, Any], steps: int, k: int, eta: float) -> str:

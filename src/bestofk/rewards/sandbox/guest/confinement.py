@@ -13,6 +13,7 @@ import glob
 import os
 import signal
 import sys
+from importlib.machinery import FileFinder, PathFinder
 from typing import Any
 
 from . import kernel, landlock
@@ -25,7 +26,7 @@ _UIDS = 0x70000000
 """Where the user ids of tier 3 start: one per worker, found by its process id."""
 
 
-class Room:
+class Confinement:
     """What the server must know about the place it lives in.
 
     No dataclass: its module and what that imports would make every fork dearer.
@@ -33,6 +34,8 @@ class Room:
 
     uid: int | None = None
     """User id of programs, where they get one of their own; the checker's is the next."""
+    capability = 0
+    """The one capability of programs, as a mask: reading where Landlock allows it (tier 1)."""
     counts_threads = False
     """Whether RLIMIT_NPROC counts this worker's threads alone."""
     proc: int | None = None
@@ -85,8 +88,8 @@ def hidden_folders(folders: list[str], config: dict[str, Any]) -> list[str]:
     return [spot for spot in dict.fromkeys(spots) if os.path.isdir(spot)]
 
 
-def enter(config: dict[str, Any]) -> Room:
-    """Move the calling process into its room. Returns in the process that shall serve.
+def enter(config: dict[str, Any]) -> Confinement:
+    """Confine the calling process. Returns in the process that shall serve.
 
     In tiers 3 and 2 that is a child, process 1 of its own world; the caller waits for it and exits.
     """
@@ -94,28 +97,28 @@ def enter(config: dict[str, Any]) -> Room:
     folders = library_folders(config)
     hidden = hidden_folders(folders, config)
     if config["wrapped"]:  # bubblewrap made the namespaces and the root already
-        room = Room(tier, own_pids=True)
-        room.counts_threads = _counts_threads()
+        confinement = Confinement(tier, own_pids=True)
+        confinement.counts_threads = _counts_threads()
     elif tier >= 2:
-        room = Room(tier, own_pids=True, box=True)
-        _enter_namespaces(room)
-        _build_root(room, folders, hidden, config)
+        confinement = Confinement(tier, own_pids=True, box=True)
+        _enter_namespaces(confinement)
+        _build_root(confinement, folders, hidden, config)
     else:
-        room = Room(tier)
-        room.proc = _open_proc("/proc")
-        room.uid = _usable_uid(folders) if os.geteuid() == 0 else None
-        room.counts_threads = room.uid is not None
+        confinement = Confinement(tier)
+        confinement.proc = _open_proc("/proc")
+        if os.geteuid() == 0:
+            _take_own_uid(confinement, folders)
         if tier == 1:
-            readable, listable = _split_readable(folders, hidden)
-            listable += config["import_path"]
-            rules = landlock.ruleset(readable, [], listable, ["/dev/null"])
-            room.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
+            readable = _split_readable(folders, hidden)
+            _remember_modules([*sys.path, *config["import_path"]])
+            rules = landlock.ruleset(readable, sinks=["/dev/null"])
+            confinement.rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 16)
             os.close(rules)
-            own = landlock.ruleset([*readable, "/proc"], [], listable, ["/dev/null"])
+            own = landlock.ruleset([*readable, "/proc"], sinks=["/dev/null"])
             landlock.restrict(own)  # the server itself: it imports what it is told to
             os.close(own)
         os.chdir("/")
-    return room
+    return confinement
 
 
 def slot_uid(pid: int) -> int:
@@ -129,23 +132,47 @@ def slot_uid(pid: int) -> int:
     return max(top - 2 - 2 * (pid % (span // 2)), first + 1)
 
 
-def _usable_uid(folders: list[str]) -> int | None:
-    """An own user id for tier 1 under root, where that user could still read the library."""
+def _take_own_uid(confinement: Confinement, folders: list[str]) -> None:
+    """A user id of their own for programs under root.
+
+    Where that user could not read the library (it lies in root's home, say), programs keep one
+    capability that opens files for reading: Landlock says which. Without either they would have to
+    stay root, which tier 1 does not do.
+    """
     uid = slot_uid(os.getpid())
+    for capability in (0, kernel.CAP_DAC_READ_SEARCH, kernel.CAP_DAC_OVERRIDE):
+        if _can_list(uid, capability, folders[:2]):
+            confinement.uid, confinement.capability = uid, capability
+            confinement.counts_threads = True
+            return
+    if confinement.tier == 1:
+        raise OSError(
+            f"under root, programs get a user id of their own, and no other user can read "
+            f"{folders[0]}: make it readable for others, or start as an ordinary user"
+        )
+
+
+def _can_list(uid: int, capability: int, folders: list[str]) -> bool:
+    """Whether a process with this user id and capability could list folders."""
     probe = os.fork()
     if probe == 0:
+        code = 1
         try:
+            kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            ok = all(os.access(folder, os.R_OK | os.X_OK) for folder in folders[:2])
+            kernel.set_capabilities(capability)
+            for folder in folders:
+                os.listdir(folder)
+            code = 0
         except OSError:
-            ok = False
-        os._exit(0 if ok else 1)
-    return uid if os.waitpid(probe, 0)[1] == 0 else None
+            pass
+        os._exit(code)
+    return os.waitpid(probe, 0)[1] == 0
 
 
-def _enter_namespaces(room: Room) -> None:
+def _enter_namespaces(confinement: Confinement) -> None:
     flags = (
         kernel.CLONE_NEWNS
         | kernel.CLONE_NEWPID
@@ -154,9 +181,9 @@ def _enter_namespaces(room: Room) -> None:
         | kernel.CLONE_NEWUTS
         | kernel.CLONE_NEWCGROUP
     )
-    if room.tier == 3:
-        room.uid = slot_uid(os.getpid())
-        room.counts_threads = True
+    if confinement.tier == 3:
+        confinement.uid = slot_uid(os.getpid())
+        confinement.counts_threads = True
         kernel.unshare(flags)
     else:
         uid, gid = os.geteuid(), os.getegid()
@@ -164,7 +191,7 @@ def _enter_namespaces(room: Room) -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        room.counts_threads = _counts_threads()
+        confinement.counts_threads = _counts_threads()
     server = os.fork()
     if server:
         _wait_and_exit(server)
@@ -190,7 +217,9 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[str, Any]) -> None:
+def _build_root(
+    confinement: Confinement, folders: list[str], hidden: list[str], config: dict[str, Any]
+) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     stage = "/tmp" if os.path.isdir("/tmp") else "/mnt"
     kernel.mount("root", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=4m")
@@ -198,7 +227,7 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     kernel.pivot_root(stage, stage + "/old")
     os.chdir("/")
     os.makedirs("/proc", exist_ok=True)
-    room.proc = _mount_proc()
+    confinement.proc = _mount_proc()
     for folder in folders:
         _bind(folder)
     for spot in hidden:
@@ -216,8 +245,8 @@ def _build_root(room: Room, folders: list[str], hidden: list[str], config: dict[
     kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
     limits = config["limits"]
     os.environ["HOME"] = os.environ["TMPDIR"] = BOX
-    room.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
-    room.renew_box()
+    confinement.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
+    confinement.renew_box()
 
 
 def _bind(path: str) -> None:
@@ -258,16 +287,29 @@ def _open_proc(path: str) -> int | None:
     return high
 
 
-def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
-    """Landlock rules only add, so a folder with a hidden part is opened entry by entry.
+def _remember_modules(folders: list[str]) -> None:
+    """Let the import system know for good what lies in the folders it searches.
 
-    Returns what may be read and what may only be listed (imports list the folders they search).
+    A folder with a hidden part cannot be listed, or what it hides could be listed too. Imports list
+    the folders they search, once and whenever a folder changed; these keep the first list.
     """
+    for folder in folders:
+        finder: Any = PathFinder._path_importer_cache(folder)  # type: ignore[attr-defined]
+        if isinstance(finder, FileFinder):
+            finder.find_spec("a_module_that_nobody_has")  # lists it
+            finder._fill_cache = _keep_list  # type: ignore[attr-defined]
+
+
+def _keep_list() -> None:
+    """In the place of a method that lists a folder again."""
+
+
+def _split_readable(folders: list[str], hidden: list[str]) -> list[str]:
+    """What may be read. Landlock rules only add, so a folder with a hidden part is opened entry by
+    entry."""
     readable: list[str] = ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"]
-    listable: list[str] = []
     for folder in dict.fromkeys(map(os.path.realpath, folders)):
         inside = [spot for spot in hidden if spot.startswith(folder + "/")]
-        listable += [folder] if os.path.isdir(folder) else []
         if not inside:
             readable.append(folder)
             continue
@@ -278,6 +320,5 @@ def _split_readable(folders: list[str], hidden: list[str]) -> tuple[list[str], l
             if entry not in inside and not any(s.startswith(entry + "/") for s in inside):
                 readable.append(entry)
             elif entry not in inside:
-                deeper, _ = _split_readable([entry], inside)
-                readable += deeper[4:]
-    return readable, listable
+                readable += _split_readable([entry], inside)[4:]
+    return readable

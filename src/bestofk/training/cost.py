@@ -8,6 +8,7 @@ from typing import Any
 
 from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective
+from bestofk.rare_settings import engine_options, model_options
 from bestofk.training.checks import cautions, check
 
 GIB = 2.0**30
@@ -17,23 +18,23 @@ def dry_run(config: Config) -> str:
     """What a run would do, in words and numbers.
 
     Raises:
-        ValueError: whatever the run itself would refuse before loading anything.
+        ValueError: whatever the run itself would raise before loading anything.
     """
-    goal = check(config)
+    objective = check(config)
     return "\n".join(
         [
             to_toml(config),
-            *group_lines(config, goal),
+            *group_lines(config, objective),
             *token_lines(config),
             task_line(config),
             *memory_lines(config),
-            *(f"note: {line}" for line in cautions(goal)),
+            *(f"note: {line}" for line in cautions(config, objective)),
         ]
     )
 
 
 def task_line(config: Config) -> str:
-    """The task in a line; data that are out of reach from here are no reason to refuse."""
+    """The task in a line; data that cannot be read from here are not an error."""
     from bestofk import tasks
 
     try:
@@ -43,14 +44,15 @@ def task_line(config: Config) -> str:
     return f"task: {task.name}, {task.summary or 'no summary'}; data licence: {task.licence}"
 
 
-def group_lines(config: Config, goal: Objective) -> list[str]:
+def group_lines(config: Config, objective: Objective) -> list[str]:
     """What k a group of n supports."""
     n = config.sampling.samples_per_prompt
-    steps = config.inner_steps
-    form = config.off_policy_form if steps > 1 else "on policy"
+    steps = config.off_policy.inner_steps
+    form = objective.off_policy if steps > 1 else "on policy"
     return [
-        f"objective: {goal.text}, k = {goal.k}, needs at least {goal.least_samples} samples per "
-        f"prompt; {'unbiased' if goal.unbiased else 'not unbiased (normalised)'}",
+        f"objective: {objective.text}, k = {objective.k}, needs at least "
+        f"{objective.least_samples} samples per prompt; "
+        + ("unbiased" if objective.unbiased else "biased (normalised)"),
         f"groups of n = {n} support max@k and pass@k for k up to {n - 1} with the canonical "
         f"baseline, up to {n} with :loo-1 or :none; evaluation for k up to "
         f"{config.evaluation.samples_per_prompt}",
@@ -76,7 +78,7 @@ def memory_lines(config: Config) -> list[str]:
     """Bytes by purpose; the model's shape is read from its config alone, or guessed by its name."""
     from bestofk.models import describe
 
-    lines = []
+    lines, options = [], model_options(config)
     try:
         shape = describe(config.model.path)
     except (OSError, ValueError, ImportError) as error:
@@ -96,25 +98,25 @@ def memory_lines(config: Config) -> list[str]:
         *lines,
         f"model: {config.model.path}, about {shape['parameters']:,} weights",
         f"memory, about {sum(need.values()) / GIB:.2f} GiB: {listed}"
-        + (split if config.run.fsdp else " (in each process)")
+        + (split if options.fsdp else " (in each process)")
         + ("" if "hidden" in shape else "; activations and sampling not counted"),
     ]
 
 
 def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
     """A rough upper estimate in bytes, by what it is for. Adam holds two float32 per weight."""
-    weights = float(shape["parameters"])
+    weights, options = float(shape["parameters"]), model_options(config)
     hidden, layers = float(shape.get("hidden", 0)), float(shape.get("layers", 0))
     low = 2.0 if config.model.precision == "bf16" else 4.0
     trained = weights
     if config.model.lora_rank and hidden:
         trained = min(weights, 2.0 * config.model.lora_rank * hidden * layers * 7)
-    tokens = float(config.optimiser.tokens_per_micro_batch)
-    saved = 2.0 if config.model.gradient_checkpointing else 34.0
+    tokens = float(options.tokens_per_micro_batch)
+    saved = 2.0 if options.gradient_checkpointing else 34.0
     heads = shape.get("heads") or 1
     cache = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low
     rows = min(
-        config.sampling.batch_size,
+        engine_options(config).max_rows,
         config.sampling.prompts_per_step * config.sampling.samples_per_prompt,
     )
     return {

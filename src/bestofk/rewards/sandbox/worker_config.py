@@ -21,7 +21,7 @@ def configuration(
     preload: Sequence[str],
     wrapped: bool = False,
 ) -> dict[str, Any]:
-    """The message a worker starts from; `wrapped`: bubblewrap makes the room."""
+    """The message a worker starts from; `wrapped`: bubblewrap makes the namespaces."""
     folders = [os.path.abspath(path) for path in paths]
     for folder in folders:
         if not os.path.isdir(folder):
@@ -53,13 +53,13 @@ def _parts_of_packages(packages: Sequence[str]) -> tuple[list[str], list[str]]:
     folders: list[str] = []
     parts: list[str] = []
     for name in packages:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
             raise ValueError(
                 f"packages= names installed packages, {name!r} is not: install it or leave it out"
             )
-        place = Path(found.origin)
-        place = place.parent if found.submodule_search_locations else place
+        place = Path(spec.origin)
+        place = place.parent if spec.submodule_search_locations else place
         folder = place.parent
         folders.append(str(folder))
         stem = name.replace("-", "_")

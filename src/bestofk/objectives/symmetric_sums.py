@@ -1,0 +1,222 @@
+"""Sums over all k-subsets of a group weighted by products of ratios, in O(nk), always in range.
+
+**How the numbers stay in range.** Π_{j∈I} ρ_j grows like e^{k·log ρ}. For any λ > 0 let
+p_j = ρ_j/(λ+ρ_j); then Π_{j∈I} ρ_j = λ^k Z · Π_{j∈I} p_j Π_{j∉I} (1-p_j) with Z = Π(1 + ρ_j/λ):
+up to one known factor, the elementary symmetric polynomials are probabilities of independent coin
+tosses (a Poisson-binomial distribution). Those lie in [0, 1] and their recurrence only averages, so
+nothing overflows; λ is chosen so that about k tosses succeed, so what matters does not underflow
+either. Only the final factor λ^k Z can leave the floats, and then we say so.
+
+Shapes here: the sample axis comes first, (n, groups), samples in ascending order of reward. A
+channel axis in the middle, (n, channels, groups), sums several rewards over the same tosses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from .arrays import Array, by_order, sort_with_order, without_gradient
+
+LARGEST_LOG = 709.0
+"""exp of more than this overflows float64."""
+TRACED_HALVINGS = 9
+"""Bisection steps for λ when the data may not be looked at: |log ρ| ≤ 100 to half a unit."""
+LEAST_CHANCE = 1e-280
+"""A chance below this has lost digits to underflow."""
+
+
+@dataclass(frozen=True)
+class Tosses:
+    """The tilted group: (n, groups), or (n, 1, groups) for sums with channels."""
+
+    log_ratio: Array
+    """What the tosses are made of, (n, groups)."""
+    heads: Array
+    tails: Array
+    log_scale: Array
+    """k log λ + log Z, (groups,)."""
+
+    def with_channels(self) -> Tosses:
+        """The same tosses for rewards with a channel axis."""
+        return Tosses(self.log_ratio, self.heads[:, None], self.tails[:, None], self.log_scale)
+
+
+def toss(log_ratio: Array, k: int, *, check: bool = True) -> Tosses:
+    """p_j and 1 - p_j for a λ under which about k of n tosses succeed.
+
+    Args:
+        log_ratio: (n, groups).
+        k: the size of the subsets.
+        check: False takes a fixed number of bisection steps, for tracing.
+    """
+    xp = array_namespace(log_ratio)
+    n = log_ratio.shape[0]
+    fixed = without_gradient(log_ratio)
+    # If all ratios were ρ, λ = ρ (n-k+1)/k would give p = k/(n+1): a bracket for bisection.
+    offset = float(np.log((n - k + 1) / k))
+    low = xp.min(fixed, axis=0) + offset
+    high = xp.max(fixed, axis=0) + offset
+    target = n * k / (n + 1)
+    halvings = TRACED_HALVINGS
+    if check:
+        width = float(xp.max(high - low)) if low.shape[0] else 0.0
+        halvings = max(0, int(np.ceil(np.log2(max(width, 1e-9) / 0.5))))
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        expected = xp.sum(_heads(fixed - middle)[0], axis=0)
+        low = xp.where(expected > target, middle, low)
+        high = xp.where(expected > target, high, middle)
+    log_tilt = (low + high) / 2
+    heads, tails, soft = _heads(log_ratio - log_tilt)
+    return Tosses(log_ratio, heads, tails, k * log_tilt + xp.sum(soft, axis=0))
+
+
+def _heads(log_odds: Array) -> tuple[Array, Array, Array]:
+    """p, 1 - p and -log(1 - p), smooth everywhere so that autograd is right at 0 too."""
+    xp = array_namespace(log_odds)
+    soft = xp.logaddexp(log_odds, xp.zeros_like(log_odds))
+    return xp.exp(log_odds - soft), xp.exp(-soft), soft
+
+
+def by_rank(
+    rewards: Array, log_ratio: Array, k: int, *, check: bool = True
+) -> tuple[Array, Tosses, Array]:
+    """Rewards (groups, n) by rank with the sample axis first, their tosses, and the order."""
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    logs = xp.permute_dims(by_order(log_ratio, order), (1, 0))
+    return xp.permute_dims(ordered, (1, 0)), toss(logs, k, check=check), order
+
+
+def _step(state: Array, moved: Array, heads: Array, tails: Array) -> Array:
+    """One toss: keep the state on tails, take the moved one on heads."""
+    return tails * state + heads * moved
+
+
+def prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[list[Array], list[Array]]:
+    """For every prefix: chance of m < k heads, and Σ over its k-sets of chance × best reward."""
+    xp = array_namespace(rewards)
+    none = xp.ones_like(tosses.heads[:1])
+    counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
+    best = xp.zeros_like(rewards[0])
+    all_counts, all_best = [counts], [best]
+    for j in range(rewards.shape[0]):
+        heads, tails = tosses.heads[j], tosses.tails[j]
+        best = _step(best, rewards[j] * counts[k - 1], heads, tails)
+        moved = xp.concat([xp.zeros_like(none), counts[:-1]], axis=0)
+        counts = _step(counts, moved, heads, tails)
+        all_counts.append(counts)
+        all_best.append(best)
+    return all_counts, all_best
+
+
+def with_and_without(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Array, Array]:
+    """Σ over sets of chance × best, seen from each sample i with its own toss left out.
+
+    First: sets of k - 1 other samples, i added. Second: sets of k others, without i. Third: sets of
+    k of the whole group, without the sample axis.
+
+    `ends[m]` carries, for the samples after i, Σ over sets of k - m of them of chance × best;
+    shifted by one and closed with r_i it is the same for sets that contain i.
+    """
+    xp = array_namespace(rewards)
+    counts, best = prefixes(rewards, tosses, k)
+    none_after = xp.ones_like(tosses.heads[0])
+    ends = xp.zeros((k, *rewards.shape[1:]), dtype=xp.float64, device=device(rewards))
+    with_i, without_i = [], []
+    for i in range(rewards.shape[0] - 1, -1, -1):
+        moved = xp.concat([ends[1:], (rewards[i] * none_after)[None]], axis=0)
+        with_i.append(xp.sum(counts[i] * moved, axis=0))
+        without_i.append(xp.sum(counts[i] * ends, axis=0) + best[i] * none_after)
+        ends = _step(ends, moved, tosses.heads[i], tosses.tails[i])
+        none_after = none_after * tosses.tails[i]
+    return xp.stack(with_i[::-1]), xp.stack(without_i[::-1]), best[-1]
+
+
+def gain_over_normalised_others(
+    rewards: Array, tosses: Tosses, k: int, *, check: bool = True
+) -> Array:
+    """Σ over sets of k - 1 others of chance × (best with i - M_i), i's own toss left out.
+
+    M_i is the self-normalised max@k of the other samples: Σ over their k-sets of chance × best,
+    over the same sum of chances. Rewards count from the group's best, so that nothing cancels and
+    a group in which every k-set has the same best gives exact zeros.
+
+    Args:
+        rewards: by rank, (n, groups).
+        check: False leaves out the second try for ratios so far apart that M_i underflows.
+    """
+    xp = array_namespace(rewards)
+    below = rewards - rewards[-1:]
+    both = xp.stack([below, xp.ones_like(below)], axis=1)
+    with_i, without_i, _ = with_and_without(both, tosses.with_channels(), k)
+    share = without_i[:, 1]
+    seen = share > 0
+    others = xp.where(seen, without_i[:, 0], xp.zeros_like(share)) / xp.where(
+        seen, share, xp.ones_like(share)
+    )
+    if check and bool(xp.any(share < LEAST_CHANCE)):
+        again = xp.stack(
+            [_normalised(below, tosses.log_ratio, k, i) for i in range(rewards.shape[0])]
+        )
+        others = xp.where(share < LEAST_CHANCE, again, others)
+    return with_i[:, 0] - with_i[:, 1] * others
+
+
+def _normalised(rewards: Array, log_ratio: Array, k: int, without: int) -> Array:
+    """Self-normalised max@k of all samples but one, with tosses of their own: (groups,)."""
+    xp = array_namespace(rewards)
+    rest = [
+        xp.concat([each[:without], each[without + 1 :]], axis=0) for each in (rewards, log_ratio)
+    ]
+    tosses = toss(rest[1], k)
+    best = prefixes(rest[0], tosses, k)[1][-1]
+    return best / prefixes(xp.ones_like(rest[0]), tosses, k)[1][-1]
+
+
+def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
+    """Σ over sets of k - 1 other samples of chance × (r_i - best)_+, i's own toss left out."""
+    xp = array_namespace(rewards)
+    shifted = rewards - rewards[-1:]
+    counts, best = prefixes(shifted, tosses, k - 1)
+    full = xp.zeros_like(rewards[0])  # chance of exactly k - 1 heads in the prefix
+    leads = []
+    for i in range(rewards.shape[0]):
+        leads.append(shifted[i] * full - best[i])
+        full = _step(full, counts[i][k - 2], tosses.heads[i], tosses.tails[i])
+    none_after = xp.flip(xp.cumulative_prod(xp.flip(tosses.tails, axis=0), axis=0), axis=0)
+    none_after = xp.concat([none_after[1:], xp.ones_like(none_after[:1])], axis=0)
+    return xp.stack(leads) * none_after
+
+
+def scaled(values: Array, log_scale: Array, *, check: bool = True) -> Array:
+    """values · exp(log_scale), through logarithms so that only the product has to be representable.
+
+    Raises:
+        ValueError: it is not, and `check`; otherwise it is infinite there.
+    """
+    xp = array_namespace(values)
+    filled = values != 0
+    size = xp.log(xp.abs(xp.where(filled, values, xp.ones_like(values)))) + log_scale
+    if 0 in size.shape:
+        return values
+    if check:
+        largest = float(xp.max(xp.where(filled, size, xp.zeros_like(size))))
+        if largest > LARGEST_LOG:
+            raise ValueError(
+                f"the importance weights do not fit into float64 (a k-subset weighs "
+                f"e^{largest:.0f}): bound the ratios with truncate= (e.g. truncate=0.5, the "
+                "largest log-ratio), or use self_normalise=True"
+            )
+    return xp.where(filled, xp.sign(values) * xp.exp(size), xp.zeros_like(values))
+
+
+def log_elementary(log_ratio: Array, k: int) -> Array:
+    """log e_k(ρ), (groups, n) → (groups,)."""
+    xp = array_namespace(log_ratio)
+    logs = xp.permute_dims(log_ratio, (1, 0))
+    tosses = toss(logs, k)
+    return tosses.log_scale + xp.log(prefixes(xp.ones_like(logs), tosses, k)[1][-1])

@@ -1,0 +1,301 @@
+"""What stands around the loop: the run's parts, its folder, its state, signals, display, timing."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bestofk import runs
+from bestofk.config import Config, leaves
+from bestofk.learning import Learner, NonFinite
+from bestofk.objectives import Objective
+from bestofk.rare_settings import engine_options, run_options
+from bestofk.sampling import WeightHolder
+from bestofk.training import sampler_sync
+from bestofk.training.batch import RolloutBatch
+from bestofk.training.checks import best_metric, cautions, check, check_installed
+from bestofk.training.display import Display, make_display
+from bestofk.training.processes import Processes, StopSignal, watching
+from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
+from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
+from bestofk.training.setup import RunParts, make_parts
+from bestofk.training.validation import evaluate
+from bestofk.types import Group, Prompt, Verdict
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
+    """How a run ended."""
+
+    path: Path
+    step: int
+    """Steps done."""
+    signal: int | None = None
+    """The signal that ended it early."""
+
+
+@dataclass
+class Session:
+    """A run in progress, as the loop sees it."""
+
+    config: Config
+    objective: Objective
+    processes: Processes
+    run: runs.Run
+    parts: RunParts
+    state: RunState
+    stop: StopSignal
+    display: Display
+    saved: int = -1
+    """The step of the last checkpoint."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time spent in each phase of the present step."""
+    sampler_check: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def learner(self) -> Learner:
+        return self.parts.learner
+
+    @property
+    def progress(self) -> float:
+        """The share of the run done, which schedules depend on."""
+        return self.state.step / self.config.run.steps
+
+    @property
+    def sampler_has_own_weights(self) -> bool:
+        return isinstance(self.parts.sampler, WeightHolder)
+
+    @cached_property
+    def _stream(self) -> Any:
+        return self.parts.task.split(run_options(self.config).split)
+
+    def prompt_at(self, position: int) -> Prompt:
+        """The prompt at a position of the training stream, which never ends."""
+        return self._stream.at(position)
+
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps to take; evaluates and saves in between.
+
+        Ends after the last step, or when any process was asked to leave, with a checkpoint.
+        """
+        last = self.config.run.steps
+        while not self.leaving():
+            self.seconds = {}
+            self._refresh_sampler()
+            if self._due(self.config.evaluation.every) and not self.state.is_validated:
+                self._evaluate()
+            if self._due(self.config.run.checkpoint_every):
+                self._save()
+            if self.state.step >= last:
+                return
+            yield self.state.step + 1
+        self._save()
+
+    def leaving(self) -> bool:
+        """Whether any process was asked to leave; every process gets the same answer."""
+        return self.processes.any(self.stop.is_set)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to a phase of the present step."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+    def sample(self, step: int, prompts: Sequence[Prompt], attempt: int) -> list[Group]:
+        """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""
+        if not prompts:
+            return []
+        seed = seed_of(self.config.run.seed, "train", step, attempt)
+        sampler = self.parts.sampler
+        with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
+            return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+
+    def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
+        """A verdict for each completion."""
+        with self.timed("score"):
+            return self.parts.score(groups)
+
+    @contextlib.contextmanager
+    def learning(self, step: int, batch: RolloutBatch) -> Iterator[None]:
+        """Around the optimiser steps: a step that fails leaves its batch in the run's folder."""
+        if isinstance(self.parts.sampler, WeightHolder):
+            self.parts.sampler.sleep()  # frees its memory while the learner works
+        try:
+            with self.timed("learn"):
+                yield
+        except NonFinite as error:
+            rows = self.processes.gather(sample_rows(step, batch, tokens=True))
+            kept = self.run.path
+            if self.processes.main:
+                kept = self.run.save_failure(step, failure_writer(rows, error))
+            raise ValueError(
+                f"step {step} was stopped before it changed the weights: {error}; its batch is in "
+                f"{kept}; the last checkpoint is intact; in a new run, lower "
+                "optimizer.learning_rate or set objective_options.truncate"
+            ) from error
+
+    def record(
+        self, step: int, batch: RolloutBatch, weights: np.ndarray, stats: dict[str, float]
+    ) -> None:
+        """Write down a step: its metrics, and the completions of all processes with weights."""
+        self.state = replace(
+            self.state,
+            step=step,
+            position=batch.position,
+            last_prompt=self.prompt_at(batch.position - 1).id,
+        )
+        line = metrics_line(
+            step,
+            batch,
+            {**stats, **self.sampler_check},
+            self.config,
+            self.objective,
+            self.processes,
+            seconds=self.seconds,
+        )
+        rows = self.processes.gather(sample_rows(step, batch, weights))
+        if self.processes.main:
+            self.run.record(line)
+            self.run.record_samples(step, chain.from_iterable(rows))
+        self.display.step(line)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do: the last step is taken and, where asked for, evaluated."""
+        evaluated = self.state.is_validated or not self.config.evaluation.every
+        return self.state.step >= self.config.run.steps and evaluated
+
+    @property
+    def end(self) -> TrainingEnd:
+        signal = None if self.is_complete else self.stop.signal
+        return TrainingEnd(self.run.path, self.state.step, signal)
+
+    def _due(self, every: int) -> bool:
+        """Whether something done every so many steps is due now; always at the end."""
+        return every > 0 and (
+            self.state.step % every == 0 or self.state.step == self.config.run.steps
+        )
+
+    def _refresh_sampler(self) -> None:
+        limit = engine_options(self.config).agreement
+        limit = limit or sampler_sync.AGREEMENT[self.config.model.precision]
+        sampler, learner = self.parts.sampler, self.learner
+        if not isinstance(sampler, WeightHolder):
+            return
+        prompt = self.prompt_at(learner.steps)
+        params = self.config.sampling
+        probe = partial(
+            sampler_sync.probe, sampler, learner, self.processes, prompt=prompt, params=params
+        )
+        with self.timed("update"):
+            self.sampler_check = sampler_sync.refresh(
+                sampler, learner, self.processes, probe, limit
+            )
+
+    def _evaluate(self) -> None:
+        """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
+        step, metric = self.state.step, best_metric(self.config, self.objective)
+        with sampler_sync.whole_policy(self.parts.sampler, self.learner):
+            line, batch = evaluate(
+                self.parts.sampler,
+                self.parts.task,
+                self.parts.score,
+                self.config,
+                self.processes,
+                step=step,
+                seed=seed_of(self.config.run.seed, "validation"),
+            )
+        value = line["results"].get(metric, {}).get("value")
+        better = value is not None and (self.state.best is None or value > self.state.best)
+        if self.processes.main:
+            self.run.record_evaluation(step, sample_rows(step, batch))
+            self.run.record(line)
+        if better and run_options(self.config).keep_best and step:
+            self._save_model(partial(self.run.save_best, step, value, metric))
+        self.state = replace(self.state, validated=step, best=value if better else self.state.best)
+        self.display.evaluation(line)
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless this step has one or nothing was done yet."""
+        if not 0 < self.state.step != self.saved:
+            return
+        save_checkpoint(
+            self.run,
+            self.state,
+            self.config,
+            self.learner,
+            self.processes,
+            objective=self.objective,
+            progress=self.progress,
+        )
+        self.saved = self.state.step
+
+    def _save_model(self, place: Any) -> None:
+        """Let the run folder put the whole model in a place; all processes call it."""
+        write = model_writer(
+            self.config, self.objective, self.parts.policy, self.parts.task, self.run
+        )
+        with self.learner.whole():
+            if self.processes.main:
+                place(write)
+
+
+@contextlib.contextmanager
+def open_session(config: Config, *, resume: bool, checkpoint: str | None) -> Iterator[Session]:
+    """Set a run up, or put it back where it stopped; at the end save the final model."""
+    objective = check(config)
+    check_installed(config)
+    processes = Processes(
+        device=config.model.device,
+        trackers=config.run.trackers,
+        folder=config.run.dir,
+    )
+    processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
+    run, found = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
+    display = make_display(processes, config.run.steps, objective.k)
+    try:
+        with StopSignal() as stop, watching(run.path, processes):
+            parts = make_parts(config, processes)
+            stream = parts.task.split(run_options(config).split)
+            state = restore(found, config, parts.learner, stream.at)
+            session = Session(
+                config, objective, processes, run, parts, state, stop, display,
+                saved=state.step if found else -1,
+            )  # fmt: skip
+            trained = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
+            about = title(
+                config, objective, weights=trained, processes=processes.size,
+                device=processes.device,
+            )  # fmt: skip
+            display.start(state.step, about, cautions(config, objective), dict(leaves(config)))
+            try:
+                yield session
+            finally:
+                if isinstance(parts.sampler, WeightHolder):
+                    parts.sampler.close()
+            if session.is_complete:
+                session._save_model(run.save_final)
+            processes.wait()
+        processes.close()
+    finally:
+        display.close()
+        run.close()
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed fixed by its parts."""
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:7])

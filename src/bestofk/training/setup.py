@@ -1,0 +1,119 @@
+"""The parts of a run, made from its config: task, verifier, model, learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
+
+from bestofk import models, tasks
+from bestofk.config import Config
+from bestofk.learning import Learner
+from bestofk.rare_settings import engine_options, model_options, run_options
+from bestofk.rewards import UnscoredGuard, score, verifier
+from bestofk.sampling import Sampler
+from bestofk.training.processes import Processes
+from bestofk.types import Group, Verdict
+
+Score = Callable[[Sequence[Group]], list[list[Verdict]]]
+"""Judges whole groups as one batch."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run works with."""
+
+    task: tasks.Task
+    score: Score
+    policy: models.Policy
+    learner: Learner
+    sampler: Sampler
+
+
+def make_parts(config: Config, processes: Processes) -> RunParts:
+    """Load the task and the model. The task first: it is quick, and may not exist."""
+    task, score = make_task(config)
+    policy, reference = load_policy(config, processes.device)
+    options = model_options(config)
+    learner = Learner(
+        policy.model,
+        optimisation=config.optimizer,
+        total_steps=config.run.steps * config.off_policy.inner_steps,
+        stop_grad_norm=run_options(config).stop_grad_norm,
+        max_new_tokens=config.sampling.max_new_tokens,
+        temperature=config.sampling.temperature,
+        tokens_per_micro_batch=options.tokens_per_micro_batch,
+        precision=config.model.precision,
+        gradient_checkpointing=options.gradient_checkpointing,
+        reference=reference,
+        accelerator=processes.accelerator if processes.size > 1 else None,
+        sharded=options.fsdp,
+    )
+    policy = replace(policy, model=learner.policy)
+    return RunParts(task, score, policy, learner, make_sampler(config, policy))
+
+
+def make_task(config: Config) -> tuple[tasks.Task, Score]:
+    """The task and the function that judges its groups."""
+    task = tasks.task(config.task.name, **config.task.options)
+    name = config.task.verifier or task.verifier
+    own = {} if config.task.verifier else task.verifier_options
+    judge = verifier(name, **{**own, **config.task.verifier_options})
+    guard = UnscoredGuard(run_options(config).unscored_share)
+    task.split(run_options(config).split).at(0)
+    if config.evaluation.every:
+        task.split(config.evaluation.split)
+
+    def score_groups(groups: Sequence[Group]) -> list[list[Verdict]]:
+        if not groups:
+            return []
+        verdicts = score(groups, judge)
+        guard.check(verdict for row in verdicts for verdict in row)
+        return verdicts
+
+    return task, score_groups
+
+
+def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
+    """The policy to train and, for KL without adapters, a frozen copy of it."""
+    disable_progress_bar()
+    options, rank = model_options(config), config.model.lora_rank
+    lora = None
+    if rank:
+        lora = models.Lora(rank=rank, alpha=options.lora_alpha, targets=options.lora_targets)
+
+    def load(lora: models.Lora | None) -> models.Policy:
+        return models.load(
+            config.model.path,
+            device=device,
+            lora=lora,
+            trust_remote_code=options.trust_remote_code,
+            revision=options.revision,
+        )
+
+    reference = load(None).model if config.loss.kl > 0 and lora is None else None
+    return load(lora), reference
+
+
+def make_sampler(config: Config, policy: models.Policy) -> Sampler:
+    """The engine that draws completions."""
+    options = engine_options(config)
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
+    if options.server:
+        from bestofk.sampling.vllm_server import VLLMServer
+
+        return VLLMServer(options.server, policy.model, policy.tokenizer, dtype=dtype)
+    if config.sampling.engine == "vllm":
+        from bestofk.sampling.vllm import VLLMEngine
+
+        return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=options.vllm)
+    from bestofk.sampling.decode import ModelSampler
+
+    return ModelSampler(
+        policy.model,
+        policy.tokenizer,
+        max_rows=options.max_rows,
+        precision=config.model.precision,
+    )
