@@ -26,7 +26,7 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     model = made(make, **changes)
     vocabulary = model.config.vocab_size
     sampler = GroupSampler(model, words(vocabulary), precision="bf16")
-    params = Sampling(n=n, max_new_tokens=new)
+    params = Sampling(samples_per_prompt=n, max_new_tokens=new)
     asked = prompts(count, length, vocabulary)
     first = seconds(lambda: sampler.sample(asked, seed=0, params=params), 1)[0]
     again = seconds(lambda: sampler.sample(asked, seed=0, params=params))
@@ -67,7 +67,7 @@ def tail(rows: int = 1024, n: int = 16, turns: int = 4) -> dict[str, Any]:
         model = made(smollm_135m, vocab_size=512, initializer_range=0.001)
         model.generation_config.eos_token_id = ends
         sampler = GroupSampler(model, words(512), precision="bf16", max_rows=rows)
-        params = Sampling(n=n, max_new_tokens=new)
+        params = Sampling(samples_per_prompt=n, max_new_tokens=new)
         one = asked[:count]
         groups = sampler.sample(one, seed=0, params=params)
         tokens = sum(len(c.tokens) for g in groups for c in g.completions)

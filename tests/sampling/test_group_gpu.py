@@ -26,7 +26,7 @@ def tokens(groups: list[Group]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> None:
     model = fixed(MODELS[name], device="cuda")
-    params = Sampling(n=2, max_new_tokens=30, temperature=0.0)
+    params = Sampling(samples_per_prompt=2, max_new_tokens=30, temperature=0.0)
     expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, params=params)
     sampler = GroupSampler(model, letters(26, end=1), compiled=compiled, memory_gib=8)
     found = sampler.sample(PROMPTS, seed=0, params=params)
@@ -38,9 +38,9 @@ def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> N
 @pytest.mark.parametrize(
     "params",
     [
-        Sampling(n=8, max_new_tokens=40),
-        Sampling(n=8, max_new_tokens=40, temperature=0.7, top_p=0.8, top_k=20),
-        Sampling(n=8, max_new_tokens=40, stop=("c", "da")),
+        Sampling(samples_per_prompt=8, max_new_tokens=40),
+        Sampling(samples_per_prompt=8, max_new_tokens=40, temperature=0.7, top_p=0.8, top_k=20),
+        Sampling(samples_per_prompt=8, max_new_tokens=40, stop=("c", "da")),
     ],
     ids=["plain", "truncated", "stop"],
 )
@@ -58,7 +58,7 @@ def test_draws_are_those_of_the_present_sampler_in_float32(params: Sampling, row
 
 def test_the_same_call_twice_gives_the_same_tokens() -> None:
     model = fixed(llama, device="cuda")
-    params = Sampling(n=16, max_new_tokens=60)
+    params = Sampling(samples_per_prompt=16, max_new_tokens=60)
     calls = []
     for _ in range(2):
         sampler = GroupSampler(model, letters(26, end=1), precision="bf16", memory_gib=8)
@@ -68,7 +68,7 @@ def test_the_same_call_twice_gives_the_same_tokens() -> None:
 
 def test_weights_are_taken_anew_at_every_call() -> None:
     model = fixed(llama, device="cuda")
-    params = Sampling(n=4, max_new_tokens=8)
+    params = Sampling(samples_per_prompt=4, max_new_tokens=8)
     for precision in ("fp32", "bf16"):
         sampler = GroupSampler(model, letters(26, end=1), precision=precision, memory_gib=8)
         before = tokens(sampler.sample(PROMPTS, seed=1, params=params))
@@ -85,7 +85,7 @@ def test_lora_is_sampled_with_its_adapters() -> None:
 
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     model: Any = get_peft_model(fixed(llama), config).to("cuda")
-    params = Sampling(n=4, max_new_tokens=20, temperature=0.0)
+    params = Sampling(samples_per_prompt=4, max_new_tokens=20, temperature=0.0)
     expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, params=params)
     sampler = GroupSampler(model, letters(26, end=1), memory_gib=8)
     assert tokens(sampler.sample(PROMPTS, seed=0, params=params)) == tokens(expected)
