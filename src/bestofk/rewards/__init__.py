@@ -18,8 +18,6 @@ from bestofk.rewards.base import (
     BatchVerifier,
     Judge,
     PairVerifier,
-    TooManyUnscored,
-    UnscoredGuard,
     check_judge,
     check_options,
     prepare,
@@ -27,6 +25,7 @@ from bestofk.rewards.base import (
     score,
 )
 from bestofk.rewards.combine import checked_weight, gated, weighted
+from bestofk.rewards.unscored_guard import TooManyUnscored, UnscoredGuard
 
 __all__ = [
     "VERIFIERS",
@@ -79,14 +78,22 @@ def _load(path: str) -> Any:
 
 
 def from_function(
-    function: Judge | BatchVerifier, *, threads: int = 1, sandbox: bool = False, tier: int = 1
+    function: Judge | BatchVerifier,
+    *,
+    threads: int = 1,
+    time_limit: float = 60.0,
+    sandbox: bool = False,
+    tier: int = 1,
 ) -> BatchVerifier:
     """A verifier from one function `(prompt, completion text) -> float | bool | Verdict`.
 
-    It must answer whatever the model writes; when it raises, the pair is tried again and then
-    unscored. `threads` calls it from several threads at once, for functions that wait (a judge
-    behind HTTP, say). With `sandbox` each call runs in a sandbox of at least that `tier`, with its
-    limits: for functions that hand what a model wrote to a library they do not trust.
+    It must answer whatever the model writes. When it raises, the pair is tried again and then
+    unscored, with the file, the line and the sample's id. A call that takes longer than
+    `time_limit` seconds is unscored at once, and named.
+
+    `threads` calls it from several threads at once, for functions that wait (a judge behind HTTP,
+    say). With `sandbox` each call runs in a sandbox of at least that `tier`, with its limits: for
+    functions that hand what a model wrote to a library they do not trust.
 
     A verifier is returned as it is: `"package.module:name"` in a recipe may name either.
     """
@@ -98,7 +105,7 @@ def from_function(
         return function
     check_judge(function)
     if not sandbox:
-        return PairVerifier(function, threads=threads)
+        return PairVerifier(function, threads=threads, time_limit=time_limit)
     from bestofk.rewards.sandboxed import SandboxedVerifier
 
     return SandboxedVerifier(function, tier=tier)
