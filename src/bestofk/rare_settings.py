@@ -28,8 +28,9 @@ class ModelOptions(Section):
     """Modules that get adapters, by name; none named takes all linear layers but the head."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
-    tokens_per_micro_batch: Count = 16384
-    """Tokens per forward and backward pass; bounds memory, changes nothing else."""
+    tokens_per_micro_batch: Count | None = None
+    """Tokens per forward and backward pass; bounds memory, changes nothing else. By default as many
+    as suit the model and the GPU's total memory; 16,384 on CPU."""
     fsdp: bool = False
     """Shards the weights over the processes (FSDP2) instead of copying them (DDP)."""
 

@@ -111,7 +111,7 @@ def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
     trained = weights
     if config.model.lora_rank and hidden:
         trained = min(weights, 2.0 * config.model.lora_rank * hidden * layers * 7)
-    tokens = float(options.tokens_per_micro_batch)
+    tokens = float(options.tokens_per_micro_batch or 16_384)
     saved = 2.0 if options.gradient_checkpointing else 34.0
     heads = shape.get("heads") or 1
     cache = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low

@@ -28,6 +28,7 @@ from bestofk.training.display import Display, make_display
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
 from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
+from bestofk.training.scoring_aside import ScoringAside
 from bestofk.training.setup import RunParts, make_parts
 from bestofk.training.validation import evaluate
 from bestofk.types import Group, Prompt, Verdict
@@ -122,11 +123,23 @@ class Session:
         seed = seed_of(self.config.run.seed, "train", step, attempt)
         sampler = self.parts.sampler
         with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
-            return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+            if not hasattr(sampler, "stream"):
+                return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+            found: dict[int, Group] = {}
+            for at, group in sampler.stream(prompts, seed=seed, params=self.config.sampling):
+                found[at] = group
+                self._aside.submit(group)
+            return [found[at] for at in range(len(prompts))]
+
+    @cached_property
+    def _aside(self) -> ScoringAside:
+        return ScoringAside(self.parts.score)
 
     def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
-        """A verdict for each completion."""
+        """A verdict for each completion; groups that were sampled first may have theirs already."""
         with self.timed("score"):
+            if hasattr(self.parts.sampler, "stream"):
+                return self._aside.collect(groups)
             return self.parts.score(groups)
 
     @contextlib.contextmanager

@@ -52,7 +52,7 @@ def make_parts(config: Config, processes: Processes) -> RunParts:
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
-    return RunParts(task, score, policy, learner, make_sampler(config, policy))
+    return RunParts(task, score, policy, learner, make_sampler(config, policy, processes.device))
 
 
 def make_task(config: Config) -> tuple[tasks.Task, Score]:
@@ -97,8 +97,8 @@ def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
     return load(lora), reference
 
 
-def make_sampler(config: Config, policy: models.Policy) -> Sampler:
-    """The engine that draws completions."""
+def make_sampler(config: Config, policy: models.Policy, device: str = "cpu") -> Sampler:
+    """The engine that draws completions; `auto` is the group engine on CUDA, else transformers."""
     options = engine_options(config)
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
     if options.server:
@@ -109,6 +109,22 @@ def make_sampler(config: Config, policy: models.Policy) -> Sampler:
         from bestofk.sampling.vllm import VLLMEngine
 
         return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=options.vllm)
+    cuda = str(device).startswith("cuda")
+    if config.sampling.engine == "group" and not cuda:
+        raise ValueError(
+            f"sampling.engine = 'group' needs a CUDA GPU and the device is {device}: use 'auto' or "
+            "'transformers'"
+        )
+    if cuda and config.sampling.engine in ("auto", "group"):
+        from bestofk.sampling.group import GroupSampler
+
+        return GroupSampler(
+            policy.model,
+            policy.tokenizer,
+            max_rows=options.max_rows,
+            precision=config.model.precision,
+            copied=model_options(config).fsdp,
+        )
     from bestofk.sampling.decode import ModelSampler
 
     return ModelSampler(
