@@ -71,7 +71,7 @@ class SamplingSection(Sampling):
     """transformers runs any model, also on CPU; vllm holds its own copy of the weights; auto takes
     the fastest that can run the model here."""
     engine_options: Options = field(default_factory=dict)
-    """Rare settings: max_rows; server, agreement and vLLM's own (max_model_len, …)."""
+    """Rare settings: max_rows, agreement; server and vLLM's own (max_model_len, …)."""
 
 
 @dataclass(frozen=True, kw_only=True)
