@@ -71,7 +71,7 @@ class SamplingSection(Sampling):
     """group computes each prompt once on a CUDA GPU; transformers runs any model, also on CPU; vllm
     holds its own copy of the weights; auto takes group on CUDA, else transformers."""
     engine_options: Options = field(default_factory=dict)
-    """Rare settings: max_rows; server, agreement and vLLM's own (max_model_len, …)."""
+    """Rare settings: max_rows, agreement; server and vLLM's own (max_model_len, …)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class EngineOptions(Section):
     """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
     agreement: Positive | None = None
     """The run stops when the sampler's log-probs differ from the learner's by more than this per
-    token; by default 0.001 in fp32 and 0.2 in bf16."""
+    token on average, with any engine; by default 0.001 in fp32 and 0.1 in bf16."""
     vllm: Mapping[str, Any] = field(default_factory=dict)
     """Everything else, passed to vLLM: gpu_memory_utilization, max_model_len, max_num_seqs, …"""
 

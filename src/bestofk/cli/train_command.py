@@ -158,8 +158,8 @@ def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -
     from bestofk.runs import refuse_begun
     from bestofk.training.checks import check, check_installed
 
-    check_installed(config)
     check(config)  # before torch is imported, let alone a model loaded
+    check_installed(config)
     first = os.environ.get("RANK", "0") == "0"
     if first and not resume:
         refuse_begun(config.run.dir)

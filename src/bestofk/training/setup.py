@@ -12,8 +12,9 @@ from bestofk import models, tasks
 from bestofk.config import Config
 from bestofk.learning import Learner
 from bestofk.rare_settings import engine_options, model_options, run_options
-from bestofk.rewards import UnscoredGuard, score, verifier
+from bestofk.rewards import BatchVerifier, UnscoredGuard, score, verifier
 from bestofk.sampling import Sampler
+from bestofk.training.context import check_task_context
 from bestofk.training.processes import Processes
 from bestofk.types import Group, Verdict
 
@@ -35,8 +36,17 @@ class RunParts:
 def make_parts(config: Config, processes: Processes) -> RunParts:
     """Load the task and the model. The task first: it is quick, and may not exist."""
     task, score = make_task(config)
-    policy, reference = load_policy(config, processes.device)
     options = model_options(config)
+    check_task_context(
+        config,
+        task,
+        *models.describe_policy(
+            config.model.path,
+            trust_remote_code=options.trust_remote_code,
+            revision=options.revision,
+        ),
+    )
+    policy, reference = load_policy(config, processes.device)
     learner = Learner(
         policy.model,
         optimisation=config.optimizer,
@@ -58,9 +68,7 @@ def make_parts(config: Config, processes: Processes) -> RunParts:
 def make_task(config: Config) -> tuple[tasks.Task, Score]:
     """The task and the function that judges its groups."""
     task = tasks.task(config.task.name, **config.task.options)
-    name = config.task.verifier or task.verifier
-    own = {} if config.task.verifier else task.verifier_options
-    judge = verifier(name, **{**own, **config.task.verifier_options})
+    judge = make_verifier(config, task)
     guard = UnscoredGuard(run_options(config).unscored_share)
     task.split(run_options(config).split).at(0)
     if config.evaluation.every:
@@ -74,6 +82,13 @@ def make_task(config: Config) -> tuple[tasks.Task, Score]:
         return verdicts
 
     return task, score_groups
+
+
+def make_verifier(config: Config, task: tasks.Task) -> BatchVerifier:
+    """The verifier the config names, or else the task's own."""
+    name = config.task.verifier or task.verifier
+    own = {} if config.task.verifier else task.verifier_options
+    return verifier(name, **{**own, **config.task.verifier_options})
 
 
 def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
