@@ -12,20 +12,25 @@ import functools
 import importlib.util
 import inspect
 import math
+import os
 import re
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from bestofk.common import unknown
-from bestofk.types import Group, Prompt, Status, Verdict
+from bestofk.types import Group, Prompt, Status, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
-"""What a judging function may return; a float lies in [0, 1], or is NaN for "could not tell"."""
+"""What a judging function may return; NaN means that it could not tell."""
 Judge: TypeAlias = Callable[[Prompt, str], Judgement]
+
+_OWN_CODE = str(Path(__file__).parents[1]) + os.sep
 
 RETRIES = 2
 """How often a pair whose judging broke is tried again before it is `unscored`."""
@@ -184,8 +189,15 @@ def check_judge(function: Any) -> None:
 
 
 def broken(name: str, prompt: Prompt, error: BaseException) -> Verdict:
-    """The unscored verdict for a verifier that raised."""
-    return Verdict.unscored(f"{name} raised on {prompt.id}: {type(error).__name__}: {error}"[:500])
+    """The unscored verdict for a verifier that raised, with the first line that is not ours."""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith(_OWN_CODE):
+            where = f" ({frame.f_code.co_filename}, line {line})"
+            break
+    return Verdict.unscored(
+        f"{name} raised on {prompt.id}: {type(error).__name__}: {str(error)[:300]}{where}"
+    )
 
 
 def as_verdict(judgement: Judgement) -> Verdict:
@@ -198,13 +210,12 @@ def as_verdict(judgement: Judgement) -> Verdict:
         return judgement
     if judgement is None or isinstance(judgement, str | bytes):
         raise TypeError(
-            f"a judging function returns a float in [0, 1], a bool or a Verdict, got {judgement!r}"
+            f"a judging function returns a number, a bool or a Verdict, got {judgement!r}"
         )
     reward = float(judgement)
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")
-    status: Status = "correct" if reward == 1.0 else "partial" if reward > 0.0 else "incorrect"
-    return Verdict(reward=reward, status=status, passed=int(reward == 1.0), total=1)
+    return Verdict(reward, status_of(reward), passed=int(reward >= 1.0), total=1)
 
 
 def right(detail: str = "", total: int = 1) -> Verdict:
