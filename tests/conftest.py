@@ -1,7 +1,12 @@
 """Settings that hold for every test."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# As the command does: threads that spin while they wait make a busy machine crawl.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No test is timed, examples are the same on every machine, and a busy machine changes nothing.
 settings.register_profile("bestofk", deadline=None, derandomize=True)

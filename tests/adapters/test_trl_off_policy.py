@@ -115,17 +115,35 @@ def test_pass_at_k_and_options_of_the_objective_go_through(tmp_path):
     assert_same(inner.seen, found)
 
 
-def test_truncate_as_an_argument_of_the_trainer_is_the_objectives(tmp_path):
-    seen = []
-    for goal, more in (
-        ("max@4", {"truncate": 0.01}),
-        (bestofk.objective("max@4", truncate=0.01), {}),
-    ):
-        named = {"train_dataset": prompts(), **more}
-        run, inner = inner_run(tmp_path, Judge(), goal, num_iterations=2, max_steps=2, named=named)
-        run.train()
-        seen.append(inner.seen)
-    assert seen[0] == seen[1]
+@pytest.mark.parametrize("option", [{"truncate": 0.01}, {"trust_region": (0.02, 0.02)}], ids=str)
+def test_options_of_the_objective_are_arguments_of_the_trainer(option, tmp_path):
+    judge = Judge()
+    named = {"train_dataset": prompts(), **option}
+    run, inner = inner_run(tmp_path, judge, num_iterations=3, max_steps=3, named=named)
+    run.train()
+    goal = bestofk.objective("max@4", **option)
+    found, ours = replay(judge.rows, goal, 3, 2)
+    free, _ = replay(judge.rows, "max@4", 3, 2)
+    assert not np.allclose(found[-1][0], free[-1][0], atol=1e-3)  # it did something
+    assert_same(inner.seen, found)
+    assert_model(run, ours)
+
+
+def test_how_far_the_policy_has_moved_is_logged(tmp_path):
+    judge, region = Judge(), (0.02, 0.02)
+    goal = bestofk.objective("max@4", trust_region=region)
+    run, _ = inner_run(tmp_path, judge, goal, num_iterations=3, max_steps=3)
+    run.train()
+    found, _ = replay(judge.rows, goal, 3, 2)
+    for line, (_, log_ratio, _) in zip(logged(run), found, strict=True):
+        rewards = judge.rewards(8).astype(float)
+        whole = bestofk.advantages(rewards, "max@4", log_ratio=log_ratio)
+        outside = ((whole > 0) & (log_ratio > 0.02)) | ((whole < 0) & (log_ratio < -0.02))
+        distance = np.mean(np.exp(log_ratio) - 1 - log_ratio)
+        assert line["masked"] == pytest.approx(outside.mean())
+        assert line["effective_share"] == pytest.approx(np.exp(-8 * distance), abs=1e-4)
+        assert line["log_ratio_max"] == pytest.approx(np.abs(log_ratio).max(), abs=1e-4)
+    assert [line["masked"] > 0 for line in logged(run)] == [False, True, True]
 
 
 def test_a_new_batch_starts_on_policy(tmp_path):

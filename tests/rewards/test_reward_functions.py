@@ -24,9 +24,10 @@ def test_a_function_is_found_in_a_file_and_may_import_its_neighbour(tmp_path: Pa
         "from neighbour_of_reward import full\n"
         "def reward(completion, answer): return full() if str(answer) in completion else 0.0\n"
     )
-    judge = verifier(f"{file}:reward")
+    judge: Any = verifier(f"{file}:reward")
     assert [v.reward for v in judge([PROMPT] * 2, ["4", "5"])] == [1.0, 0.0]
-    assert verifier(f"{file}:reward").judge.__self__.function is judge.function  # type: ignore
+    again: Any = verifier(f"{file}:reward")
+    assert again.function is judge.function
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
@@ -136,10 +137,10 @@ def test_a_reward_that_hangs_is_unscored_and_the_run_goes_on(batch: bool) -> Non
     def whole(completions: list) -> list[float]:
         return [pair(PROMPT, text) for text in completions]
 
-    judge = from_function(whole if batch else pair, timeout=0.3)
+    judge = from_function(whole if batch else pair, time_limit=0.3)
     verdicts = judge([PROMPT], ["slow"]) + judge([PROMPT], ["fine"])
     assert [v.status for v in verdicts] == ["unscored", "correct"]
-    assert "longer than 0.3 s" in verdicts[0].detail
+    assert "no answer within 0.3 s" in verdicts[0].detail
 
 
 def test_an_exception_is_told_with_file_line_and_sample(tmp_path: Path) -> None:
@@ -147,8 +148,7 @@ def test_an_exception_is_told_with_file_line_and_sample(tmp_path: Path) -> None:
     file.write_text("def reward(prompt, completion):\n    return int(completion)\n")
     (verdict,) = verifier(f"{file}:reward")([PROMPT], ["four"])
     assert verdict.status == "unscored"
-    assert "reward raised on sum: ValueError: invalid literal" in verdict.detail
-    assert f"({file}, line 2)" in verdict.detail
+    assert f"reward raised on sample sum at {file}:2: ValueError: invalid" in verdict.detail
 
 
 def test_a_weighted_sum_of_rewards_outside_the_unit_interval() -> None:

@@ -25,7 +25,8 @@ GROUPS = {
         "model": "describe a model by name, folder or GGUF file; fetch SmolLM2",
     },
     "Evaluate": {
-        "eval": "pass@k and max@k with intervals: files, a model or an endpoint",
+        "sample": "draw and score samples from a model or an endpoint, into a file",
+        "eval": "pass@k and max@k with intervals, from files of many tools",
         "compare": "is B better than A, at which k, and how certain is that",
         "plan": "how many problems and samples an interval or a power needs",
         "report": "one self-contained page on runs and samples; figures for papers",
@@ -93,6 +94,8 @@ def _run(arguments: list[str]) -> int:
             rest.remove(flag)
             os.environ[variable] = "1"
     warnings.showwarning = _show_warning
+    # Threads of PyTorch that spin while they wait make a busy machine crawl; set before it loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return importlib.import_module(f"bestofk.cli.{verb}_command").main(rest)
     except KeyboardInterrupt:

@@ -10,9 +10,8 @@ from .comparison import compare
 from .curves import curve
 from .diversity import diversity
 from .extrapolate import extrapolate
-from .files import Row, locate, mapping, read, rows
+from .files import locate, mapping, read, rows
 from .planning import Population, plan, population
-from .records import BadFile
 from .results import (
     METRICS,
     Comparison,
@@ -29,7 +28,9 @@ from .results import (
     Samples,
 )
 from .reweighting import off_policy
+from .sample_rows import SampleRow
 from .table import samples
+from .unpacking import BadFile
 
 __all__ = [
     "METRICS",
@@ -46,7 +47,7 @@ __all__ = [
     "PlanRow",
     "Population",
     "ReweightedEstimate",
-    "Row",
+    "SampleRow",
     "Samples",
     "compare",
     "curve",

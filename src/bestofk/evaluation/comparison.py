@@ -8,6 +8,7 @@ little there, because neighbouring k are almost the same question.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -204,6 +205,7 @@ def _common(
 ) -> tuple[tuple[str, ...], list[np.ndarray], int, tuple[str, ...]]:
     """Problems that count in every run, their rows in each, the largest k, and notes."""
     shared = set.intersection(*(set(run.problems) for run in runs))
+    _check_spelling(runs, shared)
     if not shared:
         examples = ", ".join(f"{run.name} has {run.problems[0]!r}" for run in runs if run.problems)
         raise ValueError(
@@ -226,6 +228,28 @@ def _common(
         row = {problem: number for number, problem in enumerate(run.problems)}
         kept.append(np.array([row[problem] for problem in common]))
     return common, kept, min(limits), tuple(notes)
+
+
+def _check_spelling(runs: Sequence[Samples], shared: set[str]) -> None:
+    """Raise an error where ids hardly overlap, but would if they were spelled alike."""
+    fewest = min(len(run.problems) for run in runs)
+    if len(shared) >= LEAST_OVERLAP * fewest:
+        return
+    spelled = [{_plain_id(problem): problem for problem in run.problems} for run in runs]
+    alike = set.intersection(*(set(each) for each in spelled))
+    if len(alike) > 2 * len(shared) and len(alike) >= LEAST_OVERLAP * fewest:
+        one = next(key for key in sorted(alike) if len({each[key] for each in spelled}) > 1)
+        forms = " and ".join(repr(each[one]) for each in spelled)
+        raise ValueError(
+            f"the runs have {len(shared)} of {fewest} problem ids in common, but {len(alike)} but "
+            f"for their spelling ({forms}): write the ids alike, or name another column with --map "
+            "problem_id=..."
+        )
+
+
+def _plain_id(problem: str) -> str:
+    """An id without capitals, spaces, and zeros before a number."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", "".join(problem.lower().split()))
 
 
 def _subset(run: Samples, problems: set[str]) -> Samples:
@@ -345,8 +369,16 @@ def _range(counts: np.ndarray) -> tuple[int, int]:
 
 
 def _pair_notes(a: Samples, b: Samples) -> tuple[str, ...]:
-    return tuple(
+    notes = tuple(
         f"{count} problems of {run.name} are not in {other.name} and are not compared"
         for run, other in ((a, b), (b, a))
         if (count := len(_apart(run, other)))
     )
+    shared = len(set(a.problems) & set(b.problems))
+    fewest = min(len(a.problems), len(b.problems))
+    if shared < LEAST_OVERLAP * fewest:
+        notes += (
+            f"only {shared} of {fewest} problems are in both runs: is this the same task, and "
+            "are the ids those of problems?",
+        )
+    return notes

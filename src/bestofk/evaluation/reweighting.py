@@ -84,7 +84,7 @@ def _require_logprobs(samples: Samples) -> None:
         raise ValueError(
             f"{samples.name}: the off-policy estimate needs two log-probabilities per sample, "
             f"under the policy that sampled and under the new one; there is no {missing}: name "
-            f"the column with --columns {missing}=..."
+            f"the column with --map {missing}=..."
         )
 
 

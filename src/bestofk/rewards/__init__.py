@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,6 @@ from bestofk.common import unknown
 from bestofk.rewards.base import (
     BatchVerifier,
     PairVerifier,
-    TooManyUnscored,
-    UnscoredGuard,
     check_judge,
     check_options,
     prepare,
@@ -25,6 +24,7 @@ from bestofk.rewards.base import (
     score,
 )
 from bestofk.rewards.combine import checked_weight, gated, weighted
+from bestofk.rewards.unscored_guard import TooManyUnscored, UnscoredGuard
 from bestofk.rewards.user_functions import (
     BatchFunctionVerifier,
     FunctionVerifier,
@@ -80,7 +80,7 @@ def from_function(
     function: Any,
     *,
     threads: int = 1,
-    timeout: float | None = None,
+    time_limit: float = 60.0,
     sandbox: bool = False,
     tier: int = 1,
 ) -> BatchVerifier:
@@ -90,21 +90,21 @@ def from_function(
     - `(completion, answer, …)`: a parameter named `completion`; the others are fields of the row.
     - `(prompts, completions, **columns)`: a batch, as TRL's reward functions; returns a list.
 
-    It must answer whatever the model writes. A call that raises is repeated and then unscored.
+    It must answer whatever the model writes. A call that raises is repeated and then unscored, with
+    the file, the line and the sample's id.
 
     Args:
         threads: calls at once, for functions that wait (for a judge behind HTTP, say).
-        timeout: seconds a call may take before it counts as unscored.
+        time_limit: seconds; a call that takes longer is unscored at once, and named.
         sandbox, tier: run each call in a sandbox of at least that tier, with its limits: for
             functions that pass what a model wrote to a library they do not trust.
 
     A verifier is returned as it is.
     """
     if isinstance(function, BatchVerifier):
-        if threads != 1 or sandbox or timeout is not None:
+        if threads != 1 or sandbox:
             raise ValueError(
-                "threads, timeout and sandbox are for functions, "
-                f"{function.name} is a verifier already"
+                f"threads and sandbox are for functions, {function.name} is a verifier already"
             )
         return function
     if takes_batches(function):
@@ -113,15 +113,15 @@ def from_function(
                 f"{function.__name__} takes whole batches: threads and sandbox are for functions "
                 "of one completion"
             )
-        return BatchFunctionVerifier(function, timeout=timeout)
+        return BatchFunctionVerifier(function, time_limit=time_limit)
     if not takes_columns(function):
         check_judge(function)
     if not sandbox:
-        return FunctionVerifier(function, threads=threads, timeout=timeout)
-    if takes_columns(function) or timeout is not None:
+        return FunctionVerifier(function, threads=threads, time_limit=time_limit)
+    if takes_columns(function):
         raise ValueError(
-            f"a sandboxed function is (prompt, completion) and has the sandbox's own time limit; "
-            f"got {getattr(function, '__name__', function)} with timeout = {timeout}"
+            "a sandboxed function is (prompt, completion), got "
+            f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
         )
     from bestofk.rewards.sandboxed import SandboxedVerifier
 

@@ -11,14 +11,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from bestofk.common import unknown
 from bestofk.rewards.base import BatchVerifier, PairVerifier, as_verdict
+from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import Prompt, Verdict
 
 EXAMPLE = "myreward.py:reward"
@@ -116,50 +116,37 @@ def columns_for(function: Any, prompt: Prompt) -> dict[str, Any]:
 
 
 class FunctionVerifier(PairVerifier):
-    """A user's function of one completion, called with the fields of the row that it names.
+    """A user's function of one completion, called with the fields of the row that it names."""
 
-    Args:
-        timeout: seconds a call may take; a call that takes longer is unscored, and left behind in
-            its thread. To end it for certain, use the sandbox.
-    """
-
-    def __init__(self, function: Any, *, threads: int = 1, timeout: float | None = None) -> None:
-        self.function, self.timeout = function, checked_timeout(timeout)
-        self._by_name = takes_columns(function)
-        super().__init__(self._call, name=_name_of(function), threads=threads)
+    def __init__(self, function: Any, *, threads: int = 1, time_limit: float | None = None) -> None:
+        self.function, self._by_name = function, takes_columns(function)
+        judge = self._call if self._by_name else function
+        super().__init__(judge, name=_name_of(function), threads=threads, time_limit=time_limit)
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raise where the row lacks a field that the function needs."""
-        check_columns(self.name, self.function if self._by_name else None, prompt)
+        if self._by_name:
+            check_columns(self.name, self.function, prompt)
 
     def _call(self, prompt: Prompt, text: str) -> Any:
-        if self._by_name:
-            names = parameters_of(self.function)
-            columns = {"completion": text, **columns_for(self.function, prompt)}
-            if "prompt" in names:
-                columns["prompt"] = prompt
-            call: Callable[[], Any] = lambda: self.function(**columns)  # noqa: E731
-        else:
-            call = lambda: self.function(prompt, text)  # noqa: E731
-        try:
-            return within(self.timeout, call)
-        except CallTimedOut:
-            return Verdict.unscored(
-                f"{self.name} took longer than {self.timeout:g} s on {prompt.id}; raise "
-                "task.verifier_options.timeout, or repair it"
-            )
+        columns = {"completion": text, **columns_for(self.function, prompt)}
+        if "prompt" in parameters_of(self.function):
+            columns["prompt"] = prompt
+        return self.function(**columns)
 
 
 class BatchFunctionVerifier(BatchVerifier):
     """A user's function of a batch: `(prompts, completions, **columns) -> list of numbers`.
 
     Prompts and completions are strings; where the data's `prompt` field is a list of messages, both
-    are lists of messages, as in TRL. None in the answer means that the completion has no score.
+    are lists of messages, as in TRL. None in the answer means that the completion has no score. The
+    time limit is per completion.
     """
 
-    def __init__(self, function: Any, *, timeout: float | None = None) -> None:
-        self.function, self.timeout = function, checked_timeout(timeout)
-        self.name = _name_of(function)
+    def __init__(self, function: Any, *, time_limit: float = 60.0) -> None:
+        if not time_limit > 0:
+            raise ValueError(f"time_limit is a positive number of seconds, got {time_limit}")
+        self.function, self.time_limit, self.name = function, time_limit, _name_of(function)
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raise where the row lacks a field that the function needs."""
@@ -176,9 +163,11 @@ class BatchFunctionVerifier(BatchVerifier):
         if "prompts" in names or any(each.kind is each.VAR_KEYWORD for each in names.values()):
             columns["prompts"] = [prompt for prompt, _ in pairs]
         try:
-            found = within(self.timeout, lambda: self.function(**columns))
-        except CallTimedOut:
-            late = f"{self.name} took longer than {self.timeout:g} s for {len(texts)} completions"
+            found = limited_call(
+                lambda: self.function(**columns), self.time_limit * len(texts), self.name
+            )
+        except CallTimeout as error:
+            late = f"{self.name} timed out on {len(texts)} completions: {error}"
             return [Verdict.unscored(late)] * len(texts)
         rewards = list(found)
         if len(rewards) != len(texts):
@@ -216,38 +205,6 @@ def check_columns(name: str, function: Any, prompt: Prompt) -> None:
             f"reward function {name} takes {', '.join(missing)}, and the rows have {have}: rename "
             "the parameter, or give it a default"
         )
-
-
-class CallTimedOut(Exception):
-    """A user's function did not return in time."""
-
-
-def within(seconds: float | None, call: Callable[[], Any]) -> Any:
-    """What `call` returns or raises; `CallTimedOut` when it takes longer than `seconds`."""
-    if seconds is None:
-        return call()
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["value"] = call()
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True, name="reward")
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise CallTimedOut
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]
-
-
-def checked_timeout(seconds: float | None) -> float | None:
-    if seconds is not None and not 0 < seconds < threading.TIMEOUT_MAX:
-        raise ValueError(f"timeout is a number of seconds above 0, got {seconds}")
-    return seconds
 
 
 def _name_of(function: Any) -> str:

@@ -29,7 +29,7 @@ from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
-LOOK = 16
+LOOK = 8
 """Tokens between two looks of the host, where rows can end before their limit."""
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest mean |log-prob difference| to a plain forward pass at the first call."""
@@ -248,8 +248,7 @@ class _Turn:
         changed = self._admit()
         ready: tuple[list[int], Any] | None = None
         while table.active().size:
-            engine.ready(self.width, self.params)
-            engine.push(table, rows_changed=changed)
+            engine.push(table, self.width, self.params, rows_changed=changed)
             steps = self._steps()
             engine.run(self.width, steps, self.params)
             stats["steps"] += steps

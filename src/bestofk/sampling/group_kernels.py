@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bestofk.sampling.group_ops import TILED
+
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
 
@@ -242,7 +244,14 @@ def power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-TUNED = {"row_block": 64, "row_warps": 4, "row_stages": 3, "tile": 64, "tile_block": 64}
+def shapes(size: int, bytes_each: int) -> dict[str, int]:
+    """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds."""
+    if size * bytes_each > 256:
+        return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
+    return TUNED
+
+
+TUNED = {"block": 64, "warps": 2, "stages": 2, "tile_block": 64, "tile_stages": 2}
 
 
 def attend(
@@ -256,23 +265,25 @@ def attend(
     g, wide = heads // shared, max(16, power(size))
     out = torch.empty(rows, 1, heads, size, device=query.device, dtype=query.dtype)
     acc = top = total = out
+    tuned = shapes(size, query.element_size())
     flags = {"D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0}
     if split:
         acc = torch.empty(rows, heads, size, device=query.device)
         top = torch.empty(rows, heads, device=query.device)
         total = torch.empty_like(top)
         gp = power(g)
-        prefix_kernel[(rows, shared)](
+        prefix_kernel[(max(1, rows // TILED), shared)](
             query, prefix_keys, prefix_values, acc, top, total, slots, tiles, scale, cap, window,
             query.stride(0), query.stride(1), most, HK=shared, G=g, GP=gp,
-            ROWS=tiles.shape[1] - 2, B=TUNED["tile_block"], num_warps=4, **flags,
+            ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
+            num_stages=tuned["tile_stages"], **flags,
         )  # fmt: skip
     row_kernel[(rows, shared)](
         query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
         slots, span, scale, cap, window, query.stride(0), query.stride(1), key.stride(0),
         key.stride(1), value.stride(0), value.stride(1), most, HK=shared, G=g, M=max(16, power(g)),
-        B=TUNED["row_block"], SPLIT=split, num_warps=TUNED["row_warps"],
-        num_stages=TUNED["row_stages"], **flags,
+        B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
+        num_stages=tuned["stages"], **flags,
     )  # fmt: skip
     return out
 

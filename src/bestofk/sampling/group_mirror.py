@@ -274,9 +274,9 @@ def engine_attention(
         )  # fmt: skip
         return out, None
     else:
-        source, into = module.engine_source, module.engine_into
-        module.engine_pk.index_copy_(0, into, key.transpose(1, 2)[source])  # type: ignore[operator]
-        module.engine_pv.index_copy_(0, into, value.transpose(1, 2)[source])  # type: ignore[operator]
+        for store, new in ((module.engine_pk, key), (module.engine_pv, value)):
+            rows = new.transpose(1, 2).flatten(0, 1)
+            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator]
     return causal(query, key, value, scale, window, cap).transpose(1, 2), None
 
 

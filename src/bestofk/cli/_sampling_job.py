@@ -1,4 +1,4 @@
-"""Sampling for `bestofk eval`: from a Hugging Face model or an endpoint into a file of samples."""
+"""What `bestofk sample` does: samples from a model or an endpoint, scored, into a file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from bestofk.cli._ledger import Ledger
+from bestofk.cli._progress import bar
+from bestofk.cli._sample_file import SampleFile
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
+if TYPE_CHECKING:
+    from bestofk.sampling.endpoint import Spent
+
 CHARACTERS_PER_TOKEN = 3
 """For the announced estimate of prompt tokens, on the safe side."""
-SPARE_REQUESTS = 1.25
-"""The default cap on requests: a quarter more than samples, for retries."""
+SPARE = 1.25
+"""The default caps are a quarter above what is needed: endpoints may return fewer samples."""
 PROMPTS_AT_ONCE = 16
 
 
@@ -46,6 +50,12 @@ class Job:
     logprobs: bool = False
     max_requests: int = 0
     max_tokens: int = 0
+    timeout: float = 600.0
+    retries: int = 8
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request."""
+    price: tuple[float, float] | None = None
+    """For a million prompt tokens, and a million completion tokens."""
     device: str = ""
     dtype: str = "float32"
 
@@ -55,14 +65,17 @@ class Job:
 
 
 def run_of(job: Job) -> dict[str, Any]:
-    """What every line of the file repeats. The run id is fixed by all that shapes the samples; n is
+    """What every line of the file repeats: model, sampling and run id.
 
-    not part of it: a run may be continued with more samples per problem.
+    The run id is fixed by all that shapes the samples. n is not part of it: a run may be continued
+    with more samples per problem.
     """
-    sampling = {key: value for key, value in asdict(job.sampling).items() if key != "n"}
+    sampling = {
+        key: value for key, value in asdict(job.sampling).items() if key != "samples_per_prompt"
+    }
     sampling["stop"] = list(job.sampling.stop)
     model = job.model or job.target
-    shaped = [
+    shaped: list[Any] = [
         job.target,
         model,
         job.api,
@@ -72,6 +85,8 @@ def run_of(job: Job) -> dict[str, Any]:
         sampling,
         job.seed,
     ]
+    if job.extra_body:
+        shaped.append(dict(job.extra_body))
     digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
     return {"model": model, "sampling": sampling, "run_id": digest[:12]}
 
@@ -109,22 +124,22 @@ def sample(job: Job) -> Path:
             guard.check(verdicts)
             return verdicts
 
-        with Ledger(job.out, run_of(job), prompts, judged) as ledger:
-            missing = {p: ledger.missing(prompts[p], job.sampling.n) for p in prompts}
+        with SampleFile(job.out, run_of(job), prompts, judged) as file:
+            missing = {p: file.missing(prompts[p], job.sampling.n) for p in prompts}
             missing = {p: samples for p, samples in missing.items() if samples}
             total = count * job.sampling.n
             left = sum(map(len, missing.values()))
             say(f"{count} problems × {job.sampling.n} samples; {total - left:,} of {total:,} there")
             if missing and job.remote:
-                _from_endpoint(job, prompts, missing, ledger)
+                _from_endpoint(job, prompts, missing, file)
             elif missing:
-                _from_model(job, prompts, missing, ledger)
+                _from_model(job, prompts, missing, file)
     say(f"{job.out}: {total:,} samples")
     return job.out
 
 
 def need(module: str, what: str, extra: str) -> None:
-    """Refuse with the way out where an optional package is missing."""
+    """Raise an error that names the install command where an optional package is missing."""
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"{what} needs {module}: pip install 'bestofk[{extra}]'")
 
@@ -134,7 +149,10 @@ def say(text: str) -> None:
 
 
 def _from_endpoint(
-    job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, tuple[int, ...]], ledger: Ledger
+    job: Job,
+    prompts: Mapping[str, Prompt],
+    missing: Mapping[str, tuple[int, ...]],
+    file: SampleFile,
 ) -> None:
     from bestofk.sampling.endpoint import Drawn, Endpoint, Spent, Wanted, draw
 
@@ -146,12 +164,15 @@ def _from_endpoint(
         concurrency=job.concurrency,
         per_request=job.per_request,
         logprobs=job.logprobs,
+        timeout=job.timeout,
+        retries=job.retries,
+        extra_body=job.extra_body,
     )
     cap = announce(job, prompts, missing)
     left = sum(map(len, missing.values()))
 
     def keep(drawn: Drawn) -> None:
-        ledger.take(
+        file.take(
             {
                 "problem_id": drawn.prompt.id,
                 "sample_id": drawn.sample,
@@ -164,17 +185,46 @@ def _from_endpoint(
         )
 
     wanted = [Wanted(prompts[p], samples) for p, samples in missing.items()]
-    with bar("sampling", left) as advance:
+    spent = Spent()
+    try:
+        with bar("sampling", left) as advance:
 
-        def told(spent: Spent) -> None:
-            advance(spent.samples)
+            def told(now: Spent) -> None:
+                advance(now.samples)
 
-        spent = draw(endpoint, wanted, job.sampling, keep, cap=cap, seed=job.seed, told=told)
+            draw(
+                endpoint,
+                wanted,
+                job.sampling,
+                keep,
+                cap=cap,
+                seed=job.seed,
+                spent=spent,
+                told=told,
+                warn=say,
+            )
+    finally:
+        say(summary(spent, job.price))
+
+
+def summary(spent: Spent, price: tuple[float, float] | None) -> str:
+    """What a run has cost, and why requests were repeated."""
     again = ", ".join(f"{why} {count}×" for why, count in spent.reasons.items())
-    say(
-        f"{spent.samples:,} samples by {spent.requests:,} requests, {spent.tokens:,} tokens"
-        + (f"; asked again: {again}" if again else "")
+    text = (
+        f"{spent.samples:,} samples by {spent.requests:,} requests, {spent.prompt_tokens:,} prompt "
+        f"and {spent.completion_tokens:,} completion tokens"
     )
+    if price is not None:
+        text += f", cost {cost(spent.prompt_tokens, spent.completion_tokens, price)}"
+    return text + (f"; repeated: {again}" if again else "")
+
+
+def cost(prompt: int, completion: int, price: tuple[float, float]) -> str:
+    """
+    >>> cost(2_000_000, 500_000, (0.15, 0.6))
+    '0.60'
+    """
+    return f"{(prompt * price[0] + completion * price[1]) / 1e6:,.2f}"
 
 
 def announce(job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, Any]) -> Any:
@@ -189,19 +239,24 @@ def announce(job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, Any]
         for p, samples in missing.items()
     )
     cap = Cap(
-        job.max_requests or math.ceil(requests * SPARE_REQUESTS) + 20,
-        job.max_tokens or math.ceil((completion + prompt) * SPARE_REQUESTS),
+        job.max_requests or math.ceil(requests * SPARE) + 20,
+        job.max_tokens or math.ceil((completion + prompt) * SPARE),
     )
     say(
         f"{job.target}: {requests:,} requests to {job.model}, {job.concurrency} at once; at most "
         f"{completion:,} completion tokens and about {prompt:,} prompt tokens"
     )
+    if job.price is not None:
+        say(f"cost at most {cost(prompt, completion, job.price)} (--price)")
     say(f"cap: {cap.requests:,} requests (--max-requests), {cap.tokens:,} tokens (--max-tokens)")
     return cap
 
 
 def _from_model(
-    job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, tuple[int, ...]], ledger: Ledger
+    job: Job,
+    prompts: Mapping[str, Prompt],
+    missing: Mapping[str, tuple[int, ...]],
+    file: SampleFile,
 ) -> None:
     """A group of n per prompt; only the samples that are missing are kept."""
     need("torch", "sampling a model here", "train")
@@ -222,7 +277,7 @@ def _from_model(
             for group in sampler.sample(chosen, seed=job.seed, params=job.sampling):
                 for number in missing[group.prompt.id]:
                     completion = group.completions[number]
-                    ledger.take(
+                    file.take(
                         {
                             "problem_id": group.prompt.id,
                             "sample_id": number,
@@ -235,21 +290,3 @@ def _from_model(
                     )
                 done += len(missing[group.prompt.id])
                 advance(done)
-
-
-def bar(text: str, total: int) -> Any:
-    """A progress bar on standard error for people; nothing for pipes."""
-    import contextlib
-    from collections.abc import Callable, Iterator
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    @contextlib.contextmanager
-    def shown() -> Iterator[Callable[[int], None]]:
-        console = Console(stderr=True)
-        with Progress(console=console, disable=not console.is_terminal) as progress:
-            line = progress.add_task(text, total=total)
-            yield lambda done: progress.update(line, completed=done)
-
-    return shown()

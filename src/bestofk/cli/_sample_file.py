@@ -1,4 +1,4 @@
-"""The file a sampling run writes, such that a killed run goes on and no sample is paid twice.
+"""The file a sampling run writes: a killed run resumes, and no sample is paid for twice.
 
 A sample is written to the journal (`OUT.journal`) the moment it arrives, and to OUT, one line per
 sample, append-only, once it is scored. A run that starts finds in OUT what is done, in the journal
@@ -25,7 +25,7 @@ BATCH = 64
 Judge = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
 
 
-class Ledger:
+class SampleFile:
     """Samples of one run, on their way from the sampler to the file.
 
     Use as a context: leaving it waits until all that arrived is scored and written.
@@ -52,7 +52,7 @@ class Ledger:
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._error: BaseException | None = None
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> SampleFile:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self.journal.open("a", encoding="utf-8")
         try:

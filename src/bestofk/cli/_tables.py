@@ -23,21 +23,34 @@ if TYPE_CHECKING:
     )
 
 
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+WIDTH = 80
+"""Columns that a table takes, unless the wide one is asked for."""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wide: bool = False) -> None:
     """A table for terminals and pipes alike; the first column is a name, the others numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(header):
         made.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         made.add_row(*row)
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+    if wide or not console.is_terminal:
+        console = Console(highlight=False, width=160 if wide else WIDTH)
     console.print(made)
+
+
+def cut(name: str, most: int = 12) -> str:
+    """A name for the head of a column.
+
+    >>> cut("a-rather-long-name")
+    'a-rather-lo…'
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def say(text: str) -> None:
@@ -77,57 +90,60 @@ def shown_k(k: np.ndarray, wanted: Sequence[int]) -> list[int]:
     return sorted({*powers, last})
 
 
-def curve(found: Curve, wanted: Sequence[int]) -> None:
-    """The curve at some k, every interval named for what it is."""
+def curve(found: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
+    """The curve at some k: the interval to quote, or every interval named for what it is."""
     n = f"{found.n[0]}" if found.n[0] == found.n[1] else f"{found.n[0]} to {found.n[1]}"
     passing = "" if found.threshold is None else f", pass = reward ≥ {found.threshold:g}"
+    intervals = [found.interval, found.t, found.band, found.fixed][: 4 if wide else 1]
     rows = []
     for k in shown_k(found.k, wanted):
         at = found.at(k)
-        rows.append(
-            (
-                found.metric if found.metric == "mean" else found.metric.replace("k", str(k)),
-                number(found.estimate[at]),
-                ends(found.interval.low[at], found.interval.high[at]),
-                ends(found.t.low[at], found.t.high[at]),
-                ends(found.band.low[at], found.band.high[at]),
-                ends(found.fixed.low[at], found.fixed.high[at]),
-            )
-        )
+        name = found.metric if found.metric == "mean" else found.metric.replace("k", str(k))
+        shown = (ends(each.low[at], each.high[at]) for each in intervals)
+        rows.append((name, number(found.estimate[at]), *shown))
     sure = f"{found.confidence:.0%}"
-    table(
-        f"{found.name}: {found.metric}, {len(found.problems):,} problems, n = {n}{passing}",
-        ("", "estimate", f"{sure} over problems", "by t", "band, all k", "these problems only"),
-        rows,
-    )
+    head = ("", "estimate", f"{sure} over problems", "by t", "band, all k", "these problems only")
+    say(f"{found.name}: {found.metric}, {len(found.problems):,} problems, n = {n}{passing}")
+    table(head if wide else ("", "estimate", sure), rows, wide=wide)
     for note in found.notes:
         say(f"  note: {note}")
 
 
-def comparison(found: Comparison, wanted: Sequence[int]) -> None:
+def comparison(found: Comparison, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
     rows = []
-    for k in shown_k(found.k, wanted):
-        at = k - 1
-        rows.append(
-            (
-                found.metric if found.metric == "mean" else found.metric.replace("k", str(k)),
-                number(float(found.values_a[:, at].mean())),
-                number(float(found.values_b[:, at].mean())),
-                f"{found.difference[at]:+.4f}",
+    for k in wanted or (found.k if len(found.k) < found.k[-1] else shown_k(found.k, ())):
+        places = np.flatnonzero(found.k == k)
+        if not places.size:
+            raise ValueError(f"the comparison has k = {found.k[0]}..{found.k[-1]}, not {k}")
+        at = int(places[0])
+        row = [
+            found.metric if found.metric == "mean" else found.metric.replace("k", str(k)),
+            f"{found.values_a[:, at].mean():.3f}",
+            f"{found.values_b[:, at].mean():.3f}",
+            f"{found.difference[at]:+.3f}",
+            f"{found.band.low[at]:+.3f} to {found.band.high[at]:+.3f}",
+            f"{found.p_value[at]:.4f}",
+        ]
+        if wide:
+            row += [
                 f"{found.interval.low[at]:+.3f} to {found.interval.high[at]:+.3f}",
-                f"{found.band.low[at]:+.3f} to {found.band.high[at]:+.3f}",
-                f"{found.p_value[at]:.4f}",
+                f"{found.p_value_single[at]:.4f}",
                 f"{found.wins[at]}/{found.losses[at]}/{found.ties[at]}",
-            )
-        )
+            ]
+        rows.append(row)
     sure = f"{found.confidence:.0%}"
     n = f"n = {found.n_a[0]} and {found.n_b[0]}"
-    table(
-        f"{found.b} minus {found.a}: {found.metric}, {len(found.problems):,} paired problems, {n}",
-        ("", found.a, found.b, "difference", sure, "band, all k", "p (all k)", "won/lost/tied"),
-        rows,
-    )
+    head = ["", cut(found.a), cut(found.b), "difference", sure, "p"]
+    if wide:
+        head += [f"{sure}, this k alone", "p, this k alone", "won/lost/tied"]
+    say(f"{found.b} minus {found.a}: {found.metric}, {len(found.problems):,} paired problems, {n}")
+    table(head, rows, wide=wide)
+    if len(found.k) > 1:
+        say(
+            f"  {sure} and p are corrected over all k and pairs: p ≤ {1 - found.confidence:.2g} "
+            "where the interval excludes 0"
+        )
     if found.crossing is not None:
         low = "before 1" if found.crossing.low == 0 else f"{found.crossing.low:.1f}"
         beyond = f"beyond {found.k[-1]}, or never"
@@ -144,14 +160,17 @@ def comparison(found: Comparison, wanted: Sequence[int]) -> None:
     for note in found.notes:
         say(f"  note: {note}")
     say(found.verdict)
+    say("")
 
 
 def extrapolation(found: Extrapolation) -> None:
     sure = f"{found.confidence:.0%}"
-    table(
+    say(
         f"{found.name}: pass@k beyond n = {found.n[0]}, extrapolated "
         f"(Beta({found.a:.2f}, {found.b:.2f}) over {found.problems} problems)"
-        + (" — UNRELIABLE" if found.unreliable else ""),
+        + (" — UNRELIABLE" if found.unreliable else "")
+    )
+    table(
         ("", "estimate", f"{sure}, if the model holds"),
         [
             (f"pass@{k}", number(value), ends(low, high))
@@ -189,7 +208,8 @@ def diversity(found: Diversity) -> None:
     ]
     if rows:
         sure = f"{found.confidence:.0%} over problems"
-        table(f"{found.name}: diversity", ("", "mean", sure, "problems"), rows)
+        say(f"{found.name}: diversity")
+        table(("", "mean", sure, "problems"), rows)
     if found.no_answer > 0:
         say(f"  {found.no_answer:.1%} of samples have no answer")
     for note in found.notes:
@@ -212,8 +232,9 @@ def plan(found: Plan) -> None:
         else f"power {found.target:g} to find a difference of {found.effect:g} in pass@{found.k}"
     )
     runs = "" if found.goal == "width" else " (both runs)"
+    scope = " alone (compare --at)" if found.at else ""
+    say(f"For {what}{scope}, at {found.confidence:.0%}")
     table(
-        f"For {what}, at {found.confidence:.0%}",
         ("samples per problem", "problems", f"samples{runs}", found.goal),
         [
             (
