@@ -29,11 +29,12 @@ from bestofk.training.display import Display, make_display
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
 from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
+from bestofk.training.reward_shaping import with_overlong_penalty
 from bestofk.training.scoring_aside import ScoringAside
 from bestofk.training.setup import RunParts, make_parts
 from bestofk.training.statistics import sampler_gap
 from bestofk.training.validation import evaluate
-from bestofk.types import Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,17 @@ class Session:
         """A verdict for each completion; groups that were sampled first may have theirs already."""
         with self.timed("score"):
             if hasattr(self.parts.sampler, "stream"):
-                return self._aside.collect(groups)
-            return self.parts.score(groups)
+                verdicts = self._aside.collect(groups)
+            else:
+                verdicts = self.parts.score(groups)
+            options = run_options(self.config)
+            return with_overlong_penalty(
+                groups,
+                verdicts,
+                limit=self.config.sampling.max_new_tokens,
+                buffer=options.overlong_tokens,
+                penalty=options.overlong_penalty,
+            )
 
     @contextlib.contextmanager
     def learning(self, step: int, batch: RolloutBatch) -> Iterator[None]:
@@ -314,7 +324,9 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(config: Config, *, resume: bool, checkpoint: str | None) -> Iterator[Session]:
+def open_session(
+    config: Config, *, resume: bool, checkpoint: str | None, verifier: Verifier | None = None
+) -> Iterator[Session]:
     """Set a run up, or put it back where it stopped; at the end save the final model."""
     objective = check(config)
     check_installed(config)
@@ -329,7 +341,7 @@ def open_session(config: Config, *, resume: bool, checkpoint: str | None) -> Ite
     display = make_display(processes, config.run.steps, objective.k)
     try:
         with StopSignal() as stop, watching(run.path, processes):
-            parts = make_parts(config, processes)
+            parts = make_parts(config, processes, verifier)
             stream = parts.task.split(run_options(config).split)
             state = restore(found, config, parts.learner, stream.at)
             session = Session(
