@@ -57,14 +57,22 @@ def full_sampling(rewards: Array, k: int, rng: np.random.Generator | Array) -> A
     return unsort(xp.concat([values, rest], axis=-1), order)
 
 
-def bootstrap(rewards: Array, k: int, rng: np.random.Generator | Array) -> Array:
-    """n random k-sets: z-score their bests, a sample gets the SUM over the sets it is in.
+def bootstrap(
+    rewards: Array, k: int, rng: np.random.Generator | Array, sets: int | None = None
+) -> Array:
+    """Random k-sets: z-score their bests, a sample gets the SUM over the sets it is in.
 
     As published. Sets are drawn independently, without replacement inside a set.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        k: the size of the sets, k ≤ n.
+        rng: a generator, or uniform numbers (..., sets, n).
+        sets: how many; n by default (the paper's N_group).
     """
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
-    draws = _uniform(rng, (*rewards.shape[:-1], n, n), rewards)
+    draws = _uniform(rng, (*rewards.shape[:-1], sets or n, n), rewards)
     chosen = constant(first_of(n, k), rewards)  # by rank of the draw
     mask = unsort(xp.zeros_like(draws) + chosen, sort_with_order(draws)[1])
     low = xp.min(rewards, axis=-1, keepdims=True)[..., None]
