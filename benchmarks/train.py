@@ -44,9 +44,9 @@ def ours(prompts: int, n: int, steps: int) -> dict[str, Any]:
 
     policy = load(MODEL)
     sampler = ModelSampler(policy.model, policy.tokenizer)
-    learner = Learner(policy.model, optimisation=Optimisation(lr=1e-6))
+    learner = Learner(policy.model, optimisation=Optimisation(learning_rate=1e-6))
     split = task("countdown", style="compact").split("train")
-    judge, params = verifier("countdown"), Sampling(n=n, max_new_tokens=NEW_TOKENS)
+    judge, params = verifier("countdown"), Sampling(samples_per_prompt=n, max_new_tokens=NEW_TOKENS)
     rows: list[dict[str, float]] = []
     for step in range(steps + 1):
         batch = [split.at(step * prompts + i) for i in range(prompts)]

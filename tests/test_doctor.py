@@ -57,6 +57,17 @@ def test_an_ordinary_user_is_told_about_tier_3() -> None:
     assert facts["tier"] in (1, 2)
 
 
+def test_doctor_names_packages_that_programs_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "sandbox_tiers", lambda: {3: "", 2: "", 1: ""})
+    monkeypatch.setitem(doctor.PROGRAM_PACKAGES, "nobody_has_this", "a reference")
+    assert doctor.main([]) == 0
+    page = capsys.readouterr().out
+    assert "sortedcontainers" in page
+    assert "missing: pip install nobody_has_this  (a reference)" in page
+
+
 def test_doctor_says_which_adapters_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     import trl
 

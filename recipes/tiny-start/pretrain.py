@@ -105,7 +105,7 @@ def pass_at(model: Any, name: str, start: Start, ks: tuple[int, ...]) -> dict[st
     """pass@k on 256 validation problems, 64 samples each."""
     split = task(name, **start.options).split("validation")
     prompts = [split[i] for i in range(256)]
-    params = Sampling(n=64, max_new_tokens=start.max_new_tokens)
+    params = Sampling(samples_per_prompt=64, max_new_tokens=start.max_new_tokens)
     groups = ModelSampler(model, tiny.tokenizer()).sample(prompts, seed=0, params=params)
     rows = [(group.prompt, done.text) for group in groups for done in group.completions]
     verdicts = verifier(name)([p for p, _ in rows], [text for _, text in rows])

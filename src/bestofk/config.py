@@ -1,173 +1,137 @@
-"""What a run is asked to do: frozen dataclasses, read from a TOML recipe, changed by dotted flags.
+"""The recipe of a run: frozen sections, read from a TOML file, changed by dotted flags.
 
-Every field has a default and its reason under it. Core functions never see these classes: the loop
-hands them plain values.
+Every field has a default, its bound and its reason. A section that a package uses is declared there
+(`sampling.Sampling`, `learning.Loss`, `learning.Optimisation`); this module puts them together.
+Rare settings are entries of the mappings `model.options`, `sampling.engine_options` and
+`run.options`, declared and checked in `rare_settings.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
 import tomllib
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bestofk.bounds import Count, Fraction, NaturalNumber, NonNegative, check_bounds
+from bestofk.common import did_you_mean, unknown
+from bestofk.learning.settings import Loss, Optimisation
+from bestofk.moved_keys import with_moved_keys
+from bestofk.sampling.sampler import Sampling
 
 Options = Mapping[str, Any]
-"""Named options of a task or verifier: `--task.options.numbers 3` on the command line."""
+"""Named options: `[task.options]` in a recipe, `--task.options.numbers 3` on the command line."""
+
+
+class Section:
+    """A part of the recipe whose fields are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelSection(Section):
     path: str = "tiny-countdown"
     """A shipped tiny policy by name, a Hub id, a folder, or a GGUF file."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes under autocast; the weights the optimiser changes stay float32."""
-    revision: str | None = None
-    """Of a Hub model: a branch, tag or commit."""
-    lora_rank: int = 0
-    """0 trains every weight; above, LoRA adapters of that rank (peft)."""
-    lora_alpha: float = 0.0
-    """Scale of the adapters; 0 takes twice the rank."""
-    lora_targets: tuple[str, ...] = ()
-    """Modules by name; none named takes all linear layers but the head."""
-    trust_remote_code: bool = False
-    """Runs Python code that comes with the model. Only for code you have read."""
-    gradient_checkpointing: bool = False
-    """Recomputes activations in the backward pass: less memory, about a third more time."""
     device: str = "auto"
     """auto takes the GPU where there is one."""
+    lora_rank: NaturalNumber = 0
+    """0 trains every weight; above 0, LoRA adapters of that rank (peft)."""
+    options: Options = field(default_factory=dict)
+    """Rare settings: revision, trust_remote_code, lora_alpha, lora_targets,
+    gradient_checkpointing, tokens_per_micro_batch, fsdp."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TaskSection(Section):
     name: str = "countdown"
     """`bestofk tasks` lists them."""
     options: Options = field(default_factory=dict)
-    split: str = "train"
+    """Options of the task: `bestofk tasks show NAME`."""
     verifier: str | None = None
-    """Instead of the task's own: a name, or "package.module:function"."""
+    """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
     verifier_options: Options = field(default_factory=dict)
-    unscored_share: float = 0.01
-    """Stop when more of the last thousand completions than this could not be scored."""
+    """Options of the verifier."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    prompts_per_step: int = 16
-    """P, over all processes."""
-    samples_per_prompt: int = 32
-    """n. More lowers the variance of every estimator; most objectives need more than k."""
-    max_new_tokens: int = 64
-    temperature: float = 1.0
-    """The learner's log-probabilities use the same one."""
-    top_p: float = 1.0
-    """Below 1 the samples come from a truncated distribution: refused by the exact loss."""
-    top_k: int = 0
-    """0 is off."""
-    stop: tuple[str, ...] = ()
-    """A completion ends where its text first holds one of these."""
-    batch_size: int = 2048
-    """Sequences sampled at once; bounds memory, changes nothing else."""
-    engine: Literal["transformers", "group", "vllm"] = "transformers"
-    """transformers works with any model, on CPU too; vllm has a copy of the weights of its own."""
+class SamplingSection(Sampling):
+    prompts_per_step: Count = 16
+    """P, the number of prompts a step over all processes."""
+    refill: NaturalNumber = 0
+    """Dynamic sampling: up to this many extra rounds replace groups without signal."""
+    engine: Literal["auto", "group", "transformers", "vllm"] = "auto"
+    """group computes each prompt once on a CUDA GPU; transformers runs any model, also on CPU; vllm
+    holds its own copy of the weights; auto takes group on CUDA, else transformers."""
     engine_options: Options = field(default_factory=dict)
-    """Of vLLM's engine: gpu_memory_utilization, max_model_len, max_num_seqs, …"""
-    server: str | None = None
-    """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
-    agreement: float | None = None
-    """The run stops when a copy's log-probs are farther from the learner's, per token, after an
-    update; 0.001 in fp32 and 0.2 in bf16 unless said."""
-    refill: int = 0
-    """Dynamic sampling: up to so many extra rounds of prompts in the place of no-signal groups."""
+    """Rare settings: max_rows, agreement; server and vLLM's own (max_model_len, …)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    name: Literal["exact", "clipped"] = "exact"
-    """exact: weights made from all siblings' ratios. clipped: on-policy weights, PPO's ratio."""
-    normaliser: Literal["none", "grpo", "dapo", "dr-grpo"] = "none"
-    """Of length. grpo (per completion) and dapo (per token) are biased; dr-grpo is a constant."""
-    ratio: Literal["token", "sequence"] = "token"
-    """Of the clipped loss; sequence is GSPO."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """0.28 is DAPO's clip-higher."""
-    kl: float = 0.0
-    """Weight of the KL divergence to the starting model; above 0 keeps a second copy of it."""
-    kl_estimator: Literal["k2", "k3"] = "k2"
-    """k2's gradient is that of KL(policy, reference) on policy; k3 is GRPO's."""
-    entropy_bonus: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffPolicy:
-    passes: int = 1
-    """How often each batch of rollouts is gone through."""
-    mini_batches: int = 1
+class OffPolicySection(Section):
+    passes: Count = 1
+    """Passes over each batch of rollouts. A second pass over the same samples is biased."""
+    mini_batches: Count = 1
     """Optimiser steps per pass, each on whole groups."""
-    form: Literal["exact", "first-order", "own-ratio", "none"] | None = None
-    """How siblings' ratios enter the weights: exact with the exact loss, none with the clipped."""
-    truncate: float | None = None
-    """The largest log-ratio of a completion; the trust region of the exact loss."""
-    self_normalise: bool = False
-    """Divide by the subsets' total weight: always finite, biased."""
-    clamp: float = 1.0
-    """Bound on |ratio - 1| of the first-order form."""
+    trust_region: tuple[NonNegative, NonNegative] | None = None
+    """(low, high): a sample's weight becomes 0 where its sequence log-ratio has left [-low, high]
+    in the direction the weight pushes. Biased where something is masked."""
+    ess_floor: Fraction = 0.5
+    """Inner steps on a batch end when the effective share of its samples, exp(-2kD), falls below
+    this; 0 never ends them."""
     correct_sampler: bool = False
-    """Weigh by the learner's over the sampler's probability; the difference is logged anyway."""
+    """Weight samples by the learner's probability over the sampler's. The gap is always logged."""
+
+    @property
+    def inner_steps(self) -> int:
+        """Optimiser steps per batch of rollouts."""
+        return self.passes * self.mini_batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimiser:
-    learning_rate: float = 1e-4
-    """Larger k wants a larger one: the weights' total size falls with k."""
-    warmup_steps: int = 10
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm; 0 leaves it alone."""
-    stop_grad_norm: float = 1e4
-    """A larger gradient norm (before clipping) stops the run with the batch saved."""
-    tokens_per_micro_batch: int = 16384
-    """Tokens per forward and backward pass; bounds memory, changes nothing else."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    every: int = 50
-    """Steps between evaluations on the validation split; the first before training, 0 for never."""
+class EvaluationSection(Section):
+    every: NaturalNumber = 50
+    """Steps between evaluations, the first one before training; 0 is never."""
     split: str = "validation"
-    prompts: int = 64
-    samples_per_prompt: int = 32
-    """n_eval: pass@k and max@k are estimated for k up to this."""
-    ks: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    metric: str = "max@1"
-    """Names the best checkpoint: max@k or pass@k with one of `ks`."""
-    threshold: float = 1.0
-    """A reward of at least this passes."""
+    """Split of the task to evaluate on."""
+    prompts: Count = 64
+    """Number of prompts evaluated."""
+    samples_per_prompt: Count = 32
+    """n_eval: pass@k and max@k are estimated for every power of two up to it."""
+    threshold: float | None = None
+    """A reward of at least this passes. By default 1; where rewards exceed 1, pass@k is left out
+    unless this is set."""
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """1, 2, 4, … up to n_eval, and n_eval itself."""
+        powers = (2**i for i in range(self.samples_per_prompt.bit_length()))
+        return tuple(dict.fromkeys([*powers, self.samples_per_prompt]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class RunSection(Section):
     dir: str = "runs/default"
-    steps: int = 200
-    seed: int = 0
-    checkpoint_every: int = 25
-    keep_last: int = 2
-    keep_best: bool = True
-    samples_megabytes: float = 64.0
-    """Sampled completions are kept up to this size; the oldest steps go first."""
+    """Folder of the run: config, metrics, samples, checkpoints, final model."""
+    steps: Count = 200
+    """Batches of rollouts."""
+    seed: NaturalNumber = 0
+    """Fixes every random draw of the run."""
+    checkpoint_every: Count = 25
+    """Steps between checkpoints."""
     trackers: tuple[str, ...] = ()
-    """Of tensorboard, wandb, trackio; through accelerate."""
-    fsdp: bool = False
-    """Shard the weights over the processes (FSDP2) instead of copying them (DDP)."""
+    """Any of tensorboard, wandb, trackio."""
+    options: Options = field(default_factory=dict)
+    """Rare settings: split, best_by, keep_last, keep_best, samples_megabytes, unscored_share,
+    stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range, push_to_hub,
+    hub_private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,34 +139,36 @@ class Config:
     """Everything about a run."""
 
     objective: str = "max@8"
-    """`bestofk objectives` lists them: max@8, pass@8, passk-training@8, grpo, max@8/60%/mean, …"""
+    """What to train for: max@8, pass@8, passk-training@8, grpo, max@8/60%/mean, …; `bestofk
+    objectives` lists them."""
     objective_options: Options = field(default_factory=dict)
-    """threshold (reward ≥ threshold passes), weights of a mixture, beta, accuracy_threshold, …"""
-    model: Model = field(default_factory=Model)
-    task: Task = field(default_factory=Task)
-    sampling: Sampling = field(default_factory=Sampling)
+    """threshold (reward ≥ threshold passes), weights of a mixture, off_policy, truncate,
+    self_normalise, clamp, beta, accuracy_threshold, …"""
+    model: ModelSection = field(default_factory=ModelSection)
+    task: TaskSection = field(default_factory=TaskSection)
+    sampling: SamplingSection = field(default_factory=SamplingSection)
     loss: Loss = field(default_factory=Loss)
-    off_policy: OffPolicy = field(default_factory=OffPolicy)
-    optimiser: Optimiser = field(default_factory=Optimiser)
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    run: RunSettings = field(default_factory=RunSettings)
-
-    @property
-    def off_policy_form(self) -> str:
-        return self.off_policy.form or ("exact" if self.loss.name == "exact" else "none")
-
-    @property
-    def inner_steps(self) -> int:
-        """Optimiser steps per batch of rollouts."""
-        return self.off_policy.passes * self.off_policy.mini_batches
+    off_policy: OffPolicySection = field(default_factory=OffPolicySection)
+    optimizer: Optimisation = field(default_factory=Optimisation)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    run: RunSection = field(default_factory=RunSection)
 
 
 RESUMABLE = {
-    "run.dir", "run.steps", "run.checkpoint_every", "run.keep_last", "run.keep_best",
-    "run.samples_megabytes", "run.trackers", "sampling.batch_size", "task.unscored_share",
-    "optimiser.stop_grad_norm", "model.device", "sampling.server", "sampling.agreement", "run.fsdp",
+    "run.dir", "run.steps", "run.checkpoint_every", "run.trackers", "run.options.keep_last",
+    "run.options.keep_best", "run.options.samples_megabytes", "run.options.unscored_share",
+    "run.options.stop_grad_norm", "run.options.push_to_hub", "run.options.hub_private",
+    "model.device", "model.options.fsdp",
+    "sampling.engine_options.max_rows", "sampling.engine_options.server",
+    "sampling.engine_options.agreement",
 }  # fmt: skip
-"""What may differ when a run is resumed: nothing that a step already taken depended on."""
+"""Settings that did not affect any completed step, so that a resumed run may change them."""
+
+OPTION_FIELDS = (
+    "objective_options", "model.options", "task.options", "task.verifier_options",
+    "sampling.engine_options", "run.options",
+)  # fmt: skip
+"""The mappings: entries are given as `--task.options.numbers 3`."""
 
 
 def read(path: str | Path) -> Config:
@@ -210,7 +176,7 @@ def read(path: str | Path) -> Config:
 
     Raises:
         OSError: no such file. ValueError: not TOML, an unknown key (with a suggestion), a value of
-            the wrong kind.
+            the wrong kind or out of bounds.
     """
     try:
         stated = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -218,7 +184,7 @@ def read(path: str | Path) -> Config:
         raise IsADirectoryError(f"{path} is a folder; a recipe is its run.toml") from None
     except FileNotFoundError:
         raise FileNotFoundError(f"no recipe {path}; recipes/ holds some, each a run.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
         return from_dict(Config, stated)
@@ -226,23 +192,41 @@ def read(path: str | Path) -> Config:
         raise ValueError(f"{path}: {error}") from None
 
 
+def read_own_config(folder: Path) -> Config:
+    """The config in a run's folder. Keys of earlier versions are expected there: no warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return read(folder / "config.toml")
+
+
 T = TypeVar("T")
 
 
 def from_dict(kind: type[T], stated: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from nested dicts, every key and kind checked.
+    """A dataclass from nested dicts, every key, kind and bound checked.
+
+    Keys of earlier versions are accepted with a `FutureWarning` that names the new place.
 
     >>> from_dict(Config, {"sampling": {"samples_per_promt": 8}})
     Traceback (most recent call last):
     ValueError: unknown key 'sampling.samples_per_promt'; did you mean 'samples_per_prompt'? ...
     """
-    hints = get_type_hints(kind)
+    if kind is Config:
+        stated = with_moved_keys(stated)
+    hints = get_type_hints(kind, include_extras=True)
     for key in stated:
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown key {where + key!r}; {hint}have {', '.join(hints)}")
-    return kind(**{key: _value(hints[key], value, where + key) for key, value in stated.items()})
+            error = unknown("key", key, hints)
+            raise ValueError(str(error).replace(repr(key), repr(where + key), 1))
+    values = {key: _value(hints[key], value, where + key) for key, value in stated.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        rule = str(error)
+        is_of_field = rule.partition(" ")[0] in hints
+        raise ValueError(
+            where + rule if is_of_field or not where else f"{where[:-1]}: {rule}"
+        ) from None
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
@@ -251,19 +235,22 @@ def _value(kind: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where} is a section, [{where}] with keys, got {value!r}")
         return from_dict(kind, value, f"{where}.")  # type: ignore[arg-type]
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _value(arguments[0], value, where)
     if origin in (Union, types.UnionType):
         if value is None:
             return None
         return _value(next(part for part in arguments if part is not type(None)), value, where)
     if origin is Literal:
         if value not in arguments:
-            near = difflib.get_close_matches(str(value), arguments, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(value, arguments).rstrip()
             raise ValueError(f"{where} is one of {', '.join(arguments)}, got {value!r}; {hint}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{where} is a list, got {value!r}")
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise ValueError(f"{where} is a list of {len(arguments)} numbers, got {value!r}")
         return tuple(_value(arguments[0], item, where) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -300,38 +287,16 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def to_toml(config: Config) -> str:
     """The whole config as a recipe: `read` gives it back."""
-    lines: dict[str, list[str]] = {"": []}
-    for name, value in leaves(config):
-        section, _, key = name.rpartition(".")
-        if value is not None:
-            lines.setdefault(section, []).append(f"{_key(key)} = {_toml(value)}")
-    blocks = [
-        "\n".join([f"[{'.'.join(map(_key, name.split('.')))}]", *rows] if name else rows)
-        for name, rows in lines.items()
-    ]
-    return "\n\n".join(blocks) + "\n"
+    import tomli_w
+
+    return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # TOML's basic strings; what JSON leaves bare (DEL, surrogates) is escaped as well.
-        escaped = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-        return '"' + "".join(
-            escaped.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in value
-        ) + '"'  # fmt: skip
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a field that is None is left out, and reads as its default, None."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_key(key)} = {_toml(item)}' for key, item in value.items())}}}"
-    if isinstance(value, int | float):
-        return repr(value)
-    raise ValueError(f"a recipe holds numbers, strings, booleans and lists, got {value!r}")
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def value_at(config: Any, name: str) -> Any:
@@ -342,20 +307,31 @@ def value_at(config: Any, name: str) -> Any:
 
 
 def replaced(config: T, name: str, value: Any) -> T:
-    """The config with the field of a dotted name replaced.
+    """The config with the field, or the entry of a mapping, of a dotted name replaced.
 
     >>> replaced(Config(), "run.seed", 7).run.seed
     7
     """
     head, _, rest = name.partition(".")
+    if isinstance(config, Mapping):
+        return {**config, name: value}  # type: ignore[return-value]
     inside = replaced(getattr(config, head), rest, value) if rest else value
     return dataclasses.replace(config, **{head: inside})  # type: ignore[type-var]
 
 
-OPTION_FIELDS = (
-    "objective_options", "task.options", "task.verifier_options", "sampling.engine_options",
-)  # fmt: skip
-"""Open mappings: what may be in them is up to the task, the verifier and the objective."""
+def merged(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with the values that a recipe's nested tables state.
+
+    >>> merged(Config(), {"run": {"seed": 7}}).run.seed
+    7
+    """
+
+    def join(old: Any, new: Any) -> Any:
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            return new
+        return {**old, **{key: join(old.get(key), value) for key, value in new.items()}}
+
+    return from_dict(Config, join(_without_none(dataclasses.asdict(config)), changes))
 
 
 def literal(text: str) -> Any:

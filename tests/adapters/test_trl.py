@@ -149,7 +149,7 @@ def test_the_first_update_with_adamw_is_our_own_learners(tmp_path):
     run.train()
     model = load("tiny-countdown").model
     before = weights_of(model)
-    learner = Learner(model, optimisation=Optimisation(lr=1e-3, max_grad_norm=1.0))
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-3, max_grad_norm=1.0))
     groups, weights = groups_of(judge.rows, 8), bestofk.advantages(judge.rewards(8), "max@4")
     learner.step(groups, weights)
     gradient = our_update(groups, weights)

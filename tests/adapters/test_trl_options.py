@@ -1,4 +1,4 @@
-"""Which of TRL's options the adapter sets, names as biased, and refuses."""
+"""Which of TRL's settings the adapter sets, warns about, and does not accept."""
 
 import copy
 import logging
@@ -13,8 +13,17 @@ pytest.importorskip("trl", reason="TRL is not installed here: pip install 'besto
 
 import bestofk
 from adapters.trl_runs import Judge, config, trainer
-from bestofk.adapters.trl import BestOfKTrainer, sizes
-from bestofk.adapters.trl_options import BIASED, UNBIASED, as_objective, cautions, prepared
+from bestofk.adapters.trl import BestOfKTrainer
+from bestofk.adapters.trl_options import (
+    BIASED,
+    UNBIASED,
+    _check_steps,
+    as_objective,
+    cautions,
+    exact_steps,
+    prepared,
+)
+from bestofk.adapters.trl_rows import sizes
 from bestofk.objectives import ObjectiveWarning
 
 
@@ -23,37 +32,61 @@ def ready(tmp_path, text="max@4", loss_type=None, **options):
     return prepared(goal, config(tmp_path, **options), loss_type)
 
 
-REFUSED = [
-    ({"num_iterations": 2}, r"max@4 off policy needs the current ratios.*`bestofk train`"),
-    ({"steps_per_generation": 4}, r"steps_per_generation = 4 make several optimiser steps"),
-    ({"steps_per_generation": 4, "gradient_accumulation_steps": 6}, r"accumulation_steps = 6"),
+ERRORS = [
     ({"scale_rewards": "batch"}, r"scale of the weights belongs to the objective \(max@4\)"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, r"not the best of k by reward"),
     ({"num_generations": 4}, r"max@4 needs more than 4 samples per prompt, got 4.*max@4:loo-1"),
     ({"max_completion_length": None}, r"'dr_grpo' divides by max_completion_length, got None"),
+]
+SEVERAL = {"num_iterations": 2}
+OFF_POLICY_ERRORS = [
+    ({"steps_per_generation": 4, "gradient_accumulation_steps": 6},
+     r"steps_per_generation = 4 is not a multiple of gradient_accumulation_steps = 6"),
+    ({"steps_per_generation": 1, **SEVERAL, "num_iterations": 3}, r"is not a multiple of"),
+    ({"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2,
+      "steps_per_generation": 4},
+     r"per_device_train_batch_size = 6 times gradient_accumulation_steps = 2 is 12 rows, not a "),
+    ({**SEVERAL, "loss_type": "bnpo"}, r"loss_type='bnpo' divides by.*choose 'dr_grpo' or 'luspo'"),
+    ({**SEVERAL, "off_policy_mask_threshold": 0.5}, r"off_policy_mask_threshold=0.5 leaves"),
+    ({**SEVERAL, "top_entropy_quantile": 0.2}, r"top_entropy_quantile=0.2 leaves tokens out"),
+    ({**SEVERAL, "use_bias_correction_kl": True, "beta": 0.1}, r"use_bias_correction_kl=True mult"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_would_change_the_meaning_is_refused_before_a_model_is_loaded(
+@pytest.mark.parametrize(("options", "message"), [*ERRORS, *OFF_POLICY_ERRORS])
+def test_a_setting_that_changes_the_meaning_is_an_error_before_a_model_is_loaded(
     options, message, tmp_path
 ):
     with pytest.raises(ValueError, match=message):
         BestOfKTrainer("no/such-model", Judge(), config(tmp_path, **options), objective="max@4")
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
-        ({"truncate": 1.0}, "truncate is made for the siblings' current ratios"),
-        ({"self_normalise": True}, "self_normalise is made for"),
-        ({"off_policy": "first-order"}, "off_policy='first-order' is made for"),
-        ({"off_policy": "own-ratio"}, "use `bestofk train`, which keeps groups whole"),
-    ],
-)
-def test_off_policy_forms_are_refused(named, message):
-    with pytest.raises(ValueError, match=message):
-        as_objective(bestofk.objective("max@4", **named))
+def test_vllms_own_ratio_is_an_error_with_several_steps(tmp_path):
+    plain = config(tmp_path, loss_type="dr_grpo", num_iterations=2)
+    args = SimpleNamespace(**{each.name: getattr(plain, each.name) for each in fields(plain)})
+    args.use_vllm = True
+    with pytest.raises(ValueError, match="vllm_importance_sampling_correction=True multiplies"):
+        _check_steps(as_objective("max@4"), args)
+    args.vllm_importance_sampling_correction = False
+    _check_steps(as_objective("max@4"), args)
+
+
+FORMS = [{"truncate": 1.0}, {"trust_region": 0.2}, {"self_normalise": True},
+         {"off_policy": "first-order"}, {"off_policy": "own-ratio"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", FORMS, ids=str)
+def test_off_policy_forms_need_several_steps(named, tmp_path):
+    goal = bestofk.objective("max@4", **named)
+    with pytest.raises(ValueError, match=f"with {next(iter(named))}.*no ratios for it to act on"):
+        ready(tmp_path, goal)
+    assert exact_steps(goal, ready(tmp_path, goal, num_iterations=2))
+
+
+def test_options_of_the_objective_are_given_once(tmp_path):
+    assert as_objective("max@4", truncate=0.5).truncate == 0.5
+    with pytest.raises(ValueError, match=r"truncate=0.5 beside an Objective \(max@4\)"):
+        as_objective(bestofk.objective("max@4"), truncate=0.5)
 
 
 def test_mistyped_names_get_a_suggestion(tmp_path):
@@ -68,21 +101,32 @@ def test_mistyped_names_get_a_suggestion(tmp_path):
 @pytest.mark.parametrize(
     "goal",
     [
-        "mean", "max@1", "reinforce", "grpo", "dr-grpo", "passk-training@4", "rs-grpo",
+        "grpo", "dr-grpo", "passk-training@4", "rs-grpo",
         bestofk.objective("max@4", off_policy="none"),
     ],
     ids=str,
 )  # fmt: skip
-def test_several_steps_of_one_batch_are_for_objectives_without_sibling_ratios(goal, tmp_path):
-    """The mean needs its own ratio only; normalised objectives never had more than TRL's clip."""
-    assert ready(tmp_path, goal, num_iterations=3).num_iterations == 3
+def test_objectives_without_sibling_ratios_take_several_steps_with_trls_clipped_loss(
+    goal, tmp_path
+):
+    """Normalised objectives never had more than the clip; off_policy='none' asks for it."""
+    args = ready(tmp_path, goal, num_iterations=3)
+    assert args.num_iterations == 3
+    assert not exact_steps(as_objective(goal), args)
 
 
 @pytest.mark.parametrize(
-    "text", ["max@4", "max@4:loo", "pass@4", "top2@4", "maxrl", "mean/50%/max@4"]
+    "text", ["max@4", "max@4:loo-1", "pass@4:none", "mean", "reinforce", "mean/50%/max@4"]
 )
-def test_unbiased_objectives_of_several_samples_want_one_step_per_batch(text, tmp_path):
-    with pytest.raises(ValueError, match="off policy needs"):
+def test_objectives_with_an_off_policy_form_take_several_exact_steps(text, tmp_path):
+    assert exact_steps(as_objective(text), ready(tmp_path, text, num_iterations=2))
+    assert exact_steps(as_objective(text), ready(tmp_path, text, steps_per_generation=4))
+    assert not exact_steps(as_objective(text), ready(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["max@4:loo", "top2@4", "maxrl"])
+def test_unbiased_objectives_without_an_off_policy_form_need_one_step_per_batch(text, tmp_path):
+    with pytest.raises(ValueError, match="has no off-policy form"):
         ready(tmp_path, text, num_iterations=2)
     assert ready(tmp_path, text, gradient_accumulation_steps=4, steps_per_generation=2)
 

@@ -23,7 +23,8 @@ from adapters.trl_runs import (
     trainer,
     weights_of,
 )
-from bestofk.adapters.trl import BestOfKMixin, combined
+from bestofk.adapters.trl import BestOfKMixin
+from bestofk.adapters.trl_rows import combined
 from bestofk.learning import Learner
 from bestofk.models import load
 from bestofk.models.load import find

@@ -1,6 +1,6 @@
 """Real TRL runs of the tiny model, what was sampled in them, and two-process runs of the same.
 
-    python tests/adapters/trl_runs.py FOLDER    two processes (gloo); writes FOLDER/rank-N.pt
+    python tests/adapters/trl_runs.py FOLDER [off-policy]    two processes; FOLDER/rank-N.pt
 
 A `Judge` is a reward function that remembers every row it was shown, so that a test can make the
 groups again and learn from them with our own learner.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from bestofk.adapters.trl import BestOfKTrainer
@@ -100,6 +101,30 @@ def trainer(folder, judge, objective="max@4", *, cls=BestOfKTrainer, named=None,
     )
 
 
+class Inner(TrainerCallback):
+    """Keeps the advantages of every optimiser step, in the order of its rows."""
+
+    run: Any = None
+
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, args, state, control, **_):
+        every = args.gradient_accumulation_steps
+        at = (self.run._step - every) % args.steps_per_generation
+        used = self.run._buffered_inputs[at : at + every]
+        self.seen.append([float(each) for batch in used for each in batch["advantages"]])
+
+
+def inner_run(folder, judge, objective="max@4", *, named=None, **options):
+    """A run of several optimiser steps per batch, by SGD, and what recorded them."""
+    inner = Inner()
+    given = {"loss_type": "luspo", "learning_rate": 0.0005} | options
+    named = {"train_dataset": prompts()} | (named or {}) | {"callbacks": [inner]}
+    run = inner.run = trainer(folder, judge, objective, named=named, **given)
+    return run, inner
+
+
 def weights_of(model):
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
@@ -121,7 +146,7 @@ def our_update(groups, weights, live=None):
     """What one SGD step of our own learner adds to the tiny model's weights."""
     policy = load("tiny-countdown")
     before = weights_of(policy.model)
-    learner = Learner(policy.model, optimisation=Optimisation(lr=1.0, max_grad_norm=0.0))
+    learner = Learner(policy.model, optimisation=Optimisation(learning_rate=1.0, max_grad_norm=0.0))
     learner.optimiser = torch.optim.SGD(policy.model.parameters(), lr=1.0)
     learner.step(groups, weights, live=live)
     return {name: value - before[name] for name, value in weights_of(policy.model).items()}
@@ -178,7 +203,21 @@ def one_rank(folder, rank):
     )  # fmt: skip
 
 
-def two_ranks(folder):
+def one_rank_off_policy(folder, rank):
+    """Two groups on each process, one per optimiser step; two passes."""
+    judge = Judge(unscored=(2,) if rank else ())
+    run, inner = inner_run(
+        folder, judge, gradient_accumulation_steps=1, steps_per_generation=2, num_iterations=2,
+        max_steps=4,
+    )  # fmt: skip
+    run.train()
+    torch.save(
+        {"rows": judge.rows, "seen": inner.seen, "model": weights_of(run.model)},
+        Path(folder) / f"rank-{rank}.pt",
+    )
+
+
+def two_ranks(folder, one_rank):
     children, port = [], str(free_port())
     for rank in range(2):
         child = os.fork()
@@ -201,4 +240,5 @@ def two_ranks(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps({"ends": two_ranks(sys.argv[1])}))
+    chosen = one_rank_off_policy if "off-policy" in sys.argv else one_rank
+    print(json.dumps({"ends": two_ranks(sys.argv[1], chosen)}))

@@ -81,7 +81,7 @@ def server() -> Iterator[str]:
 def test_a_real_model_behind_a_real_server(server: str, tmp_path: Path) -> None:
     out = tmp_path / "real.jsonl"
     command = [
-        *(sys.executable, "-m", "bestofk", "eval", server, "--model", "smollm2"),
+        *(sys.executable, "-m", "bestofk", "sample", server, "--model", "smollm2"),
         *("--task", "countdown", "--problems", "3", "--n", "3", "--max-new-tokens", "24"),
         *("--concurrency", "2", "--logprobs", "--temperature", "0.8", "--out", str(out)),
     ]

@@ -28,7 +28,7 @@ from bestofk.types import Prompt
 from evaluation.faulty_server import FaultyServer
 
 MANY = Cap(10_000, 10_000_000)
-PARAMETERS = Sampling(n=4, max_new_tokens=32)
+PARAMETERS = Sampling(samples_per_prompt=4, max_new_tokens=32)
 
 
 def wanted(problems: int, n: int) -> list[Wanted]:
@@ -140,10 +140,74 @@ def test_giving_up_says_so_and_keeps_what_came() -> None:
     with FaultyServer(["", *["500"] * 20]) as server:
         kept: list[Drawn] = []
         endpoint = Endpoint(base_url=server.url, model="m", concurrency=1, retries=2)
-        with pytest.raises(EndpointError, match=r"failed 3 times.*500 oops.*again to go on"):
+        with pytest.raises(EndpointError, match=r"failed 3 times.*500 oops.*again to resume"):
             draw(endpoint, wanted(3, 1), PARAMETERS, kept.append, cap=MANY)
         assert len(kept) == 1
         assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("500", "500 oops"), ("empty", "no choice in it"), ("drop", "a cut connection")],
+)
+def test_the_cause_of_failure_is_raised_and_repeats_do_not_count_against_the_cap(
+    fault: str, cause: str
+) -> None:
+    with FaultyServer([fault] * 50) as server:
+        said: list[str] = []
+        with pytest.raises(EndpointError, match=cause):
+            draw(
+                Endpoint(base_url=server.url, model="m", concurrency=1, retries=2),
+                wanted(3, 1),
+                PARAMETERS,
+                lambda sample: None,
+                cap=Cap(1, 10**9),
+                warn=said.append,
+            )
+        assert len(server.requests) == 3
+    assert any(cause in text for text in said)  # told at once, not only in the end
+
+
+def test_a_dead_port_is_named_soon() -> None:
+    with FaultyServer() as server:
+        url = server.url  # nobody listens there afterwards
+    endpoint = Endpoint(base_url=url, model="m", concurrency=2, retries=8)
+    with pytest.raises(EndpointError, match=r"3 times.*no connection.*Is the server running"):
+        draw(endpoint, wanted(3, 1), PARAMETERS, lambda sample: None, cap=MANY)
+
+
+def test_a_server_that_hangs_is_reported_while_it_hangs() -> None:
+    said: list[str] = []
+    with FaultyServer(delay=1.0) as server:
+        endpoint = Endpoint(base_url=server.url, model="m", timeout=60)
+        kept: list[Drawn] = []
+        draw(
+            endpoint,
+            wanted(2, 1),
+            PARAMETERS,
+            kept.append,
+            cap=MANY,
+            warn=said.append,
+            patience=0.2,
+        )
+    assert len(kept) == 2
+    assert any("no sample for" in text and "2 requested" in text for text in said)
+
+
+def test_a_timeout_is_repeated_and_named() -> None:
+    with FaultyServer(delay=2.0) as server:
+        endpoint = Endpoint(base_url=server.url, model="m", timeout=0.3, retries=1)
+        with pytest.raises(EndpointError, match=r"no answer in time.*--timeout"):
+            draw(endpoint, wanted(1, 1), PARAMETERS, lambda sample: None, cap=MANY)
+        assert len(server.requests) == 2
+
+
+def test_extra_fields_are_sent_and_tokens_counted() -> None:
+    with FaultyServer() as server:
+        endpoint = Endpoint(base_url=server.url, model="m", extra_body={"reasoning_effort": "low"})
+        spent = draw(endpoint, wanted(2, 1), PARAMETERS, lambda sample: None, cap=MANY)
+        assert all(request["reasoning_effort"] == "low" for request in server.requests)
+    assert (spent.prompt_tokens, spent.completion_tokens) == (20, 8)
 
 
 def test_caps_hold_and_name_themselves() -> None:
@@ -174,7 +238,7 @@ def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 def command(server: Any, out: Path, *more: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "bestofk", "eval", server.url, "--model", "m"),
+        *(sys.executable, "-m", "bestofk", "sample", server.url, "--model", "m"),
         *("--task", "countdown", "--problems", "5", "--n", "6", "--out", str(out)),
         *("--max-new-tokens", "32", "--concurrency", "2", *more),
     ]
@@ -214,13 +278,14 @@ def test_a_killed_run_goes_on_and_no_sample_is_paid_twice(tmp_path: Path) -> Non
         total = sum(server.answered.values())
         assert total <= 30 + 2  # at most what was in flight when the process died
         assert "cap: " in again.stderr
+        assert "prompt and" in again.stderr
         assert "of 30 there" in again.stderr
         third = subprocess.run(
             command(server, out), env=environment, capture_output=True, text=True
         )
         assert third.returncode == 0
         assert sum(server.answered.values()) == total
-        assert "pass@" in third.stdout
+        assert "bestofk eval" in third.stdout
     everything = again.stdout + again.stderr + third.stdout + third.stderr
     for file in tmp_path.iterdir():
         everything += file.read_text()
@@ -245,6 +310,33 @@ def test_a_paid_sample_that_was_not_scored_is_scored_without_asking(tmp_path: Pa
         assert len(server.requests) == before
         last = json.loads(out.read_text().splitlines()[-1])
         assert (last["problem_id"], last["reward"]) == (lost["problem_id"], lost["reward"])
+
+
+def test_the_price_is_announced_and_summed_up(tmp_path: Path) -> None:
+    with FaultyServer() as server:
+        priced = command(server, tmp_path / "a.jsonl", "--price", "1000", "2000")
+        done = subprocess.run(priced, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "cost at most" in done.stderr
+    assert "300 prompt and 120 completion tokens, cost 0.54" in done.stderr
+
+
+def test_an_interrupt_loses_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    with FaultyServer(delay=0.15) as server:
+        process = subprocess.Popen(command(server, out), stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while sum(server.answered.values()) < 6 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+        kept = len(out.read_text().splitlines())
+        assert kept >= 4
+        again = subprocess.run(command(server, out), capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+        assert len(out.read_text().splitlines()) == 30
+        assert sum(server.answered.values()) <= 30 + 2
 
 
 def test_another_runs_file_is_not_written_to_and_caps_end_with_status_one(tmp_path: Path) -> None:

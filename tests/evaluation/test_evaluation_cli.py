@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bestofk.cli import main
-from bestofk.cli._ledger import cut_torn_line
+from bestofk.cli._sample_file import cut_torn_line
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def two(tmp_path: Path) -> tuple[str, str]:
 def test_eval_shows_mapping_metrics_and_intervals(
     two: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", two[0], "--k", "1,8", "--beyond", "32"]) == 0
+    assert main(["eval", two[0], "--k", "1,8", "--wide", "--beyond", "32"]) == 0
     text = capsys.readouterr().out
     assert "problem_id=id" in text
     assert "reward=correct" in text
@@ -62,7 +62,9 @@ def test_compare_gives_the_verdict_and_the_crossing(
 ) -> None:
     assert main(["compare", f"base={two[0]}", f"new={two[1]}"]) == 0
     text = capsys.readouterr().out
-    assert "new is better at k = 1, worse at k ≥" in text
+    assert "new is better at k = 1 (+0." in text
+    assert "worse at k ≥" in text
+    assert "p ≤ 0.05 where the interval excludes 0" in text
     assert "The curves cross at k =" in text
     assert "base is ahead after it" in text
     assert "Solved only by base:" in text
@@ -100,14 +102,18 @@ def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["eval"], "name a file of samples"),
         (["eval", "nowhere.jsonl"], "no such file"),
-        (["eval", "some-model"], "state --task"),
-        (["eval", "http://127.0.0.1:1/v1", "--task", "countdown"], "state --model"),
+        (["eval", "some-model"], "is not a file of samples"),
+        (["sample", "some-model"], "state --task"),
+        (["sample", "http://127.0.0.1:1/v1", "--task", "countdown"], "state --model"),
+        (["sample", "m", "--task", "countdown", "--extra-body", "[1]"], "takes a JSON object"),
         (["eval", "FILE", "--k", "1,two"], "--k takes whole numbers"),
         (["eval", "FILE", "--k", "32"], "pass@32 needs at least 32"),
-        (["eval", "FILE", "--columns", "reward"], "--columns takes key=value"),
-        (["eval", "FILE", "--columns", "reward=rewards"], "no column 'rewards'"),
+        (["eval", "FILE", "--map", "reward"], "--map takes key=value"),
+        (["eval", "FILE", "--beyond", "x"], "--beyond takes whole numbers"),
+        (["eval", "FILE", "--beyond", "16"], "--beyond takes k above n = 16"),
+        (["compare", "FILE", "FILE", "--at", "0"], "--at takes k of at least 1"),
+        (["eval", "FILE", "--columns", "reward=rewards"], "no column 'rewards'"),  # the former name
         (["eval", "FILE", "--metric", "passk"], "unknown metric 'passk'; did you mean"),
-        (["eval", "FILE", "--task", "countdown"], "files bring their scores"),
         (["eval", "FILE", "--off-policy", "2"], "needs two log-probabilities"),
         (["compare", "FILE"], "at least two runs"),
         (["compare", "a=FILE", "a=FILE"], "two runs are called|differ"),
@@ -129,11 +135,68 @@ def test_mistakes_end_with_two_and_a_way_out(
     shown = capsys.readouterr()
     if arguments[:2] == ["compare", "a=FILE"]:
         assert status == 0  # the same file twice: names are made to differ, and nothing differs
-        assert "No difference between" in shown.out
+        assert "identical" in shown.out
         return
     assert status == 2
     assert message in shown.err
     assert not list(folder.iterdir())  # a mistake leaves no file behind
+
+
+def test_tables_fit_into_eighty_columns(
+    two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", f"a-very-long-name-of-a-run={two[0]}", f"another-one={two[1]}"]) == 0
+    assert main(["eval", two[0]]) == 0
+    assert main(["plan", "--k", "4", "--width", "0.1"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "@" in line or "──" in line]
+    table = [line for line in rows if line.startswith(" ")]
+    assert len(table) > 10
+    assert max(map(len, table)) <= 80
+    assert not any("…" in line for line in table if "@" in line)
+
+
+def test_a_k_chosen_beforehand_and_all_pairs(
+    two: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *two, "--at", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["k"] for each in found] == [[8]]
+    assert main(["compare", *two, f"c={two[0]}", "--all-pairs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["a"], each["b"]) for each in found] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert main(["compare", *two, "--at", "8", "--wide"]) == 0
+    assert "pass@8" in capsys.readouterr().out
+
+
+# Fields of --json are promised (docs/evaluation.md, JSON output): more may come, none may go.
+CURVE_FIELDS = {
+    *("name", "metric", "k", "estimate", "interval", "t", "fixed", "band", "values", "problems"),
+    *("left_out", "n", "unscored", "informative", "bounds", "threshold", "confidence"),
+    *("resamples", "seed", "notes"),
+}
+COMPARISON_FIELDS = {
+    *("a", "b", "metric", "k", "difference", "interval", "band", "p_value", "p_value_single"),
+    *("wins", "losses", "ties", "crossing", "verdict", "values_a", "values_b", "problems"),
+    *("only_a", "only_b", "solved_only_a", "solved_only_b", "n_a", "n_b", "threshold"),
+    *("confidence", "resamples", "seed", "notes"),
+}
+PLAN_FIELDS = {
+    *("goal", "target", "effect", "k", "population", "rows", "best", "confidence", "at", "notes"),
+}
+
+
+def test_json_keeps_its_fields(two: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", two[0], "--beyond", "32", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)[0]
+    assert {"name", "metadata", "curves", "extrapolation", "diversity", "off_policy"} <= set(found)
+    assert set(found["curves"][0]) >= CURVE_FIELDS
+    assert main(["compare", *two, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)[0]) >= COMPARISON_FIELDS
+    assert main(["plan", "--k", "4", "--width", "0.1", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) >= PLAN_FIELDS
+    documented = Path(__file__).parents[2].joinpath("docs/evaluation.md").read_text()
+    for field in CURVE_FIELDS | COMPARISON_FIELDS | PLAN_FIELDS:
+        assert f"`{field}`" in documented, field
 
 
 def test_plan_from_a_pilot(two: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +217,7 @@ def test_a_model_is_sampled_and_more_samples_are_added(
     pytest.importorskip("torch")
     out = tmp_path / "m.jsonl"
     command = [
-        *("eval", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
+        *("sample", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
         *("numbers=3", "--problems", "3", "--max-new-tokens", "16", "--out", str(out), "--n"),
     ]
     assert main([*command, "2"]) == 0
@@ -168,6 +231,10 @@ def test_a_model_is_sampled_and_more_samples_are_added(
     assert lines[:6] == short
     assert len({(line["problem_id"], line["sample_id"]) for line in lines}) == 12
     assert all(line["logprob_sum"] < 0 for line in lines)
+    assert f"bestofk eval {out}" in shown.out
+    assert main(["eval", *command[1:], "4", "--k", "1,4"]) == 0  # the former way
+    shown = capsys.readouterr()
+    assert "is now `bestofk sample`" in shown.err
     assert "pass@4" in shown.out
 
 
@@ -200,12 +267,13 @@ def test_a_million_samples_stay_within_bounded_memory(tmp_path: Path) -> None:
                 record |= {"completion": "word " * 40 + str(sample), "answer": str(sample % 50)}
                 out.write(json.dumps(record) + "\n")
     code = (
-        "import resource, sys; from bestofk.evaluation import read; "
+        "import re, sys; from bestofk.evaluation import read; "
         "from bestofk.evaluation import files; "
         "run = read(sys.argv[1]) if sys.argv[2] == 'fast' else "
         "files._gather(files.Path(sys.argv[1]), files.Choice({}, {}), files.quiet)[0]"
         ".finish('x', {});"
-        "print(len(run.rewards), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        "status = open('/proc/self/status').read(); "
+        "print(len(run.rewards), int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) // 1024)"
     )
     for way, most in (("fast", 600), ("careful", 300)):
         done = subprocess.run(
@@ -218,7 +286,7 @@ def test_a_million_samples_stay_within_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named_with_the_way_to_get_it() -> None:
-    from bestofk.cli._draw import need
+    from bestofk.cli._sampling_job import need
 
     with pytest.raises(
         ValueError, match=r"a thing needs no_such_module: pip install 'bestofk\[api\]'"

@@ -75,11 +75,29 @@ def test_voting_along_every_order_is_the_mean_over_subsets(vote: Callable[..., f
         assert along[k - 1] == pytest.approx(truth, abs=1e-12)
 
 
-def test_majority_curve_agrees_with_the_exact_vote_of_one_k() -> None:
+def test_majority_curve_is_the_mean_over_all_subsets(vote: Callable[..., float]) -> None:
+    rng = np.random.default_rng(3)
+    answers = rng.integers(-1, 4, (6, 8))
+    correct = (answers == 1).astype(float)
+    names = [[None if a < 0 else int(a) for a in row] for row in answers]
+    run = samples(correct, answers=names, problems=[f"{i}" for i in range(6)])
+    table, orders = majority_curve(run, run.rewards, np.arange(6), 8, seed=0)
+    assert orders == 0
+    for k in range(1, 9):
+        for row, labels, right in zip(table, names, correct):
+            subsets = list(itertools.combinations(range(8), k))
+            truth = np.mean([vote([labels[i] for i in s], [right[i] for i in s]) for s in subsets])
+            assert row[k - 1] == pytest.approx(truth, abs=1e-12)
+
+
+def test_majority_in_random_orders_agrees_with_the_exact_vote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(3)
     answers = rng.integers(0, 4, (6, 12))
     correct = (answers == 1).astype(float)
     run = samples(correct, answers=answers.tolist())
+    monkeypatch.setattr("bestofk.evaluation.voting.EXACT_WORK", 0)
     table, orders = majority_curve(run, run.rewards, np.arange(6), 12, seed=0)
     assert orders == 1024
     for k in (1, 2, 3, 5, 8, 12):

@@ -220,7 +220,7 @@ def test_trl_completions(tmp_path: Path) -> None:
     assert run.problems == ("p", "q")
     assert run.unscored == 1
     two = trl(tmp_path / "two.parquet", accuracy=[1.0, 0, 0, 1], format=[1.0, 1, 1, 1])
-    with pytest.raises(BadFile, match="accuracy, format: choose one with --columns reward="):
+    with pytest.raises(BadFile, match="accuracy, format: choose one with --map reward="):
         read(two)
     assert read(two, columns={"reward": "accuracy"}).rewards.sum() == 2.0
 
@@ -256,9 +256,7 @@ def test_any_columns_by_name_or_by_force(tmp_path: Path) -> None:
     assert forced.rewards.tolist() == [0.5, 0.25]
     with pytest.raises(BadFile, match=r"no column 'wass' for reward; did you mean 'was'"):
         read(odd, columns={"problem_id": "wer", "reward": "wass"})
-    with pytest.raises(
-        BadFile, match=r"unknown role 'rewards' in --columns; did you mean 'reward'"
-    ):
+    with pytest.raises(BadFile, match=r"unknown role 'rewards' in --map; did you mean 'reward'"):
         read(odd, columns={"rewards": "was"})
 
 
@@ -271,7 +269,7 @@ GOOD = json.dumps({"problem_id": "a", "sample_id": 0, "reward": 1.0, "completion
         (f'{GOOD}\n{{"problem_id": "a", "rew'.encode(), r"line 2: the line is cut off.*delete it"),
         (f"{GOOD}\n{{'a': 1}}\n".encode(), r"line 2: not JSON"),
         (f"{GOOD}\n[1]\n".encode(), r"line 2: a line is one JSON object, got list"),
-        (f'{GOOD}\n{{"problem_id": "a"}}\n'.encode(), r"line 2: no field 'reward'.*--columns"),
+        (f'{GOOD}\n{{"problem_id": "a"}}\n'.encode(), r"line 2: no field 'reward'.*--map"),
         (f'{GOOD}\n{{"reward": 1}}\n'.encode(), r"line 2: no field 'problem_id'"),
         (
             f'{GOOD}\n{{"problem_id": null, "reward": 1}}\n'.encode(),

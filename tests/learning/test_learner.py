@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
 import numpy as np
@@ -67,10 +66,12 @@ def test_memory_grows_with_tokens_not_with_tokens_times_vocabulary() -> None:
 def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
     groups = random_groups(6, 4)
     weights = np.random.default_rng(0).normal(size=(3, 6, 4))
-    settings = Optimisation(lr=1e-2, warmup_steps=2, schedule="cosine", total_steps=9)
+    settings = Optimisation(learning_rate=1e-2, warmup_steps=2, schedule="cosine")
 
     def fresh() -> Learner:
-        return Learner(fixed(llama), optimisation=settings, tokens_per_micro_batch=50)
+        return Learner(
+            fixed(llama), optimisation=settings, total_steps=9, tokens_per_micro_batch=50
+        )
 
     through = fresh()
     stats = [through.step(groups, w) for w in weights]
@@ -95,13 +96,13 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
     model = fixed(llama)
-    learner = Learner(model, optimisation=Optimisation(lr=1.0))
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1.0))
     groups = random_groups(2, 2)
     before = [p.clone() for p in model.parameters()]
     old = learner.score(groups)
     for row in old.tokens[0]:
         row[:] = -1e30  # π_old so small that the ratio is infinite
-    loss = Loss(name="clipped", clip_high=math.inf)
+    loss = Loss(name="clipped", clip=(0.2, 1e30))
     with pytest.raises(NonFinite, match="the weights are as before"):
         learner.step(groups, np.ones((2, 2)), loss=loss, old=old)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
@@ -129,8 +130,8 @@ def test_the_gradient_is_clipped_to_its_norm() -> None:
 
 
 def test_lr_warms_up_then_falls() -> None:
-    cosine = Optimisation(lr=1.0, warmup_steps=3, schedule="cosine", total_steps=13)
-    rates = [cosine.lr_at(step) for step in range(14)]
+    cosine = Optimisation(learning_rate=1.0, warmup_steps=3, schedule="cosine")
+    rates = [cosine.learning_rate_at(step, 13) for step in range(14)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[8] == pytest.approx(0.5)
     assert rates[13] == pytest.approx(0.0, abs=1e-12)
@@ -141,7 +142,7 @@ def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> No
     groups = random_groups(3, 4)
     weights = np.random.default_rng(0).normal(size=(3, 4))
     model = with_adapters(fixed(qwen3), Lora(rank=4))
-    learner = Learner(model, optimisation=Optimisation(lr=1e-2))
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-2))
     assert learner.layout == "packed"
     start = learner.sequence_log_probs(groups)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
@@ -158,7 +159,7 @@ def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> No
 def test_bf16_keeps_float32_weights_and_nearly_the_same_log_probs() -> None:
     groups = random_groups(3, 4)
     exact = Learner(fixed(qwen3)).sequence_log_probs(groups)
-    learner = Learner(fixed(qwen3), precision="bf16", optimisation=Optimisation(lr=1e-3))
+    learner = Learner(fixed(qwen3), precision="bf16", optimisation=Optimisation(learning_rate=1e-3))
     rough = learner.sequence_log_probs(groups)
     learner.step(groups, np.ones((3, 4)))
     assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
@@ -177,9 +178,10 @@ def test_dropout_is_switched_off() -> None:
 
 BAD_LOSSES = [
     ({"name": "exat"}, "did you mean 'exact'"),
-    ({"normaliser": "grpo"}, "exact loss has no ratio and no length normaliser"),
-    ({"name": "clipped", "ratio": "sequence", "normaliser": "dapo"}, "mean over tokens already"),
-    ({"name": "clipped", "normaliser": "dr-grpo"}, "give it"),
+    ({"normaliser": "grpo"}, "exact loss does not accept a length normaliser"),
+    ({"name": "gspo", "normaliser": "dapo"}, "gspo loss does not accept a length normaliser"),
+    ({"clip": (1.5, 0.2)}, "lower bound lies in"),
+    ({"clip": (0.2, float("nan"))}, "clip is a finite number"),
     ({"kl": -1.0}, "kl is 0"),
 ]
 
@@ -214,11 +216,13 @@ def test_a_step_says_what_it_lacks() -> None:
 def bandit(objective: str, steps: int = 100) -> float:
     """The chance of the risky arm after training: 1 with chance .3, against a sure .5."""
     model, rng = table(np.zeros((3, 3)) - np.array([0, 0, 30.0])), np.random.default_rng(0)
-    learner = Learner(model, optimisation=Optimisation(lr=0.06, max_grad_norm=0.0))
+    learner = Learner(model, optimisation=Optimisation(learning_rate=0.06, max_grad_norm=0.0))
     sampler = ModelSampler(model, letters(3))
     prompts = [Prompt(f"{p}", "c", "bandit") for p in range(32)]
     for step in range(steps):
-        groups = sampler.sample(prompts, seed=step, params=Sampling(n=8, max_new_tokens=1))
+        groups = sampler.sample(
+            prompts, seed=step, params=Sampling(samples_per_prompt=8, max_new_tokens=1)
+        )
         arms = np.array([[done.tokens[0] for done in one.completions] for one in groups])
         rewards = np.where(arms == 0, 0.5, rng.random(arms.shape) < 0.3)
         learner.step(groups, bestofk.advantages(rewards, objective))

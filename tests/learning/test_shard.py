@@ -40,7 +40,7 @@ def group_of_one() -> Iterator[None]:
 def pair(make: Any, device: str, **options: Any) -> tuple[Learner, Learner]:
     """The same learner, plain and sharded. With this eps, Adam's step is continuous at g = 0."""
     settings: dict[str, Any] = {
-        "optimisation": Optimisation(lr=1e-2, eps=1e-4),
+        "optimisation": Optimisation(learning_rate=1e-2, adam=(0.9, 0.999, 1e-4)),
         "tokens_per_micro_batch": 50,
     } | options
     plain = Learner(fixed(make, device=device), **settings)
@@ -56,7 +56,7 @@ def test_a_sharded_learner_scores_and_steps_like_a_plain_one(name: str, device: 
     groups, rng = random_groups(5, 4), np.random.default_rng(0)
     plain, sharded = pair(MODELS[name], device)
     assert all(isinstance(p, DTensor) for p in sharded.model.parameters())
-    loss = Loss(name="clipped", clip_low=0.05, clip_high=0.05)
+    loss = Loss(name="clipped", clip=(0.05, 0.05))
     old = plain.score(groups)
     for _ in range(3):
         weights = rng.normal(size=(5, 4))
@@ -84,11 +84,13 @@ def test_the_policy_is_whole_inside_and_takes_no_memory_outside(
     sampler = ModelSampler(sharded.policy, tokenizer)
     for step in range(2):
         with sharded.whole():
-            got = sampler.sample(prompts, seed=step, params=Sampling(n=3, max_new_tokens=5))
+            got = sampler.sample(
+                prompts, seed=step, params=Sampling(samples_per_prompt=3, max_new_tokens=5)
+            )
             save(Policy(sharded.policy, tokenizer, "sharded"), tmp_path / str(step))
         assert {p.device.type for p in sharded.policy.parameters()} == {"meta"}
         direct = ModelSampler(plain.model, tokenizer).sample(
-            prompts, seed=step, params=Sampling(n=3, max_new_tokens=5)
+            prompts, seed=step, params=Sampling(samples_per_prompt=3, max_new_tokens=5)
         )
         for one, other in zip(got, direct, strict=True):
             assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]

@@ -135,7 +135,7 @@ def test_same_name_twice_is_refused(tmp_path: Path) -> None:
 
 def test_missing_file_is_named_with_what_is_near(tmp_path: Path) -> None:
     make_file(tmp_path, "base", problems=2, n=2)
-    with pytest.raises(FileNotFoundError, match=r"bsae\.jsonl; did you mean .*base\.jsonl\?"):
+    with pytest.raises(FileNotFoundError, match=r"bsae\.jsonl; did you mean .base\.jsonl.\?"):
         load([str(tmp_path / "bsae.jsonl")])
     with pytest.raises(ValueError, match="at least one"):
         load([])

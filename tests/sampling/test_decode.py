@@ -45,10 +45,10 @@ LETTERS = [Prompt(f"p{i}", "cdefghijkl"[: 2 + 3 * (i % 3)], "test") for i in ran
 @pytest.mark.parametrize(
     "params",
     [
-        Sampling(n=3000, max_new_tokens=3),
-        Sampling(n=3000, max_new_tokens=3, temperature=0.6),
-        Sampling(n=3000, max_new_tokens=3, top_k=2),
-        Sampling(n=3000, max_new_tokens=3, top_p=0.7),
+        Sampling(samples_per_prompt=3000, max_new_tokens=3),
+        Sampling(samples_per_prompt=3000, max_new_tokens=3, temperature=0.6),
+        Sampling(samples_per_prompt=3000, max_new_tokens=3, top_k=2),
+        Sampling(samples_per_prompt=3000, max_new_tokens=3, top_p=0.7),
     ],
     ids=["plain", "temperature", "top_k", "top_p"],
 )
@@ -99,7 +99,7 @@ def by_hand(logits: np.ndarray, params: Sampling) -> np.ndarray:
 def test_sampler_and_learner_agree_on_log_probs(name: str, temperature: float) -> None:
     """Prompts of different lengths, rows that leave early: the cache is right all the way."""
     model = fixed(MODELS[name])
-    params = Sampling(n=6, max_new_tokens=20, temperature=temperature)
+    params = Sampling(samples_per_prompt=6, max_new_tokens=20, temperature=temperature)
     groups = own(model).sample(LETTERS, seed=0, params=params)
     lengths = {len(done.tokens) for one in groups for done in one.completions}
     assert min(lengths) < 8
@@ -115,7 +115,9 @@ def test_adapters_are_sampled() -> None:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
-    groups = own(model).sample(LETTERS, seed=0, params=Sampling(n=2, max_new_tokens=6))
+    groups = own(model).sample(
+        LETTERS, seed=0, params=Sampling(samples_per_prompt=2, max_new_tokens=6)
+    )
     scores = Learner(model).score(groups)
     for one, rows in zip(groups, scores.tokens, strict=True):
         for done, row in zip(one.completions, rows, strict=True):
@@ -124,7 +126,7 @@ def test_adapters_are_sampled() -> None:
 
 def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
     sampler = own(fixed(llama))
-    params = Sampling(n=4, max_new_tokens=8)
+    params = Sampling(samples_per_prompt=4, max_new_tokens=8)
     first = sampler.sample(LETTERS, seed=3, params=params)
     assert sampler.sample(LETTERS, seed=3, params=params) == first
     assert sampler.sample(LETTERS, seed=4, params=params) != first
@@ -132,7 +134,7 @@ def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
 
 def test_a_prompt_draws_the_same_alone_in_turns_and_among_others() -> None:
     """So one process and two draw the same global batch."""
-    params = Sampling(n=4, max_new_tokens=8)
+    params = Sampling(samples_per_prompt=4, max_new_tokens=8)
     together = own(fixed(llama)).sample(LETTERS, seed=3, params=params)
     turns = own(fixed(llama))
     turns.max_rows = 8
@@ -148,7 +150,7 @@ def test_a_prompt_draws_the_same_alone_in_turns_and_among_others() -> None:
 
 def test_a_prompt_that_comes_twice_is_drawn_twice() -> None:
     one, two = own(fixed(llama)).sample(
-        [LETTERS[0]] * 2, seed=0, params=Sampling(n=4, max_new_tokens=8)
+        [LETTERS[0]] * 2, seed=0, params=Sampling(samples_per_prompt=4, max_new_tokens=8)
     )
     assert one.completions != two.completions
 
@@ -165,7 +167,7 @@ def test_the_prompt_is_prefilled_once_per_group() -> None:
     model.get_decoder().layers[0].register_forward_hook(
         lambda module, inputs, out: seen.append(tuple(inputs[0].shape[:2]))
     )
-    own(model).sample(LETTERS[:3], seed=0, params=Sampling(n=5, max_new_tokens=4))
+    own(model).sample(LETTERS[:3], seed=0, params=Sampling(samples_per_prompt=5, max_new_tokens=4))
     assert seen[0] == (3, 8)
     assert seen[1] == (15, 1)
 
@@ -176,7 +178,9 @@ def test_finished_rows_leave_the_batch() -> None:
     model.get_decoder().layers[0].register_forward_hook(
         lambda module, inputs, out: rows.append(inputs[0].shape[0])
     )
-    groups = own(model).sample(LETTERS, seed=0, params=Sampling(n=6, max_new_tokens=20))
+    groups = own(model).sample(
+        LETTERS, seed=0, params=Sampling(samples_per_prompt=6, max_new_tokens=20)
+    )
     lengths = [len(done.tokens) for one in groups for done in one.completions]
     for step, batch in enumerate(rows[1:], 1):
         alive = sum(length > step for length in lengths)
@@ -185,7 +189,9 @@ def test_finished_rows_leave_the_batch() -> None:
 
 
 def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
-    groups = own(fixed(llama)).sample(LETTERS, seed=0, params=Sampling(n=6, max_new_tokens=10))
+    groups = own(fixed(llama)).sample(
+        LETTERS, seed=0, params=Sampling(samples_per_prompt=6, max_new_tokens=10)
+    )
     spelled, reasons = letters(60, end=1), set()
     for done in (done for one in groups for done in one.completions):
         reasons.add(done.finish_reason)
@@ -202,10 +208,10 @@ def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
 
 def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
     model, small = tiny_policy()
-    params = Sampling(n=64, max_new_tokens=40)
+    params = Sampling(samples_per_prompt=64, max_new_tokens=40)
     free = ModelSampler(model, small).sample(PROMPTS, seed=0, params=params)
     stopped = ModelSampler(model, small).sample(
-        PROMPTS, seed=0, params=Sampling(n=64, max_new_tokens=40, stop=("7", "ab"))
+        PROMPTS, seed=0, params=Sampling(samples_per_prompt=64, max_new_tokens=40, stop=("7", "ab"))
     )
     cut = 0
     for one, two in zip(free, stopped, strict=True):
@@ -221,7 +227,7 @@ def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
 
 def test_temperature_0_takes_the_most_likely_token() -> None:
     model = fixed(llama)
-    params = Sampling(n=2, max_new_tokens=6, temperature=0.0)
+    params = Sampling(samples_per_prompt=2, max_new_tokens=6, temperature=0.0)
     (drawn,) = own(model).sample(LETTERS[:1], seed=0, params=params)
     ids = list(drawn.prompt_tokens)
     for token in drawn.completions[1].tokens:
@@ -235,7 +241,7 @@ def test_temperature_0_takes_the_most_likely_token() -> None:
 def test_sampling_leaves_the_model_as_it_was() -> None:
     model = fixed(gemma2).train()
     before = model.config._attn_implementation
-    own(model).sample(LETTERS, seed=0, params=Sampling(n=2, max_new_tokens=3))
+    own(model).sample(LETTERS, seed=0, params=Sampling(samples_per_prompt=2, max_new_tokens=3))
     assert model.training
     assert model.config._attn_implementation == before
 
@@ -258,7 +264,7 @@ def test_rows_take_turns_when_their_keys_and_values_do_not_fit() -> None:
     model.get_decoder().layers[0].register_forward_hook(
         lambda module, inputs, out: rows.append(inputs[0].shape[0])
     )
-    params = Sampling(n=2, max_new_tokens=8)
+    params = Sampling(samples_per_prompt=2, max_new_tokens=8)
     sampler = own(model)
     free = sampler.sample(LETTERS, seed=0, params=params)
     sampler.cache_gib = 384 * (8 + 8) * 4 / 2**30
@@ -309,7 +315,7 @@ def test_wrong_parameters_say_what_is_wrong(options: dict[str, Any], message: st
 
 @pytest.mark.gpu
 def test_cuda_draws_what_the_cpu_draws() -> None:
-    params = Sampling(n=4, max_new_tokens=8)
+    params = Sampling(samples_per_prompt=4, max_new_tokens=8)
     here = own(fixed(llama)).sample(LETTERS, seed=0, params=params)
     there = own(fixed(llama, device="cuda")).sample(LETTERS, seed=0, params=params)
     for one, two in zip(here, there, strict=True):

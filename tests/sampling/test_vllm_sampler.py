@@ -42,7 +42,7 @@ def started(policy: Any) -> Iterator[VLLMEngine]:
     torch.set_num_threads(1)
     engine = VLLMEngine(policy, tiny.tokenizer(), options=ENGINE)
     with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, seed=0, params=Sampling(n=1))
+        engine.sample(PROMPTS, seed=0, params=Sampling(samples_per_prompt=1))
     yield engine
     engine.close()
     torch.set_num_threads(threads)
@@ -64,15 +64,15 @@ def test_it_is_a_sampler_that_holds_weights(engine: VLLMEngine) -> None:
 def test_log_probs_are_the_learners_at_the_sampling_temperature(
     engine: VLLMEngine, policy: Any, temperature: float
 ) -> None:
-    params = Sampling(n=6, max_new_tokens=12, temperature=temperature)
+    params = Sampling(samples_per_prompt=6, max_new_tokens=12, temperature=temperature)
     groups = engine.sample(PROMPTS, seed=3, params=params)
     assert gap(policy, groups, temperature) < CLOSE
 
 
 @pytest.mark.parametrize("params", [
-    Sampling(n=8, max_new_tokens=6, top_k=3),
-    Sampling(n=8, max_new_tokens=6, top_p=0.7, temperature=0.8),
-    Sampling(n=8, max_new_tokens=6, top_p=0.8, top_k=20),
+    Sampling(samples_per_prompt=8, max_new_tokens=6, top_k=3),
+    Sampling(samples_per_prompt=8, max_new_tokens=6, top_p=0.7, temperature=0.8),
+    Sampling(samples_per_prompt=8, max_new_tokens=6, top_p=0.8, top_k=20),
 ], ids=["top_k", "top_p", "both"])  # fmt: skip
 @torch.no_grad()
 def test_log_probs_are_those_of_the_truncated_distribution(
@@ -88,7 +88,7 @@ def test_log_probs_are_those_of_the_truncated_distribution(
 
 @torch.no_grad()
 def test_tokens_come_as_often_as_their_probability_says(engine: VLLMEngine, policy: Any) -> None:
-    params = Sampling(n=3000, max_new_tokens=1)
+    params = Sampling(samples_per_prompt=3000, max_new_tokens=1)
     (group,) = engine.sample(PROMPTS[4:], seed=5, params=params)
     chances = policy(torch.tensor([group.prompt_tokens])).logits[0, -1].double().softmax(-1).numpy()
     seen = Counter(done.tokens[0] for done in group.completions)
@@ -101,7 +101,7 @@ def test_tokens_come_as_often_as_their_probability_says(engine: VLLMEngine, poli
 
 
 def test_groups_are_whole_and_completions_end_where_they_say(engine: VLLMEngine) -> None:
-    params = Sampling(n=16, max_new_tokens=8, stop=("15", "="))
+    params = Sampling(samples_per_prompt=16, max_new_tokens=8, stop=("15", "="))
     groups = engine.sample(PROMPTS, seed=6, params=params)
     assert [group.prompt for group in groups] == PROMPTS
     small, ways = tiny.tokenizer(), Counter[str]()
@@ -128,19 +128,21 @@ def test_groups_are_whole_and_completions_end_where_they_say(engine: VLLMEngine)
 
 
 def test_temperature_zero_takes_what_our_own_sampler_takes(engine: VLLMEngine, policy: Any) -> None:
-    params = Sampling(n=2, max_new_tokens=10, temperature=0.0)
+    params = Sampling(samples_per_prompt=2, max_new_tokens=10, temperature=0.0)
     own = ModelSampler(policy, tiny.tokenizer()).sample(PROMPTS, seed=0, params=params)
     assert engine.sample(PROMPTS, seed=0, params=params) == own
 
 
 def test_draws_belong_to_seed_and_prompt(engine: VLLMEngine) -> None:
-    params = Sampling(n=6, max_new_tokens=10)
+    params = Sampling(samples_per_prompt=6, max_new_tokens=10)
     first = engine.sample(PROMPTS, seed=7, params=params)
     assert tokens(engine.sample(PROMPTS, seed=7, params=params)) == tokens(first)
     assert tokens(engine.sample(PROMPTS, seed=8, params=params)) != tokens(first)
     alone = engine.sample([PROMPTS[2]], seed=7, params=params)
     assert tokens(alone) == tokens(first[2:3])
-    fewer = engine.sample([PROMPTS[2]], seed=7, params=Sampling(n=3, max_new_tokens=10))
+    fewer = engine.sample(
+        [PROMPTS[2]], seed=7, params=Sampling(samples_per_prompt=3, max_new_tokens=10)
+    )
     assert tokens(fewer)[0] == tokens(alone)[0][:3]
     twice = engine.sample([PROMPTS[0], PROMPTS[0]], seed=7, params=params)
     assert tokens(twice[:1]) == tokens(first[:1])
@@ -153,7 +155,7 @@ def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
 
 
 def test_an_update_makes_it_the_new_model(engine: VLLMEngine, policy: Any) -> None:
-    params, other = Sampling(n=4, max_new_tokens=10), model(2)
+    params, other = Sampling(samples_per_prompt=4, max_new_tokens=10), model(2)
     engine.update(named_weights(other), version=9)
     groups = engine.sample(PROMPTS, seed=1, params=params)
     assert engine.version == 9
@@ -163,7 +165,7 @@ def test_an_update_makes_it_the_new_model(engine: VLLMEngine, policy: Any) -> No
 
 def test_every_single_weight_arrives(engine: VLLMEngine, policy: Any) -> None:
     """A change of any one tensor is seen; a tied head counts as well as its embedding."""
-    params = Sampling(n=2, max_new_tokens=6)
+    params = Sampling(samples_per_prompt=2, max_new_tokens=6)
     for name in dict(policy.named_parameters()):
         other = model(1)
         with torch.no_grad():
@@ -176,7 +178,7 @@ def test_every_single_weight_arrives(engine: VLLMEngine, policy: Any) -> None:
 
 def test_it_keeps_a_copy(engine: VLLMEngine) -> None:
     """The optimiser changes the trained tensors in place; the sampler's are its own."""
-    params, trained = Sampling(n=4, max_new_tokens=10), model(3)
+    params, trained = Sampling(samples_per_prompt=4, max_new_tokens=10), model(3)
     engine.update(named_weights(trained))
     before = engine.sample(PROMPTS, seed=1, params=params)
     with torch.no_grad():
@@ -186,7 +188,7 @@ def test_it_keeps_a_copy(engine: VLLMEngine) -> None:
 
 
 def test_the_prefix_cache_serves_nothing_old(engine: VLLMEngine, policy: Any) -> None:
-    params, other = Sampling(n=3, max_new_tokens=6), model(2)
+    params, other = Sampling(samples_per_prompt=3, max_new_tokens=6), model(2)
     assert cached(engine) == 0  # emptied by the update before this test
     engine.sample(PROMPTS, seed=1, params=params)
     assert cached(engine) >= 64  # of a prompt of about 150 tokens
@@ -218,21 +220,21 @@ def test_adapters_are_sampled_with(engine: VLLMEngine) -> None:
             if "lora_B" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
     engine.update(named_weights(adapted))
-    groups = engine.sample(PROMPTS, seed=1, params=Sampling(n=3, max_new_tokens=6))
+    groups = engine.sample(PROMPTS, seed=1, params=Sampling(samples_per_prompt=3, max_new_tokens=6))
     assert gap(adapted, groups) < CLOSE
     assert gap(model(1), groups) > 0.1
 
 
 def test_chat_and_empty_calls(engine: VLLMEngine) -> None:
-    assert engine.sample([], seed=0, params=Sampling(n=2)) == []
+    assert engine.sample([], seed=0, params=Sampling(samples_per_prompt=2)) == []
     chat = Prompt("c", ({"role": "user", "content": "hello"},), "test")
     with pytest.raises(ValueError, match="no chat template"):
-        engine.sample([chat], seed=0, params=Sampling(n=2))
+        engine.sample([chat], seed=0, params=Sampling(samples_per_prompt=2))
 
 
 def test_what_would_change_the_distribution_is_refused(engine: VLLMEngine) -> None:
     with pytest.raises(ValueError, match=r"at least 0\.01, got 0\.001"):
-        engine.sample(PROMPTS, seed=0, params=Sampling(n=2, temperature=0.001))
+        engine.sample(PROMPTS, seed=0, params=Sampling(samples_per_prompt=2, temperature=0.001))
     with pytest.raises(ValueError, match="logprobs_mode is 'processed_logprobs'"):
         VLLMEngine(model(1), tiny.tokenizer(), options={"logprobs_mode": "raw_logprobs"})
 
@@ -258,13 +260,13 @@ def test_the_pages_example_runs_as_shown(engine: VLLMEngine) -> None:
         "model": model(4),
         "tokenizer": tiny.tokenizer(),
         "prompts": PROMPTS,
-        "sampling": Sampling(n=2, max_new_tokens=6),
+        "sampling": Sampling(samples_per_prompt=2, max_new_tokens=6),
     }
     exec(block, names)
     assert gap(model(4), names["groups"]) < CLOSE
     names["engine"].close()
     assert engine.version == 1  # and goes on, beside the one that was closed
-    again = engine.sample(PROMPTS, seed=1, params=Sampling(n=2, max_new_tokens=6))
+    again = engine.sample(PROMPTS, seed=1, params=Sampling(samples_per_prompt=2, max_new_tokens=6))
     assert gap(model(1), again) < CLOSE
 
 
@@ -274,13 +276,16 @@ def test_it_sleeps_while_the_learner_works(tmp_path: Path) -> None:
     save(policy, tmp_path / "model")
     engine = VLLMEngine(policy.model, policy.tokenizer, options={"max_model_len": 512})
     engine.update(named_weights(policy.model), version=1)
-    before = engine.sample(PROMPTS, seed=1, params=Sampling(n=2, max_new_tokens=6))
+    before = engine.sample(PROMPTS, seed=1, params=Sampling(samples_per_prompt=2, max_new_tokens=6))
     taken = torch.cuda.mem_get_info()[0]
     engine.sleep()
     assert torch.cuda.mem_get_info()[0] > taken + 2**30
     assert engine.version is None
     with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, seed=1, params=Sampling(n=2))
+        engine.sample(PROMPTS, seed=1, params=Sampling(samples_per_prompt=2))
     engine.update(named_weights(policy.model), version=2)
-    assert engine.sample(PROMPTS, seed=1, params=Sampling(n=2, max_new_tokens=6)) == before
+    assert (
+        engine.sample(PROMPTS, seed=1, params=Sampling(samples_per_prompt=2, max_new_tokens=6))
+        == before
+    )
     engine.close()

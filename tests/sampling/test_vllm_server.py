@@ -24,7 +24,7 @@ from vllm_models import NOISE, PROMPTS, SERVED, gap, model
 
 pytestmark = NOISE
 CLOSE = 1e-4
-PARAMS = Sampling(n=4, max_new_tokens=8, temperature=0.8)
+PARAMS = Sampling(samples_per_prompt=4, max_new_tokens=8, temperature=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
 def test_it_answers_like_any_sampler(server: VLLMServer) -> None:
     assert isinstance(server, WeightHolder)
     server.update(named_weights(model(1)))
-    params = Sampling(n=5, max_new_tokens=8, temperature=0.8, stop=("15", "="))
+    params = Sampling(samples_per_prompt=5, max_new_tokens=8, temperature=0.8, stop=("15", "="))
     groups = server.sample(PROMPTS, seed=3, params=params)
     assert gap(model(1), groups, 0.8) < CLOSE
     assert [group.prompt for group in groups] == PROMPTS
@@ -60,7 +60,9 @@ def test_it_answers_like_any_sampler(server: VLLMServer) -> None:
     ]
     assert server.sample(PROMPTS, seed=4, params=params) != groups
     assert server.sample([], seed=0, params=params) == []
-    (greedy,) = server.sample(PROMPTS[:1], seed=0, params=Sampling(n=3, temperature=0.0))
+    (greedy,) = server.sample(
+        PROMPTS[:1], seed=0, params=Sampling(samples_per_prompt=3, temperature=0.0)
+    )
     assert len(set(greedy.completions)) == 1
     assert set(greedy.completions[0].logprobs) == {0.0}
 

@@ -59,7 +59,7 @@ def test_show_takes_split_start_and_options(capsys: pytest.CaptureFixture[str]) 
         (["show", "maze", "--option", 'sizes=["9"]'], "is of type Sequence[int], got ['9']"),
         (["show", "maze", "--option", "sizes=[]"], "at least one size"),
         (["show", "maze", "--option", "loops=often"], "is of type float, got 'often'"),
-        (["show", "countdown", "--option", "reward=best"], "have closeness, exact"),
+        (["show", "countdown", "--option", "reward=best"], "have exact, closeness"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_else_is_printed(

@@ -41,8 +41,8 @@ def recipe(small_model, tmp_path):
                 "options": {"style": "compact", "train_size": 40},
             },
             "sampling": {"prompts_per_step": 4, "samples_per_prompt": 8, "max_new_tokens": 6},
-            "optimiser": {"learning_rate": 1e-2, "warmup_steps": 2},
-            "evaluation": {"every": 3, "prompts": 4, "samples_per_prompt": 4, "ks": [1, 4]},
+            "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+            "evaluation": {"every": 3, "prompts": 4, "samples_per_prompt": 4},
             "run": {"dir": str(tmp_path / "run"), "steps": 7, "checkpoint_every": 2},
         }
         for section, values in sections.items():

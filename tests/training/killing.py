@@ -1,8 +1,10 @@
 """End a run at given moments and go on with it: python killing.py RUN.toml FOLDER SIGNAL SHARES...
 
 A process that has everything imported forks one child per life of the run, so that a moment is a
-moment of training and not of importing. SHARES are moments as shares of the untouched run's time,
-which is measured first and left in FOLDER/whole; the other one is FOLDER/ended. SIGNAL is KILL,
+moment of training and not of importing. SHARES are moments of a life as shares of the untouched
+run, which is made first and left in FOLDER/whole; the other one is FOLDER/ended. The clock is the
+run's own: lines of metrics, and the mean time between them for the part of a line; so a busy
+machine changes nothing. SIGNAL is KILL,
 INT, TERM, or TWICE (TERM and, at once, TERM again). Prints how each life ended.
 """
 
@@ -36,6 +38,15 @@ def life(config, folder):
     os._exit(128 + outcome.signal if outcome.signal else 0)
 
 
+def written(metrics):
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def is_over(child):
+    """Whether the child has ended; it stays to be waited for."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def ended(child):
     """0 done, -n died of signal n, 128 + n left because of signal n."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -47,10 +58,17 @@ def main(recipe, folder, name, shares):
     began = time.monotonic()
     assert ended(life(config, folder / "whole")) == 0
     length = time.monotonic() - began
+    lines = written(folder / "whole" / "metrics.jsonl")
     ends, waits = [], []
     for share in map(float, shares):
+        metrics = folder / "ended" / "metrics.jsonl"
+        before = written(metrics)
         child = life(config, folder / "ended")
-        time.sleep(share * length)
+        target, part = divmod(share * lines, 1)
+        while written(metrics) < before + target and not is_over(child):
+            before = min(before, written(metrics))  # a resumed run drops what no checkpoint holds
+            time.sleep(0.002)
+        time.sleep(part * length / lines)
         asked = time.monotonic()
         for number in ENDS[name]:
             os.kill(child, number)

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # "auto" is the CPU here, wherever this runs
+
 import torch
 
 from bestofk.config import read, replaced
@@ -64,7 +66,7 @@ def lives(config, folder, plan):
         own = replaced(config, "run.dir", str(folder / name))
         found[name] = []
         for number, (size, sharded, steps) in enumerate(lives):
-            own = replaced(replaced(own, "run.fsdp", sharded), "run.steps", steps)
+            own = replaced(replaced(own, "model.options.fsdp", sharded), "run.steps", steps)
             log = folder / f"{name}-{number}.log"
             found[name].append(ends(start(own, size, number > 0, log)))
     return found

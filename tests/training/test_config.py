@@ -9,8 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.cli.train_command import main, override, split
-from bestofk.config import Config, from_dict, leaves, literal, read, replaced, to_toml
-from bestofk.training.checks import check, check_resumed
+from bestofk.config import (
+    OPTION_FIELDS,
+    Config,
+    from_dict,
+    leaves,
+    literal,
+    read,
+    replaced,
+    to_toml,
+)
+from bestofk.learning import Loss, Optimisation
+from bestofk.moved_keys import MOVED
+from bestofk.rare_settings import (
+    EngineOptions,
+    ModelOptions,
+    RunOptions,
+    engine_options,
+    model_options,
+    run_options,
+)
+from bestofk.training.checks import cautions, check, check_resumed
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 OPTIONS = st.dictionaries(
@@ -20,15 +39,15 @@ OPTIONS = st.dictionaries(
 )
 
 
-@given(TEXT, OPTIONS, st.floats(1e-12, 1.0), st.lists(st.integers(1, 99), max_size=4))
-def test_a_config_written_as_toml_is_read_back_the_same(text, options, rate, ks):
+@given(TEXT, OPTIONS, st.floats(1e-12, 1.0), st.lists(TEXT, max_size=4))
+def test_a_config_written_as_toml_is_read_back_the_same(text, options, rate, words):
     config = Config()
     for name, value in [
         ("model.path", text),
         ("task.options", options),
-        ("optimiser.learning_rate", rate),
-        ("evaluation.ks", tuple(ks)),
-        ("off_policy.truncate", None),
+        ("optimizer.learning_rate", rate),
+        ("run.trackers", tuple(words)),
+        ("task.verifier", None),
     ]:
         config = replaced(config, name, value)
     assert from_dict(Config, tomllib.loads(to_toml(config))) == config
@@ -39,13 +58,18 @@ def test_a_config_written_as_toml_is_read_back_the_same(text, options, rate, ks)
     [
         ("[sampling]\nsamples_per_promt = 3", "did you mean 'samples_per_prompt'"),
         ("[samplng]\nsamples_per_prompt = 3", "did you mean 'sampling'"),
-        ("[loss]\nname = 'exactly'", "loss.name is one of exact, clipped, got 'exactly'; did you"),
+        (
+            "[loss]\nname = 'exactly'",
+            "loss.name is one of exact, clipped, gspo, got 'exactly'; did you",
+        ),
         ("[run]\nsteps = 'ten'", "run.steps is of kind int, got 'ten'"),
         ("[run]\nsteps = true", "run.steps is of kind int, got True"),
         ("[run]\nsteps = 1.5", "run.steps is of kind int, got 1.5"),
         ("run = 3", "run is a section"),
-        ("[evaluation]\nks = 3", "evaluation.ks is a list"),
-        ("[evaluation]\nks = ['a']", "evaluation.ks is of kind int"),
+        ("[loss]\nclip = 3", "loss.clip is a list"),
+        ("[loss]\nclip = ['a', 1]", "loss.clip is of kind float"),
+        ("[loss]\nclip = [1.0]", "loss.clip is a list of 2 numbers"),
+        ("[optimizer]\nlearning_rate = inf", "optimizer.learning_rate is a finite number"),
         ("objective = ", "is not TOML"),
     ],
 )
@@ -60,18 +84,18 @@ def test_a_mistake_in_a_recipe_is_named_with_the_way_out(tmp_path, text, told):
 def test_flags_override_a_recipe_and_options_are_open(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('objective = "max@4"\n[task.options]\nnumbers = 3\nstyle = "compact"\n')
-    flags = "--objective max@16 --run.dir runs/a --task.options.numbers 5 --off-policy.truncate 2"
+    flags = "--objective max@16 --run.dir runs/a --task.options.numbers 5 --loss.clip 0.1 0.3"
     words = split([*flags.split(), str(file), "--task.options.low=2"])
     config = override(read(file), words)
     assert words.recipe == str(file)
     assert config.objective == "max@16"
     assert config.run.dir == "runs/a"
-    assert config.off_policy.truncate == 2.0
+    assert config.loss.clip == (0.1, 0.3)
     assert config.task.options == {"numbers": 5, "style": "compact", "low": 2}
     untouched = dict(leaves(Config()))
     differing = {name for name, value in leaves(config) if untouched.get(name) != value}
     assert differing == {
-        "objective", "run.dir", "off_policy.truncate", "task.options.numbers",
+        "objective", "run.dir", "loss.clip", "task.options.numbers",
         "task.options.style", "task.options.low",
     }  # fmt: skip
 
@@ -100,21 +124,19 @@ def changed(**values):
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (changed(objective="max@32"), "max@32 needs more than 32 samples per prompt, got 32"),
+        (changed(objective="max@16"), "max@16 needs more than 16 samples per prompt, got 16"),
         (changed(objective="mx@3"), "unknown objective 'mx'"),
-        (changed(loss__normaliser="grpo"), "no length normaliser"),
         (changed(sampling__top_p=0.9), "whole distribution"),
         (changed(sampling__top_k=5), "whole distribution"),
         (changed(loss__name="clipped", sampling__top_p=0.9), "correct_sampler"),
-        (changed(loss__name="clipped", off_policy__form="exact"), "never mixed"),
+        (changed(loss__name="clipped", objective_options={"off_policy": "exact"}), "never mixed"),
         (changed(objective="grpo", off_policy__passes=3), "no exact off-policy form"),
         (changed(off_policy__mini_batches=3), "3 does not divide"),
-        (changed(run__steps=0), "run.steps is at least 1, got 0"),
-        (changed(optimiser__learning_rate=0.0), "optimiser.learning_rate is above 0"),
-        (changed(evaluation__metric="max@3"), "evaluation.metric is one of"),
-        (changed(evaluation__samples_per_prompt=8), "evaluation.ks lie between"),
+        (changed(sampling__temperature=0.0), "above 0 in training"),
+        (changed(model__options={"lora_alpha": 4.0}), "set model.lora_rank"),
+        (changed(run__options={"keep_lst": 3}), "did you mean 'keep_last'"),
+        (changed(run__options={"best_by": "max@3"}), "run.options.best_by is one of"),
         (changed(task__options={"api_key": "x"}), "looks like a secret"),
-        (changed(objective_options={"truncate": 1.0}), "off_policy.truncate"),
         (changed(objective="passk-training@4:adaptive", sampling__refill=1), "refill"),
     ],
 )  # fmt: skip
@@ -138,12 +160,13 @@ def test_what_can_work_is_accepted(config):
 
 
 def test_a_resumed_run_may_change_only_what_no_step_depended_on():
-    check_resumed(Config(), changed(run__steps=999, run__keep_last=7, run__dir="elsewhere"))
-    with pytest.raises(ValueError, match=r"optimiser.learning_rate: 0.0001 → 0.5"):
-        check_resumed(Config(), changed(optimiser__learning_rate=0.5))
+    allowed = changed(run__steps=999, run__options={"keep_last": 7}, run__dir="elsewhere")
+    check_resumed(Config(), allowed)
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.0001 → 0.5"):
+        check_resumed(Config(), changed(optimizer__learning_rate=0.5))
     with pytest.raises(ValueError, match=r"task.options.numbers: None → 3"):
         check_resumed(Config(), changed(task__options={"numbers": 3}))
-    cosine = changed(optimiser__schedule="cosine")
+    cosine = changed(optimizer__schedule="cosine")
     with pytest.raises(ValueError, match=r"run\.steps: 200 → 300"):
         check_resumed(cosine, replaced(cosine, "run.steps", 300))
     anneal = changed(objective="max@8..1")
@@ -158,3 +181,92 @@ def test_every_field_has_a_default_so_that_a_recipe_states_only_what_matters():
         if dataclasses.is_dataclass(section)
         for field in dataclasses.fields(section)
     )
+
+
+BOUNDS = [
+    ({"run": {"steps": 0}}, "run.steps is at least 1, got 0"),
+    ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate is above 0, got 0"),
+    ({"sampling": {"top_p": 0.0}}, "sampling.top_p is above 0 and at most 1, got 0"),
+    ({"loss": {"clip": [0.1, -1.0]}}, "loss.clip is 0 or more, got -1"),
+    ({"off_policy": {"trust_region": [0.1, -1.0]}}, "off_policy.trust_region is 0 or more, got -1"),
+    ({"loss": {"normaliser": "grpo"}}, "loss: the exact loss does not accept a length normaliser"),
+]
+
+
+@pytest.mark.parametrize(("stated", "told"), BOUNDS)
+def test_bounds_are_checked_where_a_section_is_made(stated, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        from_dict(Config, stated)
+
+
+EARLIER = {
+    "objective": "max@4",
+    "model": {"path": "m", "revision": "main", "lora_rank": 2, "lora_alpha": 4.0,
+              "gradient_checkpointing": True},
+    "task": {"name": "maze", "split": "train", "unscored_share": 0.05},
+    "sampling": {"batch_size": 64, "samples_per_prompt": 8},
+    "loss": {"name": "clipped", "ratio": "sequence", "clip_low": 0.1, "clip_high": 0.28},
+    "off_policy": {"passes": 2, "truncate": 1.5, "form": "none", "self_normalise": False},
+    "optimiser": {"learning_rate": 1e-3, "beta1": 0.8, "beta2": 0.9, "tokens_per_micro_batch": 99,
+                  "stop_grad_norm": 7.0},
+    "evaluation": {"ks": [1, 4], "metric": "max@4", "samples_per_prompt": 4},
+    "run": {"keep_last": 3, "keep_best": False, "fsdp": True, "samples_megabytes": 2.0},
+}  # fmt: skip
+
+
+def test_keys_of_earlier_versions_are_accepted_with_the_new_place_named():
+    with pytest.warns(FutureWarning) as caught:
+        config = from_dict(Config, EARLIER)
+    told = " ".join(str(warning.message) for warning in caught)
+    for place in ("model.options.revision", "optimizer.learning_rate", "loss.clip", "gspo",
+                  "objective_options.truncate", "run.options.keep_last", "power of"):  # fmt: skip
+        assert place in told, place
+    assert config.loss == Loss(name="gspo", clip=(0.1, 0.28))
+    assert config.optimizer == Optimisation(learning_rate=1e-3, adam=(0.8, 0.9, 1e-8))
+    assert config.objective_options == {
+        "truncate": 1.5, "off_policy": "none", "self_normalise": False,
+    }  # fmt: skip
+    assert model_options(config) == ModelOptions(
+        revision="main", lora_alpha=4.0, gradient_checkpointing=True, tokens_per_micro_batch=99,
+        fsdp=True,
+    )  # fmt: skip
+    assert run_options(config) == RunOptions(
+        unscored_share=0.05, best_by="max@4", keep_last=3, keep_best=False, samples_megabytes=2.0,
+        stop_grad_norm=7.0,
+    )  # fmt: skip
+    assert engine_options(config).max_rows == 64
+    check(config)
+
+
+def test_every_earlier_key_has_a_place_that_exists():
+    known = {name for name, _ in leaves(Config())}
+    mappings = {"model.options": ModelOptions, "run.options": RunOptions,
+                "sampling.engine_options": EngineOptions}  # fmt: skip
+    for section, kind in mappings.items():
+        known |= {f"{section}.{field.name}" for field in dataclasses.fields(kind)}
+    known |= {
+        f"objective_options.{n}" for n in ("off_policy", "truncate", "self_normalise", "clamp")
+    }
+    assert not set(MOVED.values()) - known
+    assert not set(MOVED) & known
+
+
+def test_the_config_stays_small():
+    assert len(list(leaves(Config()))) + len(OPTION_FIELDS) < 50
+
+
+def test_a_warm_up_longer_than_the_run_is_mentioned():
+    config = changed(optimizer__warmup_steps=999)
+    assert any("999 and the run has 200" in note for note in cautions(config, check(config)))
+    assert not any("warmup" in note for note in cautions(Config(), check(Config())))
+
+
+def test_flags_of_earlier_versions_are_accepted_too():
+    flags = "--optimiser.learning-rate 1 --loss.clip-high 0.28 --run.keep_last=5 --run.fsdp"
+    with pytest.warns(FutureWarning) as caught:
+        config = override(Config(), split(flags.split()))
+    assert any("it is now optimizer.learning_rate" in str(w.message) for w in caught)
+    assert config.optimizer.learning_rate == 1.0
+    assert config.loss.clip == (0.2, 0.28)
+    assert run_options(config).keep_last == 5
+    assert model_options(config).fsdp

@@ -1,5 +1,6 @@
 """Learning from judged batches: known optima are reached, and what is logged is what happened."""
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from bestofk.config import OffPolicySection as OffPolicy
 from bestofk.learning import Learner, Loss, Optimisation
 from bestofk.models import tiny
 from bestofk.objectives import objective
-from bestofk.objectives.off_policy import effective_sample_size
 from bestofk.rewards.base import as_verdict
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
-from bestofk.training.learn import Settings, combine, learn, ratio_stats, schedule
-from bestofk.training.rollouts import Batch, weigh
+from bestofk.training.batch import RolloutBatch, whole_groups
+from bestofk.training.group_weights import weigh
+from bestofk.training.statistics import merge_statistics, ratio_statistics
+from bestofk.training.train import learn, needs_old_scores
 from bestofk.types import Prompt, Verdict
 
 
@@ -40,14 +43,16 @@ def bandit(one_thread):
     prompts = [Prompt(f"p{i}", "?", "bandit", {"even": i % 5 != 0}) for i in range(10)]
 
     def batch(step, n=16):
-        groups = sampler.sample(prompts, seed=step, params=Sampling(n=n, max_new_tokens=1))
+        groups = sampler.sample(
+            prompts, seed=step, params=Sampling(samples_per_prompt=n, max_new_tokens=1)
+        )
         verdicts = [
             tuple(
                 as_verdict((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]) for c in g.completions
             )
             for g in groups
         ]
-        return Batch(tuple(groups), tuple(verdicts), 0)
+        return RolloutBatch(tuple(groups), tuple(verdicts))
 
     def even():
         prompt_ids = torch.tensor([batch(0).groups[0].prompt_tokens])
@@ -58,13 +63,19 @@ def bandit(one_thread):
     return model, batch, even
 
 
-def drive(bandit, text, settings, steps=120, rate=3e-3):
+ONE_STEP = OffPolicy()
+ON_POLICY: dict[str, Any] = {"loss": Loss(), "off_policy": ONE_STEP}
+
+
+def drive(bandit, text, steps=120, rate=3e-3, **how):
     model, batch, even = bandit
-    learner = Learner(model, optimisation=Optimisation(lr=rate))
-    goal = objective(text)
+    learner = Learner(model, optimisation=Optimisation(learning_rate=rate))
+    how = {**ON_POLICY, **how}
     for step in range(steps):
         progress = step / steps
-        learn(learner, goal, batch(step), Alone(), settings, progress=progress, seed=(0, step))
+        learn(
+            learner, objective(text), batch(step), Alone(), progress=progress, seed=(0, step), **how
+        )
     return even()
 
 
@@ -73,22 +84,22 @@ def drive(bandit, text, settings, steps=120, rate=3e-3):
     [("max@2", 0.8), ("max@4:loo-1", 1 / (1 + 0.25 ** (1 / 3)))],
 )
 def test_a_bandit_is_driven_to_the_optimum_of_max_at_k(bandit, text, best):
-    reached = drive(bandit, text, Settings(loss=Loss()))
+    reached = drive(bandit, text)
     assert reached == pytest.approx(best, abs=0.04)
 
 
 def test_a_bandit_is_driven_to_the_optimum_of_the_mean_by_the_mean(bandit):
-    assert drive(bandit, "mean", Settings(loss=Loss())) > 0.97
+    assert drive(bandit, "mean") > 0.97
 
 
 def test_several_exact_steps_per_batch_reach_the_same_optimum(bandit):
-    settings = Settings(loss=Loss(), passes=2, mini_batches=2)
-    assert drive(bandit, "max@2", settings, steps=60) == pytest.approx(0.8, abs=0.06)
+    several = OffPolicy(passes=2, mini_batches=2)
+    assert drive(bandit, "max@2", steps=60, off_policy=several) == pytest.approx(0.8, abs=0.06)
 
 
 def test_a_clipped_loss_reaches_the_mean_s_optimum(bandit):
-    settings = Settings(loss=Loss(name="clipped"), passes=2, form="none")
-    assert drive(bandit, "grpo", settings, steps=60) > 0.95
+    how: dict[str, Any] = {"loss": Loss(name="clipped"), "off_policy": OffPolicy(passes=2)}
+    assert drive(bandit, "grpo", steps=60, **how) > 0.95
 
 
 NAMES = [
@@ -119,12 +130,15 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
         "passk-training@8:drop-easy": {"accuracy_threshold": 0.8},
     }
     options = known.get(text, {})
-    goal, learner = objective(text, **options), Learner(model, optimisation=Optimisation(lr=1e-4))
+    goal, learner = (
+        objective(text, **options),
+        Learner(model, optimisation=Optimisation(learning_rate=1e-4)),
+    )
     loss = Loss() if goal.takes_log_ratio else Loss(name="clipped")
-    several = Settings(loss=loss, passes=2, form="exact" if goal.takes_log_ratio else "none")
-    for step, settings in enumerate((Settings(loss=Loss()), several)):
+    several: dict[str, Any] = {"loss": loss, "off_policy": OffPolicy(passes=2)}
+    for step, how in enumerate((ON_POLICY, several)):
         data = batch(step)
-        weights, stats = learn(learner, goal, data, Alone(), settings, progress=0.3, seed=(step,))
+        weights, stats = learn(learner, goal, data, Alone(), progress=0.3, seed=(step,), **how)
         if not goal.needs & {"rng", "entropy"}:
             given: dict[str, Any] = {"progress": 0.3} if "progress" in goal.needs else {}
             np.testing.assert_allclose(weights, weigh(goal, data.rewards, **given), atol=1e-12)
@@ -138,11 +152,14 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
 def test_off_policy_weights_come_from_all_siblings_current_ratios(bandit):
     """The second pass over one batch weighs by the ratios that the first step made."""
     model, batch, _ = bandit
-    learner, goal = Learner(model, optimisation=Optimisation(lr=0.05)), objective("max@2")
+    learner, goal = (
+        Learner(model, optimisation=Optimisation(learning_rate=0.05)),
+        objective("max@2"),
+    )
     groups = batch(1)
     before = learner.score(groups.groups).log_prob
-    settings = Settings(loss=Loss(), passes=2)
-    weights, stats = learn(learner, goal, groups, Alone(), settings, progress=0.0, seed=(0,))
+    how: dict[str, Any] = {"loss": Loss(), "off_policy": OffPolicy(passes=2)}
+    weights, stats = learn(learner, goal, groups, Alone(), progress=0.0, seed=(0,), **how)
     assert np.allclose(weights, goal(groups.rewards))  # what is returned are the first weights
     assert stats["log_ratio_std"] > 0.01
     assert 0 < stats["ess"] < 1
@@ -153,29 +170,29 @@ def test_off_policy_weights_come_from_all_siblings_current_ratios(bandit):
 def test_on_policy_nothing_is_scored_twice_and_the_sampler_is_measured_all_the_same(bandit):
     model, batch, _ = bandit
     goal = objective("max@2")
-    assert not Settings(loss=Loss()).looks_back(goal)
-    assert Settings(loss=Loss(), passes=2).looks_back(goal)
-    assert Settings(loss=Loss(), correct_sampler=True).looks_back(goal)
-    assert Settings(loss=Loss(name="clipped")).looks_back(goal)
-    assert Settings(loss=Loss()).looks_back(objective("passk-training@2:adaptive"))
-    learner = Learner(model, optimisation=Optimisation(lr=1e-3))
+    assert not needs_old_scores(goal, Loss(), ONE_STEP)
+    assert needs_old_scores(goal, Loss(), OffPolicy(passes=2))
+    assert needs_old_scores(goal, Loss(), OffPolicy(correct_sampler=True))
+    assert needs_old_scores(goal, Loss(name="clipped"), ONE_STEP)
+    assert needs_old_scores(objective("passk-training@2:adaptive"), Loss(), ONE_STEP)
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-3))
     passes = []
     learner.scorer.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     true = batch(0)
-    _, stats = learn(learner, goal, true, Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    _, stats = learn(learner, goal, true, Alone(), progress=0, seed=(0,), **ON_POLICY)
     assert 0 <= stats["sampler_gap_mean"] <= stats["sampler_gap_max"] < 1e-4
     assert passes == [True]  # one pass, the step's own
     # Every row that enters counts: one that the sampler misjudges is seen among all of them.
     weights = goal(true.rewards)
     row = tuple(int(at) for at in np.argwhere(weights != 0)[-1])
     off = misjudged(true, lambda p, i: 0.5 if (p, i) == row else 0.0)
-    _, stats = learn(learner, goal, off, Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    _, stats = learn(learner, goal, off, Alone(), progress=0, seed=(0,), **ON_POLICY)
     assert stats["sampler_gap_max"] == pytest.approx(0.5, abs=0.05)
     assert stats["sampler_gap_mean"] == pytest.approx(0.5 / (weights != 0).sum(), abs=0.05)
     # Where nothing enters, a group is looked at.
     silent = misjudged(replace(true, verdicts=((Verdict(1.0, "correct"),) * 16,) * 10),
                        lambda p, i: 0.25)  # fmt: skip
-    _, stats = learn(learner, goal, silent, Alone(), Settings(loss=Loss()), progress=0, seed=(0,))
+    _, stats = learn(learner, goal, silent, Alone(), progress=0, seed=(0,), **ON_POLICY)
     assert (stats["tokens"], stats["groups_with_signal"]) == (0, 0)
     assert stats["sampler_gap_mean"] == pytest.approx(0.25, abs=0.05)
 
@@ -197,9 +214,9 @@ def test_a_sampler_that_is_off_is_measured_and_corrected(bandit):
     true = batch(0)
     off = misjudged(true, lambda p, i: float(np.log(2)))
     goal = objective("max@2")
-    learner = Learner(model, optimisation=Optimisation(lr=0.0))
-    settings = Settings(loss=Loss(), correct_sampler=True)
-    weights, stats = learn(learner, goal, off, Alone(), settings, progress=0.0, seed=(0,))
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-12))
+    how: dict[str, Any] = {"loss": Loss(), "off_policy": OffPolicy(correct_sampler=True)}
+    weights, stats = learn(learner, goal, off, Alone(), progress=0.0, seed=(0,), **how)
     assert stats["sampler_gap_mean"] == pytest.approx(np.log(2), abs=1e-4)
     halves = np.full(true.rewards.shape, -np.log(2))
     assert np.allclose(weights, goal(true.rewards, log_ratio=halves), atol=1e-3)
@@ -215,11 +232,11 @@ def test_the_adaptive_design_compares_with_the_median_of_all_processes(bandit):
 
     model, batch, _ = bandit
     goal = objective("passk-training@2:adaptive")
-    learner = Learner(model, optimisation=Optimisation(lr=0.0))
-    settings = Settings(loss=Loss(name="clipped"), form="none")
+    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-12))
+    how: dict[str, Any] = {"loss": Loss(name="clipped"), "off_policy": ONE_STEP}
     data = batch(3)
-    alone, _ = learn(learner, goal, data, Alone(), settings, progress=0.0, seed=(0,))
-    among, _ = learn(learner, goal, data, Two(), settings, progress=0.0, seed=(0,))
+    alone, _ = learn(learner, goal, data, Alone(), progress=0.0, seed=(0,), **how)
+    among, _ = learn(learner, goal, data, Two(), progress=0.0, seed=(0,), **how)
     # Beside a process of lower entropies, all groups here lie above the median: all use pass@1.
     assert np.allclose(among, objective("passk-training@1")(data.rewards))
     assert np.allclose(alone, objective("passk-training@2")(data.rewards))  # all equal the median
@@ -227,25 +244,79 @@ def test_the_adaptive_design_compares_with_the_median_of_all_processes(bandit):
 
 
 def test_mini_batches_are_whole_groups_each_once_a_pass():
-    settings = Settings(loss=Loss(), passes=2, mini_batches=3)
-    rows = list(schedule(9, settings))
-    assert [again for _, again in rows] == [False] * 3 + [True] * 3
+    rows = list(whole_groups(9, passes=2, mini_batches=3))
+    assert [is_first for _, is_first in rows] == [True] * 3 + [False] * 3
     assert sorted(row for part, _ in rows[:3] for row in part) == list(range(9))
     assert {len(part) for part, _ in rows} == {3}
 
 
-def test_ratio_statistics_are_of_live_samples_and_after_truncation():
+def test_ratio_statistics_are_of_live_samples():
     log_ratio = np.array([[0.5, -0.5, 0.1, 2.0], [0.0, 0.0, 9.0, 0.0]])
     live = np.array([[True] * 4, [True, True, False, True]])
-    told = ratio_stats(log_ratio, live, objective("max@2", truncate=1.0), 0.0)
+    goal = objective("max@2", truncate=1.0)
+    told = ratio_statistics(log_ratio, live, goal, Alone(), progress=0.0)
     assert told["log_ratio_max"] == 2.0
     assert told["truncated"] == pytest.approx(1 / 7)
-    expected = effective_sample_size(np.array([[0.5, -0.5, 0.1, 1.0]]), 2)[0]
-    assert told["ess"] == pytest.approx(float(expected))
-    assert ratio_stats(log_ratio, np.zeros_like(live), objective("max@2"), 0.0) == {}
+    spread = [math.exp(x) - 1 - x for x in log_ratio[live]]
+    assert told["ess"] == pytest.approx(math.exp(-2 * 2 * sum(spread) / 7))
+    none = np.zeros_like(live)
+    assert ratio_statistics(log_ratio, none, goal, Alone(), progress=0.0) == {}
+
+
+def log_ratio_of_the_winner(bandit, passes, **off_policy):
+    """The largest log-ratio of a pushed-up sample after passes over one fixed batch."""
+    model, batch, _ = bandit
+    learner = Learner(model, optimisation=Optimisation(learning_rate=0.003))
+    data = batch(7)
+    old = learner.score(data.groups).log_prob
+    _, stats = learn(
+        learner, objective("max@2"), data, Alone(), progress=0.0, seed=(0,),
+        loss=Loss(), off_policy=OffPolicy(passes=passes, ess_floor=0.0, **off_policy),
+    )  # fmt: skip
+    moved = learner.score(data.groups).log_prob - old
+    return float(moved[objective("max@2")(data.rewards) > 0].max()), stats
+
+
+def test_a_trust_region_levels_off_what_runs_away_without_it(bandit):
+    model = bandit[0]
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    reached = {}
+    for region in (None, (0.2, 0.2)):
+        for passes in (40, 120):
+            model.load_state_dict(start)
+            reached[region, passes], stats = log_ratio_of_the_winner(
+                bandit, passes, trust_region=region
+            )
+        assert ("masked" in stats) == (region is not None)
+    assert stats["masked"] > 0
+    region = (0.2, 0.2)
+    assert reached[None, 120] > 2 * reached[region, 120]
+    assert reached[region, 120] < reached[region, 40] + 0.1  # levelled off
+    assert reached[None, 120] > reached[None, 40] + 0.1  # still running
+
+
+def test_inner_steps_end_when_the_samples_no_longer_count(bandit):
+    model, batch, _ = bandit
+    taken = {}
+    for floor in (0.0, 0.5):
+        learner = Learner(model, optimisation=Optimisation(learning_rate=0.1))
+        how: dict[str, Any] = {"loss": Loss(), "off_policy": OffPolicy(passes=12, ess_floor=floor)}
+        _, stats = learn(
+            learner, objective("max@2"), batch(1), Alone(), progress=0.0, seed=(0,), **how
+        )
+        taken[floor] = stats["inner_steps"]
+        assert learner.steps == stats["inner_steps"]
+    assert taken[0.0] == 12
+    assert 1 <= taken[0.5] < 12
 
 
 def test_statistics_of_inner_steps_are_joined_by_their_kind():
     history = [{"tokens": 3, "grad_norm": 2.0, "lr": 0.1, "loss": 1.0},
                {"tokens": 4, "grad_norm": 1.0, "lr": 0.2, "loss": 3.0, "ess": 0.5}]  # fmt: skip
-    assert combine(history) == {"tokens": 7, "grad_norm": 2.0, "lr": 0.2, "loss": 2.0, "ess": 0.5}
+    assert merge_statistics(history) == {
+        "tokens": 7,
+        "grad_norm": 2.0,
+        "lr": 0.2,
+        "loss": 2.0,
+        "ess": 0.5,
+    }

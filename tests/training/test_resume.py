@@ -17,7 +17,7 @@ SCHEDULES = {
     "objective": "passk-training@4:bootstrap/50%/grpo",
     "loss": {"name": "clipped"},
     "off_policy": {"passes": 2},
-    "optimiser": {"schedule": "cosine"},
+    "optimizer": {"schedule": "cosine"},
     "sampling": {"refill": 1},
 }
 
@@ -128,12 +128,12 @@ def test_resuming_a_finished_run_changes_nothing(recipe, one_thread, tmp_path):
 def test_a_changed_config_and_changed_data_are_refused(recipe, one_thread, tmp_path):
     config = read(recipe(run={"steps": 3}))
     train(config)
-    with pytest.raises(ValueError, match=r"optimiser.learning_rate: 0.01 → 0.5"):
-        train(replaced(config, "optimiser.learning_rate", 0.5), resume=True)
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.01 → 0.5"):
+        train(replaced(config, "optimizer.learning_rate", 0.5), resume=True)
     # An edited config.toml does not deceive: the checkpoint knows what it was made with.
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("learning_rate = 0.01", "learning_rate = 0.5"))
-    with pytest.raises(ValueError, match=r"optimiser.learning_rate: 0.01 → 0.5"):
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.01 → 0.5"):
         train(read(file), resume=True)
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
 

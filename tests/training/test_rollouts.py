@@ -8,16 +8,10 @@ import pytest
 
 from bestofk.objectives import objective
 from bestofk.rewards.base import as_verdict
-from bestofk.training.rollouts import (
-    Batch,
-    collect,
-    generators,
-    sample_rows,
-    signal_of,
-    summary,
-    weigh,
-    with_signal,
-)
+from bestofk.training.batch import RolloutBatch
+from bestofk.training.group_weights import generators_for, has_signal, weigh
+from bestofk.training.record import reward_statistics, sample_rows
+from bestofk.training.train import sample_and_score
 from bestofk.types import Completion, Group, Prompt, Verdict
 
 
@@ -65,13 +59,20 @@ def judge(groups):
     ]
 
 
-def everywhere(size, prompts, start, **options):
+def everywhere(size, prompts, start, text="max@2", **options):
     room = Room(size)
     with ThreadPoolExecutor(size) as pool:
         return list(
             pool.map(
-                lambda rank: collect(
-                    prompt_at, start, prompts, sample, judge, room.rank(rank), **options
+                lambda rank: sample_and_score(
+                    prompt_at,
+                    sample,
+                    judge,
+                    objective(text),
+                    room.rank(rank),
+                    position=start,
+                    prompts=prompts,
+                    **options,
                 ),
                 range(size),
             )
@@ -80,10 +81,9 @@ def everywhere(size, prompts, start, **options):
 
 @pytest.mark.parametrize("refill", [0, 1, 3])
 def test_one_process_and_several_have_the_same_groups_in_the_same_slots(refill):
-    options = {"refill": refill, "has_signal": signal_of(objective("max@2"))}
-    alone = everywhere(1, 12, 30, **options)[0]
+    alone = everywhere(1, 12, 30, refill=refill)[0]
     for size in (2, 3, 4):
-        parts = everywhere(size, 12, 30, **options)
+        parts = everywhere(size, 12, 30, refill=refill)
         assert [g for part in parts for g in part.groups] == list(alone.groups)
         assert {part.position for part in parts} == {alone.position}
         assert {part.refilled for part in parts} == {alone.refilled}
@@ -91,21 +91,20 @@ def test_one_process_and_several_have_the_same_groups_in_the_same_slots(refill):
 
 
 def test_refilling_replaces_no_signal_groups_by_the_next_prompts_in_order():
-    signal = signal_of(objective("max@2"))
     plain = everywhere(1, 10, 0)[0]
     assert [g.prompt.id for g in plain.groups] == [f"p{i}" for i in range(10)]
     assert plain.position == 10
     # max@2 has signal only where at least one is right and at least two are wrong: 1 and 2 of 4.
-    assert with_signal(weigh(objective("max@2"), plain.rewards)).tolist() == [False, True, True] + [
+    assert has_signal(weigh(objective("max@2"), plain.rewards)).tolist() == [False, True, True] + [
         False, False] + [False, True, True, False, False]  # fmt: skip
-    once = everywhere(1, 10, 0, refill=1, has_signal=signal)[0]
+    once = everywhere(1, 10, 0, refill=1)[0]
     ids = [g.prompt.id for g in once.groups]
     assert ids == ["p10", "p1", "p2", "p11", "p12", "p13", "p6", "p7", "p14", "p15"]
     assert (once.position, once.refilled) == (16, 6)
-    twice = everywhere(1, 10, 0, refill=2, has_signal=signal)[0]
+    twice = everywhere(1, 10, 0, refill=2)[0]
     assert [g.prompt.id for g in twice.groups][:5] == ["p16", "p1", "p2", "p11", "p12"]
     assert [g.completions[0].text for g in twice.groups][:2] == ["p16 0 2", "p1 0 0"]
-    stops = everywhere(1, 2, 1, refill=5, has_signal=signal)[0]
+    stops = everywhere(1, 2, 1, refill=5)[0]
     assert (stops.position, stops.refilled) == (3, 0)
 
 
@@ -113,7 +112,7 @@ def test_the_objective_says_what_signal_is():
     rewards = np.array([[1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=float)
 
     def signal(text, **inputs):
-        return signal_of(objective(text), **inputs)(rewards, range(3)).tolist()
+        return has_signal(weigh(objective(text), rewards, **inputs)).tolist()
 
     assert signal("mean") == [True, True, False]
     assert signal("max@3") == [False, True, False]
@@ -130,15 +129,17 @@ def test_what_an_objective_draws_depends_on_the_slot_alone(variant):
 
     def weights(slots):
         slots = list(slots)
-        return weigh(goal, rewards[slots], live=live[slots], rng=generators(goal, slots, 5, 1))
+        return weigh(
+            goal, rewards[slots], live=live[slots], generators=generators_for(goal, slots, 5, 1)
+        )
 
     whole = weights(range(8))
     parts = np.concatenate([weights(range(4)), weights(range(4, 8))])
     np.testing.assert_array_equal(whole, parts)
     np.testing.assert_array_equal(whole[[6, 1]], weights([6, 1]))
-    other = weigh(goal, rewards, live=live, rng=generators(goal, range(8), 5, 2))
+    other = weigh(goal, rewards, live=live, generators=generators_for(goal, range(8), 5, 2))
     assert not np.array_equal(whole, other)
-    assert generators(objective("max@3"), range(8), 5) is None
+    assert generators_for(objective("max@3"), range(8), 5) is None
 
 
 def batch_of(rewards):
@@ -150,7 +151,7 @@ def batch_of(rewards):
         Group(prompt_at(p), tuple(Completion(f"c{i}", (1, 2), (-0.5, -1.0)) for i in range(4)))
         for p in range(len(rewards))
     )
-    return Batch(groups, verdicts, 0)
+    return RolloutBatch(groups, verdicts)
 
 
 NAN = float("nan")
@@ -164,7 +165,7 @@ def test_unscored_samples_are_not_live_and_groups_with_too_few_are_dropped_whole
     weights = weigh(objective("max@2"), batch.rewards, live=live)
     assert weights[2].tolist() == [0, 0, 0, 0]
     assert weights[1].tolist() == [0.0, 2.0, -1.0, -1.0]  # the weights of a group of three
-    told = summary(batch.rewards, batch.verdicts, k=2, least=3, passing=1.0)
+    told = reward_statistics(batch.rewards, batch.verdicts, k=2, least=3, threshold=1.0)
     assert (told["groups"], told["groups_dropped"], told["unscored"]) == (4, 1, 4)
     assert told["reward"] == pytest.approx(3 / 12)
     assert told["max@2"] == pytest.approx((0.5 + 2 / 3 + 0.0) / 3)

@@ -37,7 +37,9 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(recipe, tmp_path, s
     assert [(line["kind"], line["step"]) for line in lines] == [
         ("evaluation", 0), ("train", 1), ("train", 2), ("train", 3), ("evaluation", 3)
     ]  # fmt: skip
-    assert set(lines[0]["results"]) == {"pass@1", "pass@4", "max@1", "max@4"}
+    assert set(lines[0]["results"]) == {
+        f"{name}@{k}" for name in ("pass", "max") for k in (1, 2, 4)
+    }
     assert all(c["low"] <= c["value"] <= c["high"] for c in lines[0]["results"].values())
     step = lines[1]
     for name in ("reward", "pass@1", "max@4", "groups_with_signal", "groups_no_signal", "entropy",
@@ -67,7 +69,9 @@ def test_a_run_s_folder_says_what_made_it_and_no_secrets(recipe, tmp_path, monke
 
 
 def test_the_best_model_by_the_named_metric_is_kept(recipe, tmp_path):
-    config = read(recipe(evaluation={"every": 2, "metric": "max@4", "prompts": 8}))
+    config = read(
+        recipe(evaluation={"every": 2, "prompts": 8}, run={"options": {"best_by": "max@4"}})
+    )
     train(config)
     run = tmp_path / "run"
     found = {
@@ -84,7 +88,7 @@ def test_the_best_model_by_the_named_metric_is_kept(recipe, tmp_path):
 
 def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(recipe, tmp_path):
     config = read(
-        recipe(run={"steps": 5, "checkpoint_every": 1}, optimiser={"learning_rate": 1e30})
+        recipe(run={"steps": 5, "checkpoint_every": 1}, optimizer={"learning_rate": 1e30})
     )
     with pytest.raises(ValueError, match="stopped before it changed the weights") as caught:
         train(config)
@@ -101,7 +105,7 @@ def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(re
 
 
 def test_an_exploding_gradient_stops_the_run_before_it_does_harm(recipe, tmp_path):
-    config = read(recipe(optimiser={"stop_grad_norm": 1e-6}, evaluation={"every": 0}))
+    config = read(recipe(run={"options": {"stop_grad_norm": 1e-6}}, evaluation={"every": 0}))
     with pytest.raises(ValueError, match="stopped before it changed the weights"):
         train(config)
     assert (tmp_path / "run" / "failed" / "step-000001" / "batch.jsonl").exists()
@@ -110,10 +114,10 @@ def test_an_exploding_gradient_stops_the_run_before_it_does_harm(recipe, tmp_pat
 def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_path):
     config = read(recipe(task={"verifier": "training_judges:broken"}, evaluation={"every": 0}))
     with pytest.raises(RuntimeError, match="could not be scored"):
-        train(replaced(config, "task.unscored_share", 0.01))
+        train(replaced(config, "run.options.unscored_share", 0.01))
     # With a few allowed, they are counted, shown, and left out.
     some = replaced(replaced(config, "task.verifier", "training_judges:sometimes"), "run.steps", 2)
-    some = replaced(some, "task.unscored_share", 0.9)
+    some = replaced(some, "run.options.unscored_share", 0.9)
     train(replaced(some, "run.dir", str(tmp_path / "some")))
     lines = read_metrics(tmp_path / "some")
     assert sum(line["unscored"] for line in lines) > 0
@@ -127,11 +131,13 @@ def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_pa
     "sections",
     [
         {"loss": {"kl": 0.1}},
-        {"loss": {"name": "clipped", "ratio": "sequence", "entropy_bonus": 0.01}},
-        {"model": {"lora_rank": 2}, "off_policy": {"passes": 2, "form": "first-order"}},
+        {"loss": {"name": "gspo", "entropy_bonus": 0.01}},
+        {"model": {"lora_rank": 2}, "off_policy": {"passes": 2},
+         "objective_options": {"off_policy": "first-order"}},
         {"objective": "pass@4", "objective_options": {"threshold": 0.8}, "sampling": {"refill": 2}},
         {"objective": "passk-training@4:adaptive", "objective_options": {"threshold": 0.8}},
-        {"off_policy": {"passes": 2, "truncate": 0.5, "self_normalise": True}},
+        {"off_policy": {"passes": 2},
+         "objective_options": {"truncate": 0.5, "self_normalise": True}},
         {"loss": {"name": "clipped"}, "sampling": {"top_p": 0.9},
          "off_policy": {"correct_sampler": True}},
     ],
@@ -150,7 +156,9 @@ def test_every_way_of_training_trains(recipe, tmp_path, sections):
 def test_shards_in_one_process_train_like_a_plain_model(recipe, tmp_path):
     config = read(recipe(run={"steps": 3}, off_policy={"passes": 2}))
     train(config)
-    sharded = replaced(replaced(config, "run.fsdp", True), "run.dir", str(tmp_path / "sharded"))
+    sharded = replaced(
+        replaced(config, "model.options.fsdp", True), "run.dir", str(tmp_path / "sharded")
+    )
     train(replaced(sharded, "run.steps", 1))
     assert not torch.distributed.is_initialized()
     train(sharded, resume=True)
@@ -183,8 +191,8 @@ def test_a_run_is_not_written_over(recipe, tmp_path, capsys):
     assert "is not a run" in capsys.readouterr().err
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     assert main(["train", "--resume", str(newest)]) == 0
-    assert main(["train", "--resume", str(newest), "--optimiser.learning-rate", "1"]) == 2
-    assert "optimiser.learning_rate" in capsys.readouterr().err
+    assert main(["train", "--resume", str(newest), "--optimizer.learning-rate", "1"]) == 2
+    assert "optimizer.learning_rate" in capsys.readouterr().err
 
 
 def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys):
@@ -195,8 +203,8 @@ def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys)
         (["--task.verifier", "training_judges:digts"], "digts"),
         (["--model.path", str(tmp_path / "nowhere")], "no model"),
         (["--model.path", "tiny-countdwn"], "did you mean 'tiny-countdown'"),
-        (["--dryrun"], "did you mean --dry-run?"),
-        (["--resum", "x"], "did you mean --resume?"),
+        (["--dryrun"], "did you mean '--dry-run'?"),
+        (["--resum", "x"], "did you mean '--resume'?"),
     ):
         assert main(["train", str(path), *words]) == 2
         assert message in capsys.readouterr().err, words
@@ -220,7 +228,7 @@ def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
 
     from rich.console import Console
 
-    from bestofk.training import view
+    from bestofk.training import display
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
@@ -239,7 +247,7 @@ def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
         "validation",
     ):
         assert fact in said, fact
-    assert view.clock(3725.4) == "1:02:05"
-    assert [view.number(v) for v in (None, float("nan"), 0.0, 0.5, 0.0012)] == [
+    assert display.clock(3725.4) == "1:02:05"
+    assert [display.number(v) for v in (None, float("nan"), 0.0, 0.5, 0.0012)] == [
         "–", "–", "0.000", "0.500", "1.2e-03"
     ]  # fmt: skip

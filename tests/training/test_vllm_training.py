@@ -55,8 +55,8 @@ def asked(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
                 "prompts_per_step": 4, "samples_per_prompt": 8, "max_new_tokens": 6,
                 "engine": "vllm", "engine_options": ENGINE, "temperature": 0.8,
             },
-            "optimiser": {"learning_rate": 1e-2, "warmup_steps": 1},
-            "evaluation": {"every": 2, "prompts": 4, "samples_per_prompt": 4, "ks": [1, 4]},
+            "optimizer": {"learning_rate": 1e-2, "warmup_steps": 1},
+            "evaluation": {"every": 2, "prompts": 4, "samples_per_prompt": 4},
             "run": {"dir": str(tmp_path / "run"), "steps": 4, "checkpoint_every": 2},
         }  # fmt: skip
         for section, values in sections.items():
@@ -157,7 +157,9 @@ def test_a_server_is_trained_with(start: Path, asked: Callable[..., Config]) -> 
         assert max(line["probe_after"] for line in steps) < 1e-4
         final = load(Path(config.run.dir) / "final")
         server = VLLMServer(url, final.model, final.tokenizer)
-        groups = server.sample(PROMPTS, seed=0, params=Sampling(n=3, max_new_tokens=8))
+        groups = server.sample(
+            PROMPTS, seed=0, params=Sampling(samples_per_prompt=3, max_new_tokens=8)
+        )
         assert gap(final.model, groups) < 1e-4
 
 
@@ -176,7 +178,9 @@ def test_a_run_goes_on_from_its_checkpoint(asked: Callable[..., Config]) -> None
 def test_two_processes_have_an_engine_each(
     asked: Callable[..., Config], tmp_path: Path, fsdp: bool
 ) -> None:
-    config = asked(run={"dir": str(tmp_path / "two"), "steps": 2, "fsdp": fsdp})
+    config = asked(
+        run={"dir": str(tmp_path / "two"), "steps": 2}, model={"options": {"fsdp": fsdp}}
+    )
     recipe = tmp_path / "two.toml"
     recipe.write_text(to_toml(config))
     done = subprocess.run(

@@ -3,37 +3,50 @@
     from bestofk.adapters.trl import BestOfKTrainer
     BestOfKTrainer(model, rewards, args=GRPOConfig(num_generations=16), objective="max@8", ...)
 
-TRL has the rewards of all processes on every process, the n samples of a prompt side by side, until
-its advantages are made; then it shuffles rows. So the weights are made there, over whole groups,
-and take the place of TRL's own. Checked with TRL 1.10 and 1.16.
+TRL has the rewards of all processes on every process, and the n samples of a prompt side by side,
+until it makes its advantages. There the weights are made over whole groups and replace TRL's own.
+With several optimiser steps per batch they are made again for each step, from the log-ratios of
+its groups (`trl_off_policy`). Checked with TRL 1.10 and 1.16.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
 
-from bestofk.adapters.trl_options import as_objective, prepared
-from bestofk.objectives import Objective, max_at_k, pass_at_k
+from bestofk.adapters.trl_host import check_host, check_model, check_rows, replaced_methods
+from bestofk.adapters.trl_off_policy import for_loss, keep_rewards, weigh_step
+from bestofk.adapters.trl_options import as_objective, by_name, exact_steps, prepared
+from bestofk.adapters.trl_rows import (
+    combined,
+    in_loss,
+    progress_of,
+    record,
+    replace_last,
+    score_rows,
+    shared,
+)
+from bestofk.objectives import Objective, ObjectiveWarning
 
 _Host: Any = object
 
 
 class BestOfKMixin(_Host):
-    """Put in front of a `GRPOTrainer` (Unsloth's, Axolotl's, your own) it trains an objective.
+    """In front of a `GRPOTrainer` (Unsloth's, Axolotl's, your own) it trains an objective.
 
     class Mine(BestOfKMixin, SomeGRPOTrainer):
-        goal = "max@8"               # or objective="max@8" where it is made
+        goal = "max@8"               # or objective="max@8" as an argument
     """
 
     goal: Any = None
-    """The Objective, once made; on a class, its default."""
+    """The Objective; on a class, its default. (`Trainer.objective` belongs to transformers.)"""
+    _buffered_inputs: Any
 
     def __init__(
         self,
@@ -42,143 +55,112 @@ class BestOfKMixin(_Host):
         args: GRPOConfig | None = None,
         *others: Any,
         objective: str | Objective | None = None,
+        truncate: float | None = None,
+        trust_region: float | tuple[float, float] | None = None,
         loss_type: str | None = None,
         passing: float = 1.0,
         **named: Any,
     ) -> None:
         """
         Args:
-            model, reward_funcs, args, others, named: the host trainer's, as they are.
+            model, reward_funcs, args, others, named: the host trainer's, passed on by name.
             objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`.
-            loss_type: TRL's; None takes the unbiased "dr_grpo" in the place of TRL's default.
-            passing: a reward from here on is a pass in the logged pass@k; an objective with a
-                threshold uses that.
+            truncate, trust_region: options of `bestofk.objective` for several optimiser steps per
+                batch, where the objective is given as a string.
+            loss_type: TRL's; None replaces TRL's default by the unbiased "dr_grpo".
+            passing: rewards of at least this count as a pass in the logged pass@k; an objective
+                with a threshold uses that.
 
         Raises:
-            ValueError: n is too small for the objective, or an option of `args` would make the
-                update something else than the objective's gradient.
+            ValueError: n is too small for the objective, or a setting would make the update
+                something else than the objective's gradient.
         """
-        for method in ("_calculate_rewards", "_generate_and_score_completions"):
-            if not hasattr(super(), method):
-                raise TypeError(
-                    f"{type(self).__name__}: BestOfKMixin goes in front of a GRPOTrainer, whose "
-                    f"{method} it extends, as in class Mine(BestOfKMixin, GRPOTrainer)"
-                )
-        self.goal: Objective = as_objective(self.goal if objective is None else objective)
+        replaced = replaced_methods(type(self), BestOfKMixin)
+        given = self.goal if objective is None else objective
+        self.goal: Objective = as_objective(given, truncate=truncate, trust_region=trust_region)
         self.passing = passing if self.goal.threshold is None else self.goal.threshold
         args = prepared(self.goal, GRPOConfig() if args is None else args, loss_type)
-        super().__init__(model, reward_funcs, args, *others, **named)
+        self.exact_steps = exact_steps(self.goal, args)
+        cautions = check_host(replaced, self.exact_steps)
+        named |= by_name(others, named)
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **named)
+        for caution in [*cautions, *check_model(self.model, self.exact_steps)]:
+            if args.process_index == 0:
+                warnings.warn(caution, ObjectiveWarning, stacklevel=2)
 
     def _calculate_rewards(self, *args: Any, **named: Any) -> Tensor:
         self._columns: Tensor | None = super()._calculate_rewards(*args, **named)
+        self._judged = named["completion_ids_list"] if named else args[-1]
         return self._columns
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         mode = "train" if self.model.training else "eval"
         n = self.num_generations if mode == "train" else self.num_generations_eval
-        self._columns = None
+        metrics, self._columns, self._judged = self._metrics[mode], None, ()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        theirs, columns = output["advantages"], self._columns
+        theirs = output["advantages"]
+        columns = check_rows(self._columns, self._judged, output, self.accelerator.num_processes)
         start = self.accelerator.process_index * len(theirs)
-        if columns is None or len(columns) != len(theirs) * self.accelerator.num_processes:
-            got = "no rewards" if columns is None else f"{len(columns)} rewards"
-            raise RuntimeError(
-                f"the host trainer made {got} for {len(theirs)} rows on each of "
-                f"{self.accelerator.num_processes} processes: one reward per row is needed to know "
-                "the groups, so a trainer that drops or repeats rows cannot be used"
-            )
+        own = slice(start, start + len(theirs))
         rewards = combined(columns.cpu(), self.reward_weights.cpu(), n)  # a few numbers
-        weights = self._weigh(rewards, output, self._metrics[mode]).reshape(-1)
-        output["advantages"] = weights[start : start + len(theirs)].to(theirs)
+        live = self._live(rewards, output)
+        weights = self._weigh(rewards, live, output, metrics).reshape(-1)
+        output["advantages"] = weights[own].to(theirs)
+        if self.exact_steps and mode == "train":
+            keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
         replace_last(self._logs["advantages"], weights.tolist())
-        self._record(self._metrics[mode], rewards, weights.reshape(-1, n))
+        record(metrics, rewards, weights.reshape(-1, n), self.goal.k, self.passing)
         return output
 
-    def _weigh(self, rewards: Tensor, output: dict[str, Any], metrics: Any) -> Tensor:
-        """(P, n): the objective's weights, so that the mean over all rows is the mean over prompts.
-
-        A row that is unscored, or that TRL leaves out of the loss, is not live: its group is
-        smaller, and its share of the mean goes to its siblings.
-        """
-        goal, state = self.goal, self.state
-        progress = min(state.global_step / max(state.max_steps, 1), 1.0)
-        least = max(term.least for term in goal.at(progress))
-        if rewards.shape[-1] < least and not self.model.training:
-            return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
+    def _live(self, rewards: Tensor, output: dict[str, Any]) -> Tensor:
+        """(P, n): False for a row that is unscored, or that TRL leaves out of the loss."""
         live = ~rewards.isnan()
         if self.mask_truncated_completions:
             kept = self.accelerator.gather(in_loss(output).any(dim=1))
             live &= kept.cpu().reshape(rewards.shape)
-        inputs: dict[str, Any] = {"progress": progress}
+        return live
+
+    def _weigh(self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any) -> Tensor:
+        """(P, n): the objective's weights of samples that were just drawn."""
+        goal, state = self.goal, self.state
+        inputs: dict[str, Any] = {"progress": progress_of(state)}
+        least = max(term.least for term in goal.at(inputs["progress"]))
+        if rewards.shape[-1] < least and not self.model.training:
+            return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
         if "rng" in goal.needs:
             seed = [self.args.seed, state.global_step, self._step]
             inputs["rng"] = np.random.default_rng(seed)
         if "entropy" in goal.needs:
             inputs["entropy"] = self._entropy(output).cpu().reshape(rewards.shape)
-        counts = live.sum(dim=1, keepdim=True)
-        whole = counts >= least
+        if self.exact_steps:
+            inputs["log_ratio"] = torch.zeros_like(rewards)
+        weights, whole = shared(goal, rewards, live, **inputs)
         metrics["dropped"].extend((~whole).float().flatten().tolist())
-        share = rewards.numel() / (whole.sum() * counts).clamp(min=1)
-        return goal(rewards, live=live, **inputs) * share.to(rewards.dtype)
+        return weights
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """As TRL does it; for several exact steps without its shuffling, which splits groups."""
+        if not (self.exact_steps and self.model.training):
+            batch: dict[str, Any] = super()._prepare_inputs(generation_batch)
+            return batch
+        micro, accumulated = self.args.steps_per_generation, self.args.gradient_accumulation_steps
+        if self._step % (micro * self.num_iterations) == 0 or self._buffered_inputs is None:
+            rows = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_tensor_dict(rows, micro)
+        at = self._step % micro
+        if at % accumulated == 0:
+            weigh_step(self, self._buffered_inputs[at : at + accumulated])
+        return for_loss(self._buffered_inputs[at])
 
     @torch.no_grad()
     def _entropy(self, output: dict[str, Any]) -> Tensor:
         """Mean entropy over the tokens of each completion, of all processes."""
         if "pixel_values" in output:
             raise ValueError(f"objective {self.goal} looks at entropy: text models only")
-        names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
-        prompt, completion, before, after = (output[name] for name in names)
-        _, spread, *_ = self._get_per_token_logps_and_entropies(
-            self.model, torch.cat([prompt, completion], 1), torch.cat([before, after], 1),
-            completion.shape[1], self.args.per_device_train_batch_size, compute_entropy=True,
-        )  # fmt: skip
+        spread = score_rows(self, output, compute_entropy=True)[1]
         kept = in_loss(output)
         return self.accelerator.gather((spread * kept).sum(1) / kept.sum(1).clamp(min=1))
-
-    def _record(self, metrics: Any, rewards: Tensor, weights: Tensor) -> None:
-        """Unbiased max@k and pass@k, one value per group: TRL logs the mean of what it finds."""
-        counts = (~rewards.isnan()).sum(dim=1)
-        for k in sizes(rewards.shape[-1], self.goal.k):
-            enough = rewards[counts >= k]
-            if len(enough):
-                passed = pass_at_k(enough, k, threshold=self.passing)
-                metrics[f"max@{k}"].extend(max_at_k(enough, k).tolist())
-                metrics[f"pass@{k}"].extend(passed.tolist())
-        metrics["unscored"].extend(rewards.isnan().float().mean(dim=1).tolist())
-        metrics["no_signal"].extend((weights.abs().amax(dim=1) <= 1e-12).float().tolist())
 
 
 class BestOfKTrainer(BestOfKMixin, GRPOTrainer):
     """TRL's `GRPOTrainer`, trained for best-of-k. Arguments: see `BestOfKMixin`."""
-
-
-def combined(columns: Tensor, weights: Tensor, n: int) -> Tensor:
-    """(P, n): the weighted sum of the reward functions' columns (P·n, F); NaN where unscored.
-
-    A function that judges no sample of a prompt is not meant for that prompt, and left out. One
-    that judges some siblings and not others failed on those: they are unscored, never worth 0.
-    """
-    judged = columns[:, weights != 0].reshape(-1, n, int((weights != 0).sum()))
-    missing = judged.isnan()
-    failed = missing & ~missing.all(dim=1, keepdim=True)
-    total = (judged * weights[weights != 0]).nansum(dim=-1)
-    return total.masked_fill(failed.any(dim=-1) | missing.all(dim=-1), torch.nan)
-
-
-def in_loss(output: dict[str, Any]) -> Tensor:
-    """(rows, tokens): 1 for the tokens that enter TRL's loss."""
-    mask = output["completion_mask"]
-    return mask * output["tool_mask"] if "tool_mask" in output else mask
-
-
-def sizes(n: int, k: int) -> list[int]:
-    """The k of the logged metrics: powers of two up to n, and the objective's own."""
-    return sorted({2**i for i in range(n.bit_length())} | ({k} if k <= n else set()))
-
-
-def replace_last(log: deque[float], values: Iterable[float]) -> None:
-    """TRL's advantages were just appended to the log: ours in their place."""
-    values = list(values)
-    for _ in range(min(len(values), len(log))):
-        log.pop()
-    log.extend(values)

@@ -1,19 +1,23 @@
-"""What TRL's options mean for an objective: which are set, which named as biased, which refused.
+"""What TRL's settings mean for an objective: which are set, which get a warning, which are errors.
 
 The update must stay the gradient that the objective's weights stand for:
 
-    (1/B) Σ_rows A_i Σ_t ∇log π(y_it),   samples of π itself, one optimiser step per batch,
+    (1/B) Σ_rows A_i Σ_t ∇log π(y_it)
 
-up to a constant factor. Pure: a config comes in, another one goes out.
+up to a constant factor, where A_i is made on policy (one optimiser step per batch) or from the
+log-ratios of all siblings (several steps). Pure: a config comes in, another one goes out.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from trl import GRPOTrainer
 
 from bestofk.common import unknown
 from bestofk.objectives import Objective, ObjectiveWarning, objective
@@ -33,30 +37,35 @@ BIASED = {
     "vespo": "divides by the tokens of the batch: a batch of long completions weighs less",
 }
 CHOSEN = "dr_grpo"
-"""The unbiased loss type that takes the place of TRL's default."""
+"""The unbiased loss type that replaces TRL's default."""
 
 
-def as_objective(given: str | Objective | None) -> Objective:
-    """The objective, when it is one that TRL's loss can train."""
+def as_objective(given: str | Objective | None, **options: Any) -> Objective:
+    """The objective; `options` of `bestofk.objective` that are None are left out."""
     if given is None:
         raise ValueError(
             "objective= is needed, a string such as 'max@8' (`bestofk objectives` lists them), "
             "as an argument or as the attribute `goal` of the class"
         )
-    goal = given if isinstance(given, Objective) else objective(given)
-    forms = {
-        "truncate": goal.truncate is not None,
-        "self_normalise": goal.self_normalise,
-        f"off_policy={goal.off_policy!r}": goal.off_policy in ("first-order", "own-ratio"),
-    }
-    for name, asked in forms.items():
-        if asked:
-            raise ValueError(
-                f"objective {goal.text} with {name} is made for the siblings' current ratios, "
-                "which TRL's shuffled micro-batches do not have: leave it out, or use "
-                "`bestofk train`, which keeps groups whole"
-            )
-    return goal
+    options = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(given, Objective):
+        return objective(given, **options)
+    for name, value in options.items():
+        raise ValueError(
+            f"{name}={value} beside an Objective ({given}): give it to bestofk.objective(...)"
+        )
+    return given
+
+
+def by_name(others: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Positional arguments after model, reward_funcs and args, by the names TRL gives them."""
+    names = list(inspect.signature(GRPOTrainer.__init__).parameters)[4:]
+    if len(others) > len(names):
+        raise TypeError(f"GRPOTrainer takes {len(names) + 3} arguments, got {len(others) + 3}")
+    given = dict(zip(names, others))
+    for name in given.keys() & named.keys():
+        raise TypeError(f"{name} was given twice, by position and by name")
+    return given
 
 
 def prepared(goal: Objective, args: Any, loss_type: str | None) -> Any:
@@ -64,18 +73,22 @@ def prepared(goal: Objective, args: Any, loss_type: str | None) -> Any:
 
     Args:
         goal: the objective.
-        args: the user's config, left as it is.
-        loss_type: the user's word on TRL's option of that name. None takes the unbiased one in the
-            place of TRL's default, and keeps any other value of `args`.
+        args: the user's config; it is not changed.
+        loss_type: overrides TRL's option of that name. None replaces TRL's default by the unbiased
+            one, and keeps any other value of `args`.
 
     Raises:
-        ValueError: an option would make the update something else than the objective's.
+        ValueError: a setting would make the update something else than the objective's gradient.
     """
     goal.require_samples(args.num_generations)
-    _refuse(goal, args)
+    _check_rewards(goal, args)
     args = copy.copy(args)
     args.scale_rewards = "none"  # the scale of the weights is the objective's
     args.loss_type = _loss_type(args, loss_type)
+    if exact_steps(goal, args):
+        _check_steps(goal, args)
+    else:
+        _check_one_step(goal, args)
     if args.process_index == 0:
         for caution in cautions(goal, args):
             warnings.warn(caution, ObjectiveWarning, stacklevel=3)
@@ -90,7 +103,7 @@ def _loss_type(args: Any, wanted: str | None) -> str:
     if wanted is None and args.loss_type == default not in UNBIASED:
         if args.process_index == 0:
             logger.warning(
-                "loss_type is %r, which %s, in the place of TRL's default %r, which %s; "
+                "loss_type is %r, which %s, instead of TRL's default %r, which %s; "
                 "loss_type=%r as an argument of the trainer keeps it",
                 CHOSEN, UNBIASED[CHOSEN], default, BIASED.get(default, "is not known"), default,
             )  # fmt: skip
@@ -110,22 +123,89 @@ def on_policy(args: Any) -> bool:
     return bool(args.gradient_accumulation_steps % every == 0)
 
 
-def _refuse(goal: Objective, args: Any) -> None:
-    siblings = [
-        term.text
-        for term in goal.terms
-        if term.entry.unbiased and (term.k > 1 or term.entry.baseline is None)
-    ]
-    if siblings and goal.off_policy != "none" and not on_policy(args):
-        exact = "or use `bestofk train`, which has it" if goal.takes_log_ratio else ""
+def exact_steps(goal: Objective, args: Any) -> bool:
+    """Whether a batch takes several optimiser steps and the objective has off-policy weights."""
+    return not on_policy(args) and goal.takes_log_ratio and goal.off_policy != "none"
+
+
+ONE_STEP = "take one optimiser step per batch (num_iterations=1, steps_per_generation left out)"
+
+
+def _check_steps(goal: Objective, args: Any) -> None:
+    """Several steps per batch: what would keep the off-policy weights from being exact."""
+    accumulated, n = args.gradient_accumulation_steps, args.num_generations
+    rows = args.per_device_train_batch_size * accumulated
+    if args.steps_per_generation % accumulated:
         raise ValueError(
-            f"objective {goal.text} off policy needs the current ratios of all siblings, and TRL "
-            f"shuffles them over micro-batches: num_iterations = {args.num_iterations} and "
-            f"steps_per_generation = {args.steps_per_generation} make several optimiser steps of "
-            f"one batch (gradient_accumulation_steps = {args.gradient_accumulation_steps}). Take "
-            f"one step per batch (num_iterations=1, steps_per_generation left out) {exact}; "
-            "bestofk.objective(..., off_policy='none') accepts the inexact clipped loss"
+            f"objective {goal.text} off policy: every optimiser step must be a part of one batch, "
+            f"but steps_per_generation = {args.steps_per_generation} is not a multiple of "
+            f"gradient_accumulation_steps = {accumulated}; change one of them, or {ONE_STEP}"
         )
+    if rows % n:
+        raise ValueError(
+            f"objective {goal.text} off policy: an optimiser step must have whole groups on each "
+            f"process, but per_device_train_batch_size = {args.per_device_train_batch_size} times "
+            f"gradient_accumulation_steps = {accumulated} is {rows} rows, not a multiple of "
+            f"num_generations = {n}; change one of them, or {ONE_STEP}"
+        )
+    settings = {
+        f"loss_type={args.loss_type!r}": (
+            args.loss_type in BIASED,
+            f"{BIASED.get(args.loss_type)}; choose {' or '.join(map(repr, UNBIASED))}",
+        ),
+        f"off_policy_mask_threshold={args.off_policy_mask_threshold}": (
+            args.off_policy_mask_threshold is not None,
+            "leaves samples of negative weight out of the loss; leave it out, or use trust_region=",
+        ),
+        f"top_entropy_quantile={args.top_entropy_quantile}": (
+            args.top_entropy_quantile < 1.0,
+            "leaves tokens out of the loss; set it to 1.0",
+        ),
+        "use_bias_correction_kl=True": (
+            args.use_bias_correction_kl and args.beta != 0.0,
+            "multiplies the KL term with ratios that this loss does not have; set it to False",
+        ),
+        "vllm_importance_sampling_correction=True": (
+            args.use_vllm and args.vllm_importance_sampling_correction,
+            "multiplies the loss with each sample's own ratio, and the weights would need its "
+            "siblings' too; set it to False",
+        ),
+    }
+    for setting, (chosen, why) in settings.items():
+        if chosen:
+            raise ValueError(
+                f"objective {goal.text} with several optimiser steps per batch: {setting} {why}"
+            )
+
+
+def _check_one_step(goal: Objective, args: Any) -> None:
+    """Without log-ratios: on policy, or TRL's clipped loss."""
+    forms = {
+        "truncate": goal.truncate is not None,
+        "trust_region": goal.trust_region is not None,
+        "self_normalise": goal.self_normalise,
+        f"off_policy={goal.off_policy!r}": goal.off_policy in ("first-order", "own-ratio"),
+    }
+    for name, asked in forms.items():
+        if asked and on_policy(args):
+            raise ValueError(
+                f"objective {goal.text} with {name}: one optimiser step per batch has no ratios "
+                "for it to act on; leave it out, or raise num_iterations or steps_per_generation"
+            )
+    siblings = any(
+        term.entry.unbiased and (term.k > 1 or term.entry.baseline is None) for term in goal.terms
+    )
+    if siblings and goal.off_policy != "none" and not on_policy(args):
+        raise ValueError(
+            f"objective {goal.text} has no off-policy form, and num_iterations = "
+            f"{args.num_iterations} with steps_per_generation = {args.steps_per_generation} takes "
+            "several optimiser steps per batch (gradient_accumulation_steps = "
+            f"{args.gradient_accumulation_steps}): {ONE_STEP}, or choose max@k, pass@k or mean; "
+            "bestofk.objective(..., off_policy='none') accepts TRL's clipped loss, which is biased"
+        )
+
+
+def _check_rewards(goal: Objective, args: Any) -> None:
     if args.scale_rewards == "batch":
         raise ValueError(
             "scale_rewards='batch' divides by the standard deviation of the whole batch, but the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class FileOptions:
     """How files are read and numbers are made."""
 
     k: Annotated[str, tyro.conf.arg(metavar="1,4,16")] = ""
@@ -25,19 +25,26 @@ class Reading:
     """A reward of at least this passes."""
     bounds: tuple[float, float] | None = None
     """The least and the greatest reward there can be, where that is not 0 and 1."""
-    small: str = "error"
-    """What to do with problems that have fewer than k scored samples: error, or drop."""
-    columns: tuple[str, ...] = ()
-    """role=column, where the mapping was not detected rightly; role= leaves a column out."""
+    small: Literal["error", "drop"] = "error"
+    """Problems with fewer than k scored samples: raise an error, or drop them."""
+    map: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--columns"])] = ()
+    """role=column, to override the detected mapping; `role=` leaves a column out. Roles:
+    problem_id, sample_id, reward, answer, completion, prompt, ... (docs/files.md)."""
     where: tuple[str, ...] = ()
     """column=value: only such records count."""
+    judge: str = ""
+    """How to score the responses of a file that scored only some of them: `target` compares each
+    with the target; `regex:PATTERN` compares the pattern's first group."""
     encoding: str = "utf-8"
-    """Of text files."""
+    """Encoding of text files."""
     confidence: float = 0.95
+    """Level of the intervals."""
     seed: int = 0
-    """Of the bootstrap: the same seed gives the same numbers."""
+    """Seed of the bootstrap: the same seed gives the same numbers."""
+    wide: bool = False
+    """Show all columns: bands, t intervals, wins and losses."""
     json: bool = False
-    """Print everything as JSON instead of tables."""
+    """Print everything as JSON instead of tables (docs/evaluation.md, JSON output)."""
 
     def numbers(self) -> dict[str, Any]:
         """What `curve` and `compare` take."""
@@ -52,13 +59,31 @@ class Reading:
         }
 
     def ks(self) -> list[int]:
-        try:
-            found = [int(each) for each in self.k.replace(" ", "").split(",") if each]
-        except ValueError:
-            raise ValueError(f"--k takes whole numbers like 1,4,16; got {self.k!r}") from None
-        if found and min(found) < 1:
-            raise ValueError(f"k is at least 1, got {min(found)}")
-        return found
+        return whole_numbers(self.k, "--k")
+
+    def reading(self) -> dict[str, Any]:
+        """What `read` takes."""
+        return {
+            "columns": pairs(self.map, "--map"),
+            "where": pairs(self.where, "--where"),
+            "encoding": self.encoding,
+            "judge": self.judge or None,
+        }
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """The k of an option, separated by commas.
+
+    >>> whole_numbers("1, 4", "--k")
+    [1, 4]
+    """
+    try:
+        found = [int(each) for each in text.replace(" ", "").split(",") if each]
+    except ValueError:
+        raise ValueError(f"{option} takes whole numbers like 1,4,16; got {text!r}") from None
+    if found and min(found) < 1:
+        raise ValueError(f"{option} takes k of at least 1, got {min(found)}")
+    return found
 
 
 def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
@@ -69,7 +94,7 @@ def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
     """
     found = {}
     for text in texts:
-        for each in text.split(",") if option == "--columns" else [text]:
+        for each in text.split(",") if option == "--map" else [text]:
             key, equals, value = each.partition("=")
             if not equals or not key:
                 raise ValueError(f"{option} takes key=value, got {each!r}")
@@ -89,25 +114,16 @@ def named(text: str) -> tuple[str | None, str]:
     return None, text
 
 
-def read_all(targets: tuple[str, ...], reading: Reading) -> list[Samples]:
+def read_all(targets: tuple[str, ...], reading: FileOptions) -> list[Samples]:
     """Every run, with a progress bar for people, under names that differ."""
-    from bestofk.cli._draw import bar
+    from bestofk.cli._progress import bar
     from bestofk.evaluation import read
 
     runs = []
     for text in targets:
         name, path = named(text)
         with bar(f"reading {Path(path).name}", 1) as advance:
-            runs.append(
-                read(
-                    path,
-                    name=name,
-                    columns=pairs(reading.columns, "--columns"),
-                    where=pairs(reading.where, "--where"),
-                    encoding=reading.encoding,
-                    progress=_share_to(advance),
-                )
-            )
+            runs.append(read(path, name=name, progress=_share_to(advance), **reading.reading()))
     return _distinct(runs)
 
 
@@ -132,7 +148,7 @@ def _distinct(runs: list[Samples]) -> list[Samples]:
     return [replace(run, name=name) for run, name in zip(runs, longer)]
 
 
-def metric_of(reading: Reading, runs: list[Samples]) -> Metric:
+def metric_of(reading: FileOptions, runs: list[Samples]) -> Metric:
     """The metric asked for, or the one that fits the rewards."""
     import numpy as np
 

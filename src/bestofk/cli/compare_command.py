@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
-from bestofk.cli._files import Reading, metric_of, read_all
+from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Reading):
+class CompareOptions(FileOptions):
     """Compare runs on the same problems, paired by problem, at every k.
 
     Takes files of samples or run folders, each PATH or NAME=PATH; the first is the one the others
@@ -19,22 +20,37 @@ class Options(Reading):
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Two or more files or run folders."""
-    resamples: int = 4000
-    """Sign flips for p-values and draws for the crossing."""
+    at: Annotated[str, tyro.conf.arg(metavar="K")] = ""
+    """Test this k alone (or these, separated by commas), chosen before the data were seen: finds
+    smaller differences than the test over every k."""
+    all_pairs: bool = False
+    """Compare every two runs, not only each with the first; corrected over all pairs."""
+    resamples: int | None = None
+    """Sign flips of the test; by default as many as the printed digits need."""
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(Options, args=argv, prog="bestofk compare")
-    from bestofk.cli import _show
+    chosen = tyro.cli(CompareOptions, args=argv, prog="bestofk compare")
+    from bestofk.cli import _tables
     from bestofk.evaluation import compare
 
+    at = whole_numbers(chosen.at, "--at")
+    if at and chosen.k:
+        raise ValueError("--at chooses the k that are tested and shown: leave --k out")
     runs = read_all(chosen.runs, chosen)
-    found = compare(runs, metric_of(chosen, runs), resamples=chosen.resamples, **chosen.numbers())
+    found = compare(
+        runs,
+        metric_of(chosen, runs),
+        at=at or None,
+        pairs="all" if chosen.all_pairs else "first",
+        resamples=chosen.resamples,
+        **chosen.numbers(),
+    )
     if chosen.json:
-        print(_show.as_json(found))
+        print(_tables.as_json(found))
         return 0
     for run in runs:
-        _show.source(run)
+        _tables.source(run)
     for each in found:
-        _show.comparison(each, chosen.ks())
+        _tables.comparison(each, chosen.ks(), wide=chosen.wide)
     return 0

@@ -39,6 +39,11 @@ HOSTS = {
     "openrlhf": ("OpenRLHF", "bestofk.adapters.openrlhf", (0, 11)),
     "vllm": ("vLLM", "bestofk.sampling.vllm", (0, 32)),
 }
+# packages that programs and reference solutions import, and where they do
+PROGRAM_PACKAGES = {
+    "sortedcontainers": "LeetCode references",
+    "numpy": "a LeetCode reference",
+}
 ADVICE = {
     3: "run as root with CAP_SYS_ADMIN (a container: --cap-add SYS_ADMIN); tier 2 or 1 will do "
     "for most",
@@ -116,6 +121,7 @@ def examine() -> dict[str, Any]:
         "tier": max((tier for tier, reason in tiers.items() if not reason), default=0),
         "tiers": {str(tier): reason or "offered" for tier, reason in tiers.items()},
         "extras": extras,
+        "program_packages": {name: version_of(name) for name in PROGRAM_PACKAGES},
         "hosts": {name: host_state(name) for name in HOSTS},
     }
 
@@ -143,6 +149,13 @@ def page(facts: dict[str, Any]) -> str:
         have = ", ".join(f"{p} {v}" for p, v in found.items() if v is not None)
         state = f"have {have}" if not missing else f"missing {', '.join(missing)}"
         lines.append(f"  {name:<12} {state}  ({purpose})")
+    lines += [
+        "",
+        "Packages for programs (the code verifier shows them what packages = [...] names)",
+    ]
+    for name, version in facts["program_packages"].items():
+        state = f"have {version}" if version else f"missing: pip install {name}"
+        lines.append(f"  {name:<16} {state}  ({PROGRAM_PACKAGES[name]})")
     lines += [
         "",
         "Other stacks that bestofk plugs into, and which adapter this environment can use",

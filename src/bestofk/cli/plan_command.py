@@ -9,37 +9,41 @@ import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PlanOptions:
     """How many problems and samples a wanted interval or power takes.
 
     bestofk plan --k 8 --width 0.05 | bestofk plan --k 8 --power 0.8 --effect 0.03 --pilot a.jsonl
     """
 
     k: int
-    """Of pass@k."""
+    """The k of pass@k."""
     width: float | None = None
     """Wanted full width of the interval over problems."""
     power: float | None = None
-    """Wanted chance to find a difference of --effect between two runs on the same problems."""
+    """Wanted chance that bestofk compare finds a difference of --effect at this k."""
     effect: float | None = None
+    """The difference in pass@k to be found."""
+    at: bool = False
+    """Plan for `bestofk compare --at K`, a test at this k alone, instead of one over every k."""
     pilot: tuple[Path, ...] = ()
     """A file of samples that shows the spread of difficulty; a second one, for the difference."""
     population: tuple[float, float] | None = None
     """a b of a Beta distribution of difficulty, where there is no pilot."""
     problems: int | None = None
-    """How many problems there are, where that is fixed."""
+    """Number of problems, where that is fixed."""
     n: tuple[int, ...] = ()
     """Samples per problem to consider; by default k, 2k, ... 32k."""
     threshold: float | None = None
     """A reward of at least this passes (pilot files)."""
     confidence: float = 0.95
+    """Level of the interval, or of the test."""
     json: bool = False
     """Print everything as JSON instead of a table."""
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(Options, args=argv, prog="bestofk plan")
-    from bestofk.cli import _show
+    chosen = tyro.cli(PlanOptions, args=argv, prog="bestofk plan")
+    from bestofk.cli import _tables
     from bestofk.evaluation import plan, population, read
 
     if len(chosen.pilot) > 2:
@@ -54,10 +58,11 @@ def main(argv: list[str]) -> int:
         people=people,
         n=chosen.n or None,
         problems=chosen.problems,
+        at=chosen.at,
         confidence=chosen.confidence,
     )
     if chosen.json:
-        print(_show.as_json(found))
+        print(_tables.as_json(found))
     else:
-        _show.plan(found)
+        _tables.plan(found)
     return 0

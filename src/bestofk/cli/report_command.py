@@ -13,7 +13,7 @@ from bestofk.reports import SAMPLES, Reading, Report, load, make
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReportOptions:
     """One self-contained page on what best-of-k is worth, and which run is better.
 
     Takes run folders and files of samples, each PATH or NAME=PATH; the first is the one the others
@@ -57,13 +57,13 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(Options, args=argv, prog="bestofk report")
+    chosen = tyro.cli(ReportOptions, args=argv, prog="bestofk report")
     report = run(chosen)
     show(report)
     return 0
 
 
-def run(chosen: Options) -> Report:
+def run(chosen: ReportOptions) -> Report:
     """The report, with a line of progress on standard error where a person looks on."""
     from rich.console import Console
     from rich.text import Text

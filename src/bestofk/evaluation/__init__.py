@@ -10,9 +10,8 @@ from .comparison import compare
 from .curves import curve
 from .diversity import diversity
 from .extrapolate import extrapolate
-from .files import Row, locate, mapping, read, rows
+from .files import locate, mapping, read, rows
 from .planning import Population, plan, population
-from .records import BadFile
 from .results import (
     METRICS,
     Comparison,
@@ -23,13 +22,15 @@ from .results import (
     Interval,
     Measure,
     Metric,
-    OffPolicy,
     Plan,
     PlanRow,
+    ReweightedEstimate,
     Samples,
 )
 from .reweighting import off_policy
+from .sample_rows import SampleRow
 from .table import samples
+from .unpacking import BadFile
 
 __all__ = [
     "METRICS",
@@ -42,11 +43,11 @@ __all__ = [
     "Interval",
     "Measure",
     "Metric",
-    "OffPolicy",
     "Plan",
     "PlanRow",
     "Population",
-    "Row",
+    "ReweightedEstimate",
+    "SampleRow",
     "Samples",
     "compare",
     "curve",

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from .collect import Collector
-from .files import EXCERPT_LINES, Choice, rows
+from .collect import EXCERPT_LINES, Collector
 from .formats import UNIFORM, Mapped, answer_label, problem_name, settle
-from .records import BadFile, Progress, kind_of, records
+from .records import Progress, kind_of, quiet, records
+from .sample_rows import Choice, sample_rows
+from .unpacking import GZIP, ZSTD, BadFile
 
 LEAST_BYTES = 4_000_000
 """Smaller files are read before pyarrow is imported."""
@@ -38,7 +39,7 @@ def read_fast(
         or chosen.where
         or chosen.encoding.lower() not in ("utf-8", "utf8")
         or kind_of(file) not in (".jsonl", ".ndjson", ".parquet")
-        or file.suffix == ".gz"
+        or _packed(file)
         or file.stat().st_size < least_bytes
     ):
         return None
@@ -50,6 +51,11 @@ def read_fast(
         return _read(file, chosen, progress)
     except (_Unsure, BadFile, pyarrow.ArrowException, UnicodeDecodeError):
         return None
+
+
+def _packed(file: Path) -> bool:
+    with file.open("rb") as raw:
+        return raw.read(4).startswith((GZIP, ZSTD))
 
 
 def _read(file: Path, chosen: Choice, progress: Progress) -> tuple[Collector, Mapped]:
@@ -74,7 +80,7 @@ def _read(file: Path, chosen: Choice, progress: Progress) -> tuple[Collector, Ma
     if collector.duplicate():
         raise _Unsure
     collector.uniform = {name: record[name] for name in UNIFORM if name in record}
-    for row in rows(file, columns=chosen.columns):
+    for row, _ in sample_rows(file, chosen, quiet):
         if row.line > EXCERPT_LINES:
             break
         collector.keep_text(collector.problems[row.problem_id], row.fields.get("completion"))

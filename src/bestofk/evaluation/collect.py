@@ -13,6 +13,8 @@ from .results import Samples
 
 EXCERPT_PROBLEMS, EXCERPT_TEXTS, EXCERPT_CHARACTERS = 400, 16, 2000
 """Bounds of the texts kept for the compression ratio: at most 13 million characters."""
+EXCERPT_LINES = 5_000
+"""Texts for the compression ratio come from the first lines of a file only."""
 
 
 class Collector:
@@ -30,6 +32,7 @@ class Collector:
         self.tokens = array("d")
         self.logprob = array("d")
         self.new_logprob = array("d")
+        self.hashes = array("q")
         self.texts: dict[int, list[str]] = {}
         self.uniform: dict[str, Any] = {}
 
@@ -49,11 +52,15 @@ class Collector:
         if len(kept) < EXCERPT_TEXTS:
             kept.append(text[:EXCERPT_CHARACTERS])
 
+    def keep_hash(self, text: Any) -> None:
+        """Remember a completion by its hash, to notice a file that repeats itself."""
+        self.hashes.append(hash(text if isinstance(text, str) else repr(text)))
+
     def duplicate(self) -> tuple[int, int] | None:
         """Lines of two samples of one problem with the same number, where there are any."""
         if not len(self.sample_id):
             return None
-        problem, sample = _of(self.problem, np.int64), _of(self.sample_id, np.int64)
+        problem, sample = as_numpy(self.problem, np.int64), as_numpy(self.sample_id, np.int64)
         low, span = int(sample.min()), int(sample.max()) - int(sample.min()) + 1
         if span < 1 << 31 and (np.diff(np.sort(problem * span + (sample - low))) > 0).all():
             return None
@@ -61,7 +68,7 @@ class Collector:
         same = (np.diff(problem[order]) == 0) & (np.diff(sample[order]) == 0)
         if not same.any():
             return None
-        lines = _of(self.line, np.int64)[order]
+        lines = as_numpy(self.line, np.int64)[order]
         at = np.flatnonzero(same)
         first = at[lines[at + 1].argmin()]
         return int(lines[first]), int(lines[first + 1])
@@ -71,12 +78,12 @@ class Collector:
         names = sorted(self.problems)
         rank = np.empty(len(names), dtype=np.int64)
         rank[[self.problems[each] for each in names]] = np.arange(len(names))
-        problem = rank[_of(self.problem, np.int64)] if names else np.empty(0, dtype=np.int64)
+        problem = rank[as_numpy(self.problem, np.int64)] if names else np.empty(0, dtype=np.int64)
         order = np.argsort(problem, kind="stable")
         sizes = np.bincount(problem, minlength=len(names))
 
         def column(values: Sequence[Any], dtype: Any) -> np.ndarray | None:
-            return _of(values, dtype)[order] if len(values) else None
+            return as_numpy(values, dtype)[order] if len(values) else None
 
         rewards = column(self.reward, np.float64)
         return Samples(
@@ -97,7 +104,7 @@ class Collector:
         )
 
 
-def _of(values: Any, dtype: Any) -> np.ndarray:
+def as_numpy(values: Any, dtype: Any) -> np.ndarray:
     """An array("…") as NumPy, without a copy where the types agree."""
     return np.frombuffer(values, dtype=np.dtype(values.typecode)).astype(dtype, copy=False)
 
@@ -109,6 +116,7 @@ def run_name(path: Path) -> str:
     ('a 000050', 'b')
     """
     stem = path.name.split(".jsonl")[0] if ".jsonl" in path.name else path.stem
+    stem = stem.removesuffix(".csv").removesuffix(".tsv")
     if stem.isdigit():
         folder = path.parent
         folder = folder.parent if folder.name in ("evaluations", "samples") else folder

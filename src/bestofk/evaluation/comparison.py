@@ -1,58 +1,31 @@
 """Is run B better than run A? Paired by problem, at every k, with the k where the curves cross.
 
 Pairing removes what the problems contribute to the noise: most problems are hard or easy for both
-runs. **p-values** flip the sign of each problem's difference at random: if the two runs were alike,
-A and B could as well have been swapped on any problem. T = mean / standard error is recomputed for
-every flip, and the corrected p-value of a k is the share of flips whose *largest* |T| over all k
-(and over all comparisons made together) reaches the observed one (Westfall & Young's max-T):
-looking at every k costs little, because neighbouring k are almost the same question.
+runs. The test, and the intervals that follow from it, are in `max_t`: looking at every k costs
+little there, because neighbouring k are almost the same question.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .curves import check_confidence, reward_bounds, select
-from .intervals import (
-    LARGEST_SKEW,
-    LEAST_INFORMATIVE,
-    bounds_of_means,
-    log_grid,
-    t_quantile,
-    tail_rank,
-)
+from .intervals import LEAST_INFORMATIVE, bounds_of_means, log_grid, tail_rank
+from .max_t import SAME, FlipTests, flips_for, sign_flip_tests, skewed
 from .results import Comparison, Crossing, Interval, Metric, Samples
 from .values import check_metric, passes_and_samples, values_by_k
 from .words import verdict
 
-SAME = 1e-9
-"""Per-problem values that differ by no more than this are a tie."""
 CROSSING_POINTS = 128
-CELLS = 1 << 24
-
-
-@dataclass(frozen=True)
-class _Tests:
-    """Of all differences together, columns (comparison, k) side by side."""
-
-    single: np.ndarray
-    corrected: np.ndarray
-    critical: float
-    """Quantile of the largest |T|: half the width of the band, in standard errors."""
-    error: np.ndarray
-    """Standard error of each mean difference."""
-    width: int
-    """Columns (k) of one comparison."""
-
-    def of(self, number: int) -> _Tests:
-        """The part of one comparison."""
-        at = slice(number * self.width, (number + 1) * self.width)
-        parts = self.single[at], self.corrected[at], self.critical, self.error[at]
-        return _Tests(*parts, self.width)
+CROSSING_DRAWS = 4000
+FEW_PROBLEMS = 30
+LEAST_OVERLAP = 0.5
+"""Runs that have less than this share of their problems in common are warned about."""
 
 
 def compare(
@@ -60,88 +33,162 @@ def compare(
     metric: Metric = "pass@k",
     *,
     k_max: int | None = None,
+    at: Sequence[int] | None = None,
+    pairs: Literal["first", "all"] = "first",
     threshold: float | None = None,
     bounds: tuple[float, float] | None = None,
     small: str = "error",
     confidence: float = 0.95,
-    resamples: int = 4000,
+    resamples: int | None = None,
     seed: int = 0,
 ) -> list[Comparison]:
-    """Each run after the first against the first, over the problems that all of them have.
+    """Compare runs pair by pair, over the problems that all of them have.
 
-    Arguments as in `curve`; `resamples` are the sign flips, and the draws for the crossing.
+    Args:
+        runs: two or more; the first is the one that others are compared with.
+        at: the k to test, chosen before the data were seen. The correction is over these alone,
+            so the test finds smaller differences. By default every k up to k_max.
+        pairs: "first" compares each later run with the first, "all" every two runs; the
+            correction is over all of them.
+        resamples: sign flips; by default as many as the printed digits need.
+        metric, k_max, threshold, bounds, small, confidence, seed: as in `curve`.
 
     Raises:
         ValueError: fewer than two runs, names used twice, no common problem, n < k.
+
+    >>> from bestofk.evaluation import samples
+    >>> a = samples([[0, 0, 0, 1]] * 8, name="a")
+    >>> b = samples([[0, 1, 1, 1]] * 8, name="b")
+    >>> compare([a, b], at=[1])[0].verdict
+    'b is better at k = 1 (+0.500 at k = 1) than a (8 problems, p ≤ 0.05).'
     """
     check_metric(metric)
-    check_confidence(confidence, resamples)
     _check_runs(runs)
+    if pairs not in ("first", "all"):
+        raise ValueError(f"pairs is 'first' or 'all', got {pairs!r}")
+    wanted = _chosen_k(at, metric)
+    k_max = k_max if wanted is None else max(int(wanted[-1]), k_max or 0)
     common, kept, k_max, notes = _common(runs, metric, k_max, small)
+    k = np.arange(1, k_max + 1) if wanted is None else wanted
+    resamples = flips_for(len(common)) if resamples is None else resamples
+    check_confidence(confidence, resamples)
     tables = [
-        values_by_k(run, metric, rows, k_max, threshold=threshold, seed=seed)
+        values_by_k(run, metric, rows, k_max, threshold=threshold, seed=seed)[:, k - 1]
         for run, rows in zip(runs, kept)
     ]
     size = max(float(np.diff(reward_bounds(run, metric, bounds)[0])[0]) for run in runs)
-    gaps = [table - tables[0] for table in tables[1:]]
+    couples = [
+        (a, b) for a, b in itertools.combinations(range(len(runs)), 2) if a == 0 or pairs == "all"
+    ]
+    gaps = [tables[b] - tables[a] for a, b in couples]
     rng = np.random.default_rng(seed)
-    tests = sign_flip_tests(np.concatenate(gaps, axis=1), confidence, resamples, rng, k_max)
-    findings = [
-        _findings(gap, tests.of(number), (runs[0].name, run.name), size, confidence, resamples, rng)
-        for number, (gap, run) in enumerate(zip(gaps, runs[1:]))
-    ]
+    tests = sign_flip_tests(np.concatenate(gaps, axis=1), confidence, resamples, rng, size)
     solved = [_solved(run, rows, threshold, metric) for run, rows in zip(runs, kept)]
-    return [
-        Comparison(
-            a=runs[0].name,
-            b=runs[number].name,
-            metric=metric,
-            values_a=tables[0],
-            values_b=tables[number],
-            problems=common,
-            only_a=_apart(runs[0], runs[number]),
-            only_b=_apart(runs[number], runs[0]),
-            solved_only_a=_chosen(common, solved[0] & ~solved[number]),
-            solved_only_b=_chosen(common, solved[number] & ~solved[0]),
-            n_a=_range(runs[0].live[kept[0]]),
-            n_b=_range(runs[number].live[kept[number]]),
-            threshold=threshold,
-            confidence=confidence,
-            resamples=resamples,
-            seed=seed,
-            notes=notes + _pair_notes(runs[0], runs[number]),
-            **findings[number - 1],
+    found = []
+    for number, (a, b) in enumerate(couples):
+        part = tests.of(slice(number * len(k), (number + 1) * len(k)))
+        names = (runs[a].name, runs[b].name)
+        findings = _findings(gaps[number], k, part, names, size, confidence, rng)
+        notes_here = notes + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
+        found.append(
+            Comparison(
+                a=names[0],
+                b=names[1],
+                metric=metric,
+                k=k,
+                values_a=tables[a],
+                values_b=tables[b],
+                problems=common,
+                only_a=_apart(runs[a], runs[b]),
+                only_b=_apart(runs[b], runs[a]),
+                solved_only_a=_chosen(common, solved[a] & ~solved[b]),
+                solved_only_b=_chosen(common, solved[b] & ~solved[a]),
+                n_a=_range(runs[a].live[kept[a]]),
+                n_b=_range(runs[b].live[kept[b]]),
+                threshold=threshold,
+                confidence=confidence,
+                resamples=resamples,
+                seed=seed,
+                notes=notes_here,
+                **findings,
+            )
         )
-        for number in range(1, len(runs))
-    ]
+    return found
+
+
+def _chosen_k(at: Sequence[int] | None, metric: Metric) -> np.ndarray | None:
+    if at is None:
+        return None
+    wanted = np.unique(np.asarray(list(at), dtype=np.int64))
+    if not wanted.size or wanted[0] < 1:
+        raise ValueError(f"at takes one or more k of at least 1, got {list(at)}")
+    if metric == "mean" and wanted.tolist() != [1]:
+        raise ValueError(f"the mean reward has no k: leave at={list(at)} out")
+    return wanted
 
 
 def _findings(
     gap: np.ndarray,
-    tests: _Tests,
+    k: np.ndarray,
+    tests: FlipTests,
     names: tuple[str, str],
     size: float,
     confidence: float,
-    resamples: int,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
     """What the differences of one pair (P, K) say: those fields of a Comparison."""
     mean = gap.mean(axis=0)
-    interval = _pointwise(gap, (-size, size), tests.error, confidence, resamples, rng)
-    level = 1.0 - confidence
+    level = 1.0 - confidence + 1e-12
+    lopsided = skewed(gap)
+    doubtful = lopsided | ((np.abs(gap) > SAME).sum(axis=0) < LEAST_INFORMATIVE)
+    wide = _bounded(gap, doubtful, size, confidence, max(CROSSING_DRAWS, flips_for(len(gap))), rng)
+    half = tests.error * tests.critical
+    contiguous = len(k) == k[-1]
     return {
-        "k": np.arange(1, gap.shape[1] + 1),
         "difference": mean,
-        "interval": interval,
-        "band": _band(mean, tests.error * tests.critical, interval, size),
+        "interval": coherent(
+            mean, tests.error * tests.critical_single, wide, tests.single <= level, size
+        ),
+        "band": coherent(mean, half, wide, tests.corrected <= level, size),
         "p_value": tests.corrected,
         "p_value_single": tests.single,
         "wins": (gap > SAME).sum(axis=0),
         "losses": (gap < -SAME).sum(axis=0),
         "ties": (np.abs(gap) <= SAME).sum(axis=0),
-        "crossing": find_crossing(gap, names, confidence, resamples, rng),
-        "verdict": verdict(names, mean, tests.corrected, tests.error, level, len(gap)),
+        "crossing": find_crossing(gap, names, confidence, CROSSING_DRAWS, rng)
+        if contiguous
+        else None,
+        "verdict": verdict(
+            names,
+            k,
+            mean,
+            tests.corrected,
+            half,
+            tests.error,
+            level,
+            len(gap),
+            identical=bool((np.abs(gap) <= SAME).all()),
+        ),
+        "notes": _doubts(len(gap), tests.corrected <= level, lopsided),
     }
+
+
+def _doubts(problems: int, sure: np.ndarray, lopsided: np.ndarray) -> tuple[str, ...]:
+    """When a significant difference may be less sure than its p-value says."""
+    if not sure.any():
+        return ()
+    if (sure & lopsided).any():
+        return (
+            "the differences are skewed (few problems differ much): p-values assume symmetry and "
+            "can be too small; in simulations up to 9% of such comparisons of equally good runs "
+            "were called different at a level of 5%",
+        )
+    if problems < FEW_PROBLEMS:
+        return (
+            f"{problems} problems cannot show a rare large loss: p-values assume that differences "
+            "are symmetric where the runs are equally good",
+        )
+    return ()
 
 
 def _check_runs(runs: Sequence[Samples]) -> None:
@@ -158,6 +205,7 @@ def _common(
 ) -> tuple[tuple[str, ...], list[np.ndarray], int, tuple[str, ...]]:
     """Problems that count in every run, their rows in each, the largest k, and notes."""
     shared = set.intersection(*(set(run.problems) for run in runs))
+    _check_spelling(runs, shared)
     if not shared:
         examples = ", ".join(f"{run.name} has {run.problems[0]!r}" for run in runs if run.problems)
         raise ValueError(
@@ -182,6 +230,28 @@ def _common(
     return common, kept, min(limits), tuple(notes)
 
 
+def _check_spelling(runs: Sequence[Samples], shared: set[str]) -> None:
+    """Raise an error where ids hardly overlap, but would if they were spelled alike."""
+    fewest = min(len(run.problems) for run in runs)
+    if len(shared) >= LEAST_OVERLAP * fewest:
+        return
+    spelled = [{_plain_id(problem): problem for problem in run.problems} for run in runs]
+    alike = set.intersection(*(set(each) for each in spelled))
+    if len(alike) > 2 * len(shared) and len(alike) >= LEAST_OVERLAP * fewest:
+        one = next(key for key in sorted(alike) if len({each[key] for each in spelled}) > 1)
+        forms = " and ".join(repr(each[one]) for each in spelled)
+        raise ValueError(
+            f"the runs have {len(shared)} of {fewest} problem ids in common, but {len(alike)} but "
+            f"for their spelling ({forms}): write the ids alike, or name another column with --map "
+            "problem_id=..."
+        )
+
+
+def _plain_id(problem: str) -> str:
+    """An id without capitals, spaces, and zeros before a number."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", "".join(problem.lower().split()))
+
+
 def _subset(run: Samples, problems: set[str]) -> Samples:
     """The run's rewards on some of its problems."""
     keep = np.array([problem in problems for problem in run.problems])
@@ -194,76 +264,42 @@ def _subset(run: Samples, problems: set[str]) -> Samples:
     )
 
 
-def sign_flip_tests(
-    gaps: np.ndarray, confidence: float, resamples: int, rng: np.random.Generator, width: int = 0
-) -> _Tests:
-    """Sign-flip tests of every column of gaps (P, columns), alone and by max-T together."""
-    problems, columns = gaps.shape
-    mean = gaps.mean(axis=0)
-    squares = (gaps**2).mean(axis=0)
-    error = np.sqrt(np.maximum(squares - mean**2, 0.0) / max(problems - 1, 1))
-    observed = _studentise(mean, squares, problems)
-    small = gaps.astype(np.float32)
-    reached, reached_any = np.zeros(columns), np.zeros(columns)
-    largest = np.empty(resamples)
-    step = max(1, min(CELLS // problems, CELLS // columns))
-    for start in range(0, resamples, step):
-        stop = min(start + step, resamples)
-        signs = rng.integers(0, 2, (stop - start, problems), dtype=np.int8) * 2 - 1
-        flipped = (signs.astype(np.float32) @ small) / np.float32(problems)
-        statistic = _studentise(flipped, squares.astype(np.float32), problems)
-        reached += (statistic >= observed * (1 - 1e-5)).sum(axis=0)
-        top = statistic.max(axis=1)
-        largest[start:stop] = top
-        reached_any += len(top) - np.searchsorted(np.sort(top), observed * (1 - 1e-5))
-    critical = float(np.sort(largest)[tail_rank(1.0 - confidence, resamples)])
-    return _Tests(
-        single=(1 + reached) / (1 + resamples),
-        corrected=(1 + reached_any) / (1 + resamples),
-        critical=critical,
-        error=error,
-        width=width or columns,
-    )
-
-
-def _studentise(mean: np.ndarray, squares: np.ndarray, problems: int) -> np.ndarray:
-    """|T| of means whose second moment is `squares`; 0 where nothing differs."""
-    spread = np.maximum(squares - mean**2, 1e-6 * squares)
-    quiet = squares <= SAME**2
-    safe = np.where(quiet, 1.0, spread)
-    return np.where(quiet, 0.0, np.abs(mean) / np.sqrt(safe / max(problems - 1, 1)))
-
-
-def _pointwise(
+def _bounded(
     gap: np.ndarray,
-    bounds: tuple[float, float],
-    error: np.ndarray,
+    doubtful: np.ndarray,
+    size: float,
     confidence: float,
     resamples: int,
     rng: np.random.Generator,
 ) -> Interval:
-    """Student's t where enough problems differ evenly, elsewhere the bounded bootstrap."""
-    problems = gap.shape[0]
+    """The bounded bootstrap in the doubtful columns; elsewhere the mean twice."""
     mean = gap.mean(axis=0)
-    spread = error * np.sqrt(max(problems - 1, 1))
-    skew = ((gap - mean) ** 3).mean(axis=0) / np.where(spread > 0, spread, 1.0) ** 3
-    trusted = (np.abs(gap) > SAME).sum(axis=0) >= LEAST_INFORMATIVE
-    trusted &= np.abs(skew) <= LARGEST_SKEW * np.sqrt(problems)
-    half = t_quantile(0.5 + confidence / 2, problems - 1) * error if problems > 1 else 0 * error
-    low, high = mean - half, mean + half
-    doubtful = np.flatnonzero(~trusted)
-    if doubtful.size:
-        lower, upper = bounds_of_means(gap[:, doubtful], bounds, resamples, rng)
+    low, high = mean.copy(), mean.copy()
+    columns = np.flatnonzero(doubtful)
+    if columns.size:
+        lower, upper = bounds_of_means(gap[:, columns], (-size, size), resamples, rng)
         rank = tail_rank((1.0 - confidence) / 2, resamples)
-        low[doubtful] = np.sort(lower, axis=0)[resamples - 1 - rank]
-        high[doubtful] = np.sort(upper, axis=0)[rank]
-    return Interval(np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
+        low[columns] = np.partition(lower, resamples - 1 - rank, axis=0)[resamples - 1 - rank]
+        high[columns] = np.partition(upper, rank, axis=0)[rank]
+    return Interval(low, high)
 
 
-def _band(mean: np.ndarray, half: np.ndarray, single: Interval, size: float) -> Interval:
-    """mean ± half, and nowhere narrower than the interval at one k."""
-    low = np.maximum(np.minimum(mean - half, single.low), -size)
-    return Interval(low, np.minimum(np.maximum(mean + half, single.high), size))
+def coherent(
+    mean: np.ndarray, half: np.ndarray, wide: Interval, sure: np.ndarray, size: float
+) -> Interval:
+    """mean ± half, widened to `wide` except where that would hold 0 against a significant test.
+
+    Args:
+        half: (K,) of the inverted test: mean ± half excludes 0 exactly where `sure` holds.
+        wide: (K,) ends that the interval has to reach where it can.
+    """
+    low = np.where(
+        sure & (mean > 0) & (wide.low <= 0), mean - half, np.minimum(mean - half, wide.low)
+    )
+    high = np.where(
+        sure & (mean < 0) & (wide.high >= 0), mean + half, np.maximum(mean + half, wide.high)
+    )
+    return Interval(np.maximum(low, -size), np.minimum(high, size))
 
 
 def find_crossing(
@@ -333,8 +369,16 @@ def _range(counts: np.ndarray) -> tuple[int, int]:
 
 
 def _pair_notes(a: Samples, b: Samples) -> tuple[str, ...]:
-    return tuple(
+    notes = tuple(
         f"{count} problems of {run.name} are not in {other.name} and are not compared"
         for run, other in ((a, b), (b, a))
         if (count := len(_apart(run, other)))
     )
+    shared = len(set(a.problems) & set(b.problems))
+    fewest = min(len(a.problems), len(b.problems))
+    if shared < LEAST_OVERLAP * fewest:
+        notes += (
+            f"only {shared} of {fewest} problems are in both runs: is this the same task, and "
+            "are the ids those of problems?",
+        )
+    return notes

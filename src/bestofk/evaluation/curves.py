@@ -8,7 +8,14 @@ from typing import Literal
 import numpy as np
 
 from .betabinomial import fit, posterior
-from .intervals import LEAST_INFORMATIVE, RESAMPLED_POINTS, between, log_grid, over_problems
+from .intervals import (
+    LEAST_INFORMATIVE,
+    RESAMPLED_POINTS,
+    between,
+    draws_for,
+    log_grid,
+    over_problems,
+)
 from .results import Curve, Interval, Metric, Samples
 from .values import (
     check_metric,
@@ -28,7 +35,7 @@ def curve(
     bounds: tuple[float, float] | None = None,
     small: Literal["error", "drop"] = "error",
     confidence: float = 0.95,
-    resamples: int = 2000,
+    resamples: int | None = None,
     seed: int = 0,
 ) -> Curve:
     """The unbiased estimate of a metric for k = 1..k_max, with its intervals.
@@ -40,16 +47,18 @@ def curve(
         threshold: reward ≥ threshold passes; without it rewards must be 0 or 1.
         bounds: the least and greatest reward there can be; by default [0, 1] where all rewards lie
             inside, else the observed range, with a note.
-        small: what to do with problems that have fewer than k_max scored samples: refuse ("error"),
-            or leave them out of the whole curve and count them ("drop").
-        confidence, resamples, seed: of the intervals.
+        small: problems with fewer than k_max scored samples raise an error ("error"), or are left
+            out of the whole curve and counted ("drop").
+        resamples: bootstrap draws; by default as many as the printed digits need.
+        confidence, seed: of the intervals.
 
     Raises:
         ValueError: n < k; rewards that need a threshold; no scored sample at all.
     """
     check_metric(metric)
-    check_confidence(confidence, resamples)
     kept, k_max, notes = select(samples, metric, k_max, small)
+    resamples = draws_for(len(kept)) if resamples is None else resamples
+    check_confidence(confidence, resamples)
     values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed)
     ends, guessed = reward_bounds(samples, metric, bounds)
     rng = np.random.default_rng(seed)
@@ -87,8 +96,8 @@ def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
     few = int(informative.min())
     if few < LEAST_INFORMATIVE:
         notes += (
-            f"at some k only {few} problems differ from the floor or from the ceiling: intervals "
-            "there are wide because the bounded bootstrap allows for what was not seen",
+            f"at some k only {few} problems differ from the floor or from the ceiling, so the "
+            "intervals there are wide",
         )
     if samples.unscored:
         notes += (f"{samples.unscored} samples could not be scored and are not counted in n",)

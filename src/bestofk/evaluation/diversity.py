@@ -154,4 +154,5 @@ def _mean(
         return Measure(mean, float("nan"), float("nan"), int(known.size))
     quantile = t_quantile(0.5 + confidence / 2, known.size - 1)
     half = quantile * float(known.std(ddof=1)) / np.sqrt(known.size)
-    return Measure(mean, mean - half, mean + half, int(known.size))
+    least, most = bounds or (-np.inf, np.inf)
+    return Measure(mean, max(mean - half, least), min(mean + half, most), int(known.size))

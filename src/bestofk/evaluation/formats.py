@@ -9,13 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from bestofk.common import choices
 
-Record: TypeAlias = Mapping[str, Any]
+from .inspect_logs import scores_in
+from .tool_formats import (
+    Record,
+    check_judge,
+    counts,
+    lm_eval,
+    lm_eval_metric,
+    lm_eval_notes,
+    per_problem_arrays,
+    trl_reward,
+    verifiers_episode,
+)
 
 ROLES = (
     "problem_id",
@@ -29,28 +41,38 @@ ROLES = (
     "n_tokens",
     "logprob_sum",
     "new_logprob_sum",
+    "n",
+    "c",
 )
 UNIFORM = ("task", "data_source", "filter", "step", "model", "run_id", "temperature", "sampling")
 """Columns that must not change within one run: a curve is about one policy on one task."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "problem_id": (
-        *("problem_id", "prompt_id", "task_id", "question_id", "doc_id", "uid", "id", "problem"),
-        *("question", "prompt", "input"),
+        *("problem_id", "prompt_id", "task_id", "question_id", "example_id", "doc_id", "uid"),
+        *("id", "problem", "question", "prompt", "input"),
     ),
-    "sample_id": ("sample_id", "sample", "sample_idx", "sample_index", "completion_id"),
+    "sample_id": ("sample_id", "sample", "sample_idx", "sample_index", "completion_id", "epoch"),
     "prompt": ("prompt", "input", "question"),
-    "completion": ("completion", "output", "response", "solution", "generation", "text"),
-    "answer": ("answer", "extracted_answer", "pred", "prediction", "parsed"),
+    "completion": (
+        *("completion", "output", "response", "solution", "generation", "text"),
+        *("output_list", "completions", "outputs", "responses", "generations", "code_list"),
+    ),
+    "answer": (
+        *("answer", "extracted_answer", "pred", "prediction", "parsed"),
+        *("answers", "extracted_answers", "preds", "predictions"),
+    ),
     "reward": (
         *("reward", "rewards", "score", "correct", "passed", "is_correct", "acc", "accuracy"),
-        *("exact_match", "success", "pass"),
+        *("exact_match", "success", "pass", "graded_list", "scores", "correctness"),
     ),
     "status": ("status",),
     "finish_reason": ("finish_reason", "stop_reason"),
     "n_tokens": ("n_tokens", "tokens", "num_tokens", "completion_tokens", "response_length"),
     "logprob_sum": ("logprob_sum", "logprob", "sum_logprob", "log_prob"),
     "new_logprob_sum": ("new_logprob_sum", "new_logprob"),
+    "n": ("n", "num_samples", "n_samples"),
+    "c": ("c", "num_correct", "n_correct", "num_passed"),
 }
 
 
@@ -82,42 +104,83 @@ class Mapped:
         return f"{self.format}: {pairs}"
 
 
-def settle(record: Record, overrides: Mapping[str, str]) -> Mapped:
+def settle(record: Record, overrides: Mapping[str, str], judge: str | None = None) -> Mapped:
     """The mapping for a file whose first record this is.
+
+    Args:
+        overrides: role → column; an empty column leaves the role out.
+        judge: how the responses of lm-eval are scored one by one.
 
     Raises:
         ValueError: an override that names no role or no column; no problem id or reward found.
     """
-    for role, column in overrides.items():
-        if role not in ROLES:
-            raise ValueError(f"unknown role {role!r} in --columns; {choices(role, ROLES)}")
-        if column and column not in record:
-            raise ValueError(f"no column {column!r} for {role}; {choices(column, list(record))}")
     known = next((each for each in FORMATS if each.known_by <= record.keys()), None)
+    _check_overrides(record, overrides, known)
+    check_judge(judge)
+    if judge and (known is None or known.name != "lm-evaluation-harness"):
+        raise ValueError("--judge is for files of lm-evaluation-harness: this file has scores")
     columns = dict(known.columns) if known else _guess(record)
     columns.update(overrides)
     notes: tuple[str, ...] = ()
+    name, expand = (known.name, known.expand) if known else ("columns found by name", None)
     if known and known.name == "TRL completions" and "reward" not in overrides:
-        columns["reward"] = _trl_reward(record)
+        columns["reward"] = trl_reward(record)
+    if known and known.name.startswith("inspect"):
+        columns |= _inspect_score(record, overrides)
     if known and known.name == "lm-evaluation-harness":
-        columns["reward"] = overrides.get("reward") or _lm_eval_metric(record)
-        notes += _lm_eval_notes(record, columns["reward"])
-    else:
+        columns["reward"] = overrides.get("reward") or lm_eval_metric(record, judge)
+        notes += lm_eval_notes(record, columns["reward"])
+    elif not (known and known.name == "verifiers traces"):
         columns = {role: column for role, column in columns.items() if column in record}
-    for role, why in (("problem_id", "which problem a sample answers"), ("reward", "its score")):
+    if "reward" not in columns and {"n", "c"} <= columns.keys():
+        name, expand = "counts of passes", counts
+        columns = {role: columns[role] for role in ("problem_id", "n", "c") if role in columns}
+    elif isinstance(record.get(columns.get("reward", "")), list | tuple) and expand is None:
+        name, expand = "one array per problem", per_problem_arrays
+    if expand is not counts:
+        columns = {role: column for role, column in columns.items() if role not in ("n", "c")}
+    needed = ("problem_id", "which problem a sample answers"), ("reward", "its score")
+    for role, why in needed[: 1 if expand is counts else 2]:
         if role not in columns:
             raise ValueError(
                 f"no column says {why}; the columns are {', '.join(record)}: name one with "
-                f"--columns {role}=..." + _unscored_hint(record, role)
+                f"--map {role}=..." + _unscored_hint(record, role)
             )
-    name = known.name if known else "columns found by name"
-    return Mapped(name, columns, known.expand if known else None, notes)
+    return Mapped(name, columns, expand, notes)
+
+
+def _check_overrides(record: Record, overrides: Mapping[str, str], known: Format | None) -> None:
+    free = known is not None and known.name == "verifiers traces"
+    for role, column in overrides.items():
+        if role not in ROLES:
+            raise ValueError(f"unknown role {role!r} in --map; {choices(role, ROLES)}")
+        if column and column not in record and not free:
+            raise ValueError(f"no column {column!r} for {role}; {choices(column, list(record))}")
+
+
+def _inspect_score(record: Record, overrides: Mapping[str, str]) -> dict[str, str]:
+    """The scorer of an inspect log, and its answers."""
+    scores = scores_in(record)
+    if "reward" in overrides:
+        reward = overrides["reward"]
+    elif len(scores) == 1:
+        reward = scores[0]
+    else:
+        listed = ", ".join(scores)
+        raise ValueError(
+            f"the log has {len(scores)} scores ({listed or 'none'}): choose one with "
+            f"--map reward={scores[0] if scores else '...'}"
+        )
+    answer = overrides.get("answer", f"answer_{reward.removeprefix('score_').partition('.')[0]}")
+    return {"reward": reward, "answer": answer}
 
 
 def _guess(record: Record) -> dict[str, str]:
+    """Columns by common names; capitals, spaces and dashes do not matter."""
+    plain = {re.sub(r"[\s-]+", "_", name.strip().lower()): name for name in reversed(list(record))}
     found = {}
     for role, names in ALIASES.items():
-        column = next((name for name in names if name in record), None)
+        column = next((plain[name] for name in names if name in plain), None)
         if column is not None:
             found[role] = column
     return found
@@ -132,104 +195,6 @@ def _unscored_hint(record: Record, role: str) -> str:
     return ""
 
 
-# TRL: step, prompt, completion, one column per reward function, extra columns, advantage
-
-
-def _trl_reward(record: Record) -> str:
-    taken = {"step", "prompt", "completion", "advantage"}
-    numeric = [
-        name
-        for name, value in record.items()
-        if name not in taken and isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    if "reward" in numeric:
-        return "reward"
-    if len(numeric) != 1:
-        raise ValueError(
-            f"TRL logs one column per reward function and not their weights; this file has "
-            f"{', '.join(numeric) or 'none'}: choose one with --columns reward=..."
-        )
-    return numeric[0]
-
-
-# lm-evaluation-harness: one record per document and filter, all its responses in `resps`
-
-
-def _lm_eval_metric(record: Record) -> str:
-    metrics = [str(name) for name in record.get("metrics", ())]
-    preferred = ("pass@1", "pass_at_1", "exact_match", "acc")
-    for name in (*preferred, *metrics):
-        if name in metrics and isinstance(record.get(name), int | float):
-            return name
-    if len(_responses(record)) > 1:
-        return "filtered_resps == target"
-    raise ValueError(
-        f"no metric of this record is a number ({', '.join(metrics) or 'none'}): "
-        "name one with --columns reward=..."
-    )
-
-
-def _lm_eval_notes(record: Record, reward: str) -> tuple[str, ...]:
-    if len(_responses(record)) < 2:
-        return ()
-    if reward in ("pass@1", "pass_at_1"):
-        return (f"lm-eval keeps one {reward} per document: the passes are counted from it",)
-    return ("each filtered response is compared with the target, as text",)
-
-
-def _responses(record: Record) -> list[Any]:
-    resps = record.get("resps") or [[]]
-    return list(resps[0]) if isinstance(resps[0], list) else list(resps)
-
-
-def _lm_eval(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    texts = _responses(record)
-    problem = record[columns["problem_id"]]
-    reward = columns["reward"]
-    filtered = record.get("filtered_resps") or [None]
-    answers = filtered[0] if isinstance(filtered[0], list) else filtered
-    if len(texts) == 1:
-        scores: list[Any] = [record.get(reward, _MISSING)]
-    elif reward in ("pass@1", "pass_at_1"):
-        passes = round(float(record[reward]) * len(texts))
-        scores = [1.0] * passes + [0.0] * (len(texts) - passes)
-        answers = [None] * len(texts)  # which samples passed is not recorded
-    elif len(answers) == len(texts):
-        target = str(record.get("target")).strip()
-        scores = [float(str(answer).strip() == target) for answer in answers]
-    else:
-        raise ValueError(
-            f"document {problem} has {len(texts)} responses, but the filter "
-            f"{record.get('filter')!r} kept {len(answers)}, so they cannot be scored one by one: "
-            "choose a filter that keeps all with --where filter=..."
-        )
-    for number, (text, score) in enumerate(zip(texts, scores)):
-        answer = answers[number] if number < len(answers) else None
-        yield {"problem_id": problem, "completion": text, "reward": score, "answer": answer}
-
-
-# evalplus: one JSON document, {"eval": {task: [{solution, base_status, plus_status}, ...]}}
-
-
-def evalplus_records(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """One record per solution of an evalplus `*_eval_results.json`.
-
-    passed: base and plus tests, as evalplus counts its headline number.
-    """
-    for task, results in document["eval"].items():
-        for result in results:
-            plus = result.get("plus_status")
-            base = result.get("base_status") == "pass"
-            passed = base and (plus is None or plus == "pass")
-            yield {
-                "task_id": task,
-                "solution": result.get("solution"),
-                "passed": passed,
-                "base_passed": base,
-            }
-
-
-_MISSING = object()
 FORMATS = (
     Format(
         "bestofk samples",
@@ -251,7 +216,33 @@ FORMATS = (
         "lm-evaluation-harness",
         frozenset({"doc_id", "resps", "filtered_resps"}),
         {"problem_id": "doc_id"},
-        _lm_eval,
+        lm_eval,
+    ),
+    Format(
+        "inspect log",
+        frozenset({"id", "epoch", "target", "log", "completion"}),
+        {"problem_id": "id", "sample_id": "epoch", "prompt": "input", "completion": "completion"},
+    ),
+    Format(
+        "inspect samples_df",
+        frozenset({"sample_id", "eval_id", "id", "epoch"}),
+        {"problem_id": "id", "sample_id": "epoch", "prompt": "input"},
+    ),
+    Format(
+        "verifiers traces",
+        frozenset({"task", "traces", "env"}),
+        {"problem_id": "task", "reward": "rewards"},
+        verifiers_episode,
+    ),
+    Format(
+        "verifiers results",
+        frozenset({"example_id", "prompt", "completion", "reward"}),
+        {
+            "problem_id": "example_id",
+            "prompt": "prompt",
+            "completion": "completion",
+            "reward": "reward",
+        },
     ),
     Format(
         "verl rollouts",
@@ -325,9 +316,16 @@ def reward_of(value: Any) -> float:
                 f"the reward {value!r} is not a number; write null where a sample was not scored"
             ) from None
     if isinstance(value, bool | int | float):
-        if math.isinf(value):
-            raise ValueError("the reward is infinite; write null where a sample was not scored")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isinf(number):
+            raise ValueError(
+                "the reward is infinite or too large for a float; write null where a sample was "
+                "not scored"
+            )
+        return number
     raise ValueError(f"the reward is {type(value).__name__}, not a number: {str(value)[:60]}")
 
 

@@ -32,6 +32,19 @@ RESAMPLED_POINTS = 128
 """Curves with more k are resampled at this many, and the ends interpolated between them."""
 CELLS = 1 << 24
 """At most this many bootstrap weights are held at once (128 MB)."""
+WORK, LEAST_DRAWS, MOST_DRAWS = 2_000_000, 2000, 60_000
+"""Draws: about WORK / problems, so that the ends keep their third digit at few problems too."""
+RANKED_DRAWS = 4000
+"""The level of the band is found on this many of the draws."""
+
+
+def draws_for(problems: int) -> int:
+    """How many bootstrap draws are made unless a number is stated.
+
+    >>> draws_for(30), draws_for(100), draws_for(2000)
+    (60000, 20000, 2000)
+    """
+    return int(np.clip(WORK // max(problems, 1), LEAST_DRAWS, MOST_DRAWS))
 
 
 @dataclass(frozen=True)
@@ -62,10 +75,10 @@ def over_problems(
     low, high = bounds_of_means(values[:, at], bounds, resamples, rng)
     tail = (1.0 - confidence) / 2.0
     grid = log_grid(len(at), CALIBRATION_POINTS)
-    single, joint = tail_rank(tail, resamples), joint_rank(high[:, grid], tail)
-    joint_low = joint_rank(-low[:, grid], tail)
-    low.sort(axis=0)
-    high.sort(axis=0)
+    single = tail_rank(tail, resamples)
+    joint, joint_low = (joint_rank(draws[:, grid], tail) for draws in (high, -low))
+    low.partition(sorted({resamples - 1 - single, resamples - 1 - joint_low}), axis=0)
+    high.partition(sorted({single, joint}), axis=0)
     mean = values.mean(axis=0)
 
     def every(ends: np.ndarray) -> np.ndarray:
@@ -105,9 +118,16 @@ def tail_rank(tail: float, resamples: int) -> int:
 
 
 def joint_rank(draws: np.ndarray, tail: float) -> int:
-    """The rank that at most a share `tail` of the draws (resamples, K) exceeds at any k."""
-    ranks = np.argsort(np.argsort(draws, axis=0), axis=0)
-    return int(np.sort(ranks.max(axis=1))[tail_rank(tail, len(draws))])
+    """The rank that at most a share `tail` of the draws (resamples, K) exceeds at any k.
+
+    Of many draws the first few thousand are ranked among themselves, and the rank is scaled up.
+    """
+    some = draws[:RANKED_DRAWS]
+    ranks = np.argsort(np.argsort(some, axis=0), axis=0)
+    rank = int(np.sort(ranks.max(axis=1))[tail_rank(tail, len(some))])
+    if len(some) == len(draws):
+        return rank
+    return min(len(draws) - 1, int(np.ceil((rank + 1) * len(draws) / len(some))))
 
 
 def student(
@@ -127,7 +147,7 @@ def student(
     spread = np.sqrt((centred * centred).mean(axis=0))
     cube = (centred * centred * centred).mean(axis=0)
     safe = np.where(spread > 0, spread, 1.0)
-    trusted &= np.abs(cube) / safe**3 <= LARGEST_SKEW * np.sqrt(problems)
+    trusted &= (np.abs(cube) / safe**3 <= LARGEST_SKEW * np.sqrt(problems)) & (spread > 1e-9)
     half = t_quantile(0.5 + confidence / 2, problems - 1) * spread / np.sqrt(problems - 1)
     half = between(np.where(trusted, half, np.nan), at, size)
     return Interval(np.maximum(mean - half, bounds[0]), np.minimum(mean + half, bounds[1]))

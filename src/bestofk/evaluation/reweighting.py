@@ -10,7 +10,7 @@ from bestofk.objectives.off_policy import effective_sample_size, value
 
 from .curves import check_confidence, reward_bounds, select
 from .intervals import bounds_of_means, tail_rank
-from .results import OffPolicy, Samples
+from .results import ReweightedEstimate, Samples
 
 LEAST_SHARE = 0.1
 """Of all k-subsets of all problems must effectively count."""
@@ -28,7 +28,7 @@ def off_policy(
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> OffPolicy:
+) -> ReweightedEstimate:
     """Estimate max@k under the policy of `new_logprobs` from samples drawn under `logprobs`.
 
     Every k-subset is weighted by the product w of its ratios π_new/π_old, which makes the mean over
@@ -63,7 +63,7 @@ def off_policy(
     low, high = bounds_of_means(values[:, None], ends, resamples, np.random.default_rng(seed))
     rank = tail_rank((1.0 - confidence) / 2, resamples)
     sizes = [len(rewards) for rewards, _ in groups]
-    return OffPolicy(
+    return ReweightedEstimate(
         name=samples.name,
         k=k,
         estimate=float(values.mean()),
@@ -84,7 +84,7 @@ def _require_logprobs(samples: Samples) -> None:
         raise ValueError(
             f"{samples.name}: the off-policy estimate needs two log-probabilities per sample, "
             f"under the policy that sampled and under the new one; there is no {missing}: name "
-            f"the column with --columns {missing}=..."
+            f"the column with --map {missing}=..."
         )
 
 

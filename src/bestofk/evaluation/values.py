@@ -102,7 +102,7 @@ def _majority(
     if samples.answers is None:
         raise ValueError(
             f"{samples.name}: maj@k needs the answers that vote, and the file has no such column: "
-            "name it with --columns answer=..."
+            "name it with --map answer=..."
         )
     return majority_curve(samples, zero_one(samples, threshold), kept, k_max, seed)[0]
 

@@ -1,13 +1,16 @@
-"""Majority voting at every k in one pass.
+"""Majority voting at every k in one pass: exact where that is feasible.
 
-The first k samples of a random order are a random k-subset, so one walk along an order votes at
-every k. Averaging the walks over orders is unbiased for maj@k; over all orders it is the exact mean
-over subsets (`bestofk.objectives.maj_at_k` for one k and few samples). What is left of the
-randomness of the orders is noise of mean zero in each problem's value, and so is part of every
-interval over problems.
+Exact: among the C(n, k) subsets, those in which one right answer has m votes, t others have m too
+and the rest have fewer are counted by a product of polynomials, one per rival; they win with
+probability 1/(1 + t). Where that would take too long (many samples of many problems), the samples
+are voted on in random orders: the first k of a random order are a random k-subset, so one walk
+votes at every k. That is unbiased too, and what is left of the randomness of the orders is part of
+every interval over problems.
 """
 
 from __future__ import annotations
+
+from math import comb
 
 import numpy as np
 
@@ -18,39 +21,103 @@ BUDGET = 16_000_000
 MOST_ORDERS = 1024
 CELLS = 1 << 22
 """Votes laid out at once."""
+EXACT_WORK = 4e9
+"""Multiplications, about, that an exact curve may take: some seconds."""
+EXACT_SAMPLES = 1000
+"""Beyond, C(n, n/2) does not fit into a float."""
 
 
 def majority_curve(
     samples: Samples, correct: np.ndarray, kept: np.ndarray, k_max: int, seed: int
 ) -> tuple[np.ndarray, int]:
-    """maj@k of each kept problem for k = 1..k_max, and the number of orders averaged: (P', k_max).
+    """maj@k of each kept problem for k = 1..k_max: (P', k_max); and the number of orders averaged.
 
-    Ties are broken evenly. A sample without an answer does not vote. If samples with one answer are
-    judged differently, the answer counts by their mean.
+    0 orders means exact. Ties are broken evenly. A sample without an answer does not vote. If
+    samples with one answer are judged differently, the answer counts by their mean.
 
     Args:
         correct: (N,) 0/1, NaN = unscored: such samples are left out.
         kept: problems with at least k_max scored samples.
     """
     labels, marks, sizes = _relabel(samples, correct, kept)
+    work = (sizes.astype(float) ** 2 * np.minimum(sizes, k_max) + 1e5 * sizes).sum()
+    if work > EXACT_WORK or sizes.max() > EXACT_SAMPLES:
+        return _by_orders(labels, marks, sizes, k_max, seed)
+    ends = np.cumsum(sizes)
+    rows = [
+        exact_votes(labels[stop - size : stop], marks[stop - size : stop], k_max)
+        for stop, size in zip(ends, sizes)
+    ]
+    return np.array(rows), 0
+
+
+def exact_votes(labels: np.ndarray, marks: np.ndarray, k_max: int) -> np.ndarray:
+    """Mean over all k-subsets of: is the leading answer right? For k = 1..k_max.
+
+    Args:
+        labels: (n,) whole numbers ≥ 0, equal for equal answers; -1 does not vote.
+        marks: (n,) how right the answer is, the same for equal answers.
+
+    >>> exact_votes(np.array([0, 0, 1]), np.array([1.0, 1.0, 0.0]), 3).round(4)
+    array([0.6667, 0.6667, 1.    ])
+    """
+    n = len(labels)
+    voting = labels >= 0
+    _, first, counts = np.unique(labels[voting], return_index=True, return_counts=True)
+    right = marks[voting][first]
+    total = np.zeros(k_max + 1)
+    for answer in np.flatnonzero(right > 0):
+        rivals = np.delete(counts, answer)
+        own = int(counts[answer])
+        for votes in range(1, min(own, k_max) + 1):
+            beaten = n - own - int(rivals[rivals >= votes].sum())
+            ways = _rows(beaten, k_max - votes)[None]
+            for rival in rivals[rivals >= votes]:
+                ways = _with_rival(ways, int(rival), votes, k_max - votes)
+            shared = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
+            total[votes:] += right[answer] * comb(own, votes) * shared
+    return np.array([total[k] / comb(n, k) for k in range(1, k_max + 1)])
+
+
+def _rows(n: int, last: int) -> np.ndarray:
+    """C(n, i) for i = 0..last."""
+    return np.array([float(comb(n, i)) for i in range(last + 1)])
+
+
+def _with_rival(ways: np.ndarray, rival: int, votes: int, last: int) -> np.ndarray:
+    """Ways (ties so far, samples so far) with one more answer: it has fewer votes, or ties."""
+    fewer = _rows(rival, min(votes - 1, last))
+    grown = np.zeros((len(ways) + 1, last + 1))
+    for ties, row in enumerate(ways):
+        grown[ties] += np.convolve(row, fewer)[: last + 1]
+    if votes <= last:
+        grown[1:, votes:] += comb(rival, votes) * ways[:, : last + 1 - votes]
+    return grown if grown[-1].any() else grown[:-1]
+
+
+def _by_orders(
+    labels: np.ndarray, marks: np.ndarray, sizes: np.ndarray, k_max: int, seed: int
+) -> tuple[np.ndarray, int]:
+    """maj@k averaged over random orders of each problem's samples, and how many."""
+    count = len(sizes)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    orders = int(np.clip(BUDGET // max(1, len(kept) * k_max), 8, MOST_ORDERS))
+    orders = int(np.clip(BUDGET // max(1, count * k_max), 8, MOST_ORDERS))
     rng = np.random.default_rng(seed)
-    total = np.zeros((k_max, len(kept)))
+    total = np.zeros((k_max, count))
     steps = np.arange(k_max)[:, None]
     done = 0
     while done < orders:
         # one shuffle per problem, entered at evenly spread places: each entry is a random order
         turns = min(orders - done, max(1, int(sizes.min())))
-        key = rng.random(starts[-1]) + np.repeat(np.arange(len(kept)), sizes)
+        key = rng.random(starts[-1]) + np.repeat(np.arange(count), sizes)
         shuffle = np.argsort(key)
         entries = np.arange(turns)[:, None] * sizes // turns
-        for at in range(0, turns, max(1, CELLS // (len(kept) * k_max))):
-            some = entries[at : at + max(1, CELLS // (len(kept) * k_max))]
+        for at in range(0, turns, max(1, CELLS // (count * k_max))):
+            some = entries[at : at + max(1, CELLS // (count * k_max))]
             place = (some.reshape(-1) + steps) % np.tile(sizes, len(some))
             order = shuffle[np.tile(starts[:-1], len(some)) + place]
             votes = walk(labels[order], marks[order])
-            total += votes.reshape(k_max, len(some), len(kept)).sum(axis=1)
+            total += votes.reshape(k_max, len(some), count).sum(axis=1)
         done += turns
     curve = total.T / done
     curve[:, 0] = np.add.reduceat(np.where(labels >= 0, marks, 0.0), starts[:-1]) / sizes

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from .results import Comparison
+
+POWER = 0.84
+"""The normal quantile of 80% power."""
 
 
 def spans(mask: np.ndarray) -> list[tuple[int, int]]:
@@ -15,12 +23,19 @@ def spans(mask: np.ndarray) -> list[tuple[int, int]]:
     return [(int(start) + 1, int(stop)) for start, stop in zip(edges[::2], edges[1::2])]
 
 
-def at_k(mask: np.ndarray) -> str:
+def at_k(mask: np.ndarray, k: np.ndarray | None = None) -> str:
     """The k where mask holds, in words.
+
+    Args:
+        k: of each entry of mask; by default 1, 2, 3, ...
 
     >>> at_k(np.array([True, False, True, True]))
     'k = 1 and k ≥ 3'
+    >>> at_k(np.array([True, True]), np.array([1, 64]))
+    'k = 1 and k = 64'
     """
+    if k is not None and not np.array_equal(k, np.arange(1, len(mask) + 1)):
+        return " and ".join(f"k = {each}" for each in k[mask])
     last = len(mask)
     parts = []
     for start, stop in spans(mask):
@@ -39,32 +54,69 @@ def at_k(mask: np.ndarray) -> str:
 
 def verdict(
     names: tuple[str, str],
+    k: np.ndarray,
     difference: np.ndarray,
     p_value: np.ndarray,
+    half: np.ndarray,
     error: np.ndarray,
     level: float,
     problems: int,
+    identical: bool = False,
 ) -> str:
-    """What the comparison shows, in one or two sentences; only corrected p-values count."""
+    """What the comparison shows, in one or two sentences.
+
+    Args:
+        p_value: corrected; only these count.
+        half: of the band, and `error`, of the mean: what difference would have been found.
+        identical: no problem differs at any k.
+    """
     a, b = names
+    if identical:
+        return f"{a} and {b} are identical on every one of the {problems} common problems."
     sure = p_value <= level
-    better, worse = sure & (difference > 0), sure & (difference < 0)
-    last = len(difference)
-    scope = f"k ≤ {last}" if last > 1 else "k = 1"
+    contiguous = np.array_equal(k, np.arange(1, len(k) + 1))
+    scope = f"any k ≤ {k[-1]}" if contiguous and len(k) > 1 else at_k(np.ones(len(k), bool), k)
+    how = f"p ≤ {level:.2g}, corrected over all k" if len(k) > 1 else f"p ≤ {level:.2g}"
     if not sure.any():
         top = int(np.abs(difference).argmax())
-        visible = 2.8 * float(error[top])  # 80 % power at 5 %: z = 1.96 + 0.84
-        return (
-            f"No difference between {a} and {b} can be told at any {scope} (largest "
-            f"{difference[top]:+.3f} at k = {top + 1}, p = {p_value[top]:.2g}); {problems} "
-            f"problems would have shown one of about {visible:.3f}."
+        found = (
+            f"No significant difference between {a} and {b} at {scope} (largest "
+            f"{difference[top]:+.3f} at k = {k[top]}, p = {p_value[top]:.2g})"
         )
+        visible = float(half[top] + POWER * error[top])
+        if not np.isfinite(visible):
+            return f"{found}; {problems} problems are too few for this test (6 or more)."
+        if visible > 1:
+            return f"{found}; {problems} problems are too few to show any but a complete change."
+        return f"{found}; {problems} problems would have shown one of about {visible:.3f}."
     parts = []
-    if better.any():
-        parts.append(f"better at {at_k(better)}")
-    if worse.any():
-        parts.append(f"worse at {at_k(worse)}")
-    text = f"{b} is {', '.join(parts)} (than {a}; {problems} problems, p ≤ {level:.2g} over all k)"
+    for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
+        if mask.any():
+            top = int(np.where(mask, np.abs(difference), -1.0).argmax())
+            parts.append(f"{word} at {at_k(mask, k)} ({difference[top]:+.3f} at k = {k[top]})")
+    text = f"{b} is {', '.join(parts)} than {a} ({problems} problems, {how})"
     if not sure.all():
-        text += f"; at {at_k(~sure)} no difference can be told"
+        text += f"; no significant difference at {at_k(~sure, k)}"
+    return text + "."
+
+
+def effects(found: Comparison) -> str:
+    """The sizes of the difference at the first and the last k, and where the curves cross.
+
+    An effect that is not significant says so. "b against a: +0.195 at pass@1, −0.185 at pass@64;
+    crossing at k ≈ 11."
+    """
+    if found.metric == "mean":
+        places = [(0, "mean reward")]
+    else:
+        ends = dict.fromkeys((0, len(found.k) - 1))
+        places = [(at, found.metric.replace("k", str(found.k[at]))) for at in ends]
+    level = 1.0 - found.confidence
+    parts = []
+    for at, name in places:
+        note = "" if found.p_value[at] <= level else " (not significant)"
+        parts.append(f"{found.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
+    text = f"{found.b} against {found.a}: {', '.join(parts)}"
+    if found.crossing is not None:
+        text += f"; crossing at k ≈ {found.crossing.k:.3g}"
     return text + "."

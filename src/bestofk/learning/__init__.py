@@ -1,6 +1,6 @@
 """Learning: groups + weights → one optimiser step.
 
-learner = Learner(model, optimisation=Optimisation(lr=1e-5))
+learner = Learner(model, optimisation=Optimisation(learning_rate=1e-5))
 old = learner.score(groups)                                # π_old: the learner's own log-probs
 for _ in range(inner_steps):
     log_ratio = learner.sequence_log_probs(groups) - old.log_prob     # (P, n), no gradient
@@ -8,7 +8,20 @@ for _ in range(inner_steps):
     stats = learner.step(groups, weights)                             # any micro-batching
 """
 
-from bestofk.learning.learner import Learner
+from typing import TYPE_CHECKING, Any
+
 from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores
 
+if TYPE_CHECKING:
+    from bestofk.learning.learner import Learner
+
 __all__ = ["Learner", "Loss", "NonFinite", "Optimisation", "Scores"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Learner` imports PyTorch, so it is imported when it is used."""
+    if name != "Learner":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bestofk.learning.learner import Learner
+
+    return Learner

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from bestofk.common import unknown
-
-LOSSES = ("exact", "clipped")
-RATIOS = ("token", "sequence")
-NORMALISERS = ("none", "grpo", "dapo", "dr-grpo")
-KL_ESTIMATORS = ("k2", "k3")
-SCHEDULES = ("constant", "linear", "cosine")
+from bestofk.bounds import NaturalNumber, NonNegative, Positive, check_bounds
 
 
 class NonFinite(FloatingPointError):
@@ -22,7 +16,7 @@ class NonFinite(FloatingPointError):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """How the weights A (P, n) become a loss. Two named losses, never mixed.
+    """How the weights A (P, n) become a loss. Named losses, never mixed.
 
     exact:    −(1/P) Σ_p (1/n_p) Σ_i A_pi Σ_t log π_θ(y_pit)
 
@@ -30,102 +24,83 @@ class Loss:
     is in A and nowhere else; there is no length normalisation; the gradient is unbiased when the
     weights are. P counts every prompt with a live sample, those without signal too.
 
-    clipped:  −(1/P) Σ_p (1/n_p) Σ_i (1/Z_pi) Σ_t min(ρ A, clip(ρ, 1−clip_low, 1+clip_high) A)
+    clipped:  −(1/P) Σ_p (1/n_p) Σ_i (1/Z_pi) Σ_t min(ρ A, clip(ρ, 1−low, 1+high) A)
 
-    with A *without* `log_ratio` and ρ_pit = π_θ/π_old of the token. `ratio="sequence"` is GSPO: one
-    ρ_pi = exp of the mean token log-ratio, and Z has no meaning (the mean is in the ratio).
+    with A *without* `log_ratio` and ρ_pit = π_θ/π_old of the token.
+
+    gspo: the clipped loss with one ratio a completion, ρ_pi = exp of the mean token log-ratio; Z
+    has no meaning there (the mean is in the ratio).
     """
 
-    name: str = "exact"
-    """"exact" or "clipped"."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """DAPO's clip-higher is 0.28."""
-    ratio: str = "token"
-    """"token", or "sequence" (GSPO). Clipped loss only."""
-    normaliser: str = "none"
-    """Z of the clipped loss. "none": 1. "grpo": the completion's length (biased: favours short
-    right and long wrong answers). "dapo": the batch's mean length (biased: weighs by the lengths
-    of the batch). "dr-grpo": the constant `max_new_tokens` (unbiased up to that scale)."""
-    max_new_tokens: int | None = None
-    """The constant of "dr-grpo"."""
-    kl: float = 0.0
-    """Coefficient of the KL divergence to the reference, summed over tokens; 0 is off."""
-    kl_estimator: str = "k2"
-    """Per token, with d = log π_θ − log π_ref. "k2": d²/2, whose gradient is that of KL(π_θ‖π_ref)
-    on policy. "k3": e^(−d) + d − 1, GRPO's, whose gradient is that of KL(π_ref‖π_θ)."""
-    entropy: float = 0.0
-    """Coefficient of the entropy bonus, the mean over tokens; 0 is off."""
+    name: Literal["exact", "clipped", "gspo"] = "exact"
+    """`exact`: weights made from all siblings' ratios. `clipped`: on-policy weights and PPO's token
+    ratio. `gspo`: the same with one ratio a completion."""
+    normaliser: Literal["none", "grpo", "dapo", "dr-grpo"] = "none"
+    """Length normalisation Z of the clipped loss. `grpo` divides by the completion's length
+    (biased: favours short right and long wrong answers). `dapo` divides by the batch's mean length
+    (biased: weighs by the lengths of the batch). `dr-grpo` divides by the constant max_new_tokens
+    (unbiased up to that scale)."""
+    clip: tuple[NonNegative, NonNegative] = (0.2, 0.2)
+    """Ratios are clipped to [1 - low, 1 + high]. DAPO's clip-higher is 0.2 0.28."""
+    kl: NonNegative = 0.0
+    """Coefficient of the KL divergence to the starting model, summed over tokens; 0 is off. Above 0
+    keeps a second copy of the model."""
+    kl_estimator: Literal["k2", "k3"] = "k2"
+    """Per token, with d = log π_θ − log π_ref. `k2`: d²/2, whose gradient is that of KL(π_θ‖π_ref)
+    on policy. `k3`: e^(−d) + d − 1, GRPO's, whose gradient is that of KL(π_ref‖π_θ)."""
+    entropy_bonus: NonNegative = 0.0
+    """Coefficient of the mean token entropy; 0 is off."""
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("loss", self.name, LOSSES),
-            ("ratio", self.ratio, RATIOS),
-            ("normaliser", self.normaliser, NORMALISERS),
-            ("kl_estimator", self.kl_estimator, KL_ESTIMATORS),
-        ):
-            known_or_raise(what, value, known)
-        if self.name == "exact" and (self.normaliser != "none" or self.ratio != "token"):
+        check_bounds(self)
+        if self.name != "clipped" and self.normaliser != "none":
             raise ValueError(
-                "the exact loss has no ratio and no length normaliser (theirs are in its weights), "
-                f"got ratio={self.ratio!r}, normaliser={self.normaliser!r}; take loss 'clipped'"
+                f"the {self.name} loss does not accept a length normaliser, got normaliser = "
+                f"{self.normaliser!r}: use the clipped loss, or normaliser = 'none'"
             )
-        if self.ratio == "sequence" and self.normaliser != "none":
-            raise ValueError(
-                "a sequence ratio is a mean over tokens already: normaliser must be 'none', "
-                f"got {self.normaliser!r}"
-            )
-        if self.normaliser == "dr-grpo" and not self.max_new_tokens:
-            raise ValueError("normaliser 'dr-grpo' divides by max_new_tokens: give it")
-        if not 0.0 <= self.clip_low <= 1.0 or self.clip_high < 0.0:
-            raise ValueError(
-                "clip_low lies in [0, 1] and clip_high is 0 or more, "
-                f"got {self.clip_low} and {self.clip_high}"
-            )
-        if self.kl < 0.0:
-            raise ValueError(f"kl is 0 (off) or more, got {self.kl}")
+        if self.clip[0] > 1.0:
+            raise ValueError(f"clip's lower bound lies in [0, 1], got {self.clip[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimisation:
     """AdamW, its learning rate over the steps, and gradient clipping."""
 
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    """Of matrices only; vectors (norms, biases) are never decayed."""
-    warmup_steps: int = 0
-    """The learning rate grows linearly over so many steps."""
-    schedule: str = "constant"
-    """After the warm-up: "constant", or "linear" or "cosine" down to 0 at `total_steps`."""
-    total_steps: int | None = None
-    max_grad_norm: float = 1.0
+    learning_rate: Positive = 1e-4
+    """Larger k needs a larger one: the total size of the weights falls with k."""
+    warmup_steps: NaturalNumber = 0
+    """The learning rate grows linearly over this many optimiser steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or linear or cosine down to 0 at the last step."""
+    weight_decay: NonNegative = 0.0
+    """Applied to matrices only; vectors (norms, biases) are never decayed."""
+    max_grad_norm: NonNegative = 1.0
     """The gradient is scaled down to this norm; 0 is off."""
-    stop_grad_norm: float = float("inf")
-    """A larger norm (before scaling) stops the step before the weights are touched."""
+    adam: tuple[NonNegative, NonNegative, NonNegative] = (0.9, 0.999, 1e-8)
+    """β1, β2 and ε of AdamW."""
 
     def __post_init__(self) -> None:
-        known_or_raise("schedule", self.schedule, SCHEDULES)
-        if self.lr < 0.0 or self.warmup_steps < 0 or self.max_grad_norm < 0.0:
-            raise ValueError(
-                "lr, warmup_steps and max_grad_norm are 0 or more, got "
-                f"{self.lr}, {self.warmup_steps}, {self.max_grad_norm}"
-            )
-        if self.schedule != "constant" and not self.total_steps:
-            raise ValueError(f"schedule {self.schedule!r} ends at total_steps: give it")
+        check_bounds(self)
+        if max(self.adam[:2]) >= 1.0 or not self.adam[2]:
+            raise ValueError(f"adam is β1 and β2 below 1 and ε above 0, got {list(self.adam)}")
 
-    def lr_at(self, step: int) -> float:
-        """The learning rate of optimiser step number `step`, counted from 0."""
+    def learning_rate_at(self, step: int, total_steps: int | None = None) -> float:
+        """The learning rate of optimiser step number `step`, counted from 0.
+
+        Args:
+            total_steps: Where the linear and cosine schedules end.
+        """
         if step < self.warmup_steps:
-            return self.lr * (step + 1) / (self.warmup_steps + 1)
-        if self.schedule == "constant" or self.total_steps is None:
-            return self.lr
-        after = max(self.total_steps - self.warmup_steps, 1)
+            return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
+        if self.schedule == "constant":
+            return self.learning_rate
+        if total_steps is None:
+            raise ValueError(f"schedule {self.schedule!r} ends at total_steps: give it")
+        after = max(total_steps - self.warmup_steps, 1)
         rest = max(0.0, 1.0 - (step - self.warmup_steps) / after)
         if self.schedule == "linear":
-            return self.lr * rest
-        return float(self.lr * (1.0 - np.cos(np.pi * rest)) / 2.0)
+            return self.learning_rate * rest
+        return float(self.learning_rate * (1.0 - np.cos(np.pi * rest)) / 2.0)
 
 
 @dataclass(frozen=True)
@@ -151,8 +126,3 @@ class Scores:
                 for group in self.entropies
             ]
         )
-
-
-def known_or_raise(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise unknown(what, value, known)

@@ -6,7 +6,6 @@ as it read the whole: the same detection and mapping, at the cost of finding lin
 
 from __future__ import annotations
 
-import gzip
 import mmap
 import re
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 
 from bestofk import evaluation
 from bestofk.evaluation import Samples
+from bestofk.evaluation.unpacking import unpacked
 
 SEED = re.compile(rb'"seed"\s*:\s*(-?[0-9]{1,20})\b')
 """Of a field, at any depth. Inside a text the quotes would be escaped, so it cannot be meant."""
@@ -39,7 +39,12 @@ def fetch(
         wanted.setdefault(line, {})[place] = position
     with tempfile.TemporaryDirectory(prefix="bestofk-") as folder:
         file, numbers = path, None
-        if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+        if (
+            path.name.lower()
+            .removesuffix(".gz")
+            .removesuffix(".zst")
+            .endswith((".jsonl", ".ndjson"))
+        ):
             file = Path(folder) / "lines.jsonl"
             numbers = copy_lines(path, file, set(wanted))
         found: dict[int, Mapping[str, Any]] = {}
@@ -77,8 +82,8 @@ def copy_lines(path: Path, target: Path, wanted: set[int]) -> list[int]:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
-        yield from stream
+    with open(path, "rb") as raw:
+        yield from unpacked(path, raw)
 
 
 def seeds_of(path: Path) -> str | None:

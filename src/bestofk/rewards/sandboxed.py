@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, Judge, as_verdict
-from bestofk.rewards.sandbox import Limits, Outcome, Sandbox
+from bestofk.rewards.sandbox import CallOutcome, Limits, Sandbox
 from bestofk.types import Prompt, Status, Verdict
 
 CAUSED_BY_TEXT: dict[str, Status] = {
@@ -57,8 +57,8 @@ class SandboxedVerifier(BatchVerifier):
 
     def __init__(self, judge: Judge, *, tier: int = 1, limits: Limits | None = None) -> None:
         module, name = judge.__module__, getattr(judge, "__qualname__", "")
-        found = getattr(sys.modules.get(module), name, None)
-        if module == "__main__" or "." in name or found is not judge:
+        resolved = getattr(sys.modules.get(module), name, None)
+        if module == "__main__" or "." in name or resolved is not judge:
             raise ValueError(
                 f"a sandboxed judging function is defined at the top level of an importable "
                 f"module, {name or judge!r} of {module!r} is not; move it to a file of its own"
@@ -80,7 +80,7 @@ class SandboxedVerifier(BatchVerifier):
         outcomes = self._sandbox.get().call_many("bestofk.rewards.sandboxed:call_judge", batch)
         return [self._verdict(outcome) for outcome in outcomes]
 
-    def _verdict(self, outcome: Outcome) -> Verdict:
+    def _verdict(self, outcome: CallOutcome) -> Verdict:
         if outcome.status in CAUSED_BY_TEXT:
             return caused_by_text(outcome)
         if outcome.status != "ok":  # it raised, or the sandbox failed: broken, not wrong
@@ -103,7 +103,7 @@ class SandboxedVerifier(BatchVerifier):
         self._sandbox.close()
 
 
-def caused_by_text(outcome: Outcome) -> Verdict:
+def caused_by_text(outcome: CallOutcome) -> Verdict:
     """Zero for an outcome that the judged text brought about."""
     return Verdict(
         0.0,

@@ -212,16 +212,30 @@ def completion(
     tokenizer: Any,
     ends: frozenset[int],
     stop: Sequence[str],
+    text: str | None = None,
 ) -> Completion:
-    """What was drawn, with its text: without the ending token, and up to the first stop string."""
+    """What was drawn, with its text: without the ending token, and up to the first stop string.
+
+    Args:
+        text: of the tokens without the ending one, where it is known already.
+    """
     ended = tokens[-1] in ends
-    shown = tokens[:-1] if ended else tokens
-    text = str(tokenizer.decode(list(shown), skip_special_tokens=True))
+    if text is None:
+        shown = tokens[:-1] if ended else tokens
+        text = str(tokenizer.decode(list(shown), skip_special_tokens=True))
     cuts = [text.index(word) for word in stop if word in text]
     if cuts:
         text = text[: min(cuts)]
     reason: FinishReason = "stop" if ended or cuts else "length"
     return Completion(text, tuple(tokens), tuple(log_probs), reason)
+
+
+def texts_of(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """The text of each row, as `tokenizer.decode` gives it; many rows at once where it can."""
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    if core is None or getattr(tokenizer, "clean_up_tokenization_spaces", True):
+        return [str(tokenizer.decode(list(row), skip_special_tokens=True)) for row in rows]
+    return list(core.decode_batch([list(row) for row in rows], skip_special_tokens=True))
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,8 +1,10 @@
 """Samples from any OpenAI-compatible endpoint: retried, rate-limited, capped, and never paid twice.
 
 `draw` takes what is still to be sampled and hands over each sample the moment it arrives; keeping
-it is the caller's business, so a killed run goes on from what was kept. The key is read from the
-environment, sent in one header, and cut out of every message.
+it is the caller's business, so a killed run resumes from what was kept. A request that fails is
+repeated with growing pauses; when that does not help, the last cause is raised. Repeats do not
+count against the cap. The key is read from the environment, sent in one header, and cut out of
+every message.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from bestofk.sampling.openai_wire import (
+    NO_CONNECTION,
+    TOO_SLOW,
     backoff,
     logprobs_of,
+    reason_of,
     request_body,
     retry_after,
     sample_seed,
@@ -27,11 +32,15 @@ from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
 FATAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
-"""Answers that will not get better by asking again."""
+"""Answers that a repeat will not change."""
+PATIENCE = 20.0
+"""Seconds without a sample before that is reported."""
+CONNECTING = 3
+"""Tries where no connection was ever made."""
 
 
 class EndpointError(RuntimeError):
-    """The endpoint refused, or kept failing; samples drawn so far are kept."""
+    """The endpoint rejected a request, or kept failing; samples drawn so far are kept."""
 
 
 class CapReached(RuntimeError):
@@ -54,9 +63,11 @@ class Endpoint:
     per_request: int = 1
     """Samples asked for in one request: the prompt is paid for once, where the server knows `n`."""
     retries: int = 8
-    """Times a request is asked again after 429, 5xx, a cut connection or garbage."""
+    """Times a request is repeated after 429, 5xx, a cut connection or an invalid answer."""
     timeout: float = 600.0
     """Seconds without an answer before a request counts as cut."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request, such as a provider's own options."""
     logprobs: bool = False
     """Ask for log-probabilities, where the endpoint gives them."""
 
@@ -98,13 +109,15 @@ class Spent:
     """What a run has cost so far."""
 
     requests: int = 0
-    """Sent, failed ones included."""
+    """Sent, repeats not included."""
     samples: int = 0
     tokens: int = 0
     """Prompt and completion, as the endpoint counts them; else the most a completion can be."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     retried: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    """Why requests were asked again, and how often."""
+    """Why requests were repeated, and how often."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +139,23 @@ def draw(
     *,
     cap: Cap,
     seed: int = 0,
+    spent: Spent | None = None,
     told: Callable[[Spent], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+    patience: float = PATIENCE,
 ) -> Spent:
     """Draw every wanted sample and hand each to `keep` as soon as it is there.
 
     `keep` is called in one thread, one sample at a time, before the next request of that worker.
 
+    Args:
+        spent: counted up as requests are answered; also what is returned.
+        told: called with it after every answer.
+        warn: told why requests are being repeated, and that nothing has come for a while.
+        patience: seconds without an answer before `warn` is told.
+
     Raises:
-        EndpointError: the endpoint refused (a bad key, model or parameter), or kept failing.
+        EndpointError: the endpoint rejected a request (key, model or parameter), or kept failing.
         CapReached: the next request would pass the cap.
     """
     jobs = deque(
@@ -141,7 +163,8 @@ def draw(
         for each in wanted
         for at in range(0, len(each.samples), endpoint.per_request)
     )
-    run = _Run(endpoint, sampling, jobs, keep, cap, seed, told)
+    run = _Run(endpoint, sampling, jobs, keep, cap, seed, Spent() if spent is None else spent)
+    run.told, run.warn, run.patience = told, warn or run.warn, patience
     asyncio.run(run.go())
     return run.spent
 
@@ -157,11 +180,16 @@ class _Run:
         keep: Keep,
         cap: Cap,
         seed: int,
-        told: Callable[[Spent], None] | None,
+        spent: Spent,
     ) -> None:
         self.endpoint, self.sampling, self.jobs = endpoint, sampling, jobs
-        self.keep, self.cap, self.seed, self.told = keep, cap, seed, told
-        self.spent = Spent()
+        self.keep, self.cap, self.seed, self.spent = keep, cap, seed, spent
+        self.told: Callable[[Spent], None] | None = None
+        self.warn: Callable[[str], None] = lambda text: None
+        self.patience = PATIENCE
+        self.last_answer = time.monotonic()
+        self.answered = False
+        self.cause = ""
         self.in_flight = 0
         self.stopping = False
         self.not_before = 0.0
@@ -180,11 +208,28 @@ class _Run:
                 asyncio.create_task(self.work(client))
                 for _ in range(min(self.endpoint.concurrency, max(1, len(self.jobs))))
             ]
+            watch = asyncio.create_task(self.watch())
             # After an error the others finish what they have asked for: it is paid already.
             ends = await asyncio.gather(*workers, return_exceptions=True)
+            watch.cancel()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+    async def watch(self) -> None:
+        """Say so while nothing comes."""
+        said = 0.0
+        while True:
+            await asyncio.sleep(self.patience / 4)
+            silent = time.monotonic() - self.last_answer
+            if silent >= self.patience and time.monotonic() - said >= self.patience:
+                said = time.monotonic()
+                why = f"; the last failure was {self.cause}" if self.cause else ""
+                self.warn(
+                    f"{self.endpoint.base_url}: no sample for {silent:.0f} s, {self.in_flight} "
+                    f"requested (a request is given up after --timeout {self.endpoint.timeout:g} s)"
+                    f"{why}"
+                )
 
     async def work(self, client: Any) -> None:
         """Take jobs until there are none; what a short answer leaves over is a new job."""
@@ -204,7 +249,7 @@ class _Run:
                 self.told(self.spent)
 
     async def ask(self, client: Any, job: Wanted) -> list[Drawn]:
-        """One request, asked again while that can help.
+        """One request, repeated while that can help.
 
         Raises:
             EndpointError: it cannot, or did not.
@@ -219,38 +264,52 @@ class _Run:
             seed=seed,
             chat=self.endpoint.api == "chat",
             logprobs=self.endpoint.logprobs,
+            extra=self.endpoint.extra_body,
         )
-        why = ""
-        for attempt in range(self.endpoint.retries + 1):
+        tries = self.endpoint.retries + 1
+        attempt = 0
+        while attempt < tries:
             await self.wait()
             if self.stopping:
                 return []
-            self.reserve(job)
+            if attempt == 0:
+                self.reserve(job)
             pause: float | None = None
             try:
                 self.in_flight += len(job.samples)
                 answer = await client.post(self.url(), json=body)
                 if answer.status_code == 200:
                     return self.samples(job, answer.json(), seed)
-                why = f"{answer.status_code} {self.safe(answer.text[:300])}"
+                why = f"{answer.status_code} {self.safe(answer.text[:300])}".strip()
                 if answer.status_code in FATAL:
-                    raise EndpointError(self.refusal(answer.status_code, why))
+                    raise EndpointError(self.rejection(answer.status_code, why))
                 pause = retry_after(answer.headers.get("retry-after"))
                 if answer.status_code == 429:
-                    self.note("429 too many requests")
+                    self.note("429 too many requests", why)
                     self.not_before = time.monotonic() + (pause or backoff(attempt))
                 else:
-                    self.note(f"{answer.status_code}")
+                    self.note(f"{answer.status_code}", why)
             except _transient() as error:
-                why = self.safe(f"{type(error).__name__}: {error}")
-                self.note(type(error).__name__)
+                self.note(self.safe(reason_of(error)), self.safe(f"{reason_of(error)}: {error}"))
+                if not self.answered and reason_of(error) == NO_CONNECTION:
+                    tries = min(tries, CONNECTING)  # nobody is there: say so soon
             finally:
                 self.in_flight -= len(job.samples)
-            await asyncio.sleep(backoff(attempt) if pause is None else pause)
+            attempt += 1
+            if attempt < tries:
+                await asyncio.sleep(backoff(attempt - 1) if pause is None else pause)
         raise EndpointError(
-            f"{self.endpoint.base_url} failed {self.endpoint.retries + 1} times in a row; the last "
-            f"answer was {why}. What was drawn is kept: run the same command again to go on"
+            f"{self.endpoint.base_url} failed {tries} times in a row; the last failure was "
+            f"{self.cause}. {self.remedy()} Samples drawn so far are kept: run the same command "
+            "again to resume"
         )
+
+    def remedy(self) -> str:
+        if self.cause.startswith(NO_CONNECTION):
+            return "Is the server running, and are host and port right?"
+        if self.cause.startswith(TOO_SLOW):
+            return "Is the server overloaded? Lower --concurrency, or raise --timeout."
+        return "Look into the server's log."
 
     def url(self) -> str:
         path = "chat/completions" if self.endpoint.api == "chat" else "completions"
@@ -266,32 +325,36 @@ class _Run:
         most = (self.in_flight + len(job.samples)) * self.sampling.max_new_tokens
         if self.spent.requests >= self.cap.requests:
             raise CapReached(
-                f"the cap of {self.cap.requests:,} requests is reached: what was drawn is kept; go "
-                "on with a larger --max-requests"
+                f"the cap of {self.cap.requests:,} requests is reached: samples drawn so far are "
+                "kept; resume with a larger --max-requests"
             )
         if self.spent.tokens + most > self.cap.tokens:
             raise CapReached(
                 f"the cap of {self.cap.tokens:,} tokens would be passed ({self.spent.tokens:,} "
-                "spent): what was drawn is kept; go on with a larger --max-tokens"
+                "spent): samples drawn so far are kept; resume with a larger --max-tokens"
             )
         self.spent.requests += 1
 
-    def note(self, reason: str) -> None:
+    def note(self, reason: str, cause: str) -> None:
+        """Count a failure; the first of each kind is told at once."""
+        self.cause = cause
         self.spent.retried += 1
+        if reason not in self.spent.reasons:
+            self.warn(f"{self.endpoint.base_url}: {cause}; the request is repeated")
         self.spent.reasons[reason] = self.spent.reasons.get(reason, 0) + 1
 
     def safe(self, text: str) -> str:
         """Text from outside without the key."""
         return text.replace(self.key, "***") if self.key else text
 
-    def refusal(self, status: int, why: str) -> str:
+    def rejection(self, status: int, why: str) -> str:
         ways = {
             401: f"is the key in ${self.endpoint.key_variable} right?",
             403: f"may the key in ${self.endpoint.key_variable} use this model?",
             404: f"is the URL right up to /v1, and is {self.endpoint.model!r} known there?",
         }
-        way = ways.get(status, "the endpoint does not take one of the parameters")
-        return f"{self.endpoint.base_url} refused: {why}: {way}"
+        way = ways.get(status, "the endpoint does not accept one of the parameters")
+        return f"{self.endpoint.base_url} rejected the request: {why}: {way}"
 
     def samples(self, job: Wanted, answer: Any, seed: int) -> list[Drawn]:
         """The samples in an answer.
@@ -308,7 +371,10 @@ class _Run:
         if not choices:
             raise _Garbage("an answer with no choice in it")
         most = self.sampling.max_new_tokens * len(choices)
+        self.last_answer, self.answered = time.monotonic(), True
         self.spent.tokens += int(usage.get("total_tokens") or most)
+        self.spent.prompt_tokens += int(usage.get("prompt_tokens") or 0)
+        self.spent.completion_tokens += int(usage.get("completion_tokens") or most)
         drawn = []
         for sample, choice, text in zip(job.samples, choices, texts):
             logprob, counted = logprobs_of(choice)
@@ -324,7 +390,7 @@ class _Garbage(ValueError):
 
 
 def _transient() -> tuple[type[Exception], ...]:
-    """Failures worth asking again after: cut connections, timeouts, answers that are not JSON."""
+    """Failures worth a repeat: cut connections, timeouts, answers that are not JSON."""
     import httpx
 
     return httpx.TransportError, httpx.DecodingError, _Garbage, ValueError

@@ -18,6 +18,9 @@ LONGEST_PAUSE = 120.0
 """Seconds; no server makes us wait longer at once."""
 
 
+NO_CONNECTION, TOO_SLOW = "no connection", "no answer in time"
+
+
 def request_body(
     prompt: Prompt,
     sampling: Sampling,
@@ -27,8 +30,13 @@ def request_body(
     seed: int,
     chat: bool,
     logprobs: bool,
+    extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The request; only what differs from the API's defaults is sent, for strict servers."""
+    """The request; only what differs from the API's defaults is sent, for strict servers.
+
+    Args:
+        extra: further fields, which win over ours.
+    """
     body: dict[str, Any] = {
         "model": model,
         "temperature": sampling.temperature,
@@ -59,7 +67,7 @@ def request_body(
                 "style 'text'"
             )
         body["prompt"] = text
-    return body
+    return body | dict(extra or {})
 
 
 def sample_seed(seed: int, problem: str, sample: int) -> int:
@@ -87,6 +95,19 @@ def retry_after(header: str | None) -> float | None:
         when = email.utils.parsedate_to_datetime(header).timestamp()
         return min(LONGEST_PAUSE, max(0.0, when - time.time()))
     return None
+
+
+def reason_of(error: Exception) -> str:
+    """What kind of failure this is, in words."""
+    import httpx
+
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return NO_CONNECTION
+    if isinstance(error, httpx.TimeoutException):
+        return TOO_SLOW
+    if isinstance(error, httpx.TransportError):
+        return f"a cut connection ({type(error).__name__})"
+    return "an answer that is not a completion"
 
 
 def text_of(choice: Mapping[str, Any]) -> str:

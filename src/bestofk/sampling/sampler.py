@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from bestofk.bounds import Count, NaturalNumber, NonNegative, PositiveFraction, check_bounds
 from bestofk.types import Group, Prompt
 
 
@@ -13,41 +14,37 @@ from bestofk.types import Group, Prompt
 class Sampling:
     """How completions are drawn. The defaults draw from the model's own distribution."""
 
-    n: int = 16
-    """Completions per prompt."""
-    max_new_tokens: int = 256
-    """A completion that reaches it without ending has finish reason "length"."""
-    temperature: float = 1.0
-    """Logits are divided by it. The learner must use the same; 0 takes the most likely token."""
-    top_p: float = 1.0
+    samples_per_prompt: Count = 16
+    """n, the size of a group. More samples lower the variance of every estimator; most objectives
+    need more than k."""
+    max_new_tokens: Count = 256
+    """A completion that reaches this length without ending has finish reason "length"."""
+    temperature: NonNegative = 1.0
+    """Logits are divided by it; the learner uses the same one. 0 takes the most likely token."""
+    top_p: PositiveFraction = 1.0
     """Keep the smallest set of tokens that holds this probability; 1 keeps all."""
-    top_k: int = 0
+    top_k: NaturalNumber = 0
     """Keep this many most likely tokens; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """A completion ends where its text first holds one of these. Its `tokens` keep the stop string
     (they are what was sampled); its `text` ends before it."""
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.max_new_tokens < 1:
-            raise ValueError(
-                "sampling needs n >= 1 and max_new_tokens >= 1, "
-                f"got n={self.n}, max_new_tokens={self.max_new_tokens}"
-            )
-        if self.temperature < 0.0:
-            raise ValueError(f"temperature is 0 or more, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p lies in (0, 1], got {self.top_p}; 1 keeps every token")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is 0 (off) or more, got {self.top_k}")
+        check_bounds(self)
         if any(not stop for stop in self.stop):
             raise ValueError("a stop string holds at least one character, got ''")
+
+    @property
+    def n(self) -> int:
+        """Completions per prompt."""
+        return self.samples_per_prompt
 
     @property
     def truncated(self) -> bool:
         """Whether some tokens cannot be drawn (top-p, top-k, or temperature 0).
 
         Importance weights π_θ/π_old are wrong then unless π_old is the truncated distribution, so
-        exact off-policy weights must refuse such samples or take the sampler's log-probs (which are
+        exact off-policy weights need untruncated samples, or the sampler's log-probs (which are
         those of the truncated distribution) for π_old. The latter corrects everything but the mass
         of the tokens that could not be drawn.
         """

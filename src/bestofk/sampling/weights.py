@@ -25,11 +25,12 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     copies it.
     """
     base = base_model(model)
-    for _, layer in groupby(_merged(base), key=lambda pair: _layer_of(pair[0])):
+    for _, layer in groupby(merged(base), key=lambda pair: _layer_of(pair[0])):
         yield from _as_on_disk(base, dict(layer)).items()
 
 
-def _merged(base: Any) -> Iterator[tuple[str, Tensor]]:
+def merged(base: Any) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every weight as if there were no adapters: theirs are added in."""
     adapted = {
         name: module
         for name, module in base.named_modules()

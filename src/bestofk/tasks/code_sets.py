@@ -33,10 +33,10 @@ def _by_split(source: str, build: Callable[[Row], Prompt]) -> Callable[[], dict[
     """Loads problems that have MBPP's numbers as ids into MBPP's splits."""
 
     def rows() -> dict[str, list[Prompt]]:
-        found: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
+        by_split: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
         for prompt in each(read(source), source, build):
-            found[mbpp_split(int(prompt.id.rpartition("/")[2]))].append(prompt)
-        return found
+            by_split[mbpp_split(int(prompt.id.rpartition("/")[2]))].append(prompt)
+        return by_split
 
     return rows
 
@@ -373,12 +373,12 @@ def stdio(
 
         def build(row: Row) -> Prompt:
             number = next(numbers)
-            found = [case for field in tests if row.get(field) for case in cases(row[field])]
+            examples = [case for field in tests if row.get(field) for case in cases(row[field])]
             code = first_program(row.get(solution)) if solution else None
             text = f"{plain_text(row[question]).strip()}\n\nWrite a Python program that reads "
             text += "stdin and writes stdout."
             key = plain_text(row[id]) if id else f"{split}-{number}"
-            return _prompt(name, key, text, {"stdio": found}, code, style)
+            return _prompt(name, key, text, {"stdio": examples}, code, style)
 
         return build
 

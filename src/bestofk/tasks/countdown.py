@@ -97,11 +97,11 @@ def countdown(
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]] | None:
             given = [low + below(rng, high - low + 1) for _ in range(count)]
-            found = solution(given, operators, rng)
-            if found is None or not target_low <= found[0] <= target_high:
+            solved = solution(given, operators, rng)
+            if solved is None or not target_low <= solved[0] <= target_high:
                 return None
-            key = f"countdown {sorted(given)} {found[0]}"
-            return key, lambda: _prompt(key + _rules(operators, use), given, found, rules, style)
+            key = f"countdown {sorted(given)} {solved[0]}"
+            return key, lambda: _prompt(key + _rules(operators, use), given, solved, rules, style)
 
         return draw, (count,)
 
@@ -134,10 +134,10 @@ def _rules(operators: str, use: str) -> str:
 
 
 def _prompt(
-    problem: str, given: list[int], found: Term, rules: dict[str, str], style: str
+    problem: str, given: list[int], solved: Term, rules: dict[str, str], style: str
 ) -> Prompt:
     """A problem is its numbers in any order, its target and its rules; its id names no more."""
-    target, expression, _ = found
+    target, expression, _ = solved
     text = _TEXT.format(
         numbers=", ".join(map(str, given)),
         target=target,

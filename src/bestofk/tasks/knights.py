@@ -61,7 +61,7 @@ def solutions(statements: Sequence[Formula]) -> list[tuple[int, ...]]:
     return [
         kinds
         for kinds in itertools.product((0, 1), repeat=len(statements))
-        if all(holds(said, kinds) == kind for said, kind in zip(statements, kinds, strict=True))
+        if all(holds(claim, kinds) == kind for claim, kind in zip(statements, kinds, strict=True))
     ]
 
 
@@ -83,8 +83,8 @@ def nameless(statements: Sequence[Formula]) -> str:
     while True:
         views = []
         for me in people:
-            heard = sorted((ranks[who], _from_view(statements[who], ranks, me)) for who in people)
-            views.append(repr((ranks[me], _from_view(statements[me], ranks, me), heard)))
+            others = sorted((ranks[who], _from_view(statements[who], ranks, me)) for who in people)
+            views.append(repr((ranks[me], _from_view(statements[me], ranks, me), others)))
         order = sorted(set(views))
         if len(order) == len(set(ranks)):
             return repr(sorted(views))
@@ -113,15 +113,15 @@ def _statement(speaker: int, kinds: Sequence[int], rng: random.Random) -> Formul
         first: Formula = ["is", others[0], below(rng, 2)]
         second: Formula = ["is", others[1], below(rng, 2)]
         form = below(rng, 5)
-        said = (
+        claim = (
             first,
             ["same", speaker, others[0]],
             ["and", first, second],
             ["or", first, second],
             ["if", first, second],
         )[form]
-        if holds(said, kinds) == kinds[speaker]:
-            return said
+        if holds(claim, kinds) == kinds[speaker]:
+            return claim
 
 
 def _english(formula: Formula, names: Sequence[str]) -> str:
@@ -164,11 +164,11 @@ def knights(
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt]] | None:
             kinds = [below(rng, 2) for _ in range(count)]  # every answer is as likely as another
-            said = [_statement(speaker, kinds, rng) for speaker in range(count)]
-            found = solutions(said)
-            if len(found) != 1:
+            claims = [_statement(speaker, kinds, rng) for speaker in range(count)]
+            solved = solutions(claims)
+            if len(solved) != 1:
                 return None
-            return f"knights {nameless(said)}", lambda: _prompt(said, found[0], style)
+            return f"knights {nameless(claims)}", lambda: _prompt(claims, solved[0], style)
 
         return draw, (count,)
 
@@ -182,13 +182,13 @@ def knights(
     )
 
 
-def _prompt(said: list[Formula], kinds: Sequence[int], style: str) -> Prompt:
+def _prompt(claims: list[Formula], kinds: Sequence[int], style: str) -> Prompt:
     """The puzzle in words; the names follow from the statements, so that an id has one text."""
-    key = f"knights {json.dumps(said)}"
+    key = f"knights {json.dumps(claims)}"
     names = NAMES.split()
     shuffle(names, rng_of("names", key))
-    names = names[: len(said)]
-    lines = [f'{names[i]} says: "{_english(f, names)}."' for i, f in enumerate(said)]
+    names = names[: len(claims)]
+    lines = [f'{names[i]} says: "{_english(f, names)}."' for i, f in enumerate(claims)]
     solution = {name: KINDS[kind] for name, kind in zip(names, kinds, strict=True)}
     text = _TEXT.format(
         people=", ".join(names[:-1]) + " and " + names[-1], statements="\n".join(lines)
@@ -198,6 +198,6 @@ def _prompt(said: list[Formula], kinds: Sequence[int], style: str) -> Prompt:
         id=identity("knights", key),
         text=wording(style, text, ""),
         task="knights",
-        spec={"solution": solution, "statements": said},
+        spec={"solution": solution, "statements": claims},
         reference=f"<answer>{reference}</answer>",
     )

@@ -14,7 +14,7 @@ def shown_and_graded(tests: Sequence[str], shown: int) -> tuple[list[str], list[
 
     What is shown can be copied, so it is not graded. The first ones are shown, unless the rest
     would have one answer for every input; where that is so whichever are shown, the first are shown
-    and graded too. Where all tests have one answer, `prepare` refuses the task.
+    and graded too. Where all tests have one answer, `prepare` does not accept the task.
 
     Args:
         tests: assert statements.
@@ -59,5 +59,7 @@ def _answer(test: str) -> tuple[object] | None:
 def shadowed_builtin(tests: Sequence[str], code: str) -> dict[str, str]:
     """The function under test, where it has the name of a builtin (MBPP 126 asks for `sum`)."""
     defined = re.findall(r"^def (\w+)", code, re.MULTILINE)
-    found = [n for n in defined if hasattr(builtins, n) and any(f"{n}(" in t for t in tests)]
-    return {"entry_point": found[0]} if found else {}
+    builtin_names = [
+        n for n in defined if hasattr(builtins, n) and any(f"{n}(" in t for t in tests)
+    ]
+    return {"entry_point": builtin_names[0]} if builtin_names else {}

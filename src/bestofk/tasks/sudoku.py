@@ -86,8 +86,8 @@ def complete(cells: Cells, size: int, rng: random.Random | None = None) -> Itera
 
 def is_unique(cells: Cells, size: int) -> bool:
     """Whether exactly one completion exists."""
-    found = complete(list(cells), size)
-    return next(found, None) is not None and next(found, None) is None
+    completions = complete(list(cells), size)
+    return next(completions, None) is not None and next(completions, None) is None
 
 
 def sudoku(

@@ -38,16 +38,17 @@ class Processes:
         check_launcher(os.environ)
         check_device(device)
         self.accelerator = Accelerator(
-            cpu=device == "cpu",
+            cpu=on_cpu(device),  # which it must be told to start a group of processes there
             log_with=list(trackers) or None,
             project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
         )
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
         self.device: str = str(self.accelerator.device) if device == "auto" else device
+        check_alone(self.size, os.environ)
 
-    def share(self, prompts: int, mini_batches: int) -> None:
-        """Refuse a batch that the processes cannot share equally, in whole groups."""
+    def check_share(self, prompts: int, mini_batches: int) -> None:
+        """Raise where the processes cannot share a batch equally, in whole groups."""
         if prompts % (self.size * mini_batches):
             raise ValueError(
                 f"sampling.prompts_per_step = {prompts} must be a multiple of processes × "
@@ -84,8 +85,25 @@ class Processes:
             dist.destroy_process_group()  # the group of one that sharding made
 
 
+def on_cpu(device: str) -> bool:
+    """Whether a run with this `model.device` computes on the CPU here."""
+    import torch
+
+    return device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
+
+
+def check_alone(size: int, environ: Mapping[str, str]) -> None:
+    """Raise where a process was started as one of several and would train as if alone."""
+    started = environ.get("WORLD_SIZE", "1")
+    if size == 1 and started.isdigit() and int(started) > 1:
+        raise ValueError(
+            f"the launcher started {started} processes, and this one found no way to the others: "
+            "each would train the whole run. Set model.device = 'cpu', or start one process"
+        )
+
+
 def check_device(name: str) -> None:
-    """Refuse a device that PyTorch does not know or does not see."""
+    """Raise for a device that PyTorch does not know or does not see."""
     import torch
 
     if name == "auto":
@@ -108,7 +126,7 @@ WRAPPERS = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 
 def check_launcher(environ: Mapping[str, str]) -> None:
-    """Refuse what a launcher asked for and would not get.
+    """Raise for what a launcher asked for and would not get.
 
     `accelerate launch --cpu --num_processes 2` starts one process: on CPU it leaves several to
     mpirun. And it can be told to wrap the model in its own way, which is not the learner's.
@@ -118,7 +136,7 @@ def check_launcher(environ: Mapping[str, str]) -> None:
             raise ValueError(
                 f"the launcher asks for {name}, and the learner shares the weights out itself: "
                 f"launch without --use_{name.lower()} (and without it in the launcher's config "
-                "file), and set run.fsdp = true for FSDP2"
+                "file), and set model.options.fsdp = true for FSDP2"
             )
     several = "MASTER_PORT" in environ and "ACCELERATE_MIXED_PRECISION" in environ
     if several and not any(name in environ for name in SIZES):
@@ -129,8 +147,8 @@ def check_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
-class Stop:
-    """The wish to leave: set by the first SIGINT or SIGTERM; the second one leaves at once."""
+class StopSignal:
+    """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -148,7 +166,7 @@ class Stop:
         # os.write, because a handler may run inside print.
         os.write(2, f"\n{name}: writing a checkpoint; once more to leave at once\n".encode())
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
@@ -159,7 +177,7 @@ class Stop:
             signal.signal(number, handler)
 
     @property
-    def asked(self) -> bool:
+    def is_set(self) -> bool:
         return self.signal is not None
 
 
@@ -191,8 +209,8 @@ def watching(
         while not over.wait(WATCH_SECONDS):
             gone = dead(others)
             if gone is not None and not over.wait(0.2):
-                told = farewell(gone, processes, folder)
-                print(f"bestofk train: {told}", file=sys.stderr, flush=True)
+                message = farewell(gone, processes, folder)
+                print(f"bestofk train: {message}", file=sys.stderr, flush=True)
                 leave(1)
 
     threading.Thread(target=watch, daemon=True, name="watch").start()
@@ -223,6 +241,6 @@ def dead(others: Mapping[int, int]) -> int | None:
 
 def farewell(gone: int, processes: Processes, folder: Path) -> str:
     return (
-        f"process {gone} of {processes.size} died; process {processes.rank} stops too. What it "
-        f"said last is above or in its log; the last checkpoint is intact: --resume {folder}"
+        f"process {gone} of {processes.size} died; process {processes.rank} stops too. Its last "
+        f"messages are above or in its log; the last checkpoint is intact: --resume {folder}"
     )

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
+from bestofk.config import Config
 from bestofk.evaluation import Metric, Samples, curve, diversity, samples
 from bestofk.rewards.extract import answer_of
+from bestofk.sampling import Sampler
+from bestofk.tasks import Task
+from bestofk.training.batch import RolloutBatch
+from bestofk.training.processes import Processes
+from bestofk.training.setup import Score
 from bestofk.types import Group, Verdict
+
+
+def evaluate(
+    sampler: Sampler,
+    task: Task,
+    score: Score,
+    config: Config,
+    processes: Processes,
+    *,
+    step: int,
+    seed: int,
+) -> tuple[dict[str, Any], RolloutBatch]:
+    """pass@k and max@k of the policy as it is, over all processes; and the groups behind them.
+
+    The draws are fixed by the seed alone: two steps, or two runs with one seed, differ by their
+    weights and not by their luck.
+    """
+    section, began = config.evaluation, time.perf_counter()
+    split = task.split(section.split)
+    numbers = range(processes.rank, min(section.prompts, len(split)), processes.size)
+    prompts = [split[i] for i in numbers]
+    params = replace(config.sampling, samples_per_prompt=section.samples_per_prompt)
+    groups = list(sampler.sample(prompts, seed=seed, params=params)) if prompts else []
+    pairs = list(zip(groups, score(groups)))
+    judged = [pair for part in processes.gather(pairs) for pair in part]
+    judged.sort(key=lambda pair: pair[0].prompt.id)
+    batch = RolloutBatch(
+        tuple(group for group, _ in judged), tuple(tuple(verdicts) for _, verdicts in judged)
+    )
+    table = evaluation_samples(batch.groups, batch.verdicts)
+    found = evaluation_results(table, section.ks, section.threshold, config.run.seed)
+    seconds = {"validate": time.perf_counter() - began}
+    line = {"kind": "evaluation", "step": step, "split": section.split, **found}
+    return {**line, "seconds": seconds}, batch
 
 
 def answers_of(groups: Sequence[Group]) -> list[list[str | None]]:
@@ -19,7 +62,7 @@ def answers_of(groups: Sequence[Group]) -> list[list[str | None]]:
     ]
 
 
-def table(
+def evaluation_samples(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], name: str = "validation"
 ) -> Samples:
     """Judged groups as what evaluation works on."""
@@ -33,7 +76,21 @@ def table(
     )
 
 
-def results(found: Samples, ks: Sequence[int], threshold: float, seed: int) -> dict[str, Any]:
+def pass_threshold(stated: float | None, rewards: np.ndarray) -> float | None:
+    """The reward that passes: as stated, else 1, else (where a reward exceeds 1) not known.
+
+    >>> pass_threshold(None, np.array([-1.0, 1.0])), pass_threshold(None, np.array([0.0, 7.0]))
+    (1.0, None)
+    """
+    if stated is not None:
+        return stated
+    scored = rewards[~np.isnan(rewards)]
+    return None if scored.size and scored.max() > 1.0 else 1.0
+
+
+def evaluation_results(
+    table: Samples, ks: Sequence[int], threshold: float | None, seed: int
+) -> dict[str, Any]:
     """Every figure with its 95 % interval over prompts.
 
     A prompt with fewer scored samples than the largest k is left out and counted. Entropy is the
@@ -41,15 +98,15 @@ def results(found: Samples, ks: Sequence[int], threshold: float, seed: int) -> d
     """
     cells: dict[str, Mapping[str, float]] = {}
     counted = 0
-    if (found.live >= max(ks)).any():
+    passing = pass_threshold(threshold, table.rewards)
+    if (table.live >= max(ks)).any():
         metrics: tuple[Metric, ...] = ("pass@k", "max@k")
-        for metric in metrics:
+        for metric in metrics if passing is not None else metrics[1:]:
             line = curve(
-                found,
+                table,
                 metric,
                 k_max=max(ks),
-                threshold=threshold if metric == "pass@k" else None,
-                bounds=(0.0, 1.0),
+                threshold=passing if metric == "pass@k" else None,
                 small="drop",
                 seed=seed,
             )
@@ -61,12 +118,12 @@ def results(found: Samples, ks: Sequence[int], threshold: float, seed: int) -> d
                     "low": float(line.interval.low[at]),
                     "high": float(line.interval.high[at]),
                 }
-    spread = diversity(found, threshold=threshold)
+    spread = diversity(table, threshold=1.0 if passing is None else passing)
     return {
         "prompts": counted,
-        "prompts_left_out": len(found.problems) - counted,
-        "samples_per_prompt": int(found.sizes.max()),
-        "unscored": found.unscored,
+        "prompts_left_out": len(table.problems) - counted,
+        "samples_per_prompt": int(table.sizes.max()),
+        "unscored": table.unscored,
         "results": cells,
         "entropy": spread.entropy_per_token.value,
         "distinct": asdict(spread.distinct),

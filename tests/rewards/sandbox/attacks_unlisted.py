@@ -72,6 +72,14 @@ PROGRAMS: list[tuple[str, str, dict[str, Any] | None, float, tuple[str, ...]]] =
 ]  # fmt: skip
 
 ESCAPES = [
+    ("out-of-band", """
+import socket
+channel = socket.socket(fileno=os.dup(3))
+tried("a byte beside the stream", lambda: channel.send(b"x", socket.MSG_OOB))
+tried("a byte that is urgent, and more", lambda: channel.send(b"x", socket.MSG_OOB | socket.MSG_DONTWAIT))
+a, b = socket.socketpair()
+if a.send(b"x", socket.MSG_NOSIGNAL) != 1 or b.recv(1) != b"x": worked.append("a plain byte cannot be sent")
+"""),
     ("devices", """
 for path in ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"):
     if os.path.exists(path):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +108,78 @@ def test_tests_given_as_iterators_serve_every_program_of_a_batch(new_sandbox: Ne
     with CodeVerifier(sandbox=new_sandbox(workers=1)) as judge:
         verdicts = judge([Prompt("p", "", "code", spec)] * 3, ["def f(x): return sum(x)"] * 3)
     assert [v.reward for v in verdicts] == [1.0, 1.0, 1.0]
+
+
+LIST_HIDDEN = """
+import os, sys
+def attack():
+    listed = []
+    for path in [*sys.path, "/usr/lib/python3", "/usr/lib", "/"]:
+        for folder in (path, path + "/site-packages", path + "/dist-packages"):
+            try: listed += [name for name in os.listdir(folder) if name.endswith(".dist-info")]
+            except OSError: pass
+    return listed
+
+def later():
+    import importlib
+    importlib.invalidate_caches()
+    import colorsys, xml.dom.minidom
+    return colorsys.rgb_to_hsv(0, 0, 1)[2]
+"""
+
+
+@pytest.mark.parametrize("packages", [(), ("numpy",)])
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_hidden_packages_cannot_be_listed_and_imports_still_work(
+    new_sandbox: New, most: int, packages: tuple[str, ...]
+) -> None:
+    spec = {"asserts": ["assert [n for n in attack() if 'numpy' not in n] == []"]}
+    spec["asserts"] += ["assert later() == 1"]
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1, packages=packages)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with CodeVerifier(sandbox=sandbox) as judge:
+        verdict = judge([Prompt("p", "", "code", spec)], [LIST_HIDDEN])[0]
+    assert verdict.reward == 1.0, verdict
+
+
+WHO = """
+import os
+def attack():
+    return os.getuid() == 0 or os.geteuid() == 0 or os.getgid() == 0
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("most", [3, 1])
+def test_no_program_runs_as_root_at_tier_3_or_1(new_sandbox: New, most: int) -> None:
+    """Wherever Python is installed: in root's own home programs can read it, and nothing else."""
+    spec = {"asserts": ["assert attack() is False"]}
+    with CodeVerifier(sandbox=new_sandbox(tier=most, at_most=most, workers=1)) as judge:
+        verdict = judge([Prompt("p", "", "code", spec)], [WHO])[0]
+    assert verdict.reward == 1.0, verdict
+
+
+AS_ROOT = """
+import os, sys
+from bestofk.rewards.sandbox.guest import confinement, kernel
+sys.path.insert(0, sys.argv[1])
+config = {"tier": 1, "guest": "", "readable": [], "import_path": [], "all_packages": False,
+          "wrapped": False}
+kernel.set_capabilities(1 << 6 | 1 << 7)  # to change its user and group
+try:
+    confinement.enter(config)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_tier_1_is_not_offered_where_programs_would_have_to_be_root(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ROOT, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "programs get a user id of their own" in done.stdout
+    assert str(tmp_path) in done.stdout

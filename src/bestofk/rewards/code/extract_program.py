@@ -130,13 +130,13 @@ def bound_names(code: str, *, imports: bool = True, assigned: bool = True) -> It
     >>> list(bound_names("from math import gcd as g, pi\\nclass A:\\n    x = 1\\nf = A()"))
     ['gcd', 'g', 'pi', 'A', 'f']
     """
-    for found in _BINDS.finditer(code):
-        if found["named"]:
-            yield found["named"]
-        elif found["assigned"]:
-            yield from [found["assigned"]] * assigned
+    for match in _BINDS.finditer(code):
+        if match["named"]:
+            yield match["named"]
+        elif match["assigned"]:
+            yield from [match["assigned"]] * assigned
         elif imports:
-            listed = found["modules"] or found["parts"]
+            listed = match["modules"] or match["parts"]
             yield from (word for word in _WORD.findall(listed) if word != "as")
 
 
@@ -195,7 +195,7 @@ def assembled(prefix: str, code: str) -> str:
         code = "".join(margin + line for line in code.splitlines(keepends=True))
     if not prefix or "from __future__" not in code:
         return prefix + code
-    lifted = [found[0].rstrip("\n; \t") + "\n" for found in _FUTURE.finditer(code)]
+    lifted = [match[0].rstrip("\n; \t") + "\n" for match in _FUTURE.finditer(code)]
     return "".join(lifted) + prefix + _FUTURE.sub("", code)
 
 
@@ -245,8 +245,8 @@ def _is_quoted(line: str, tag: re.Match[str]) -> bool:
 
 def _without_end_tokens(text: str) -> str:
     end = len(text.rstrip())
-    while found := _END_TOKEN.search(text, max(0, end - 60), end):
-        end = found.start()
+    while match := _END_TOKEN.search(text, max(0, end - 60), end):
+        end = match.start()
         while end and text[end - 1].isspace():
             end -= 1
     return text[:end] if end < len(text.rstrip()) else text
@@ -266,14 +266,14 @@ def fenced_blocks(text: str) -> list[Block]:
         if not fences.quotes:
             break
     fences.finish()
-    return fences.found
+    return fences.blocks
 
 
 class _Fences:
     """Reads lines one by one and keeps the blocks found so far."""
 
     def __init__(self, *, strings: bool = True) -> None:
-        self.found: list[Block] = []
+        self.blocks: list[Block] = []
         self.strings = strings
         self.open = ""
         """The fence that opened the current block; empty outside of one."""
@@ -318,7 +318,7 @@ class _Fences:
         return True
 
     def _end(self) -> None:
-        self.found.append(Block(self.language, "".join(line + "\n" for line in self.lines)))
+        self.blocks.append(Block(self.language, "".join(line + "\n" for line in self.lines)))
         self.open, self.quotes = "", ""
 
     def finish(self) -> None:
@@ -329,7 +329,7 @@ class _Fences:
             if line.endswith(self.open) and line.count("```") == 1:
                 self.lines[at:] = [line[: -len(self.open)]]
                 break
-        self.found.append(Block(self.language, "\n".join(self.lines)))
+        self.blocks.append(Block(self.language, "\n".join(self.lines)))
         self.open = ""
 
     def _moved(self, line: str) -> str:
@@ -352,7 +352,7 @@ def _quotes_after(quotes: str, line: str) -> str:
             if end < 0:
                 return quotes
             quotes, at = "", end + 3
-        found = next((m for m in _QUOTED.finditer(line, at) if m[0] in ("'''", '"""')), None)
-        if found is None:
+        match = next((m for m in _QUOTED.finditer(line, at) if m[0] in ("'''", '"""')), None)
+        if match is None:
             return ""
-        quotes, at = found[0], found.end()
+        quotes, at = match[0], match.end()

@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bestofk.rewards.code.statements import parse
 
-Plan = tuple[list[tuple[str, str]], str]
+Hoisted = tuple[list[tuple[str, str]], str]
 """Calls as (path, expression for its arguments), and the assert over `__answer_0__`, ..."""
 
 
 def with_plans(
     statements: Sequence[tuple[str, bool]], names: Mapping[str, str]
-) -> list[tuple[str, bool, Plan | None]]:
+) -> list[tuple[str, bool, Hoisted | None]]:
     """Statements and whether they are tests, each with its plan.
 
     Tests before another kind of statement are run as they stand: it may change what they use.
@@ -33,7 +33,7 @@ def with_plans(
     ]
 
 
-def hoisted(source: str, names: Mapping[str, str]) -> Plan | None:
+def hoisted(source: str, names: Mapping[str, str]) -> Hoisted | None:
     """The plan of one test, where it is an assert that can be taken apart.
 
     Args:

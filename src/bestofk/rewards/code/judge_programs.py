@@ -43,9 +43,9 @@ from bestofk.rewards.code.trivial_programs import (
 )
 from bestofk.rewards.sandbox import Limits, Sandbox
 from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
-from bestofk.rewards.sandbox.guest.wire import unpack
+from bestofk.rewards.sandbox.guest.wire import RESULT, unpack
 from bestofk.rewards.sandbox.outcome import printable
-from bestofk.rewards.sandbox.pool import Run
+from bestofk.rewards.sandbox.pool import JobResult
 from bestofk.types import Prompt, Status, Verdict
 
 MAX_SOURCE = 1 << 20
@@ -54,7 +54,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparedTests:
     """A task's tests, ready for the checker."""
 
     job: bytes
@@ -67,6 +67,8 @@ class Plan:
     """Whether running the tests leaves the checker's process as it was."""
     constant: str = ""
     """What a constant that passes every test does, where comparing is enough to find one."""
+    output: int = 0
+    """Bytes that the largest right answer takes, where that is known ahead."""
     cut: Statements | None = None
     """The tests as statements, where it takes runs to find such a constant."""
 
@@ -146,8 +148,8 @@ class CodeVerifier(BatchVerifier):
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         sandbox = self.sandbox
         distinct = {id(prompt): prompt for prompt in prompts}
-        made = sandbox.map(self._plan_or_reason, list(distinct.values()))
-        plans = dict(zip(distinct, made, strict=True))
+        prepared = sandbox.map(self._plan_or_reason, list(distinct.values()))
+        plans = dict(zip(distinct, prepared, strict=True))
 
         def judge(pair: tuple[Prompt, str]) -> Verdict:
             plan = plans[id(pair[0])]
@@ -155,7 +157,7 @@ class CodeVerifier(BatchVerifier):
 
         return sandbox.map(judge, list(zip(prompts, texts, strict=True)))
 
-    def _plan_or_reason(self, prompt: Prompt) -> Plan | Verdict:
+    def _plan_or_reason(self, prompt: Prompt) -> PreparedTests | Verdict:
         """The plan, or the unscored verdict of a task that cannot be judged (no model's fault)."""
         try:
             plan = self._plan(prompt.spec)
@@ -173,26 +175,26 @@ class CodeVerifier(BatchVerifier):
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Tasks that a program without a thought solves, found in one batch for all of them."""
         plans = self.sandbox.map(self._plan_or_reason, prompts)
-        found: dict[str, str] = {}
-        suspects: list[tuple[str, Plan, Null]] = []
+        reasons: dict[str, str] = {}
+        suspects: list[tuple[str, PreparedTests, Null]] = []
         for prompt, plan in zip(prompts, plans, strict=True):
-            if isinstance(plan, Plan):
+            if isinstance(plan, PreparedTests):
                 nulls = null_programs(plan.cut) if plan.cut else []
                 suspects += [(prompt.id, plan, null) for null in nulls]
                 if plan.constant:
-                    found[prompt.id] = reason(plan.constant, plan.total, plan.total)
+                    reasons[prompt.id] = reason(plan.constant, plan.total, plan.total)
         judged = self.sandbox.map(lambda s: self._run_null(s[1], s[2]), suspects)
         for (id, _, null), verdict in zip(suspects, judged, strict=True):
             if verdict.passed == verdict.total or (verdict.passed and not null.body):
-                found.setdefault(id, reason(null.what, verdict.passed, verdict.total))
-        return found
+                reasons.setdefault(id, reason(null.what, verdict.passed, verdict.total))
+        return reasons
 
-    def _run_null(self, plan: Plan, null: Null) -> Verdict:
+    def _run_null(self, plan: PreparedTests, null: Null) -> Verdict:
         """A program that defines nothing has no prefix either, which may begin a function."""
         bare = plan if null.body else replace(plan, prefix="")
         return self._run(bare, null.source(plan.paths))
 
-    def _plan(self, given: Mapping[str, Any]) -> Plan:
+    def _plan(self, given: Mapping[str, Any]) -> PreparedTests:
         form, spec = checked_spec(given)
         entry_point, prefix = spec.get("entry_point", ""), spec.get("prefix", "")
         absolute, relative = tolerances(spec)
@@ -206,20 +208,31 @@ class CodeVerifier(BatchVerifier):
             job |= {"mode": "calls", "cases": cases}
             if any("expected" not in call for call in spec["calls"]):
                 job["cases"] = self._with_expected(spec, job)
-            constant = constant_of_calls(job["cases"], absolute, relative)
-            encoded = encode(job, 1 << 30)
-            return Plan(encoded, len(cases), (entry_point,), prefix, constant=constant)
+            return PreparedTests(
+                encode(job, 1 << 30),
+                len(cases),
+                (entry_point,),
+                prefix,
+                constant=constant_of_calls(job["cases"], absolute, relative),
+                output=max((len(encode(c[2], 1 << 30)) for c in job["cases"]), default=0),
+            )
         if form == "stdio":
             job |= {"mode": "stdio", "cases": [(c["input"], c["output"]) for c in spec["stdio"]]}
-            constant = constant_of_stdio(spec["stdio"], absolute, relative)
-            encoded = encode(job, 1 << 30)
-            return Plan(encoded, len(spec["stdio"]), (), prefix, stdio=True, constant=constant)
+            return PreparedTests(
+                encode(job, 1 << 30),
+                len(spec["stdio"]),
+                (),
+                prefix,
+                stdio=True,
+                constant=constant_of_stdio(spec["stdio"], absolute, relative),
+                output=max((len(c["output"].encode()) for c in spec["stdio"]), default=0),
+            )
         cut = _cut(form, spec)
         statements = with_plans(cut.statements, cut.names)
         names = {"names": cut.names, "modules": cut.modules}
         job |= {"mode": "statements", "statements": statements} | names
         paths = tuple(cut.names.values())
-        return Plan(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
+        return PreparedTests(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
 
     def _with_expected(self, spec: Mapping[str, Any], job: dict[str, Any]) -> list[Any]:
         """Cases with the reference's results, computed in the sandbox once per task."""
@@ -229,7 +242,8 @@ class CodeVerifier(BatchVerifier):
         source = (spec.get("prefix", "") + spec["solution"]).encode("utf-8", "surrogatepass")
         key = hashlib.sha256(len(source).to_bytes(8, "little") + source + recording).hexdigest()
         if key not in self._expected:
-            run = self.sandbox.check(source, recording, pure=True)
+            limits = replace(self.sandbox.limits, output=RESULT // 2)  # it is trusted
+            run = self.sandbox.check(source, recording, pure=True, limits=limits)
             if run.status == "unscored":  # ours, and over when it is asked again
                 raise ValueError(f"the reference did not run: {run.detail}")
             self._expected[key] = _recorded(run)
@@ -241,20 +255,23 @@ class CodeVerifier(BatchVerifier):
             for (args, kwargs, _), expected in zip(job["cases"], values, strict=True)
         ]
 
-    def _judge(self, plan: Plan, text: str) -> Verdict:
+    def _judge(self, plan: PreparedTests, text: str) -> Verdict:
         code = extract_code(text, plan.names, prefix=plan.prefix)
         if not code.strip():
             detail = "no code after the thinking" if text.strip() else "no code"
             return Verdict(0.0, "unparsed", total=plan.total, tier=self.sandbox.tier, detail=detail)
         return self._run(plan, code)
 
-    def _run(self, plan: Plan, code: str) -> Verdict:
+    def _run(self, plan: PreparedTests, code: str) -> Verdict:
         tier = self.sandbox.tier
         source = assembled(plan.prefix, code).encode("utf-8", "surrogatepass")
         if len(source) > MAX_SOURCE:
             detail = f"a program has at most {MAX_SOURCE} bytes, got {len(source)}"
             return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail=detail)
-        run = self.sandbox.check(source, plan.job, stdio=plan.stdio, pure=plan.pure)
+        limits = self.sandbox.limits
+        if 2 * plan.output > limits.output:  # a right answer must fit, in other spaces too
+            limits = replace(limits, output=2 * plan.output)
+        run = self.sandbox.check(source, plan.job, stdio=plan.stdio, pure=plan.pure, limits=limits)
         return _verdict(run, plan.total, tier, self.whole)
 
 
@@ -262,11 +279,14 @@ def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> Cod
     return CodeVerifier(reward=reward, **options)
 
 
-def _recorded(run: Run) -> list[Any] | str:
+def _recorded(run: JobResult) -> list[Any] | str:
     """What a reference returned, or why that cannot be expected of anybody."""
     if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
         return f"the reference did not run: {run.detail or run.report}"
-    values = decode(run.data)
+    try:
+        values = decode(run.data, RESULT)
+    except CodecError:
+        return f"what the reference returns does not fit: {unpack(run.data)['fault']}"
     failed = [why for ok, why in values if not ok]
     if failed:
         return f"the reference failed on {len(failed)} inputs: {failed[0]}"
@@ -285,7 +305,7 @@ def _cut(form: str, spec: Mapping[str, Any]) -> Statements:
     return split_check(spec["check"], spec["entry_point"], setup)
 
 
-def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
+def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
     """What a finished run is worth. Everything the program can cause is a number, never NaN."""
     if run.status == "unscored":
         return Verdict(float("nan"), "unscored", total=total, tier=tier, detail=run.detail)
@@ -293,6 +313,9 @@ def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
         return Verdict(0.0, "crashed", total=total, tier=tier, detail=run.detail)
     cpu = run.report["cpu"]
     results = _results(run, total)
+    if isinstance(results, str):
+        detail = printable(f"the tests of this task are broken: {results}")
+        return Verdict(float("nan"), "unscored", total=total, tier=tier, detail=detail)
     if results is None:
         status: Status = "timeout" if run.report["reason"] else "crashed"
         detail = f"the checker ended early ({run.report['reason'] or run.report['code']})"
@@ -306,14 +329,17 @@ def _verdict(run: Run, total: int, tier: int, whole: bool) -> Verdict:
     return Verdict(reward, status, passed, total, cpu, tier, printable(_ADDRESS.sub("", detail)))
 
 
-def _results(run: Run, total: int) -> list[list[Any]] | None:
-    """The checker's (passed, status, detail), or None when it did not live to write them."""
+def _results(run: JobResult, total: int) -> list[list[Any]] | str | None:
+    """The checker's (passed, status, detail), the reason why the task is at fault, or None when it
+    did not live to write any."""
     if run.report["reason"] or run.report["code"] != 0:
         return None
     try:
         results = unpack(run.data)
     except CodecError:
         return None
+    if isinstance(results, dict):
+        return str(results["fault"])
     return results if len(results) == total else None
 
 

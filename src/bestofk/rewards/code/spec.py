@@ -42,8 +42,8 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _need(holds: bool, rule: str, value: object) -> None:
     if not holds:
-        shown = repr(value)
-        raise ValueError(f"{rule}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        printed = repr(value)
+        raise ValueError(f"{rule}, got {printed if len(printed) <= 80 else printed[:77] + '...'}")
 
 
 def tolerances(spec: Mapping[str, Any]) -> tuple[float, float]:
@@ -98,9 +98,9 @@ def _check_check(check: Any) -> None:
 def _check_stdio(cases: Any) -> None:
     _need(_is_list(cases), "`stdio` is a list of cases", cases)
     for case in cases:
-        told = isinstance(case, Mapping) and set(case) == {"input", "output"}
+        complete = isinstance(case, Mapping) and set(case) == {"input", "output"}
         _need(
-            told and all(isinstance(text, str) for text in case.values()),
+            complete and all(isinstance(text, str) for text in case.values()),
             'a case of `stdio` reads {"input": "text", "output": "text"}',
             case,
         )

@@ -1,8 +1,9 @@
 """Programs without a thought, and whether a task's tests pay them in full.
 
 A k-sample objective finds the constant that passes every test of a task long before it finds the
-program. Such a task teaches nothing, so `prepare` refuses it. For calls and for stdin/stdout that
-is a comparison; for asserts most constants are ruled out by looking, and the rest are run.
+program. Such a task teaches nothing, so `prepare` does not accept it. For calls and for
+stdin/stdout that is a comparison; for asserts most constants are ruled out by looking, and the rest
+are run.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ class Null:
         """The program, with a function for each of the paths the tests call."""
         if not self.body:
             return "pass\n"
-        made = []
+        functions = []
         for path in paths:
             *owner, name = path.replace("()", "").split(".")
             function = f"def {name}(*args, **kwargs):\n    {self.body}\n"
             for outer in reversed(owner):
                 inner = "".join(f"    {line}\n" for line in function.splitlines())
                 function = f"class {outer}:\n{inner}"
-            made.append(function)
-        return "\n".join(made)
+            functions.append(function)
+        return "\n".join(functions)
 
 
 def reason(what: str, passed: int, total: int) -> str:
-    """Why a task is refused that pays such a program."""
+    """Why a task that such a program solves is not accepted."""
     if passed < total:
         return f"a program that {what} passes {passed} of {total} tests: let each call the program"
     return f"a program that {what} passes every test: add tests with other answers"
@@ -101,14 +102,14 @@ def null_programs(cut: Statements) -> list[Null]:
             return nothing
         constant = [_returning(first[0])] if _has_input(cut) or first[0] is None else []
         return [*nothing, *constant]
-    found: list[Any] = list(NOTHING) if _has_input(cut) else [None]
+    constants: list[Any] = list(NOTHING) if _has_input(cut) else [None]
     if _has_input(cut):
         for statement in cut.body:
             for value in _literals(statement, cut.names):
-                if len(found) < len(NOTHING) + _TRIED and value not in found:
-                    found.append(value)
+                if len(constants) < len(NOTHING) + _TRIED and value not in constants:
+                    constants.append(value)
     raising = [Null(f"always raises {name}", f"raise {name}") for name in _handled(cut.body)]
-    return [*nothing, *map(_returning, found), *raising]
+    return [*nothing, *map(_returning, constants), *raising]
 
 
 def has_one_answer(cut: Statements) -> bool:

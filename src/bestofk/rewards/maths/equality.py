@@ -26,14 +26,14 @@ def same_scalar(gold: str, answer: str) -> bool | None:
     """Whether two plain answers without parts are equal; None where it takes algebra to tell."""
     if gold == answer or _LOOSE.sub("", gold) == _LOOSE.sub("", answer):
         return True
-    wanted, said = quantity(gold), quantity(answer)
-    if wanted.unit and said.unit and wanted.unit != said.unit:
+    reference, response = quantity(gold), quantity(answer)
+    if reference.unit and response.unit and reference.unit != response.unit:
         return False
-    if wanted.core == said.core and wanted.percent == said.percent:
+    if reference.core == response.core and reference.percent == response.percent:
         return True
-    expected, value = number(wanted.core), number(said.core)
+    expected, value = number(reference.core), number(response.core)
     if expected is not None and value is not None:
-        return _same_number(expected, wanted.percent, value, said.percent)
+        return _same_number(expected, reference.percent, value, response.percent)
     base = _BASE.fullmatch(gold)
     if base and _is_in_base(base[1], int(base[2])):
         written = _BASE.fullmatch(answer)
@@ -43,11 +43,11 @@ def same_scalar(gold: str, answer: str) -> bool | None:
     if letter and chosen:
         a, b = letter[letter.lastindex or 0], chosen[chosen.lastindex or 0]
         return a == b or (chosen[1] is None and a == b.upper())
-    if _is_spoken(wanted.core):
+    if _is_spoken(reference.core):
         return _spoken(gold) == _spoken(answer)
-    if wanted.percent != said.percent or "\\text{" in said.core:
+    if reference.percent != response.percent or "\\text{" in response.core:
         return False
-    if expected is not None and said.core.isalpha() and is_word(said.core):
+    if expected is not None and response.core.isalpha() and is_word(response.core):
         return False
     return None
 
@@ -195,15 +195,15 @@ def _comparable(gold: str, answer: str) -> tuple[str, list[str]]:
     """
     if ("\\in" in gold) != ("\\in" in answer):
         gold, answer = (_MEMBER.sub("", text, count=1) for text in (gold, answer))
-    wanted, said = _sides(gold), _sides(answer)
-    if len(wanted) == 1 < len(said):
-        stated = [side for i, side in enumerate(said) if not is_name(side) and (side or i)]
-        return gold, stated or said[-1:]
-    if len(wanted) == 2 and is_name(wanted[0]):
-        if len(said) == 1:
-            return wanted[1], said
-        if _LOOSE.sub("", wanted[0]) == _LOOSE.sub("", said[0]):
-            return wanted[1], said[1:]
+    reference, response = _sides(gold), _sides(answer)
+    if len(reference) == 1 < len(response):
+        stated = [side for i, side in enumerate(response) if not is_name(side) and (side or i)]
+        return gold, stated or response[-1:]
+    if len(reference) == 2 and is_name(reference[0]):
+        if len(response) == 1:
+            return reference[1], response
+        if _LOOSE.sub("", reference[0]) == _LOOSE.sub("", response[0]):
+            return reference[1], response[1:]
     return gold, [answer]
 
 
@@ -232,21 +232,21 @@ def same(gold: str, answer: str, scalar: Scalar = same_scalar) -> bool | None:
 
 
 def _same_parts(gold: str, answer: str, scalar: Scalar) -> bool | None:
-    kind, wanted = parts(gold)
-    said_kind, said = parts(answer)
-    if kind != said_kind or len(wanted) != len(said):
+    kind, reference = parts(gold)
+    response_kind, response = parts(answer)
+    if kind != response_kind or len(reference) != len(response):
         return False
-    if len(wanted) == 1:
-        return scalar(wanted[0], said[0])
+    if len(reference) == 1:
+        return scalar(reference[0], response[0])
     if kind:
-        return _all(same(a, b, scalar) for a, b in zip(wanted, said, strict=True))
+        return _all(same(a, b, scalar) for a, b in zip(reference, response, strict=True))
     unknown = False
-    for part in wanted:
-        for candidate in said:
+    for part in reference:
+        for candidate in response:
             equal = same(part, candidate, scalar)
             unknown = unknown or equal is None
             if equal:
-                said.remove(candidate)
+                response.remove(candidate)
                 break
         else:
             return None if unknown else False

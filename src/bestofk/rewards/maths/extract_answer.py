@@ -29,24 +29,24 @@ def extract(text: str) -> str | None:
     ('13', '13', None)
     """
     final = final_text(text)
-    found: list[tuple[int, str]] = []
+    candidates: list[tuple[int, str]] = []
     box = last_box(final)
     if box is not None:
-        found.append(box)
+        candidates.append(box)
     hashes = final.rfind("####")
     if hashes >= 0:
-        found.append((hashes, _line(final, hashes + 4)))
+        candidates.append((hashes, _line(final, hashes + 4)))
     inside = tagged(final)
     if inside is not None:
-        found.append((final.rfind(f"<answer>{inside}</answer>"), inside[: MAX_ANSWER + 1]))
+        candidates.append((final.rfind(f"<answer>{inside}</answer>"), inside[: MAX_ANSWER + 1]))
     label = _last_mention(final, _LABEL, box)
     if label is not None:
-        found.append((label[0], _line(final, label[1])))
-    found = [(place, answer) for place, answer in found if answer.strip()]
-    if not found:
+        candidates.append((label[0], _line(final, label[1])))
+    candidates = [(place, answer) for place, answer in candidates if answer.strip()]
+    if not candidates:
         sentence = _last_mention(final, _SENTENCE, None)
-        found = [(sentence[0], _line(final, sentence[1]))] if sentence else [(0, "")]
-    return _bare(max(found)[1]) or None
+        candidates = [(sentence[0], _line(final, sentence[1]))] if sentence else [(0, "")]
+    return _bare(max(candidates)[1]) or None
 
 
 def last_box(text: str) -> tuple[int, str] | None:

@@ -18,7 +18,7 @@ from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
 from bestofk.rewards.maths.equality import same
 from bestofk.rewards.maths.extract_answer import MAX_ANSWER, extract
 from bestofk.rewards.maths.plain_form import is_balanced, plain
-from bestofk.rewards.maths.worker_pool import Pool, Reply, WorkerLost
+from bestofk.rewards.maths.worker_pool import AlgebraPool, AlgebraWorkerLost, Reply
 from bestofk.types import Prompt, Status, Verdict, plain_text
 
 _REMEMBERED = 20_000
@@ -40,19 +40,19 @@ def judge_text(gold: str, text: str) -> Verdict | tuple[str, str]:
         return wrong("no answer: neither a box, nor ####, nor 'Answer:'", "unparsed")
     if len(answer) > MAX_ANSWER:
         return wrong(f"an answer of more than {MAX_ANSWER} characters", "unparsed")
-    expected, said = plain_gold(gold), plain(answer)
-    if not said:
+    expected, response = plain_gold(gold), plain(answer)
+    if not response:
         return wrong("an empty answer", "unparsed")
-    if expected == said:
+    if expected == response:
         return right()
-    if not is_balanced(said):
+    if not is_balanced(response):
         return wrong("brackets that do not close, or too deep", "unparsed")
-    decided = same(expected, said)
+    decided = same(expected, response)
     if decided is not None:
         return right() if decided else wrong("another answer")
-    if len(said) > 200 + 4 * len(expected):
+    if len(response) > 200 + 4 * len(expected):
         return wrong("too long for what was asked", "unparsed")
-    return expected, said
+    return expected, response
 
 
 class MathsVerifier(BatchVerifier):
@@ -69,7 +69,7 @@ class MathsVerifier(BatchVerifier):
         if find_spec("latex2sympy2_extended") is None:
             raise ValueError("judging maths needs latex2sympy2: pip install 'bestofk[math]'")
         self._settings = (workers, cpu_seconds, memory_mb)
-        self._pool = Pool(workers, cpu_seconds, memory_mb << 20)
+        self._pool = AlgebraPool(workers, cpu_seconds, memory_mb << 20)
         self._known: OrderedDict[tuple[str, str], Reply] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -97,7 +97,7 @@ class MathsVerifier(BatchVerifier):
         if reply is None:
             try:
                 reply = self._pool.compare(*question, retries=RETRIES)
-            except WorkerLost as error:
+            except AlgebraWorkerLost as error:
                 return _Answer(None, error)
             with self._lock:
                 self._known[question] = reply
@@ -112,12 +112,12 @@ class MathsVerifier(BatchVerifier):
 class _Answer:
     """What came of a question: a reply, or the failure that left it unscored."""
 
-    def __init__(self, reply: Reply | None, error: WorkerLost | None) -> None:
+    def __init__(self, reply: Reply | None, error: AlgebraWorkerLost | None) -> None:
         self.reply, self.error = reply, error
 
     def __call__(self, prompt: Prompt) -> Verdict:
         if self.reply is None:
-            return broken("maths", prompt, self.error or WorkerLost("no reply"))
+            return broken("maths", prompt, self.error or AlgebraWorkerLost("no reply"))
         if self.reply.result == "equal":
             return right()
         return Verdict(

@@ -36,11 +36,11 @@ class Reply:
     cpu_seconds: float = 0.0
 
 
-class WorkerLost(RuntimeError):
+class AlgebraWorkerLost(RuntimeError):
     """The worker was ended from outside, could not start, or stalled: not the model's doing."""
 
 
-class Worker:
+class AlgebraWorker:
     """One process and the pipe to it."""
 
     def __init__(self, memory_bytes: int) -> None:
@@ -56,28 +56,28 @@ class Worker:
         self._pending = b""
         if self._read(START_SECONDS) != {"result": "ready"}:
             self.kill()
-            raise WorkerLost(
+            raise AlgebraWorkerLost(
                 "a maths worker did not start; is its parser installed? pip install 'bestofk[math]'"
             )
 
     def ask(self, gold: str, answer: str, cpu_seconds: float) -> Reply:
-        """One comparison. Raises WorkerLost when it is nobody's fault but ours."""
+        """One comparison. Raises AlgebraWorkerLost when it is nobody's fault but ours."""
         request = {"gold": gold, "answer": answer, "cpu_seconds": cpu_seconds}
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            reply = self._read(10.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
+            reply = self._read(50.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
         except OSError as error:
             self.kill()
-            raise WorkerLost(f"the pipe to a maths worker broke: {error}") from error
+            raise AlgebraWorkerLost(f"the pipe to a maths worker broke: {error}") from error
         if reply is not None:
             return Reply(reply["result"], reply.get("detail", ""))
         status = self.kill()
         if status == -signal.SIGPROF:
             return Reply("timeout", f"more than {cpu_seconds:g} CPU seconds", cpu_seconds)
         if status in _ENDED_BY_OTHERS:
-            raise WorkerLost(f"a maths worker was ended by signal {-status} or stalled")
+            raise AlgebraWorkerLost(f"a maths worker was ended by signal {-status} or stalled")
         return Reply("died", f"the worker ended with status {status}")
 
     def _read(self, seconds: float) -> dict[str, str] | None:
@@ -117,7 +117,7 @@ class Worker:
             return not selector.select(0)
 
 
-class Pool:
+class AlgebraPool:
     """Up to `size` workers, started when needed, each serving one caller at a time."""
 
     def __init__(self, size: int, cpu_seconds: float, memory_bytes: int) -> None:
@@ -126,7 +126,7 @@ class Pool:
 
     def _reset(self) -> None:
         self._owner = os.getpid()
-        self._idle: list[Worker] = []
+        self._idle: list[AlgebraWorker] = []
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(self.size)
         self._finalizer = weakref.finalize(self, _kill_all, self._idle)
@@ -134,8 +134,10 @@ class Pool:
     def compare(self, gold: str, answer: str, retries: int) -> Reply:
         """Compare on some worker; a lost one is replaced and the question asked again.
 
-        A question that makes its worker die twice by itself is `crashed`. Raises WorkerLost when
-        workers were lost more than `retries` times.
+        A question that makes its worker die twice by itself is `crashed`.
+
+        Raises:
+            AlgebraWorkerLost: workers were lost more than `retries` times.
         """
         if os.getpid() != self._owner:  # a fork: the workers are the parent's, leave them alone
             self._finalizer.detach()
@@ -146,10 +148,10 @@ class Pool:
                 try:
                     worker = self._take()
                     reply = worker.ask(gold, answer, self.cpu_seconds)
-                except (WorkerLost, OSError) as error:
+                except (AlgebraWorkerLost, OSError) as error:
                     lost += 1
                     if lost > retries:
-                        raise WorkerLost(str(error)) from error
+                        raise AlgebraWorkerLost(str(error)) from error
                     continue
                 if reply.result == "died":
                     died += 1
@@ -161,11 +163,11 @@ class Pool:
                         self._idle.append(worker)
                 return reply
 
-    def _take(self) -> Worker:
+    def _take(self) -> AlgebraWorker:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return Worker(self.memory_bytes)
+        return AlgebraWorker(self.memory_bytes)
 
     def close(self) -> None:
         """End all idle workers; a later call starts new ones."""
@@ -174,7 +176,7 @@ class Pool:
                 _kill_all(self._idle)
 
 
-def _kill_all(workers: list[Worker]) -> None:
+def _kill_all(workers: list[AlgebraWorker]) -> None:
     while workers:
         worker = workers.pop()
         worker.process.kill()

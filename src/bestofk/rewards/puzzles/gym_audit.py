@@ -111,7 +111,7 @@ def moving(names: Sequence[str]) -> set[str]:
     """Tasks whose entries differ between processes: a resumed run would see other problems."""
     code = "import json, sys; from bestofk.rewards.puzzles.gym_audit import digests\n"
     code += "made = digests(sys.argv[2:]); open(sys.argv[1], 'w').write(json.dumps(made))"
-    found = []
+    by_process = []
     for hash_seed in ("1", "2"):
         with tempfile.NamedTemporaryFile("r") as answer:
             subprocess.run(
@@ -120,8 +120,8 @@ def moving(names: Sequence[str]) -> set[str]:
                 stdout=subprocess.DEVNULL,  # some generators print
                 check=True,
             )
-            found.append(json.load(answer))
-    return {name for name in names if found[0][name] != found[1][name]}
+            by_process.append(json.load(answer))
+    return {name for name in names if by_process[0][name] != by_process[1][name]}
 
 
 def derive() -> list[str]:

@@ -79,15 +79,15 @@ def _verdict(outcome: Any) -> Verdict:
     if outcome.status != "ok":  # audited scorers raise on nothing but what the text did to them
         return caused_by_text(outcome)
     full = isinstance(outcome.value, float) and outcome.value == 1.0
-    made = right() if full else wrong("another answer")
+    verdict = right() if full else wrong("another answer")
     return Verdict(
-        made.reward,
-        made.status,
-        passed=made.passed,
+        verdict.reward,
+        verdict.status,
+        passed=verdict.passed,
         total=1,
         cpu_seconds=outcome.cpu_seconds,
         tier=outcome.tier,
-        detail=made.detail,
+        detail=verdict.detail,
     )
 
 

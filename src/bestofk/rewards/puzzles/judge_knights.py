@@ -29,16 +29,16 @@ def claims(answer: str) -> dict[str, str] | None:
     {'ava': 'knave', 'ben': 'knight'}
     >>> claims("Ava is a knight or a knave")
     """
-    said: dict[str, str] = {}
+    claimed: dict[str, str] = {}
     for piece in _BETWEEN.split(answer.replace("**", "")):
         clause = " ".join(piece.split())
         if not clause:
             continue
         match = _CLAUSE.fullmatch(clause)
-        if match is None or match[1].lower() in said:
+        if match is None or match[1].lower() in claimed:
             return None
-        said[match[1].lower()] = match[2].lower()
-    return said or None
+        claimed[match[1].lower()] = match[2].lower()
+    return claimed or None
 
 
 def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
@@ -55,18 +55,18 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
         return wrong("no answer", "unparsed", total)
     if len(answer) > 200 * (total + 1):
         return wrong("more than an answer", "unparsed", total)
-    said = claims(answer)
-    if said is None:
+    claimed = claims(answer)
+    if claimed is None:
         return wrong("not a list of clauses, or a person twice", "unparsed", total)
-    if not said.keys() <= solution.keys():
+    if not claimed.keys() <= solution.keys():
         return wrong("names somebody who is not there", "unparsed", total)
-    passed = sum(solution[name] == kind for name, kind in said.items())
+    passed = sum(solution[name] == kind for name, kind in claimed.items())
     if passed == total:
         return right(total=total)
     detail = f"{passed} of {total} right"
     if reward == "exact":
         return Verdict(0.0, "incorrect", passed=passed, total=total, detail=detail)
-    return partial((2 * passed - len(said)) / total, passed, total, detail)
+    return partial((2 * passed - len(claimed)) / total, passed, total, detail)
 
 
 def verifier(*, reward: str = "exact") -> PairVerifier:

@@ -31,10 +31,10 @@ def walk(grid: str, moves: str) -> tuple[int, int]:
     width = grid.index("\n") + 1
     step = {"U": -width, "D": width, "L": -1, "R": 1}
     cell, end = grid.index("S"), len(grid)
-    for made, move in enumerate(moves):
+    for steps, move in enumerate(moves):
         following = cell + step[move]
         if not 0 <= following < end or grid[following] in "*\n":
-            return cell, made
+            return cell, steps
         cell = following
     return cell, len(moves)
 
@@ -43,18 +43,18 @@ def walk(grid: str, moves: str) -> tuple[int, int]:
 def distances(grid: str) -> dict[int, int]:
     """Fewest moves from each reachable cell to E (groups share a grid, hence the cache)."""
     width, start = grid.index("\n") + 1, grid.index("E")
-    found, queue = {start: 0}, deque([start])
+    distance, queue = {start: 0}, deque([start])
     while queue:
         cell = queue.popleft()
         for following in (cell - width, cell + width, cell - 1, cell + 1):
             if (
                 0 <= following < len(grid)
                 and grid[following] not in "*\n"
-                and following not in found
+                and following not in distance
             ):
-                found[following] = found[cell] + 1
+                distance[following] = distance[cell] + 1
                 queue.append(following)
-    return found
+    return distance
 
 
 def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
@@ -75,20 +75,22 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
     if len(moves) > MAX_MOVES:
         return wrong(f"longer than {MAX_MOVES} moves", "unparsed")
     grid = "\n".join(prompt.spec["grid"]) + "\n"
-    cell, made = walk(grid, moves)
-    arrived = made == len(moves) and grid[cell] == "E"
+    cell, steps = walk(grid, moves)
+    arrived = steps == len(moves) and grid[cell] == "E"
     if reward == "exact":
         if arrived:
             return right()
-        return wrong("hits a wall or leaves the grid" if made < len(moves) else "ends elsewhere")
+        return wrong("hits a wall or leaves the grid" if steps < len(moves) else "ends elsewhere")
     fewest = distances(grid)
     shortest = fewest.get(grid.index("S"))
     if shortest is None:
         raise ValueError("a maze has a way from S to E, this one has none; repair or remove it")
     if arrived:
-        if made == shortest:
+        if steps == shortest:
             return right()
-        return Verdict(0.5 + 0.5 * shortest / made, "partial", detail=f"{made} moves, not shortest")
+        return Verdict(
+            0.5 + 0.5 * shortest / steps, "partial", detail=f"{steps} moves, not shortest"
+        )
     progress = 0.5 * max(0.0, 1.0 - fewest[cell] / shortest)
     if progress == 0.0:
         return wrong("no progress")

@@ -9,7 +9,7 @@
 no other process in reach, and limits on CPU, memory, files and output, and brings the result back
 by value. Nothing but plain values crosses the border in either direction, so nothing that comes
 back can run code here. It never raises for what the text made the function do: the outcome's status
-says what happened (`bestofk.rewards.sandbox.Outcome`). It is thread-safe; from asyncio use
+says what happened (`bestofk.rewards.sandbox.CallOutcome`). It is thread-safe; from asyncio use
 `await asyncio.to_thread(sandbox.call, ...)`.
 
 A scorer that executes model text inside `call` can be made to return anything by that text: the
@@ -23,7 +23,7 @@ inside); `preload=("reasoning_gym",)` imports once, in the fork server, so that 
 
 from __future__ import annotations
 
-from .outcome import Limits, Outcome, OutcomeStatus
+from .outcome import CallOutcome, CallStatus, Limits
 from .pool import Sandbox, SandboxError
 
-__all__ = ["Limits", "Outcome", "OutcomeStatus", "Sandbox", "SandboxError"]
+__all__ = ["CallOutcome", "CallStatus", "Limits", "Sandbox", "SandboxError"]

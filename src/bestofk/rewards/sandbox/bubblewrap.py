@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from typing import Any
 
-from .guest import room
+from .guest import confinement
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
 
@@ -38,12 +38,24 @@ def prefix(config: dict[str, Any], guest: str) -> list[str]:
     standard = [paths["stdlib"], paths["platstdlib"]]
     library = os.path.join(sys.base_prefix, "lib")
     shared = [os.path.join(library, n) for n in os.listdir(library) if n.startswith("libpython")]
-    folders = [*standard, *room.SYSTEM_LIBRARIES, *config["readable"], guest]
+    folders = [*standard, *confinement.SYSTEM_LIBRARIES, *config["readable"], guest]
     folders = [path for path in dict.fromkeys(folders) if os.path.exists(path)]
-    command = [program, "--unshare-all", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+    # inside there is no /proc to say it in: when memory is short, programs go before the host
+    first_to_go = 'echo 1000 > /proc/self/oom_score_adj; exec "$0" "$@"'
+    command = [
+        "/bin/sh",
+        "-c",
+        first_to_go,
+        program,
+        "--unshare-all",
+        "--as-pid-1",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+    ]
     for path in folders:
         command += _shown(path)
-    for spot in room.hidden_folders(folders, config):
+    for spot in confinement.hidden_folders(folders, config):
         command += ["--tmpfs", spot, "--remount-ro", spot]
     for path in (*config["readable"], *shared, interpreter()):
         command += _shown(path)
@@ -53,6 +65,6 @@ def prefix(config: dict[str, Any], guest: str) -> list[str]:
 
 
 def _shown(path: str) -> list[str]:
-    if os.path.islink(path) and path in room.SYSTEM_LIBRARIES:
+    if os.path.islink(path) and path in confinement.SYSTEM_LIBRARIES:
         return ["--symlink", os.readlink(path), path]
     return ["--ro-bind", path, path]

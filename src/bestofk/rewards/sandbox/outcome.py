@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-OutcomeStatus: TypeAlias = Literal["ok", "raised", "timeout", "memory", "crashed", "unscored"]
+CallStatus: TypeAlias = Literal["ok", "raised", "timeout", "memory", "crashed", "unscored"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one program may use. CPU seconds decide; wall time is only a backstop.
+    """What one program may use: CPU time, and time in which it is blocked.
 
-    A wall-clock limit makes right programs fail on a busy machine, so a program is stopped by the
-    CPU time it used itself; `wall_factor` only ends programs that sleep.
+    A wall-clock limit makes right programs fail on a busy machine. So a program is stopped by the
+    CPU time it used itself, and by the time it was blocked (asleep, waiting for anything but a core
+    or a disk). The time it waits for a core is not charged.
     """
 
     cpu_per_test: float = 4.0
     """CPU seconds of the program for one test (or one call)."""
     cpu_per_program: float = 16.0
     """CPU seconds of the program over all its tests."""
+    blocked_per_program: float = 4.0
+    """Seconds in which the program may be blocked, over all its tests."""
     wall_factor: float = 10.0
-    """Wall seconds allowed per CPU second allowed."""
+    """Wall seconds allowed per CPU second allowed, only where the kernel does not say whether a
+    program is blocked or waits for a core (no /proc can be read)."""
     memory: int = 512 << 20
     """Bytes of address space above what the bare interpreter has; a program is one process."""
     output: int = 4 << 20
@@ -51,16 +55,16 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """What became of one sandboxed call: a value, or the reason why there is none."""
 
-    status: OutcomeStatus
+    status: CallStatus
     """`ok` (see `value`), `raised` (the function raised; see `detail`), `timeout`, `memory` and
     `crashed` (caused by what was run: score it 0), `unscored` (caused by us, after retries on fresh
     workers: score it NaN, never 0)."""
     value: Any = None
     """Plain values only: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset,
-    dict, range."""
+    dict, range, Fraction, Decimal."""
     cpu_seconds: float = 0.0
     tier: int | None = None
     """Of the sandbox that ran it."""

@@ -13,14 +13,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from . import bubblewrap
 from .guest.codec import CodecError, decode, encode
-from .limits import configuration
-from .outcome import Limits, Outcome, OutcomeStatus, printable
+from .guest.remote import stopped_by
+from .outcome import CallOutcome, CallStatus, Limits, printable
 from .selftest import attack
+from .shared_workers import SharedWorkers
 from .worker import Worker, WorkerLost, request
+from .worker_config import configuration
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +42,7 @@ class SandboxError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Run:
+class JobResult:
     """What became of one job: `done` with a report and data, `killer` or `unscored`."""
 
     status: Literal["done", "killer", "unscored"]
@@ -56,7 +58,7 @@ class Sandbox:
         tier: the least tier that will do; a machine that offers less raises `SandboxError`.
             3 = root: own namespaces and user id per worker; 2 = user namespaces (bubblewrap where
             it is needed for that); 1 = landlock and seccomp, nothing writable; 0 = limits only,
-            refused without `allow_unsafe=True`.
+            an error without `allow_unsafe=True`.
         at_most: use no more than this tier (to test a lower one); loud when it costs safety.
         workers: programs run at once; the number of usable cores unless told.
         limits: default limits of every run.
@@ -91,7 +93,7 @@ class Sandbox:
             raise ValueError(f'packages is a list of names or "all"; write [{packages!r}]')
         self.limits = _limits(limits) or Limits()
         self._describe = (packages, tuple(paths), tuple(preload))
-        self._state = _State(self.workers)
+        self._state = SharedWorkers(self.workers)
         self._cores = itertools.cycle(_shuffled_cores())
         first, self.tier = self._first_worker(tier, at_most)
         self._state.adopt(first)
@@ -99,10 +101,10 @@ class Sandbox:
 
     def _first_worker(self, least: int, most: int) -> tuple[Worker, int]:
         """The strongest tier that withstands the self-test, and the worker that did."""
-        refused = []
+        not_offered = []
         for tier, self._wrapped in _ways(least, most):
             if tier == 3 and os.geteuid() != 0:
-                refused.append("tier 3: needs root")
+                not_offered.append("tier 3: needs root")
                 continue
             way = f"tier {tier}" + " by bubblewrap" * self._wrapped
             worker = None
@@ -110,27 +112,27 @@ class Sandbox:
                 worker = Worker(self._configuration(tier))
                 worked = attack(worker, self.limits) if tier else []
             except OSError as error:
-                refused.append(f"{way}: {error}")
+                not_offered.append(f"{way}: {error}")
             else:
                 if not worked:
-                    _be_loud(tier, most, refused)
+                    _warn_of_low_tier(tier, most, not_offered)
                     return worker, tier
-                refused.append(f"{way}: a hostile program could {', '.join(worked)}")
+                not_offered.append(f"{way}: a hostile program could {', '.join(worked)}")
             if worker is not None:
                 worker.close()
         raise SandboxError(
-            f"no sandbox of tier {least} or better on this machine; {'; '.join(refused)}; "
+            f"no sandbox of tier {least} or better on this machine; {'; '.join(not_offered)}; "
             "`bestofk doctor` says what to install"
         )
 
     def _configuration(self, tier: int) -> dict[str, Any]:
         packages, paths, preload = self._describe
-        made = configuration(tier, self.limits, packages, paths, preload, self._wrapped)
-        return made | {"core": next(self._cores)}
+        config = configuration(tier, self.limits, packages, paths, preload, self._wrapped)
+        return config | {"core": next(self._cores)}
 
     def call(
         self, target: str, args: Sequence[Any] = (), *, limits: Limits | None = None
-    ) -> Outcome:
+    ) -> CallOutcome:
         """`module:function` called with `args` in the sandbox; see the package's docstring."""
         if target.count(":") != 1:
             raise ValueError(f"a target reads 'module:function', got {target!r}")
@@ -138,17 +140,17 @@ class Sandbox:
             arguments = encode((target, list(args)))
         except CodecError as error:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
-        asked = _limits(limits) or self.limits
-        packet, wall = request("call", eager=False, pure=False, limits=asked)
+        effective = _limits(limits) or self.limits
+        packet, wall = request("call", eager=False, pure=False, limits=effective)
         run = self._run(lambda worker: worker.call(packet, wall, arguments))
         if run.status != "done":
-            status: OutcomeStatus = "crashed" if run.status == "killer" else "unscored"
-            return Outcome(status, tier=self.tier, detail=run.detail)
+            status: CallStatus = "crashed" if run.status == "killer" else "unscored"
+            return CallOutcome(status, tier=self.tier, detail=run.detail)
         return _outcome(run, self.tier)
 
     def call_many(
         self, target: str, batch: Sequence[Sequence[Any]], *, limits: Limits | None = None
-    ) -> list[Outcome]:
+    ) -> list[CallOutcome]:
         """One outcome per argument list, in order, spread over the workers."""
         return self.map(lambda args: self.call(target, args, limits=limits), batch)
 
@@ -193,25 +195,26 @@ class Sandbox:
         stdio: bool = False,
         pure: bool = False,
         limits: Limits | None = None,
-    ) -> Run:
+    ) -> JobResult:
         """A program and its tests (an encoded job of `guest.checker`), each in its own process.
 
         `pure` says that running the tests changes nothing in the process that runs them, which may
         then be used again.
         """
-        asked = _limits(limits) or self.limits
-        packet, wall = request("check", eager=not stdio, pure=pure, limits=asked)
+        effective = _limits(limits) or self.limits
+        packet, wall = request("check", eager=not stdio, pure=pure, limits=effective)
         return self._run(lambda worker: worker.check(packet, wall, program, tests))
 
-    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> Run:
+    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> JobResult:
         """One job, tried again on a fresh worker when the failure is ours.
 
         A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
-        such programs unscored would let a model drop its failures.
+        such programs unscored would let a model drop its failures. The same holds for a program
+        that is killed twice, by whatever: it could do that to itself.
         """
-        deaths, detail = 0, ""
+        deaths, kills, detail = 0, 0, ""
         for attempt in range(ATTEMPTS):
-            if attempt and not deaths:
+            if attempt and not deaths and not kills:
                 time.sleep(0.2 * attempt)
             worker = None
             try:
@@ -221,7 +224,7 @@ class Sandbox:
                 deaths, detail = deaths + 1, f"its worker died: {error}"
                 self._state.discard(worker)
                 if deaths == 2:
-                    return Run("killer", {}, detail="killed its worker twice: " + detail)
+                    return JobResult("killer", {}, detail="killed its worker twice: " + detail)
             except OSError as error:
                 detail = str(error)
                 self._state.discard(worker)
@@ -229,9 +232,14 @@ class Sandbox:
                 self._state.discard(worker)
                 raise
             else:
+                kills += report["program_killed"]
+                detail = _failure_of_ours(report, kills)
+                if detail:
+                    self._state.discard(worker)
+                    continue
                 self._state.give_back(worker)
-                return Run("done", report, data)
-        return Run("unscored", {}, detail=f"the sandbox failed {ATTEMPTS} times: {detail}")
+                return JobResult("done", report, data)
+        return JobResult("unscored", {}, detail=f"the sandbox failed {ATTEMPTS} times: {detail}")
 
     def close(self) -> None:
         """End every worker. A closed sandbox starts new ones when it is used again."""
@@ -250,6 +258,17 @@ def _limits(limits: Limits | None) -> Limits | None:
     return limits
 
 
+def _failure_of_ours(report: dict[str, Any], kills: int) -> str:
+    """Why a run has to be repeated although its worker lives; empty where it need not be."""
+    if report["starved"]:
+        return "the machine was too busy to give the program its CPU time"
+    if report["checker_killed"]:
+        return "its checker was killed from outside, as when memory is short"
+    if report["program_killed"] and kills < 2:
+        return "it was killed from outside, as when memory is short"
+    return ""
+
+
 def _shuffled_cores() -> list[int]:
     """Usable cores in an order of this sandbox's own, so that those of several ranks spread.
 
@@ -262,114 +281,38 @@ def _shuffled_cores() -> list[int]:
 
 
 def _ways(least: int, most: int) -> Iterator[tuple[int, bool]]:
-    """Tiers to try, strongest first, each with whether bubblewrap makes the room."""
+    """Tiers to try, strongest first, each with whether bubblewrap makes the namespaces."""
     for tier in range(most, least - 1, -1):
         yield tier, False
         if tier == 2 and bubblewrap.available():
             yield tier, True
 
 
-def _be_loud(tier: int, most: int, refused: list[str]) -> None:
+def _warn_of_low_tier(tier: int, most: int, not_offered: list[str]) -> None:
     if tier == 0 or most < 3:
         warnings.warn(
             f"the sandbox runs at tier {tier} ({TIERS[tier]}): at_most={most}"
-            + "".join(f"; {reason}" for reason in refused),
+            + "".join(f"; {reason}" for reason in not_offered),
             RuntimeWarning,
             stacklevel=4,
         )
 
 
-def _outcome(run: Run, tier: int) -> Outcome:
+def _outcome(run: JobResult, tier: int) -> CallOutcome:
     """What a finished `call` means."""
     cpu, reason, code = run.report["cpu"], run.report["reason"], run.report["code"]
-    if reason in ("cpu", "wall"):
-        return Outcome("timeout", None, cpu, tier, f"stopped by the {reason} limit")
-    if reason == "threads":
-        return Outcome("memory", None, cpu, tier, "more threads than allowed")
+    if reason:
+        status, detail = stopped_by(reason)
+        return CallOutcome(cast(CallStatus, status), None, cpu, tier, detail)
     try:
         status, *rest = decode(run.data)
         if status == "ok" and code == 0:
-            return Outcome("ok", rest[0], cpu, tier)
+            return CallOutcome("ok", rest[0], cpu, tier)
         if status in ("raised", "memory") and code == 0:
-            return Outcome(status, None, cpu, tier, printable(": ".join(map(str, rest))))
+            return CallOutcome(status, None, cpu, tier, printable(": ".join(map(str, rest))))
     except (CodecError, ValueError, TypeError, IndexError):
         pass
-    return Outcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
-
-
-class _State:
-    """The workers of one process; a forked child starts with none."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._reset()
-
-    def _reset(self) -> None:
-        self.pid = os.getpid()
-        self.free: list[Worker] = []
-        self.all: set[Worker] = set()
-        self.out = 0
-        self.turn = threading.Condition()
-        self.line: collections.deque[object] = collections.deque()
-
-    def after_fork(self) -> None:
-        """In a forked child: the workers belong to the parent."""
-        for worker in self.all:
-            worker.forget()
-        self._reset()
-
-    def adopt(self, worker: Worker) -> None:
-        self.all.add(worker)
-        self.free.append(worker)
-
-    def lend(self, start: Callable[[], Worker]) -> Worker:
-        """A free worker, a new one, or, when all are out, one that comes back: first come, first
-        served, or a large batch would keep a small one waiting to its end."""
-        me = object()
-        with self.turn:
-            self.line.append(me)
-            try:
-                while self.out >= self.size or self.line[0] is not me:
-                    self.turn.wait()
-                self.out += 1
-            finally:
-                self.line.remove(me)
-                self.turn.notify_all()
-            if self.free:
-                return self.free.pop()
-        try:
-            worker = start()
-        except BaseException:
-            with self.turn:
-                self.out -= 1
-                self.turn.notify_all()
-            raise
-        with self.turn:
-            self.all.add(worker)
-        return worker
-
-    def give_back(self, worker: Worker) -> None:
-        with self.turn:
-            self.out -= 1
-            if worker in self.all:
-                self.free.append(worker)
-            self.turn.notify_all()
-
-    def discard(self, worker: Worker | None) -> None:
-        if worker is None:
-            return
-        with self.turn:
-            self.out -= 1
-            self.all.discard(worker)
-            self.turn.notify_all()
-        worker.close()
-
-    def close(self) -> None:
-        with self.turn:
-            workers, self.free = list(self.all), []
-            self.all = set()
-        for worker in workers:
-            worker.close()
+    return CallOutcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
 
 
 _OPEN: weakref.WeakSet[Sandbox] = weakref.WeakSet()

@@ -37,22 +37,31 @@ _ENVIRONMENT = {
 }
 _START_SECONDS = 120.0
 _GRACE = 30.0
+_STARVED = 50.0
+"""Wall seconds per CPU second allowed after which a run counts as starved: it is tried again."""
 _LEAVE = 1.0
 
 
 @lru_cache(64)
 def request(kind: str, *, eager: bool, pure: bool, limits: Limits) -> tuple[bytes, float]:
-    """A job's packet, and the wall seconds it may take: the same for thousands of programs."""
-    job = {"kind": kind, "eager": eager, "pure": pure, "limits": asdict(limits)}
-    return wire.pack(job), limits.cpu_per_program * limits.wall_factor
+    """A job's packet, and the wall seconds after which the worker reports that it is starved: the
+    same for thousands of programs."""
+    wall = _STARVED * limits.cpu_per_program + 10.0 * limits.blocked_per_program
+    job = {"kind": kind, "eager": eager, "pure": pure}
+    return wire.pack(job | {"limits": asdict(limits) | {"starved_after": wall}}), wall
 
 
 class WorkerLost(Exception):
-    """The worker died, or fell silent, while it had a program."""
+    """The worker died while it had a program."""
+
+
+class WorkerSilent(OSError):
+    """The worker neither answered nor died: it was stopped, or not scheduled. Never the model's
+    fault, since a worker listens to no program."""
 
 
 class Worker:
-    """A fork server in its room. Not thread-safe: the pool lends it to one thread at a time."""
+    """A confined fork server. Not thread-safe: the pool lends it to one thread at a time."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Start and wait until it serves.
@@ -61,7 +70,7 @@ class Worker:
         process with threads or a CUDA context; its environment and descriptors are ours to name.
 
         Raises:
-            OSError: it could not be started, or could not enter its room.
+            OSError: it could not be started, or could not be confined.
         """
         self._tests: tuple[bytes, int] | None = None
         self._result = -1
@@ -83,11 +92,24 @@ class Worker:
                     cwd="/",
                     start_new_session=True,
                 )
-            wire.send(self.socket, wire.pack(config | {"guest": _HERE}))
+            self._send_config(config)
             self._answer(_START_SECONDS)
         except (WorkerLost, OSError) as error:
             self.close()
             raise OSError(f"a sandbox worker did not start: {error}") from error
+
+    def _send_config(self, config: dict[str, Any]) -> None:
+        """Inside bubblewrap there is no /proc to read the clocks of programs from: it gets ours,
+        which no program ever holds."""
+        packet = wire.pack(config | {"guest": _HERE})
+        if not config["wrapped"] or not os.path.isdir("/proc/self"):
+            wire.send(self.socket, packet)
+            return
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            wire.send(self.socket, packet, [proc])
+        finally:
+            os.close(proc)
 
     def check(
         self, request: bytes, wall: float, program: bytes, tests: bytes
@@ -98,7 +120,8 @@ class Worker:
         file is emptied and used again, since no program ever holds it.
 
         Raises:
-            WorkerLost: no report came within `wall` seconds and a grace.
+            WorkerLost: the worker died.
+            WorkerSilent: no report came within `wall` seconds and a grace.
             OSError: this side could not even send it (no descriptors or memory left).
         """
         if self._tests is None or self._tests[0] is not tests:
@@ -141,7 +164,7 @@ class Worker:
         deadline = time.monotonic() + seconds
         while not self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if time.monotonic() >= deadline:
-                raise WorkerLost(f"no answer within {seconds:g} s")
+                raise WorkerSilent(f"no answer within {seconds:g} s")
         try:
             packet, descriptors = wire.receive(self.socket)
             answer = wire.unpack(packet)
@@ -158,7 +181,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End it and everything in its room: it goes when its socket closes, or is made to."""
+        """End it and all its processes: it goes when its socket closes, or is made to."""
         self._close_files()
         process = getattr(self, "process", None)
         if process is None:

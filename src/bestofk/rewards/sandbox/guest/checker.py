@@ -15,8 +15,8 @@ from types import CodeType
 from typing import Any
 
 from . import wire
-from .codec import decode, encode
-from .remote import Gone, Remote
+from .codec import CodecError, decode, encode
+from .remote import BLOCKED, Gone, Remote, TaskFault, stopped_by
 from .same_values import same, same_text
 
 _CONTROL = 3
@@ -32,14 +32,20 @@ def _attempt(test: Callable[[], str]) -> Result:
         complaint = test()
     except Gone as gone:
         return (False, gone.status, gone.detail)
+    except TaskFault:
+        raise
     except MemoryError:
         return (False, "memory", "the value returned does not fit")
+    except ImportError as error:
+        if error.name:  # of this process: one of the program arrives without the module's name
+            raise TaskFault(f"the tests cannot import: {error}") from None
+        return (False, "incorrect", _describe(error))
     except BaseException as error:
-        return (False, "incorrect", _told(error))
+        return (False, "incorrect", _describe(error))
     return (not complaint, "incorrect" if complaint else "correct", complaint)
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:200]
     except Exception:  # an integer too long to print
@@ -111,7 +117,10 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     """
     space: dict[str, Any] = {"__name__": "tests", "__given__": _given}
     space |= {name: _Proxy(remote, path) for name, path in job["names"].items()}
-    space |= {name: importlib.import_module(name) for name in job["modules"]}
+    try:
+        space |= {name: importlib.import_module(name) for name in job["modules"]}
+    except ImportError as error:
+        raise TaskFault(f"the tests cannot import: {error}") from None
 
     def run(source: str, answers: dict[str, Any]) -> str:
         remote.gone = None
@@ -140,6 +149,8 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
             if is_test:
                 pending.results.append(outcome)
             elif not outcome[0]:
+                if not remote.calls:  # the program had no part in it
+                    raise TaskFault(f"what comes before the tests fails: {outcome[2]}")
                 broken = outcome
     pending.settle()
     return pending.results
@@ -171,9 +182,8 @@ def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
             raise remote.failed
         news, output, errors = remote.run(stdin.encode("utf-8", "surrogatepass"))
         if news["reason"]:
-            status = {"threads": "memory"}.get(news["reason"], "timeout")
-            gone = Gone(status, f"stopped by the {news['reason']} limit")
-            if news["reason"] == "wall" or news["event"] == "refused":
+            gone = Gone(*stopped_by(news["reason"]))
+            if news["reason"] in BLOCKED or news["event"] == "refused":
                 remote.failed = gone  # it sleeps, or has used up everything: do not try it again
             raise gone
         if news["code"] != 0:
@@ -209,11 +219,11 @@ _MODES: dict[str, Callable[[dict[str, Any], Remote], list[Any]]] = {
 
 def _brief(results: list[Result], kept: int = 3) -> list[Result]:
     """The details of the first few failures only: thousands would not fit."""
-    told = 0
+    failures = 0
     short: list[Result] = []
     for passed, status, detail in results:
-        told += not passed
-        short.append((passed, status, detail if told <= kept else ""))
+        failures += not passed
+        short.append((passed, status, detail if failures <= kept else ""))
     return short
 
 
@@ -239,9 +249,13 @@ def run_checker(_limit: int) -> None:
             spent = job["mode"] != "statements" and b"I" in given  # an iterator lasts one run
             tests = None if spent else given
         remote = Remote(control, news["limits"], (files[2], int(pid)) if pid else None)
-        results = _MODES[job["mode"]](job, remote)
-        recorded = job["mode"] == "record"
-        wire.fill(files[1], encode(results) if recorded else wire.pack(_brief(results)))
+        try:
+            results = _MODES[job["mode"]](job, remote)
+            recorded = job["mode"] == "record"
+            answer = encode(results, wire.RESULT) if recorded else wire.pack(_brief(results))
+        except (TaskFault, CodecError) as fault:  # CodecError: more results than fit
+            answer = wire.pack({"fault": str(fault)[:500]})
+        wire.fill(files[1], answer)
         for descriptor in files[:2]:
             os.close(descriptor)
         wire.send(control, wire.DONE)

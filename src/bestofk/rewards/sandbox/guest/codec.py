@@ -1,9 +1,10 @@
 """Plain values as bytes, and back: the only thing that crosses a border of the sandbox.
 
 Decoding builds None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict,
-range, iterators over such values, and nothing else; it executes nothing, looks nothing up by name,
-and is bounded in depth and in size before it allocates. Encoding reduces subclasses to their plain
-base (an int whose `__eq__` lies arrives as an honest int) and refuses what has none.
+range, Fraction, Decimal, iterators over such values, and nothing else; it executes nothing, looks
+nothing up by name, and is bounded in depth and in size before it allocates. Encoding reduces
+subclasses to their plain base (an int whose `__eq__` lies arrives as an honest int) and raises for
+what has none.
 
 >>> decode(encode({"a": (1, 2.5, None)}))
 {'a': (1, 2.5, None)}
@@ -12,7 +13,9 @@ base (an int whose `__eq__` lies arrives as an honest int) and refuses what has 
 from __future__ import annotations
 
 import itertools
+import re
 import struct
+import sys
 import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -27,6 +30,9 @@ _LENGTH = struct.Struct("<I")
 _INTEGER = struct.Struct("<cIi")
 _SMALL = 1 << 31
 _MOST_ALIKE = 64
+_LONGEST = 4096
+"""Bytes of either part of a Fraction, and figures of a Decimal: reducing them takes time."""
+_FIGURES = re.compile(r"-?(?:\d+(?:\.\d+)?(?:E[+-]\d{1,18})?|Infinity|NaN)", re.ASCII)
 _DOUBLE = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 _ITERATORS: tuple[type, ...] = (
@@ -59,6 +65,10 @@ class CodecError(ValueError):
     """The value is not plain, or the bytes are not one encoded value."""
 
 
+class NotPlainError(CodecError):
+    """The value has a type that cannot be passed, however small it is."""
+
+
 def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
     """Bytes of one plain value.
 
@@ -76,11 +86,11 @@ def encode(value: Any, limit: int = MAX_BYTES) -> bytes:
 
 class _Encoder:
     def __init__(self, out: list[bytes], limit: int) -> None:
-        self.out, self.room, self.limit = out, limit, limit
+        self.out, self.left, self.limit = out, limit, limit
 
     def emit(self, data: bytes) -> None:
-        self.room -= len(data)
-        if self.room < 0:
+        self.left -= len(data)
+        if self.left < 0:
             raise CodecError(f"a value takes at most {self.limit} bytes")
         self.out.append(data)
 
@@ -124,15 +134,19 @@ class _Encoder:
             self.many(b"I", value, depth)
         elif kind in _VIEWS:
             self.many(_VIEWS[kind], iter(value), depth)
+        elif kind is _loaded("fractions", "Fraction"):
+            self.many(b"R", iter((value.numerator, value.denominator)), depth)
+        elif kind is _loaded("decimal", "Decimal"):
+            self.blob(b"D", str(value).encode())
         elif kind.__module__ == "numpy" and hasattr(value, "tolist"):
             self.put(value.tolist(), depth + 1)
         else:
-            raise CodecError(f"a value of type {kind.__name__} is not plain")
+            raise NotPlainError(f"a value of type {kind.__name__} is not plain")
 
     def integer(self, value: int) -> None:
         value = int.__index__(value)
         size = (value.bit_length() + 8) // 8
-        if size > self.room:
+        if size > self.left:
             raise CodecError(f"a value takes at most {self.limit} bytes")
         self.blob(b"i", value.to_bytes(size, "little", signed=True))
 
@@ -147,6 +161,12 @@ class _Encoder:
         for count, item in enumerate(items, 1):  # noqa: B007 - count is used below
             self.put(item, depth + 1)
         self.out[at] = tag + _LENGTH.pack(count)
+
+
+def _loaded(module: str, name: str) -> Any:
+    """A class of a module that whoever made its instances has imported: nothing is imported here,
+    since every module makes every fork dearer."""
+    return getattr(sys.modules.get(module), name, None)
 
 
 def decode(data: bytes, limit: int = MAX_BYTES) -> Any:
@@ -207,19 +227,19 @@ def _members(items: list[Any]) -> list[Any]:
 
 
 def _set(items: list[Any]) -> set[Any]:
-    made = set(_members(items))
-    if len(made) != len(items):
+    built = set(_members(items))
+    if len(built) != len(items):
         raise CodecError("a set has each member once")
-    return made
+    return built
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
         raise CodecError("a dict has as many values as keys")
-    made = dict(zip(_members(items[::2]), items[1::2], strict=True))
-    if 2 * len(made) != len(items):
+    built = dict(zip(_members(items[::2]), items[1::2], strict=True))
+    if 2 * len(built) != len(items):
         raise CodecError("a dict has each key once")
-    return made
+    return built
 
 
 def _range(items: list[Any]) -> range:
@@ -228,11 +248,31 @@ def _range(items: list[Any]) -> range:
     return range(*items)
 
 
+def _fraction(items: list[Any]) -> Any:
+    from fractions import Fraction
+
+    if len(items) != 2 or not all(type(item) is int for item in items) or items[1] < 1:
+        raise CodecError("a fraction is two integers, the second positive")
+    if max(item.bit_length() for item in items) > 8 * _LONGEST:
+        raise CodecError(f"the parts of a fraction have at most {_LONGEST} bytes")
+    return Fraction(*items)
+
+
+def _decimal(data: bytes) -> Any:
+    from decimal import Decimal
+
+    text = data.decode("ascii")
+    if len(text) > _LONGEST or not _FIGURES.fullmatch(text):
+        raise CodecError(f"a decimal is a number of at most {_LONGEST} figures")
+    return Decimal(text)
+
+
 _CONSTANTS: dict[bytes, Any] = {b"N": None, b"T": True, b"F": False}
 _BLOBS: dict[bytes, Callable[[bytes], Any]] = {
     b"i": lambda data: int.from_bytes(data, "little", signed=True),
     b"s": lambda data: data.decode("utf-8", "surrogatepass"),
     b"b": bytes,
+    b"D": _decimal,
 }
 _CONTAINERS: dict[bytes, Callable[[list[Any]], Any]] = {
     b"l": list,
@@ -241,6 +281,7 @@ _CONTAINERS: dict[bytes, Callable[[list[Any]], Any]] = {
     b"Z": lambda items: frozenset(_set(items)),
     b"d": _pairs,
     b"r": _range,
+    b"R": _fraction,
     b"q": deque,
     b"I": iter,
     b"K": lambda items: dict.fromkeys(_members(items)).keys(),

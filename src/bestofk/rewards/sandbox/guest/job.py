@@ -6,181 +6,174 @@ import _socket
 import contextlib
 import os
 import select
-import signal
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import kernel, wire
+from .clocks import TICK, BlockedClock, tick_milliseconds
 from .codec import CodecError
+from .process_table import CheckerProcess, Process, ProcessTable
 
-if TYPE_CHECKING:
-    from .server import Server
-
-_TICK_MS = 50
-_SLICE = struct.pack("@ll", 0, 50_000)
+_SLICE = struct.pack("@ll", 0, int(TICK * 1e6))
 """How long the checker waits for the program before it looks at the clocks (a timeval)."""
-_GRACE = 10.0
-"""Wall seconds a checker has to finish after its program was stopped for good."""
+_CHECKER_CPU = 1.0
+"""CPU seconds that a checker has beyond those of its program."""
 
 
-class Process:
-    """A process the server watches: forked by the zygote, its own child nevertheless."""
+class WatchedJob:
+    """What every job has: a process of the model's, its clocks, and events to wait for."""
 
-    def __init__(self, pid: int, cpu_limit: float) -> None:
-        self.pid, self.cpu_limit = pid, cpu_limit
-        self.handle = os.pidfd_open(pid)
-        self.started = time.monotonic()
-        self.reason: str | None = None
-        self.code, self.cpu = 0, 0.0
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._reap(0)
-
-    def ended(self) -> bool:
-        return self.handle < 0 or self._reap(os.WNOHANG)
-
-    def _reap(self, flags: int) -> bool:
-        if self.handle < 0:
-            return True
-        pid, status, usage = os.wait4(self.pid, flags)
-        if not pid:
-            return False
-        self.code = os.waitstatus_to_exitcode(status)
-        self.cpu = usage.ru_utime + usage.ru_stime
-        os.close(self.handle)
-        self.handle = -1
-        return True
-
-
-class Checker(Process):
-    """The process that holds tests: kept for further jobs as long as its tests change nothing."""
-
-    def __init__(self, pid: int, control: _socket.socket) -> None:
-        super().__init__(pid, float("inf"))
-        self.control = control
-        self.watched = (control.fileno(), self.handle)
-        self.jobs = 0
-
-    def worn(self) -> bool:
-        """Whether it has done enough: a bound on anything it might accumulate."""
-        return self.jobs >= 256 or kernel.cpu_seconds(self.pid) > 60.0
-
-    def kill(self) -> None:
-        super().kill()
-        self.control.close()
-
-
-class Watch:
-    """What every job has: a process of the model's, its clocks, and who must be heard meanwhile."""
-
-    def __init__(self, server: Server, request: dict[str, Any], files: list[int]) -> None:
-        self.server, self.limits, self.files = server, request["limits"], files
+    def __init__(self, table: ProcessTable, request: dict[str, Any], files: list[int]) -> None:
+        self.table, self.limits, self.files = table, request["limits"], files
         self.allowance = float(self.limits["cpu_per_program"])
         self.spent = 0.0
         self.started = time.monotonic()
-        self.solution: Process | None = None
+        self.program: Process | None = None
+        self.blocked = BlockedClock(table.proc)
+        self.starved = self.program_killed = self.checker_killed = False
 
-    def heard(self) -> dict[int, int]:
+    def wait_for_events(self, owing: bool) -> dict[int, int]:
         """Descriptors that have something, after a tick at most; the clocks are looked at then.
+
+        `owing`: whether a running program owes an answer, so that being blocked counts.
 
         Raises EOFError when the host has gone (or speaks out of turn), which ends the server.
         """
-        found = dict(self.server.poller.poll(_TICK_MS))
-        if self.server.host.fileno() in found:
+        tick = tick_milliseconds()
+        began = time.monotonic()
+        ready = dict(self.table.poller.poll(tick))
+        if self.table.host.fileno() in ready:
             raise EOFError("the host is gone")
-        process = self.solution
+        process = self.program
         if process is not None:
-            if not found:
-                process.reason = self._excess(process)
-                if process.reason:
-                    self.stop()
-                    self.ended(process)
-            elif process.handle in found:
-                self.stop()
-                self.ended(process)
-        return found
+            if process.handle in ready:
+                self._finish(process)
+            elif not ready:
+                if owing:
+                    self.blocked.tick(process.pid, min(time.monotonic() - began, tick / 1000))
+                self.stop_if_over_limits()
+        if time.monotonic() - self.started > self.limits["starved_after"]:
+            self.starved = True  # the machine gave it so little that it has to be tried again
+        return ready
+
+    def stop_if_over_limits(self) -> None:
+        process = self.program
+        if process is not None:
+            process.reason = self._excess(process)
+            if process.reason:
+                self._finish(process)
+
+    def _finish(self, process: Process, by_us: bool = True) -> None:
+        self.stop(by_us)
+        self.program_killed |= process.killed_from_outside()
+        self.ended(process)
 
     def ended(self, process: Process) -> None:
         raise NotImplementedError
 
     def _excess(self, process: Process) -> str | None:
+        """The limit that a process exceeds, if there is one."""
         if kernel.cpu_seconds(process.pid) > process.cpu_limit:
             return "cpu"
-        if time.monotonic() - process.started > process.cpu_limit * self.limits["wall_factor"]:
-            return "wall"
-        if self.server.threads(process.pid) > self.limits["threads"]:
+        if self.out_of_blocked_time():
+            return "blocked"
+        if not self.blocked.known:
+            # no /proc: being blocked cannot be told from waiting for a core, so wall time decides
+            wall = time.monotonic() - process.started
+            if wall > process.cpu_limit * self.limits["wall_factor"]:
+                return "wall"
+        if self.table.proc.threads(process.pid) > self.limits["threads"]:
             return "threads"
         return None
 
-    def begin(self, process: Process) -> None:
-        self.solution = process
-        self.server.poller.register(process.handle, select.POLLIN)
+    def out_of_blocked_time(self) -> bool:
+        return bool(self.blocked.seconds > self.limits["blocked_per_program"])
 
-    def stop(self) -> None:
+    def begin(self, process: Process) -> None:
+        self.program = process
+        self.blocked.start()
+        self.table.poller.register(process.handle, select.POLLIN)
+
+    def stop(self, by_us: bool = True) -> None:
         """End the model's process, if there is one, and count what it used."""
-        process, self.solution = self.solution, None
+        process, self.program = self.program, None
         if process is not None:
-            self.server.poller.unregister(process.handle)
-            process.kill()
+            self.table.poller.unregister(process.handle)
+            process.kill(by_us)
+            if process.reason is None and process.cpu > process.cpu_limit:
+                process.reason = "cpu"  # the kernel was first
             self.spent += process.cpu
 
+    def report(self, code: int, reason: str | None) -> dict[str, Any]:
+        return {
+            "code": code,
+            "reason": reason,
+            "cpu": self.spent,
+            "blocked": self.blocked.seconds,
+            "starved": self.starved,
+            "program_killed": self.program_killed,
+            "checker_killed": self.checker_killed,
+        }
 
-class Call(Watch):
+
+class CallJob(WatchedJob):
     """`module:function` on plain values."""
 
     def run(self) -> dict[str, Any]:
-        self.report: dict[str, Any] = {}
+        self.code = 1
+        self.reason: str | None = None
         cpu = min(float(self.limits["cpu_per_test"]), self.allowance)
-        self.begin(self.server.fork_call(self.files, self.limits, cpu))
+        self.begin(self.table.fork_call(self.files, self.limits, cpu))
         try:
-            while self.solution is not None:
-                self.heard()
+            while self.program is not None and not self.starved:
+                self.wait_for_events(owing=True)
         finally:
             self.stop()
-        return self.report | {"cpu": self.spent}
+        return self.report(self.code, self.reason)
 
     def ended(self, process: Process) -> None:
-        self.report = {"code": process.code, "reason": process.reason}
+        self.code, self.reason = process.code, process.reason
 
 
-class Check(Watch):
+class CheckJob(WatchedJob):
     """A program and its tests: the checker asks for the program, and says when it is done."""
 
     def __init__(
-        self, server: Server, request: dict[str, Any], files: list[int], checker: Checker
+        self,
+        table: ProcessTable,
+        request: dict[str, Any],
+        files: list[int],
+        checker: CheckerProcess,
     ) -> None:
-        super().__init__(server, request, files)
+        super().__init__(table, request, files)
         self.checker = checker
         self.checker_cpu = kernel.cpu_seconds(checker.pid)
         self.reason: str | None = None
         self.done = False
+        self.by_calls = bool(request["eager"])
 
-    def run(self, packet: bytes, eager: bool) -> dict[str, Any]:
+    def run(self, packet: bytes) -> dict[str, Any]:
         """`packet` is the host's request, which the checker gets as it is, with the first process
-        of the program where the job is `eager`."""
+        of the program where the tests call it."""
         try:
-            if eager:
+            if self.by_calls:
                 self._start_with(packet)
             else:
                 wire.send(self.checker.control, packet, self.files[1:])
-            while not self.done and self.checker.handle >= 0:
-                found = self.heard()
-                if self.checker.control.fileno() in found:
+            while not self.done and not self.starved and self.checker.handle >= 0:
+                ready = self.wait_for_events(owing=not self.by_calls)
+                if self.checker.control.fileno() in ready:
                     self._obey()
                 elif self.checker.ended():
                     break
-                elif not found:
+                elif not ready:
                     self._watch_checker()
         finally:
             self.stop()
-        return {
-            "code": 0 if self.done else 1,
-            "reason": self.reason,
-            "cpu": self.spent,
-        }
+        if not self.done and self.checker.ended():
+            self.checker_killed = self.checker.killed_from_outside()
+        return self.report(0 if self.done else 1, self.reason)
 
     def ended(self, process: Process) -> None:
         news = {"event": "ended", "code": process.code, "reason": process.reason}
@@ -188,20 +181,25 @@ class Check(Watch):
             wire.send(self.checker.control, wire.pack(news))
 
     def _obey(self) -> None:
-        """A request of the checker: start the program afresh, end it, or note that all is done."""
+        """A request of the checker: start the program afresh, end it, count that the checker waits
+        for it, or note that all is done."""
         try:
             packet, files = wire.receive(self.checker.control)
             if packet == wire.DONE:
                 self.done = True
                 return
             request = wire.unpack(packet)
-        except (EOFError, OSError, CodecError):
-            self.server.end_checker()
+        except (EOFError, OSError, CodecError) as error:
+            self.table.end_checker(by_us=isinstance(error, CodecError))
             return
-        process = self.solution
+        process = self.program
+        if request["do"] == "wait":
+            if process is not None:
+                self.blocked.tick(process.pid, float(request["seconds"]))
+                self.stop_if_over_limits()
+            return
         if process is not None:
-            self.stop()
-            self.ended(process)
+            self._finish(process, by_us=not request.get("closed"))
         if request["do"] == "spawn":
             self._spawn(float(request["cpu"]), files)
         for descriptor in files:
@@ -210,8 +208,8 @@ class Check(Watch):
     def _start_with(self, packet: bytes) -> None:
         ours = self._program([], self.allowance)
         try:
-            assert self.solution is not None
-            pid = str(self.solution.pid).encode()
+            assert self.program is not None
+            pid = str(self.program.pid).encode()
             files = [*self.files[1:], ours.fileno()]
             wire.send(self.checker.control, packet + b"\n" + pid, files)
         finally:
@@ -219,14 +217,14 @@ class Check(Watch):
 
     def _spawn(self, cpu: float, files: list[int]) -> None:
         left = self.allowance - self.spent
-        if left <= 0 or self._late() > 0:
-            refused = {"event": "refused", "reason": "cpu" if left <= 0 else "wall"}
+        if left <= 0 or self.out_of_blocked_time():
+            refused = {"event": "refused", "reason": "cpu" if left <= 0 else "blocked"}
             wire.send(self.checker.control, wire.pack(refused))
             return
         ours = self._program(files, min(cpu, left))
         try:
-            assert self.solution is not None
-            started = wire.pack({"event": "started", "pid": self.solution.pid})
+            assert self.program is not None
+            started = wire.pack({"event": "started", "pid": self.program.pid})
             wire.send(self.checker.control, started, [ours.fileno()])
         finally:
             ours.close()
@@ -238,26 +236,14 @@ class Check(Watch):
             ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _SLICE)
             ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _SLICE)
             rpc = theirs.fileno()
-            self.begin(self.server.fork_program(self.files[0], rpc, files, self.limits, cpu))
+            self.begin(self.table.fork_program(self.files[0], rpc, files, self.limits, cpu))
         finally:
             theirs.close()
         return ours
 
     def _watch_checker(self) -> None:
-        """Stop a job that only sleeps, and a checker that chokes on what the program returned.
-
-        The program goes first: a checker that is left can still report the tests passed so far.
-        """
-        late, used = self._late(), kernel.cpu_seconds(self.checker.pid) - self.checker_cpu
-        if late > 0 and self.solution is not None:
-            process = self.solution
-            process.reason = "wall"
-            self.stop()
-            self.ended(process)
-        elif late > _GRACE or used > self.allowance + 1.0:
-            self.reason = "wall" if late > _GRACE else "cpu"
-            self.server.end_checker()
-
-    def _late(self) -> float:
-        """Wall seconds beyond what the whole job may take."""
-        return time.monotonic() - self.started - self.allowance * self.limits["wall_factor"]
+        """Stop a checker that chokes on what the program returned."""
+        used = kernel.cpu_seconds(self.checker.pid) - self.checker_cpu
+        if used > self.allowance + _CHECKER_CPU:
+            self.reason = "cpu"
+            self.table.end_checker()

@@ -25,6 +25,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+PR_SET_KEEPCAPS = 8
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1 << 1, 1 << 2
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
@@ -181,9 +183,9 @@ def set_capabilities(mask: int) -> None:
     syscall("capset", ctypes.byref(header), ctypes.byref(data))  # type: ignore[arg-type]
 
 
-def prepared_loss_of_capabilities() -> Callable[[], None]:
-    """`set_capabilities(0)`, made ahead."""
-    header, data = _CapHeader(0x20080522, 0), (ctypes.c_uint32 * 6)()
+def prepared_capabilities(mask: int) -> Callable[[], None]:
+    """`set_capabilities(mask)`, made ahead, for the low 32."""
+    header, data = _CapHeader(0x20080522, 0), (ctypes.c_uint32 * 6)(mask, mask)
     arguments = (ctypes.byref(header), ctypes.byref(data))
     function = _libc.capset
 

@@ -39,13 +39,11 @@ def abi() -> int:
 def ruleset(
     readable: Iterable[str],
     writable: Iterable[str] = (),
-    listable: Iterable[str] = (),
     sinks: Iterable[str] = (),
 ) -> int:
     """A descriptor of rules.
 
-    Read below `readable`; make, write and remove below `writable`; list folders below `listable`
-    without reading files; write to the files `sinks`.
+    Read below `readable`; make, write and remove below `writable`; write to the files `sinks`.
     """
     version = abi()
     if not version:
@@ -68,8 +66,6 @@ def ruleset(
     for path in writable:
         # making devices and sockets stays forbidden, executing too
         _allow(rules, path, handled & ~(_EXECUTE | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 15))
-    for path in listable:
-        _allow(rules, path, _READ_DIR)
     for path in sinks:
         _allow(rules, path, _READ_FILE | _WRITE_FILE)
     return rules

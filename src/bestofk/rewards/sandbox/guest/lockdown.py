@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import kernel, landlock, seccomp
-from .room import BOX, Room
+from .confinement import BOX, Confinement
 
 Bounds = list[tuple[int, tuple[int, int]]]
 """Resource limits: which, and (soft, hard)."""
@@ -32,16 +32,18 @@ def keep_low_descriptors_free() -> None:
         os.dup2(0, number, inheritable=False)
 
 
-def lockdown(room: Room, checker: bool = False) -> Callable[[bytes, Bounds], None]:
+def lockdown(confinement: Confinement, checker: bool = False) -> Callable[[bytes, Bounds], None]:
     """How a child of one kind loses its rights: user, capabilities, limits, Landlock, seccomp.
 
     Every name is looked up here, in the zygote: looking one up writes to memory.
     """
-    uid = None if room.uid is None else room.uid + checker
-    box = BOX if room.box else "/"
-    rules, own_pids = room.rules, room.own_pids
+    uid = None if confinement.uid is None else confinement.uid + checker
+    box = BOX if confinement.box else "/"
+    rules, own_pids = confinement.rules, confinement.own_pids
     install = seccomp.prepared(checker) if seccomp.supported() else None
-    drop_capabilities = kernel.prepared_loss_of_capabilities()
+    keep_capabilities = kernel.prepared_prctl(kernel.PR_SET_KEEPCAPS, 1)
+    set_capabilities = kernel.prepared_capabilities(confinement.capability)
+    is_reader = bool(confinement.capability)
     die_with_parent = kernel.prepared_prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     dup2, chdir, close_range, leave = os.dup2, os.chdir, os.closerange, os._exit
     setgroups, setresgid, setresuid = os.setgroups, os.setresgid, os.setresuid
@@ -55,11 +57,13 @@ def lockdown(room: Room, checker: bool = False) -> Callable[[bytes, Bounds], Non
             target += 1
         chdir(box)
         if uid is not None:  # takes the capabilities with it
+            if is_reader:
+                keep_capabilities()
             setgroups([])
             setresgid(uid, uid, uid)
             setresuid(uid, uid, uid)
-        else:
-            drop_capabilities()
+        if uid is None or is_reader:
+            set_capabilities()
         if not own_pids:  # after the change of user, which would clear it
             die_with_parent()
             if getppid() == 1:
@@ -75,7 +79,9 @@ def lockdown(room: Room, checker: bool = False) -> Callable[[bytes, Bounds], Non
     return apply
 
 
-def resource_limits(room: Room, limits: dict[str, Any], base_memory: int, cpu: float) -> Bounds:
+def resource_limits(
+    confinement: Confinement, limits: dict[str, Any], base_memory: int, cpu: float
+) -> Bounds:
     """The kernel's own limits for one child, never above what the server itself has."""
     wanted = {
         resource.RLIMIT_AS: base_memory + limits["memory"],
@@ -84,7 +90,7 @@ def resource_limits(room: Room, limits: dict[str, Any], base_memory: int, cpu: f
         resource.RLIMIT_FSIZE: limits["output"],
         resource.RLIMIT_NOFILE: limits["descriptors"],
     }
-    if room.counts_threads:
+    if confinement.counts_threads:
         wanted[resource.RLIMIT_NPROC] = limits["threads"] + 4
     capped: Bounds = []
     for which, value in wanted.items():

@@ -88,7 +88,7 @@ def start_fresh_pools() -> None:
     for size in range(16, 513, 16):
         for _ in range(_MOST):
             number = len(_filling) << 34  # of two digits, as an integer of 32 bytes has
-            made = object() if size == 16 else number if size == 32 else bytes(size - 33)
-            _filling.append(made)
-            if id(made) % _POOL == _FIRST:
+            filler = object() if size == 16 else number if size == 32 else bytes(size - 33)
+            _filling.append(filler)
+            if id(filler) % _POOL == _FIRST:
                 break

@@ -9,11 +9,14 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import functools
 import importlib
+import io
 import marshal
 import os
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 from . import wire
@@ -55,6 +58,43 @@ def add_site_builtins() -> None:
 
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+
+
+_STDIN = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+
+
+def open_stdin_by_name() -> None:
+    """Let `open("/dev/stdin")` read standard input at every tier: most have no /proc, which these
+    names lead through. As with a file, each opening starts at the beginning."""
+    plain_open = io.open
+
+    @functools.wraps(plain_open)
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        name = file if type(file) is str else hasattr(file, "__fspath__") and file.__fspath__()
+        if name not in _STDIN or mode.strip("rbt"):
+            return plain_open(file, mode, *args, **kwargs)
+        data = io.BytesIO(b"".join(iter(_rest_of_stdin(), b"")))
+        if "b" in mode:
+            return data
+        names = ("buffering", "encoding", "errors", "newline")
+        options = dict(zip(names, args, strict=False)) | kwargs
+        options = {name: options[name] for name in names[1:] if options.get(name) is not None}
+        return io.TextIOWrapper(data, **({"encoding": "utf-8"} | options))
+
+    builtins.open = io.open = opened
+
+
+def _rest_of_stdin() -> Callable[[], bytes]:
+    """A function that reads piece by piece, from the start, without moving the position."""
+    at = 0
+
+    def read() -> bytes:
+        nonlocal at
+        piece = os.pread(0, 1 << 20, at)
+        at += len(piece)
+        return piece
+
+    return read
 
 
 def _module(name: str) -> types.ModuleType:
@@ -183,15 +223,15 @@ def _resolve(names: dict[str, Any], path: str) -> Any:
     """`f`, `C.f` or `C().f`: the instance is made once per process, as the tests would."""
     value: Any = None
     for depth, part in enumerate(path.split(".")):
-        made = part.endswith("()")
-        name = part[:-2] if made else part
+        is_call = part.endswith("()")
+        name = part[:-2] if is_call else part
         if depth:
             value = getattr(value, name)
         elif name in names:
             value = names[name]
         else:
             raise NameError(f"name {name!r} is not defined")
-        if made:
+        if is_call:
             value = value()
     return value
 

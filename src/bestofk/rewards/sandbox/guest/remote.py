@@ -13,10 +13,13 @@ import time
 from typing import Any
 
 from . import kernel, wire
-from .codec import CodecError, decode, encode
+from .clocks import TICK
+from .codec import CodecError, NotPlainError, decode, encode
 from .wire import ABSENT, FAILED, OK, RAISED
 
 _KILL = wire.pack({"do": "kill"})
+_KILL_CLOSED = wire.pack({"do": "kill", "closed": True})
+"""End a program that closed its channel: it is ending by itself, most likely."""
 _UNLOADED = {
     "SyntaxError": "unparsed",
     "IndentationError": "unparsed",
@@ -25,12 +28,31 @@ _UNLOADED = {
 }
 
 
+BLOCKED = ("blocked", "wall")
+"""Limits after which a program is not tried again: it would sleep again."""
+_LIMITS = {
+    "cpu": ("timeout", "stopped by the cpu limit"),
+    "blocked": ("timeout", "stopped by the limit on blocked time: it slept, or waited in vain"),
+    "wall": ("timeout", "stopped by the wall limit"),
+    "threads": ("memory", "stopped by the threads limit"),
+}
+
+
+def stopped_by(limit: str) -> tuple[str, str]:
+    """The status and the detail of a program that exceeded a limit."""
+    return _LIMITS[limit]
+
+
 class Gone(BaseException):
     """The program gave no answer. No Exception: a test's `except Exception` must not hide it."""
 
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(detail)
         self.status, self.detail = status, detail
+
+
+class TaskFault(BaseException):
+    """The tests themselves are broken: no program is to blame. No Exception, as above."""
 
 
 class ProgramError(Exception):
@@ -64,31 +86,35 @@ class Remote:
         self.channel = -1
         self.pid = self.number = 0
         self.failed: Gone | None = None
-        self.deadline = self.cpu_limit = 0.0
+        self.cpu_limit = self.waiting_since = 0.0
         self.held = 0
         """Bytes of answers since the program was last ended by us."""
-        self.gone: Gone | None = None
+        self.gone: Gone | TaskFault | None = None
+        self.calls = self.values = 0
+        """Calls of the program, and those that it answered with a value."""
 
     def call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The program's value, or its exception. `gone` remembers what a test might swallow."""
         try:
             return self._call(path, args, kwargs)
-        except Gone as gone:
+        except (Gone, TaskFault) as gone:
             self.gone = gone
             raise
 
     def _call(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.calls += 1
+        request, by_marshal = self._request(path, args, kwargs)
         if self.channel < 0:
             self._start()
         self.number += 1
-        request, by_marshal = self._request(path, args, kwargs)
         self._allow(self.limits["cpu_per_test"])
         try:
             self.frames.send(self.number, by_marshal, request)
         except OSError:
-            raise self._ended("crashed", "it closed its channel") from None
+            raise self._ended("crashed", "it closed its channel", closed=True) from None
         kind, value = self._answer(self.number)
         if kind == OK:
+            self.values += 1
             return value
         name, text = value
         if name == "MemoryError":
@@ -111,7 +137,10 @@ class Remote:
         try:
             return encode((path, args, kwargs), self.frame), False
         except CodecError as error:
-            raise CodecError(f"an argument of {path} cannot be passed by value: {error}") from None
+            detail = f"an argument of {path} cannot be passed by value: {error}"
+            if self.values and not isinstance(error, NotPlainError):
+                raise CodecError(detail) from None  # the program's own values may be too large
+            raise TaskFault(detail) from None
 
     def _start(self) -> None:
         if self.failed is not None:
@@ -136,15 +165,16 @@ class Remote:
         wire.send(self.control, wire.pack({"do": "spawn", "cpu": cpu}))
         news, descriptors = self._news(("started", "refused"))
         if news["event"] == "refused":
-            self.failed = Gone("timeout", "the program's CPU budget is used up")
+            what = "CPU" if news["reason"] == "cpu" else "blocked"
+            self.failed = Gone("timeout", f"the program's budget of {what} time is used up")
             raise self.failed
         return descriptors[0], news["pid"]
 
     def _answer(self, number: int) -> tuple[int, Any]:
         """(OK, the value) or (RAISED or FAILED, (name, text)), whoever wrote it."""
         try:
-            told, kind, payload = self.frames.next()
-            if told != number or kind not in ((OK, RAISED, ABSENT) if number else (OK, FAILED)):
+            answered, kind, payload = self.frames.next()
+            if answered != number or kind not in ((OK, RAISED, ABSENT) if number else (OK, FAILED)):
                 raise CodecError("it forged an answer")
             self.held += len(payload)
             value = (
@@ -155,14 +185,14 @@ class Remote:
             ):
                 raise CodecError("it forged an answer")
         except (EOFError, OSError):
-            raise self._ended("crashed", "") from None
+            raise self._ended("crashed", "", closed=True) from None
         except CodecError as error:
             raise self._ended("crashed", f"its answer is no value: {error}") from None
         return kind, value
 
     def _allow(self, cpu: float) -> None:
         self.cpu_limit = self._cpu() + cpu
-        self.deadline = time.monotonic() + cpu * self.limits["wall_factor"]
+        self.waiting_since = time.monotonic()
 
     def _cpu(self) -> float:
         try:
@@ -171,22 +201,26 @@ class Remote:
             return 0.0
 
     def _waiting(self) -> None:
-        """Nothing came for a while: has the program used up this test's budget?"""
+        """Nothing came for a while: has the program used up this test's budget? The server counts
+        how long it is blocked meanwhile, and ends it in time."""
         if self._cpu() > self.cpu_limit:
             raise self._ended("timeout", "more CPU time than one test may use")
-        if time.monotonic() > self.deadline:
-            self.failed = self._ended("timeout", "no answer, and little CPU time used")
-            raise self.failed
+        now = time.monotonic()
+        seconds = min(now - self.waiting_since, 2 * TICK)  # more: this process was not scheduled
+        self.waiting_since = now
+        wire.send(self.control, wire.pack({"do": "wait", "seconds": seconds}))
 
-    def _ended(self, status: str, detail: str) -> Gone:
+    def _ended(self, status: str, detail: str, closed: bool = False) -> Gone:
         """End the process for good; the verdict of the server, if it has one, comes first."""
         os.close(self.channel)
         self.channel = -1
-        wire.send(self.control, _KILL)
+        wire.send(self.control, _KILL_CLOSED if closed else _KILL)
         news, _ = self._news(("ended",))
-        reasons = {"cpu": "timeout", "wall": "timeout", "threads": "memory"}
-        if news["reason"] in reasons:
-            return Gone(reasons[news["reason"]], f"stopped by the {news['reason']} limit")
+        if news["reason"]:
+            gone = Gone(*stopped_by(news["reason"]))
+            if news["reason"] in BLOCKED:  # it sleeps: do not try it again
+                self.failed = gone
+            return gone
         return Gone(status, detail or f"the process ended with {news['code']}")
 
     def _news(self, wanted: tuple[str, ...]) -> tuple[dict[str, Any], list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 _SEQUENCES = (list, tuple)
@@ -18,7 +19,9 @@ def same(actual: Any, expected: Any, absolute: float = 0.0, relative: float = 0.
     (True, False, True)
     """
     if isinstance(expected, float | complex) or isinstance(actual, float | complex):
-        return _same_number(actual, expected, absolute, relative)
+        return _same_number(_plain_number(actual), _plain_number(expected), absolute, relative)
+    if _is_exact(expected) or _is_exact(actual):
+        return _same_number(_plain_number(actual), _plain_number(expected), absolute, relative)
     if isinstance(expected, _SEQUENCES):
         if not isinstance(actual, _SEQUENCES) or len(actual) != len(expected):
             return False
@@ -30,10 +33,37 @@ def same(actual: Any, expected: Any, absolute: float = 0.0, relative: float = 0.
     return bool(actual == expected)
 
 
+_FARTHEST = 5000
+"""Exponent of a Decimal beyond which it is not compared as a fraction."""
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether it is a Fraction or a Decimal, without importing either."""
+    kind = type(value)
+    return any(
+        kind is getattr(sys.modules.get(module), name, None)
+        for module, name in (("fractions", "Fraction"), ("decimal", "Decimal"))
+    )
+
+
+def _plain_number(value: Any) -> Any:
+    """A Fraction or Decimal as an exact Fraction, so that kinds of numbers compare by value; as a
+    float where that is NaN, infinite or has a huge exponent."""
+    if not _is_exact(value):
+        return value
+    from fractions import Fraction
+
+    if type(value) is Fraction:
+        return value
+    if not value.is_finite() or abs(value.adjusted()) > _FARTHEST:
+        return float(value)
+    return Fraction(value)
+
+
 def _same_number(actual: Any, expected: Any, absolute: float, relative: float) -> bool:
-    numbers = int | float | complex
-    if not isinstance(actual, numbers) or not isinstance(expected, numbers):
-        return False
+    for value in (actual, expected):
+        if not isinstance(value, int | float | complex) and not _is_exact(value):
+            return False
     if actual == expected:
         return True
     if actual != actual or expected != expected:

@@ -149,6 +149,14 @@ def _pretend_if_low_in(index: int, values: tuple[int, ...]) -> list[bytes]:
     return [_load(_argument(index)), *compared, _PRETEND]
 
 
+def _allow_sending() -> list[bytes]:
+    """Allow `sendto` without an address, so to the other end only, and without flags that change
+    what arrives (MSG_OOB); MSG_NOSIGNAL and MSG_DONTWAIT are harmless."""
+    unaddressed = _allow_if_zero(4)
+    refuse = len(unaddressed) - 1
+    return [_load(_argument(3)), _has_bits(~0x4040 & 0xFFFFFFFF, refuse, 0), *unaddressed]
+
+
 def _allow_if_zero(index: int) -> list[bytes]:
     """Allow when a pointer argument is NULL."""
     return [
@@ -175,7 +183,7 @@ def _rules() -> dict[str, list[bytes]]:
         "openat2": [_return(_error(errno.ENOSYS))],
         "ioctl": _allow_if_low_in(1, _IOCTL, errno.ENOTTY),
         "socketpair": _allow_if_low_in(0, (1,), errno.EPERM),  # AF_UNIX: asyncio's self-pipe
-        "sendto": _allow_if_zero(4),  # no address: only to the other end
+        "sendto": _allow_sending(),
         # nothing of a program outlives it, so these have nothing to do; on a file of the host they
         # would be heard by other programs
         "fsync": [_PRETEND],

@@ -14,15 +14,16 @@ import fcntl
 import importlib
 import os
 import resource
-import select
 import sys
 from typing import Any
 
-from . import kernel, memory, program, seccomp, wire, zygote
-from . import room as rooms
-from .job import Call, Check, Checker, Process
-from .lockdown import LOW, keep_low_descriptors_free, limit_server, resource_limits
-from .zygote import NoProcess, Zygote
+from . import confinement as confinements
+from . import kernel, memory, program, seccomp, wire
+from .clocks import ProcFiles
+from .job import CallJob, CheckJob
+from .lockdown import LOW, keep_low_descriptors_free, limit_server
+from .process_table import ProcessTable
+from .zygote import NoProcess
 
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a
 # compiled one by 10 µs); a module that is not costs a program that wants it a few milliseconds.
@@ -37,27 +38,24 @@ PRELOAD = (
 class Server:
     """Waits for jobs on the host's socket."""
 
-    def __init__(self, host: _socket.socket, config: dict[str, Any]) -> None:
+    def __init__(self, host: _socket.socket, config: dict[str, Any], files: list[int]) -> None:
+        """`files`: the host's /proc, where bubblewrap mounts none."""
         self.host = host
-        self.room = rooms.enter(config)
-        _prepare_interpreter(config)  # inside: what imports read and write is the room's
+        confinement = confinements.enter(config)
+        _prepare_interpreter(config)  # confined: imports read and write what programs can
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # before, its user could not write its id maps
         keep_low_descriptors_free()
-        if self.room.own_pids:
+        if confinement.own_pids:
             kernel.drop_bounding_set()
             keep = sum(1 << bit for bit in (1, 5, 6, 7, 21))  # DAC KILL SETGID SETUID SYS_ADMIN
             kernel.set_capabilities(0 if config["wrapped"] else keep)
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
-            seccomp.install(seccomp.server_program(self.room.box))
-        self.base_memory = _address_space(self.room.proc)
-        self.zygote = Zygote(self.room)
-        self.checker: Checker | None = None
-        self.poller = select.poll()
-        self.poller.register(host, select.POLLIN)
+            seccomp.install(seccomp.server_program(confinement.box))
+        proc = ProcFiles(files[0], foreign=True) if files else ProcFiles(confinement.proc)
+        self.table = ProcessTable(host, confinement, proc, _address_space(confinement.proc))
         self.known: dict[bytes, dict[str, Any]] = {}
-        self.orders: dict[tuple[float, ...], bytes] = {}
 
     def serve(self) -> None:
         while True:
@@ -65,7 +63,7 @@ class Server:
             try:
                 report = self._run(packet, files)
             except NoProcess as error:
-                self.end_checker()
+                self.table.end_checker()
                 report = {"error": str(error)}
             finally:
                 for descriptor in files:
@@ -83,83 +81,15 @@ class Server:
     def _run(self, packet: bytes, files: list[int]) -> dict[str, Any]:
         request = self._request(packet)
         if request["kind"] == "call":
-            return Call(self, request, files).run()
-        if self.checker is None or self.checker.ended() or self.checker.worn():
-            self._replace_checker(request["limits"])
-        assert self.checker is not None
-        job = Check(self, request, files, self.checker)
-        report = job.run(packet, request["eager"])
+            return CallJob(self.table, request, files).run()
+        checker = self.table.usable_checker(request["limits"])
+        job = CheckJob(self.table, request, files, checker)
+        report = job.run(packet)
         if job.done and request["pure"]:
-            self.checker.jobs += 1
+            checker.jobs += 1
         else:
-            self.end_checker()
+            self.table.end_checker()
         return report
-
-    def end_checker(self) -> None:
-        if self.checker is not None:
-            for descriptor in self.checker.watched:
-                self.poller.unregister(descriptor)
-            self.checker.kill()
-            self.checker = None
-
-    def _replace_checker(self, limits: dict[str, Any]) -> None:
-        self.end_checker()
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        try:
-            order = self._order(zygote.CHECKER, limits, 3600.0)
-            self.checker = Checker(self._fork(order, [theirs.fileno()]), ours)
-        finally:
-            theirs.close()
-        for descriptor in self.checker.watched:
-            self.poller.register(descriptor, select.POLLIN)
-
-    def fork_program(
-        self, source: int, rpc: int, files: list[int], limits: dict[str, Any], cpu: float
-    ) -> Process:
-        """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given."""
-        order = self._order(zygote.STDIO if files else zygote.FUNCTIONS, limits, cpu)
-        self.room.renew_box()
-        return Process(self._fork(order, [rpc, source], files), cpu)
-
-    def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
-        self.room.renew_box()
-        return Process(self._fork(self._order(zygote.CALL, limits, cpu), files), cpu)
-
-    def _fork(self, order: bytes, files: list[int], standard: list[int] | None = None) -> int:
-        """Without standard files it gets /dev/null, opened anew: position and flags of an open file
-        are shared by all who inherit it, and would carry notes between programs."""
-        if standard:
-            return self.zygote.fork(order, [*standard, *files])
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return self.zygote.fork(order, [null, null, null, *files])
-        finally:
-            os.close(null)
-
-    def _order(self, what: int, limits: dict[str, Any], cpu: float) -> bytes:
-        """What the zygote is told; the same for thousands of programs."""
-        key = (what, cpu, *limits.values())
-        if key not in self.orders:
-            if len(self.orders) > 64:
-                self.orders.clear()
-            if what == zygote.CHECKER:  # it also writes what programs read, and many results
-                limits = limits | {"output": wire.RESULT}
-            bounds = resource_limits(self.room, limits, self.base_memory, cpu)
-            self.orders[key] = zygote.order(what, limits["output"], bounds)
-        return self.orders[key]
-
-    def threads(self, pid: int) -> int:
-        """How many threads a process has; 0 where /proc cannot be had."""
-        if self.room.proc is None:
-            return 0
-        try:
-            descriptor = os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=self.room.proc)
-        except OSError:
-            return 0
-        try:
-            return int(os.read(descriptor, 4096).rpartition(b")")[2].split()[17])
-        finally:
-            os.close(descriptor)
 
 
 def _high(descriptor: int) -> int:
@@ -189,25 +119,34 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "guest"]:
         del sys.modules[name]  # a program that imports `guest` shall not find us
     program.add_site_builtins()
+    program.open_stdin_by_name()
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
 
 
+def _die_before_the_host() -> None:
+    """When memory is short the kernel shall end what a model wrote, and not the training run. All
+    processes of a worker inherit this; raising it needs no privilege."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
 def main(descriptor: int) -> None:
-    """Entry point of a worker: configure, enter the room, say so, serve."""
+    """Entry point of a worker: configure, confine itself, report that, serve."""
     host = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _high(descriptor))
-    packet, _ = wire.receive(host)
-    config = wire.unpack(packet)
+    packet, files = wire.receive(host)
+    config, files = wire.unpack(packet), [_high(file) for file in files]
+    _die_before_the_host()
     with contextlib.suppress(OSError):  # the core may be gone: then anywhere
         os.sched_setaffinity(0, [config["core"]])
     try:
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
         memory.code_on_huge_pages()
-        server = Server(host, config)
+        server = Server(host, config, files)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            told = f"{type(error).__name__}: {error}"[:2000]
-            wire.send(host, wire.pack({"ok": False, "error": told}))
+            reason = f"{type(error).__name__}: {error}"[:2000]
+            wire.send(host, wire.pack({"ok": False, "error": reason}))
         os._exit(1)
     wire.send(host, wire.pack({"ok": True}))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

@@ -26,7 +26,7 @@ PACKET = 64 << 10
 """Bytes of one packet at most."""
 _RIGHTS = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
 _NUMBERS = [struct.Struct(f"{count}i") for count in range(5)]
-_ROOM = _socket.CMSG_SPACE(4 * 4)  # no packet has more than four descriptors
+_ANCILLARY = _socket.CMSG_SPACE(4 * 4)  # no packet has more than four descriptors
 DONE = b"done"
 """What the checker says when a job's results are written."""
 
@@ -122,7 +122,7 @@ def send(channel: _socket.socket, packet: bytes, descriptors: Sequence[int] = ()
 
 def receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
     """One packet and its descriptors. Raises EOFError when the other end is gone."""
-    packet, passed, _, _ = channel.recvmsg(PACKET, _ROOM, _socket.MSG_CMSG_CLOEXEC)
+    packet, passed, _, _ = channel.recvmsg(PACKET, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
     numbers: list[int] = []
     for level, kind, payload in passed:
         if (level, kind) == _RIGHTS:

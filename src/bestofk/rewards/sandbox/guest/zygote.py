@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import checker, kernel, memory, program
+from .confinement import Confinement
 from .lockdown import Bounds, lockdown
-from .room import Room
 
 FUNCTIONS, STDIO, CALL, CHECKER = range(4)
 _loads, _enable_gc, _exit = marshal.loads, gc.enable, os._exit
@@ -41,7 +41,7 @@ class Zygote:
     It shares the server's table of descriptors, so that the files of a program need not be sent.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, confinement: Confinement) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("@ll", 1, 0))
         self.channel, channel = ours.detach(), theirs.detach()
@@ -51,9 +51,9 @@ class Zygote:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:
                 os._exit(0)
-            locks = [lockdown(room)] * CHECKER + [lockdown(room, checker=True)]
+            locks = [lockdown(confinement)] * CHECKER + [lockdown(confinement, checker=True)]
             program.warm_up()
-            random.seed(0)  # entering the room forked, and Python reseeds after that
+            random.seed(0)  # entering the namespaces forked, and Python reseeds after that
             gc.collect()
             gc.disable()
             gc.freeze()

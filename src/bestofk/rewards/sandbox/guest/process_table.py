@@ -1,0 +1,162 @@
+"""The processes of a worker: how the server has them forked, watches them and ends them."""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from . import kernel, wire, zygote
+from .clocks import ProcFiles
+from .confinement import Confinement
+from .lockdown import resource_limits
+from .zygote import Zygote
+
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+_MOST_GROWTH = 64 << 20
+"""Bytes of memory that a checker may gain before it is replaced."""
+
+
+class Process:
+    """A process the server watches: forked by the zygote, its own child nevertheless."""
+
+    def __init__(self, pid: int, cpu_limit: float) -> None:
+        self.pid, self.cpu_limit = pid, cpu_limit
+        self.handle = os.pidfd_open(pid)
+        self.started = time.monotonic()
+        self.reason: str | None = None
+        self.code, self.cpu = 0, 0.0
+        self.ended_by_us = False
+
+    def kill(self, by_us: bool = True) -> None:
+        """End and reap it. `by_us=False`: it seems to be ending already, and its exit status (which
+        a late signal does not change) shall count as its own."""
+        if not self.ended():
+            self.ended_by_us = by_us
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._reap(0)
+
+    def ended(self) -> bool:
+        return self.handle < 0 or self._reap(os.WNOHANG)
+
+    def killed_from_outside(self) -> bool:
+        """Whether something else ended it, as the kernel does when memory is short."""
+        over_limit = self.cpu > self.cpu_limit  # the kernel's own limit on CPU time kills too
+        return not self.ended_by_us and not over_limit and self.code in _FROM_OUTSIDE
+
+    def _reap(self, flags: int) -> bool:
+        if self.handle < 0:
+            return True
+        pid, status, usage = os.wait4(self.pid, flags)
+        if not pid:
+            return False
+        self.code = os.waitstatus_to_exitcode(status)
+        self.cpu = usage.ru_utime + usage.ru_stime
+        os.close(self.handle)
+        self.handle = -1
+        return True
+
+
+class CheckerProcess(Process):
+    """The process that holds tests: kept for further jobs as long as its tests change nothing."""
+
+    def __init__(self, pid: int, control: _socket.socket) -> None:
+        super().__init__(pid, float("inf"))
+        self.control = control
+        self.watched = (control.fileno(), self.handle)
+        self.jobs = self.resident = 0
+
+    def worn(self, proc: ProcFiles) -> bool:
+        """Whether it has done enough, or has grown: a bound on anything it might accumulate."""
+        if self.jobs >= 256 or kernel.cpu_seconds(self.pid) > 60.0:
+            return True
+        if self.resident and self.jobs % 8:
+            return False
+        resident = proc.resident_bytes(self.pid)
+        self.resident = self.resident or resident
+        return resident - self.resident > _MOST_GROWTH
+
+    def kill(self, by_us: bool = True) -> None:
+        super().kill(by_us)
+        self.control.close()
+
+
+class ProcessTable:
+    """All processes of one worker, and the poller that hears of them and of the host."""
+
+    def __init__(
+        self, host: _socket.socket, confinement: Confinement, proc: ProcFiles, base_memory: int
+    ) -> None:
+        self.host, self.confinement, self.proc = host, confinement, proc
+        self.base_memory = base_memory
+        self.zygote = Zygote(confinement)
+        self.checker: CheckerProcess | None = None
+        self.poller = select.poll()
+        self.poller.register(host, select.POLLIN)
+        self.orders: dict[tuple[float, ...], bytes] = {}
+
+    def usable_checker(self, limits: dict[str, Any]) -> CheckerProcess:
+        """The checker of the last job, or a new one where it ended, is worn or has grown."""
+        checker = self.checker
+        if checker is None or checker.ended() or checker.worn(self.proc):
+            checker = self._replace_checker(limits)
+        return checker
+
+    def _replace_checker(self, limits: dict[str, Any]) -> CheckerProcess:
+        self.end_checker()
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            order = self._order(zygote.CHECKER, limits, 3600.0)
+            checker = self.checker = CheckerProcess(self._fork(order, [theirs.fileno()]), ours)
+        finally:
+            theirs.close()
+        for descriptor in checker.watched:
+            self.poller.register(descriptor, select.POLLIN)
+        return checker
+
+    def end_checker(self, by_us: bool = True) -> None:
+        if self.checker is not None:
+            for descriptor in self.checker.watched:
+                self.poller.unregister(descriptor)
+            self.checker.kill(by_us)
+            self.checker = None
+
+    def fork_program(
+        self, source: int, rpc: int, files: list[int], limits: dict[str, Any], cpu: float
+    ) -> Process:
+        """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given."""
+        order = self._order(zygote.STDIO if files else zygote.FUNCTIONS, limits, cpu)
+        self.confinement.renew_box()
+        return Process(self._fork(order, [rpc, source], files), cpu)
+
+    def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
+        self.confinement.renew_box()
+        return Process(self._fork(self._order(zygote.CALL, limits, cpu), files), cpu)
+
+    def _fork(self, order: bytes, files: list[int], standard: list[int] | None = None) -> int:
+        """Without standard files it gets /dev/null, opened anew: position and flags of an open file
+        are shared by all who inherit it, and would carry notes between programs."""
+        if standard:
+            return self.zygote.fork(order, [*standard, *files])
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return self.zygote.fork(order, [null, null, null, *files])
+        finally:
+            os.close(null)
+
+    def _order(self, what: int, limits: dict[str, Any], cpu: float) -> bytes:
+        """What the zygote is to fork; the same for thousands of programs."""
+        key = (what, cpu, *limits.values())
+        if key not in self.orders:
+            if len(self.orders) > 64:
+                self.orders.clear()
+            if what == zygote.CHECKER:  # it also writes what programs read, and many results
+                limits = limits | {"output": wire.RESULT}
+            bounds = resource_limits(self.confinement, limits, self.base_memory, cpu)
+            self.orders[key] = zygote.order(what, limits["output"], bounds)
+        return self.orders[key]

@@ -1,0 +1,313 @@
+"""Triton kernels of the group engine. Imported on a CUDA machine only; `group_ops` has their twins.
+
+All of a batch's state is on the device, in one integer table (`group_ops.Field`): a kernel launch
+has the same arguments for every token, so that one CUDA graph serves them all.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bestofk.sampling.group_ops import TILED
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NONE = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _scores(q, k, scale, cap, CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Attention scores in base 2; q (M, D), k (B, D)."""
+    x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if CAP:
+        x = cap * (2.0 / (1.0 + tl.exp(-2.0 * x / cap)) - 1.0)
+    return x * LOG2E
+
+
+@triton.jit
+def _join(x, seen, v, top, total, acc):  # type: ignore[no-untyped-def]
+    """One more block of keys in a running softmax."""
+    x = tl.where(seen, x, NONE)
+    high = tl.maximum(top, tl.max(x, 1))
+    shrink = tl.exp2(top - high)
+    e = tl.where(seen, tl.exp2(x - high[:, None]), 0.0)
+    total = total * shrink + tl.sum(e, 1)
+    acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision="ieee")
+    return high, total, acc
+
+
+@triton.jit
+def prefix_kernel(  # type: ignore[no-untyped-def]
+    Q, PK, PV, ACC, TOP, SUM, SLOTS, TILES, scale, cap, window, sq0, sq1, S,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Attention of a tile's rows, siblings of one prompt, to that prompt: its keys read once.
+
+    A tile is (start, length, slot, slot, ...) with -1 for an empty place.
+    """
+    tile = TILES + tl.program_id(0) * (2 + ROWS)
+    h = tl.program_id(1)
+    at = tl.arange(0, ROWS * GP)
+    head = at % GP
+    slot = tl.load(tile + 2 + at // GP)
+    if tl.max(slot, 0) >= 0:
+        start = tl.load(tile).to(tl.int64)
+        length = tl.load(tile + 1)
+        d = tl.arange(0, DP)
+        b = tl.arange(0, B)
+        real = (slot >= 0) & (head < G)
+        inside = real[:, None] & (d < D)[None, :]
+        where = slot.to(tl.int64)[:, None]
+        q = tl.load(Q + where * sq0 + (h * G + head)[:, None] * sq1 + d[None, :],
+                    mask=inside, other=0.0)  # fmt: skip
+        top = tl.full((ROWS * GP,), NONE, tl.float32)
+        total = tl.zeros((ROWS * GP,), tl.float32)
+        acc = tl.zeros((ROWS * GP, DP), tl.float32)
+        first = 0
+        place = tl.zeros((ROWS * GP,), tl.int32)
+        if WINDOW:
+            place = length + tl.load(SLOTS + slot, mask=slot >= 0, other=1 << 30)
+            first = tl.maximum(tl.min(place, 0) - window + 1, 0) // B * B
+        for s in range(first, length, B):
+            j = s + b
+            ok = (j < length)[:, None] & (d < D)[None, :]
+            keys = ((start + j) * HK + h)[:, None] * D + d[None, :]
+            x = _scores(q, tl.load(PK + keys, mask=ok, other=0.0), scale, cap, CAP)
+            seen = (j < length)[None, :] & real[:, None]
+            if WINDOW:
+                seen = seen & (place[:, None] - j[None, :] < window)
+            v = tl.load(PV + keys, mask=ok, other=0.0)
+            top, total, acc = _join(x, seen, v, top, total, acc)
+        row = slot * (HK * G) + h * G + head
+        tl.store(TOP + row, top, mask=real)
+        tl.store(SUM + row, total, mask=real)
+        tl.store(ACC + row.to(tl.int64)[:, None] * D + d[None, :], acc, mask=inside)
+
+
+@triton.jit
+def row_kernel(  # type: ignore[no-untyped-def]
+    Q, K, V, PK, PV, OK, OV, OUT, ACC, TOP, SUM, SLOTS, SPAN, scale, cap, window,
+    sq0, sq1, sk0, sk1, sv0, sv1, S,
+    HK: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    B: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Attention of one row's newest token to the row itself, whose key and value it also stores.
+
+    The prompt's part comes from `prefix_kernel` (SPLIT) or is computed here, row by row.
+    """
+    slot = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1)
+    g = tl.arange(0, M)
+    d = tl.arange(0, DP)
+    b = tl.arange(0, B)
+    wide = d < D
+    inside = (g < G)[:, None] & wide[None, :]
+    out = OUT + (slot * HK + h) * G * D + g[:, None] * D + d[None, :]
+    # All loads before the branch: they wait for memory together.
+    ended = tl.load(SLOTS + S + slot)
+    t = tl.load(SLOTS + slot)
+    span = tl.load(SPAN)
+    length = tl.load(SLOTS + 3 * S + slot)
+    start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
+    if ended == 0:
+        q = tl.load(Q + slot * sq0 + (h * G + g)[:, None] * sq1 + d[None, :],
+                    mask=inside, other=0.0)  # fmt: skip
+        k = tl.load(K + slot * sk0 + h * sk1 + d, mask=wide, other=0.0)
+        v = tl.load(V + slot * sv0 + h * sv1 + d, mask=wide, other=0.0)
+        own = (slot * HK + h) * span * D
+        tl.store(OK + own + t * D + d, k, mask=wide)
+        tl.store(OV + own + t * D + d, v, mask=wide)
+        x = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+        if CAP:
+            x = cap * (2.0 / (1.0 + tl.exp(-2.0 * x / cap)) - 1.0)
+        top = x * LOG2E
+        total = tl.full((M,), 1.0, tl.float32)
+        acc = tl.zeros((M, DP), tl.float32) + v.to(tl.float32)[None, :]
+        if SPLIT:
+            if length > 0:
+                row = (slot * HK + h) * G + g
+                high = tl.load(TOP + row, mask=g < G, other=NONE)
+                more = tl.load(SUM + row, mask=g < G, other=0.0)
+                part = tl.load(ACC + row[:, None] * D + d[None, :], mask=inside, other=0.0)
+                both = tl.maximum(top, high)
+                left = tl.exp2(top - both)
+                right = tl.exp2(high - both)
+                total = total * left + more * right
+                acc = acc * left[:, None] + part * right[:, None]
+                top = both
+        else:
+            first = 0
+            if WINDOW:
+                first = tl.maximum(length + t - window + 1, 0) // B * B
+            for s in range(first, length, B):
+                j = s + b
+                ok = (j < length)[:, None] & wide[None, :]
+                keys = ((start + j) * HK + h)[:, None] * D + d[None, :]
+                x2 = _scores(q, tl.load(PK + keys, mask=ok, other=0.0), scale, cap, CAP)
+                seen = (j < length)[None, :]
+                if WINDOW:
+                    seen = seen & (length + t - j < window)[None, :]
+                values = tl.load(PV + keys, mask=ok, other=0.0)
+                top, total, acc = _join(x2, seen, values, top, total, acc)
+        begin = 0
+        if WINDOW:
+            begin = tl.maximum(t - window + 1, 0) // B * B
+        for s in range(begin, t, B):
+            j = s + b
+            ok = (j < t)[:, None] & wide[None, :]
+            keys = own + j[:, None] * D + d[None, :]
+            x3 = _scores(q, tl.load(OK + keys, mask=ok, other=0.0), scale, cap, CAP)
+            seen = (j < t)[None, :]
+            if WINDOW:
+                seen = seen & (t - j < window)[None, :]
+            values = tl.load(OV + keys, mask=ok, other=0.0)
+            top, total, acc = _join(x3, seen, values, top, total, acc)
+        tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out, tl.zeros((M, DP), OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def mass_kernel(LOGITS, PARTS, SLOTS, inverse, stride, V, S, N, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Maximum and sum of exponentials of one stretch of a row's logits."""
+    slot = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1)
+    if tl.load(SLOTS + S + slot) == 0:
+        at = c * C + tl.arange(0, C)
+        x = tl.load(LOGITS + slot * stride + at, mask=at < V, other=NONE).to(tl.float32)
+        x = tl.maximum(x * inverse, NONE)
+        high = tl.max(x, 0)
+        tl.store(PARTS + (slot * N + c) * 2, high)
+        tl.store(PARTS + (slot * N + c) * 2 + 1, tl.sum(tl.exp(x - high), 0))
+
+
+@triton.jit
+def pick_kernel(  # type: ignore[no-untyped-def]
+    LOGITS, PARTS, SLOTS, SPAN, UNIFORM, ENDS, TOKENS, PLACES, OUT, LOGP, inverse, stride, V, S, N,
+    C: tl.constexpr, NP: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr,
+):  # fmt: skip
+    """Invert the distribution function at this row's uniform number; note token and log-prob.
+
+    The row then moves one token on, or ends. Nothing is read back by the host.
+    """
+    slot = tl.program_id(0).to(tl.int64)
+    if tl.load(SLOTS + S + slot) == 0:
+        t = tl.load(SLOTS + slot)
+        span = tl.load(SPAN)
+        here = tl.load(SLOTS + 4 * S + slot).to(tl.int64) * span + t
+        c = tl.arange(0, NP)
+        highs = tl.load(PARTS + (slot * N + c) * 2, mask=c < N, other=NONE)
+        sums = tl.load(PARTS + (slot * N + c) * 2 + 1, mask=c < N, other=0.0)
+        high = tl.max(highs, 0)
+        mass = sums * tl.exp(highs - high)
+        whole = tl.sum(mass, 0)
+        likeliest = tl.argmax(highs, 0)
+        chosen = likeliest
+        target = 0.0
+        if not GREEDY:
+            target = tl.load(UNIFORM + here) * whole
+            upto = tl.cumsum(mass, 0)
+            found = tl.sum((upto <= target).to(tl.int32), 0)
+            chosen = tl.where(found < N, found, likeliest)
+            target = target - tl.sum(tl.where(c < chosen, mass, 0.0), 0)
+        i = tl.arange(0, C)
+        at = chosen * C + i
+        x = tl.load(LOGITS + slot * stride + at, mask=at < V, other=NONE).to(tl.float32)
+        x = tl.maximum(x * inverse, NONE)
+        best = tl.argmax(x, 0)
+        pick = best
+        if not GREEDY:
+            e = tl.exp(x - high)
+            below = tl.sum((tl.cumsum(e, 0) <= target).to(tl.int32), 0)
+            lives = tl.sum(tl.where(i == below, e, 0.0), 0) > 0.0
+            pick = tl.where(lives, below, best)
+        value = tl.sum(tl.where(i == pick, x, 0.0), 0)
+        token = chosen * C + pick
+        logp = 0.0
+        if not GREEDY:
+            logp = value - high - tl.log(whole)
+        tl.store(OUT + here, token)
+        tl.store(LOGP + here, logp)
+        ends = tl.load(ENDS + tl.arange(0, E))
+        over = (tl.sum((ends == token).to(tl.int32), 0) > 0) | (t + 1 >= span)
+        tl.store(SLOTS + slot, t + 1)
+        tl.store(SLOTS + S + slot, over.to(tl.int32))
+        tl.store(TOKENS + slot, token.to(tl.int64))
+        # A row that has ended keeps a place it had: tables of positions may end at the limit.
+        more = tl.where(over, 0, 1)
+        tl.store(PLACES + slot, (tl.load(SLOTS + 3 * S + slot) + t + more).to(tl.int64))
+
+
+def power(count: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def shapes(size: int, bytes_each: int) -> dict[str, int]:
+    """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds."""
+    if size * bytes_each > 256:
+        return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
+    if size > 64:
+        return {**TUNED, "tile_block": 64}
+    return TUNED
+
+
+TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages": 2}
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, prefix_keys: Tensor, prefix_values: Tensor,
+    own_keys: Tensor, own_values: Tensor, slots: Tensor, tiles: Tensor, span: Tensor,
+    scale: float, window: int, cap: float, split: bool,
+) -> Tensor:  # fmt: skip
+    """`group_ops.attend_plain`, by two kernels (split) or one."""
+    rows, heads, _, size = query.shape
+    shared, most = key.shape[1], slots.shape[1]
+    g, wide = heads // shared, max(16, power(size))
+    out = torch.empty(rows, 1, heads, size, device=query.device, dtype=query.dtype)
+    acc = top = total = out
+    tuned = shapes(size, query.element_size())
+    flags = {"D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0}
+    if split:
+        acc = torch.empty(rows, heads, size, device=query.device)
+        top = torch.empty(rows, heads, device=query.device)
+        total = torch.empty_like(top)
+        gp = power(g)
+        prefix_kernel[(max(1, rows // TILED), shared)](
+            query, prefix_keys, prefix_values, acc, top, total, slots, tiles, scale, cap, window,
+            query.stride(0), query.stride(1), most, HK=shared, G=g, GP=gp,
+            ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
+            num_stages=tuned["tile_stages"], **flags,
+        )  # fmt: skip
+    row_kernel[(rows, shared)](
+        query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
+        slots, span, scale, cap, window, query.stride(0), query.stride(1), key.stride(0),
+        key.stride(1), value.stride(0), value.stride(1), most, HK=shared, G=g, M=max(16, power(g)),
+        B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
+        num_stages=tuned["stages"], **flags,
+    )  # fmt: skip
+    return out
+
+
+CHUNK = 4096
+"""Logits of a row that one program reads."""
+
+
+def pick(
+    logits: Tensor, slots: Tensor, span: Tensor, uniform: Tensor, ends: Tensor, tokens: Tensor,
+    places: Tensor, out: Tensor, log_probs: Tensor, temperature: float,
+) -> None:  # fmt: skip
+    """`group_ops.pick_plain`, by two kernels; temperature 0 takes the likeliest token."""
+    rows, vocabulary = logits.shape
+    most, count = slots.shape[1], triton.cdiv(vocabulary, CHUNK)
+    inverse = 1.0 / temperature if temperature else 1.0
+    parts = torch.empty(rows, count, 2, device=logits.device)
+    common = (inverse, logits.stride(0), vocabulary, most, count)
+    mass_kernel[(rows, count)](logits, parts, slots, *common, C=CHUNK, num_warps=4)
+    pick_kernel[(rows,)](
+        logits, parts, slots, span, uniform, ends, tokens, places, out, log_probs, *common,
+        C=CHUNK, NP=power(count), E=ends.shape[0], GREEDY=temperature == 0.0, num_warps=8,
+    )  # fmt: skip

@@ -1,0 +1,339 @@
+"""Files that the tools themselves wrote (tool_files/, with the scripts that wrote them)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bestofk.cli import main
+from bestofk.evaluation import BadFile, compare, curve, read, rows, samples
+from bestofk.evaluation.unpacking import Archive
+
+FILES = Path(__file__).parent / "tool_files"
+zstandard = pytest.importorskip("zstandard")
+
+
+def rewards(run: Any) -> dict[str, list[float | None]]:
+    return {
+        problem: [None if np.isnan(r) else float(r) for r in run.rewards[run.of(i)]]
+        for i, problem in enumerate(run.problems)
+    }
+
+
+def marks_of_inspect() -> dict[str, list[float]]:
+    """C and I by problem, epoch after epoch, from the log as inspect_ai wrote it."""
+    log = json.loads((FILES / "inspect_match.json").read_text(encoding="utf-8"))
+    found: dict[str, list[float]] = {}
+    for sample in log["samples"]:
+        mark = {"C": 1.0, "I": 0.0}[sample["scores"]["match"]["value"]]
+        found.setdefault(str(sample["id"]), []).append(mark)
+    return found
+
+
+MATCH = marks_of_inspect()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inspect_match.eval",
+        "inspect_match.json",
+        "inspect_samples_df.csv",
+        "inspect_samples_df.parquet",
+    ],
+)
+def test_inspect_logs_in_every_form_give_the_same_rewards(name: str) -> None:
+    run = read(FILES / name)
+    assert rewards(run) == MATCH
+    assert run.live.tolist() == [4] * 5
+    assert run.sample_ids is not None
+    assert run.sample_ids.tolist() == [1, 2, 3, 4] * 5
+
+
+def test_eval_archives_are_compressed_with_zstd_and_keep_texts() -> None:
+    log = FILES / "inspect_match.eval"
+    with zipfile.ZipFile(log) as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {93}
+    row = next(iter(rows(log)))
+    assert row.fields["completion"].startswith("The answer is")
+    assert row.fields["prompt"] == "What is 0 + 0?"
+    assert read(log).metadata["model"] == "mockllm/model"
+
+
+def test_several_scorers_are_a_choice_and_nan_is_unscored(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = FILES / "inspect_two_scorers.eval"
+    with pytest.raises(BadFile, match=r"score_match, score_length.*--map reward=score_match"):
+        read(log)
+    assert rewards(read(log, columns={"reward": "score_match"})) == MATCH
+    numeric = read(log, columns={"reward": "score_length"})
+    assert numeric.unscored == sum("9" in row.fields["completion"] for row in every(log))
+    assert set(numeric.rewards[~np.isnan(numeric.rewards)]) == {0.75}
+    assert main(["eval", str(log), "--map", "reward=score_match", "--k", "1,4"]) == 0
+    assert "pass@4" in capsys.readouterr().out
+
+
+def every(log: Path) -> list[Any]:
+    return list(rows(log, columns={"reward": "score_match"}))
+
+
+def test_letters_count_as_inspect_counts_them() -> None:
+    run = read(FILES / "inspect_graded.eval")
+    assert set(run.rewards) <= {0.0, 0.5, 1.0}
+    assert (run.rewards == 0.5).any()
+    for row in rows(FILES / "inspect_graded.eval"):
+        near = abs(int(row.fields["answer"]) - (int(row.problem_id) - 1))
+        assert row.reward == {0: 1.0, 1: 0.5}.get(near, 0.0)
+
+
+def test_a_folder_of_logs_is_the_newest_of_one_evaluation(tmp_path: Path) -> None:
+    for name in ("2026-01-01_match.eval", "2026-01-02_match.eval"):
+        shutil.copy(FILES / "inspect_match.eval", tmp_path / name)
+    assert read(tmp_path).metadata["path"].endswith("2026-01-02_match.eval")
+    shutil.copy(FILES / "inspect_graded.eval", tmp_path / "2026-01-03_graded.eval")
+    with pytest.raises(BadFile, match=r"several evaluations.*graded on mockllm"):
+        read(tmp_path)
+
+
+def test_damaged_logs_say_so(tmp_path: Path) -> None:
+    data = (FILES / "inspect_match.eval").read_bytes()
+    cut = tmp_path / "cut.eval"
+    cut.write_bytes(data[: len(data) // 2])
+    with pytest.raises(BadFile, match="cut off"):
+        read(cut)
+    bad = tmp_path / "bad.eval"
+    with Archive(FILES / "inspect_match.eval") as archive:
+        entry = archive.zip.getinfo(next(n for n in archive.names() if n.startswith("samples/")))
+    at = entry.header_offset + 60
+    bad.write_bytes(data[:at] + struct.pack("<Q", 0) + data[at + 8 :])
+    with pytest.raises(BadFile, match=r"damaged|not JSON"):
+        read(bad)
+    empty = tmp_path / "empty.eval"
+    with zipfile.ZipFile(empty, "w") as made:
+        made.writestr("a.txt", "x")
+    with pytest.raises(BadFile, match="without an inspect log"):
+        read(empty)
+
+
+def test_without_zstandard_the_install_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(BadFile, match=r"pip install 'bestofk\[data\]'"):
+        read(FILES / "inspect_match.eval")
+
+
+def test_lm_eval_with_one_response_uses_its_metric() -> None:
+    lines = (FILES / "lm_eval_one_response.jsonl").read_text().splitlines()
+    truth = {str(r["doc_id"]): [r["exact_match"]] for r in map(json.loads, lines)}
+    assert rewards(read(FILES / "lm_eval_one_response.jsonl")) == truth
+
+
+def test_lm_eval_responses_that_a_filter_dropped_are_judged_on_request() -> None:
+    file = FILES / "lm_eval_take_first.jsonl"
+    with pytest.raises(BadFile, match=r"4 responses.*kept 1.*--judge 'regex:"):
+        read(file)
+    run = read(file, judge=r"regex:answer is (\d+)")
+    truth = {}
+    for record in map(json.loads, file.read_text().splitlines()):
+        said = [text.split()[-1] for text in record["resps"][0]]
+        truth[str(record["doc_id"])] = [float(word == record["target"]) for word in said]
+        assert truth[str(record["doc_id"])][0] == record["exact_match"]  # lm-eval's own score
+    assert rewards(run) == truth
+    assert run.answers is not None
+    assert (run.answers == -1).sum() == file.read_text().count("I do not know")
+    assert read(file, judge="target").rewards.sum() == 0
+    for wrong in ("regex:(", "exact"):
+        with pytest.raises(BadFile, match="--judge"):
+            read(file, judge=wrong)
+
+
+def test_verifiers_rollouts_sum_their_weighted_rewards() -> None:
+    file = FILES / "verifiers_traces.jsonl"
+    run = read(file)
+    assert run.problems == tuple(f"sum-{i}" for i in range(4))
+    assert run.unscored == 1  # a rollout that did not end well
+    assert run.live.tolist() == [3] * 4
+    for row in rows(file):
+        if not np.isnan(row.reward):
+            number = row.fields["completion"].removeprefix("It is ").rstrip(".")
+            assert row.reward == float(f"sum-{number}" == row.problem_id)
+    assert read(file, columns={"reward": "short"}).rewards[0] == 1.0
+    with pytest.raises(BadFile, match="no reward function 'long'"):
+        read(file, columns={"reward": "long"})
+
+
+def test_verifiers_results_take_no_reference_answer_for_a_vote() -> None:
+    file = FILES / "verifiers_results.jsonl"
+    run = read(file)
+    assert run.answers is None  # `answer` is the reference
+    assert run.unscored == 1  # a rollout with an error
+    for row in rows(file):
+        if not np.isnan(row.reward):
+            number = row.fields["completion"].removeprefix("It is ").rstrip(".")
+            assert row.reward == float(number == row.problem_id)
+
+
+def jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_arrays_of_one_problem_become_samples(tmp_path: Path) -> None:
+    records = [
+        {"question_id": "a", "graded_list": [True, False, True], "output_list": ["x", "y", "z"]},
+        {"question_id": "b", "graded_list": [False, False], "output_list": ["u", "v"]},
+    ]
+    run = read(jsonl(tmp_path / "arrays.jsonl", records))
+    assert rewards(run) == {"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0]}
+    assert [row.fields["completion"] for row in rows(tmp_path / "arrays.jsonl")] == list("xyzuv")
+    graded = jsonl(tmp_path / "r.jsonl", [{"id": i, "rewards": [0.2, 0.4]} for i in range(2)])
+    assert read(graded).rewards.tolist() == [0.2, 0.4, 0.2, 0.4]
+    records[1]["output_list"] = ["u"]
+    with pytest.raises(BadFile, match=r"'output_list' has 1 entries and 'graded_list' 2"):
+        read(jsonl(tmp_path / "short.jsonl", records))
+
+
+def test_counts_become_samples_and_odd_names_are_mapped(tmp_path: Path) -> None:
+    counts = jsonl(tmp_path / "c.jsonl", [{"Task ID": "a", "n": 4, "c": 1}])
+    assert rewards(read(counts)) == {"a": [1.0, 0.0, 0.0, 0.0]}
+    odd = jsonl(tmp_path / "odd.jsonl", [{"Q": 1, "Right": 2, "Tries": 3}])
+    mapped = {"problem_id": "Q", "n": "Tries", "c": "Right"}
+    assert rewards(read(odd, columns=mapped)) == {"1": [1.0, 1.0, 0.0]}
+    assert main(["eval", str(odd), "--map", "problem_id=Q,n=Tries,c=Right"]) == 0
+    wrong = jsonl(tmp_path / "w.jsonl", [{"id": "a", "n": 4, "c": 5}])
+    with pytest.raises(BadFile, match="0 ≤ c ≤ n"):
+        read(wrong)
+
+
+def test_capitals_do_not_matter(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"Problem_ID": "a", "Is Correct": True}])
+    assert rewards(read(file)) == {"a": [1.0]}
+
+
+PLAIN = [{"id": f"q{i // 4}", "completion": f"t{i}", "correct": i % 3 == 0} for i in range(24)]
+
+
+def test_compressed_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
+    plain = jsonl(tmp_path / "a.jsonl", PLAIN)
+    truth = rewards(read(plain))
+    data = plain.read_bytes()
+    for name, packed in (
+        ("b.jsonl.zst", zstandard.compress(data)),
+        ("c.jsonl.gz", gzip.compress(data)),
+        ("gzip-named.jsonl", gzip.compress(data)),
+        ("zstd-named.jsonl", zstandard.compress(data)),
+        ("frames.jsonl.zst", zstandard.compress(data[:50]) + zstandard.compress(data[50:])),
+    ):
+        (tmp_path / name).write_bytes(packed)
+        assert rewards(read(tmp_path / name)) == truth, name
+    cut = tmp_path / "cut.jsonl.zst"
+    cut.write_bytes(zstandard.compress(data)[:40])
+    with pytest.raises(BadFile, match=r"cut off|damaged"):
+        read(cut)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_the_encoding_that_is_suggested_works(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "wide.jsonl"
+    file.write_bytes("".join(json.dumps(r) + "\n" for r in PLAIN).encode(encoding))
+    assert rewards(read(file, encoding=encoding))["q0"] == [1.0, 0.0, 0.0, 1.0]
+    if encoding == "utf-16":
+        with pytest.raises(BadFile, match="--encoding utf-16"):
+            read(file)
+    with pytest.raises(BadFile, match="unknown encoding 'utf-61'"):
+        read(file, encoding="utf-61")
+
+
+def test_a_dataset_in_parts_is_read_as_one(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "hub" / "data"
+    folder.mkdir(parents=True)
+    for part in range(2):
+        table = pyarrow.Table.from_pylist(PLAIN[12 * part : 12 * part + 12])
+        parquet.write_table(table, folder / f"test-0000{part}-of-00002.parquet")
+    truth = rewards(read(jsonl(tmp_path / "a.jsonl", PLAIN)))
+    assert rewards(read(tmp_path / "hub")) == truth
+    assert rewards(read(tmp_path / "hub" / "test")) == truth
+    shutil.copy(folder / "test-00000-of-00002.parquet", folder / "train-00000-of-00001.parquet")
+    with pytest.raises(BadFile, match=r"several splits.*hub/test.*hub/train"):
+        read(tmp_path / "hub")
+    assert rewards(read(tmp_path / "hub" / "test")) == truth
+
+
+def test_a_reference_answer_is_not_taken_for_a_vote(tmp_path: Path) -> None:
+    gold = [{**record, "answer": record["id"]} for record in PLAIN]
+    file = jsonl(tmp_path / "gold.jsonl", gold)
+    with pytest.raises(BadFile, match=r"'answer' holds one value per problem.*--map answer= "):
+        read(file)
+    assert read(file, columns={"answer": ""}).answers is None
+    given = [{**record, "answer": str(record["correct"])} for record in PLAIN]
+    assert read(jsonl(tmp_path / "given.jsonl", given)).answers is not None
+
+
+def test_empty_answers_show_no_majority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = jsonl(tmp_path / "empty.jsonl", [{**record, "answer": None} for record in PLAIN])
+    run = read(file)
+    assert run.answers is None
+    assert any("empty everywhere" in note for note in run.metadata["notes"])
+    assert main(["eval", str(file)]) == 0
+    assert "maj@" not in capsys.readouterr().out
+
+
+def test_ids_of_samples_instead_of_problems_are_noticed(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "ids.jsonl", [{**r, "id": i} for i, r in enumerate(PLAIN)])
+    assert any("only k = 1" in note for note in read(file).metadata["notes"])
+
+
+def test_a_file_written_twice_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"line 25: the second half repeats the first 24"):
+        read(jsonl(tmp_path / "twice.jsonl", PLAIN * 2))
+    bare = [{"id": i % 10, "reward": int(i % 3 == 0)} for i in range(40)]
+    with pytest.raises(BadFile, match="repeats the first 40"):
+        read(jsonl(tmp_path / "bare.jsonl", bare * 2))
+    numbered = [{**record, "sample_id": i} for i, record in enumerate(PLAIN * 2)]
+    assert len(read(jsonl(tmp_path / "numbered.jsonl", numbered)).rewards) == 48
+
+
+def test_ids_that_differ_in_spelling_only_are_an_error() -> None:
+    values = np.eye(12)[:, :4]
+    a = samples(values, problems=[f"{i}" for i in range(12)], name="a")
+    b = samples(values, problems=[f"{i:02d}" for i in range(12)], name="b")
+    with pytest.raises(ValueError, match=r"2 of 12 problem ids in common, but 12.*'0' and '00'"):
+        compare([a, b])
+    c = samples(values, problems=[f"{i + 9}" for i in range(12)], name="c")
+    assert any("only 3 of 12 problems" in note for note in compare([a, c])[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 1, "reward": 1' + "0" * 400 + "}", "too large for a float"),
+        ('{"id": 1, "reward": 1' + "0" * 5000 + "}", "too long"),
+        ('{"id": 1, "reward": 1, "sample_id": 1180591620717411303424}', "62 bits"),  # 2**70
+        ('{"id": 1, "reward": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested"),
+    ],
+)
+def test_outlandish_values_get_a_message(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "odd.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(BadFile, match=message):
+        read(file)
+    document = tmp_path / "odd.json"
+    document.write_text(f"[{line}]")
+    with pytest.raises(BadFile, match=message):
+        read(document)
+
+
+def test_majority_is_the_same_from_log_and_arrays() -> None:
+    run = read(FILES / "lm_eval_take_first.jsonl", judge=r"regex:answer is (\d+)")
+    assert curve(run, "maj@k").estimate[0] == pytest.approx(run.rewards.mean())

@@ -1,0 +1,243 @@
+"""Attack 35: a busy machine flips no verdict, and a program pays for what it does itself.
+
+The load comes from processes in sessions of their own. The kernel shares cores between sessions
+first (autogroup), so load inside one session would not be felt by the workers of a sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bestofk.rewards.code.judge_programs import CodeVerifier
+from bestofk.rewards.sandbox import Limits, SandboxError, bubblewrap, pool
+from bestofk.types import Verdict
+from sandbox_watch import RIGHT, New, descendants, eventually, prompts
+
+ONE = {"asserts": ["assert f(1) == 2"]}
+BURN = """
+import time
+def f(x):
+    end = time.process_time() + {seconds}
+    while time.process_time() < end: pass
+    return x + 1
+"""
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[list[int]]:
+    """Processes that only compute, each in a session of its own."""
+    processes = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+        for _ in range(count)
+    ]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def under_load(
+    new_sandbox: New, *, limit: float, share: float, workers: int, load: int, programs: int
+) -> tuple[list[Verdict], float]:
+    """Programs that need `share` of their CPU limit, beside `load` busy processes; wall seconds."""
+    limits = Limits(cpu_per_test=limit, cpu_per_program=2 * limit, blocked_per_program=1.0)
+    with new_sandbox(workers=workers, limits=limits) as sandbox, busy(load):
+        verifier = CodeVerifier(sandbox=sandbox)
+        started = time.monotonic()
+        text = BURN.format(seconds=share * limit)
+        verdicts = verifier(prompts(programs, ONE), [text] * programs)
+        return verdicts, time.monotonic() - started
+
+
+def test_a_program_near_its_limit_is_right_on_a_busy_machine(new_sandbox: New) -> None:
+    cores = len(os.sched_getaffinity(0))
+    verdicts, wall = under_load(
+        new_sandbox, limit=0.4, share=0.85, workers=1, load=10 * cores, programs=2
+    )
+    assert [v.reward for v in verdicts] == [1.0] * 2, verdicts
+    assert wall > 1.0 + 2 * 0.4  # more than CPU and blocked time together: it did wait for a core
+
+
+@pytest.mark.slow
+def test_long_load_from_many_sessions_flips_no_verdict(new_sandbox: New) -> None:
+    """More than ten runnable sessions a core, half of them ours."""
+    cores = len(os.sched_getaffinity(0))
+    verdicts, _ = under_load(
+        new_sandbox, limit=0.2, share=0.8, workers=10 * cores, load=10 * cores, programs=200
+    )
+    assert [v.reward for v in verdicts] == [1.0] * 200
+
+
+def test_what_a_busy_machine_does_not_excuse(new_sandbox: New) -> None:
+    """Too much CPU time and sleep are 0 as they are on a quiet machine."""
+    limits = Limits(cpu_per_test=0.3, cpu_per_program=0.6, blocked_per_program=0.5)
+    sleep = "import time\ndef f(x):\n    time.sleep(30)\n    return x + 1"
+    threaded = (
+        "import threading, time\ndef f(x):\n"
+        "    ts = [threading.Thread(target=time.sleep, args=(30,)) for _ in range(3)]\n"
+        "    [t.start() for t in ts]; [t.join() for t in ts]\n    return x + 1"
+    )
+    texts = [BURN.format(seconds=3.0), sleep, threaded]
+    with new_sandbox(workers=3, limits=limits) as sandbox, busy(6):
+        verdicts = CodeVerifier(sandbox=sandbox)(prompts(3, ONE), texts)
+    assert [(v.reward, v.status) for v in verdicts] == [(0.0, "timeout")] * 3, verdicts
+    assert [("blocked" in v.detail) for v in verdicts] == [False, True, True], verdicts
+
+
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_blocked_time_is_counted_over_all_tests(new_sandbox: New, most: int) -> None:
+    limits = Limits(cpu_per_test=2.0, blocked_per_program=1.0)
+    naps = "import time\ndef f(x):\n    time.sleep(.3)\n    return x + 1"
+    spec = {"asserts": [f"assert f({i}) == {i + 1}" for i in range(24)]}
+    reads = {"stdio": [{"input": f"{i}\n", "output": f"{i}\n"} for i in range(24)]}
+    slow_echo = "import time\ntime.sleep(.3)\nprint(input())"
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1, limits=limits)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        judge = CodeVerifier(sandbox=sandbox)
+        called = judge(prompts(1, spec), [naps])[0]
+        printed = judge(prompts(1, reads), [slow_echo])[0]
+        allowed = judge(prompts(1, {"asserts": spec["asserts"][:2]}), [naps])[0]
+    for verdict in (called, printed):
+        assert 2 <= verdict.passed < 24, verdict  # a second is three naps, more on a busy machine
+        assert verdict.status == "partial"
+    assert allowed.reward == 1.0
+
+
+def test_bubblewrap_counts_the_same(new_sandbox: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It mounts no /proc, so the clocks are read through the host's."""
+    if bubblewrap.available() is None:
+        pytest.skip("needs Debian's bubblewrap")
+    monkeypatch.setattr(pool, "_ways", lambda least, most: iter([(2, True)]))
+    limits = Limits(cpu_per_test=0.3, blocked_per_program=0.5)
+    nap = "import time\ndef f(x):\n    time.sleep({seconds})\n    return x + 1"
+    texts = [nap.format(seconds=5), nap.format(seconds=0.1), BURN.format(seconds=0.25)]
+    with new_sandbox(workers=1, limits=limits) as sandbox, busy(6):
+        verdicts = CodeVerifier(sandbox=sandbox)(prompts(3, ONE), texts)
+        (worker,) = sandbox._state.all
+        below = descendants(worker.process.pid)
+        scores = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in below}
+    assert [v.reward for v in verdicts] == [0.0, 1.0, 1.0], verdicts
+    assert "blocked" in verdicts[0].detail
+    assert scores == {"1000"}
+
+
+def test_a_program_is_not_charged_while_its_tests_sleep(new_sandbox: New) -> None:
+    limits = Limits(blocked_per_program=0.4)
+    spec = {"asserts": "import time\nassert f(1) == 2\ntime.sleep(1.0)\nassert f(2) == 3"}
+    with new_sandbox(workers=1, limits=limits) as sandbox:
+        assert CodeVerifier(sandbox=sandbox)(prompts(1, spec), [RIGHT])[0].reward == 1.0
+
+
+def is_empty(group: Path) -> bool:
+    return not (group / "cgroup.procs").read_text().strip()
+
+
+@pytest.fixture
+def throttled() -> Iterator[Path]:
+    """A control group whose processes get a tenth of one core."""
+    for root, name, value in (
+        ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "10000"),
+        ("/sys/fs/cgroup", "cpu.max", "10000 100000"),
+    ):
+        group = Path(root, f"bestofk-{os.getpid()}")
+        try:
+            group.mkdir()
+            (group / name).write_text(value)
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        yield group
+        assert eventually(partial(is_empty, group))
+        group.rmdir()
+        return
+    pytest.skip("no control group with a CPU quota can be made here")
+
+
+def test_a_throttled_control_group_counts_as_waiting(new_sandbox: New, throttled: Path) -> None:
+    """Neither CPU time nor blocked time: nine tenths of the wall time are nobody's."""
+    limits = Limits(cpu_per_test=0.5, cpu_per_program=1.0, blocked_per_program=0.6)
+    with new_sandbox(workers=1, limits=limits) as sandbox:
+        judge = CodeVerifier(sandbox=sandbox)
+        assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+        for worker in sandbox._state.all:
+            for pid in (worker.process.pid, *descendants(worker.process.pid)):
+                (throttled / "cgroup.procs").write_text(str(pid))
+        started = time.monotonic()
+        verdict = judge(prompts(1, ONE), [BURN.format(seconds=0.3)])[0]
+        assert verdict.reward == 1.0, verdict
+        assert time.monotonic() - started > 0.6 + 0.5
+
+
+# 33: what else ends a process than the program in it
+SLOW_ONCE = "import time\ndef f(x):\n    time.sleep(1.5)\n    return x + 1"
+
+
+def kill_while_busy(verifier: CodeVerifier, which: int, times: int) -> None:
+    """Kill a process of the worker that runs a program: -2 the checker, -1 the program."""
+    killed = set[int]()
+    while len(killed) < times:
+        for worker in list(verifier.sandbox._state.all):
+            below = sorted(descendants(worker.process.pid))
+            server = 0 if verifier.sandbox.tier < 2 else 1  # of a first process that only waits
+            if len(below) == server + 3 and below[which] not in killed:
+                killed.add(below[which])
+                os.kill(below[which], signal.SIGKILL)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("most", [3, 1])
+@pytest.mark.parametrize(
+    ("which", "times", "reward", "status"),
+    [
+        (-2, 1, 1.0, "correct"),
+        (-2, 3, math.nan, "unscored"),
+        (-1, 1, 1.0, "correct"),
+        (-1, 2, 0.0, "crashed"),  # it could do that to itself
+    ],
+)
+def test_a_process_killed_from_outside_costs_an_honest_program_nothing(
+    new_sandbox: New, most: int, which: int, times: int, reward: float, status: str
+) -> None:
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        judge = CodeVerifier(sandbox=sandbox)
+        assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+        killer = threading.Thread(target=kill_while_busy, args=(judge, which, times), daemon=True)
+        killer.start()
+        verdict = judge(prompts(1, ONE), [SLOW_ONCE])[0]
+        killer.join(30)
+        assert not killer.is_alive()
+        assert verdict.status == status, verdict
+        assert verdict.reward == pytest.approx(reward, nan_ok=True)
+        assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+
+
+def test_programs_die_before_the_trainer_when_memory_is_short(new_sandbox: New) -> None:
+    with new_sandbox(workers=1) as sandbox:
+        assert CodeVerifier(sandbox=sandbox)(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+        (worker,) = sandbox._state.all
+        below = [worker.process.pid, *descendants(worker.process.pid)]
+        scores = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in below}
+    assert scores == {"1000"}
