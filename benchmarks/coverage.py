@@ -132,7 +132,7 @@ def power(problems: int, gain: float, k: int, n: int, trials: int) -> tuple[floa
 
 
 def planned(k: int, n: int, effect: float, trials: int) -> tuple[int, float, float]:
-    """A plan for power .8 over all k: its problems, and the power that comes with and without at."""
+    """A plan for power .8 over all k: its problems, the power promised and what came."""
     people = population(shape=(0.4, 0.6))
     row = plan(k, power=0.8, effect=effect, people=people, n=[n]).best
     drawn = pair_of(people, k, effect)
