@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: install quickstart test test-all test-gpu test-adapters check bench docs build clean
+.PHONY: install quickstart test test-all fuzz test-gpu test-adapters check bench docs build clean
 HOSTS := verl skyrl openrlhf vllm
 .DEFAULT_GOAL := help
 
@@ -44,6 +44,11 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not gpu"
+
+# Ten minutes for each reader of what others wrote; `make fuzz SECONDS=60` for less.
+SECONDS ?= 600
+fuzz: $(VENV)/.dev
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m gpu

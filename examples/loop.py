@@ -38,7 +38,7 @@ def main() -> dict[str, dict[int, float]]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--objective", default="max@8", help="`bestofk objectives` lists them")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--prompts", type=int, default=16, help="P, groups per step")
+    parser.add_argument("--prompts", type=int, default=32, help="P, groups per step")
     parser.add_argument("--samples", type=int, default=32, help="n, completions per prompt")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--test-prompts", type=int, default=100)

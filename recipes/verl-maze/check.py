@@ -1,5 +1,8 @@
 """Compare the advantages that verl logged with `bestofk.advantages`: `python check.py FOLDER`.
 
+They are those of the freshly drawn samples; `loss_mode=bestofk` makes new ones for every optimiser
+step from the same scores.
+
 verl writes each rollout's score and uid (trainer.rollout_data_dir), and the mean, largest and
 smallest advantage over all tokens of a step (trainer.logger=file): these follow from those. The
 mean needs the number of tokens, and is left out where the text does not give it back.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +40,14 @@ def check(folder: Path, tolerance: float = 1e-5) -> list[str]:
     lines = []
     for step in sorted(int(path.stem) for path in (folder / "rollouts").glob("*.jsonl")):
         rows = records(folder / "rollouts" / f"{step}.jsonl")
+        total = len(rows)
         rows = [row for row in rows if not row["uid"].startswith("pad")]
         groups = [row["uid"].rsplit("_", 2)[0] for row in rows]
-        weights = advantages([row["score"] for row in rows], objective, groups=np.array(groups))
+        scores = np.array([row["score"] for row in rows])
+        weights = advantages(scores, objective, groups=np.array(groups))
+        live = Counter(group for group, score in zip(groups, scores) if not np.isnan(score))
+        # verl's loss divides by all rows, and every prompt counts the same
+        weights *= [total / (len(live) * max(live[group], 1)) for group in groups]
         said = [len(tokenizer(row["output"], add_special_tokens=False).input_ids) for row in rows]
         lengths = np.minimum(np.array(said) + 1, longest)  # the end of the text is a token too
         expected = {

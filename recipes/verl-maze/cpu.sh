@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # verl's own trainer on this machine's CPU for a few steps: bash cpu.sh [FOLDER] [verl's overrides ...]
+# TRAIN=exact bash cpu.sh ... takes several optimiser steps per batch, with exact off-policy weights
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:-runs/verl-maze}
@@ -39,5 +40,5 @@ settings=(
   hydra.run.dir="$folder/hydra"
   "${@:2}"
 )
-source "$here/train.sh"
+source "$here/${TRAIN:-train}.sh"
 python "$here/check.py" "$folder"

@@ -74,14 +74,24 @@ class Run:
     def create(
         cls, path: str | Path, config: str, environment: Mapping[str, Any], **options: Any
     ) -> Run:
-        """A new run's folder; refuses one that holds a run that got as far as its first step."""
+        """A new run's folder; an error where it holds a run that got as far as its first step."""
         run = cls(path, **options)
         refuse_begun(run.path)
-        for folder in ("samples", "checkpoints"):
-            (run.path / folder).mkdir(parents=True, exist_ok=True)
-        run._hold()
-        write_atomically(run.path / "environment.json", json.dumps(environment, indent=1) + "\n")
-        write_atomically(run.path / "config.toml", config)
+        try:
+            for folder in ("samples", "checkpoints"):
+                (run.path / folder).mkdir(parents=True, exist_ok=True)
+            run._hold()
+            text = json.dumps(environment, indent=1) + "\n"
+            write_atomically(run.path / "environment.json", text)
+            write_atomically(run.path / "config.toml", config)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            run.close()
+            raise type(error)(
+                f"run.dir = {str(path)!r} cannot be written ({error.strerror or error}): make it "
+                "writable, or name another folder with --run.dir"
+            ) from error
         return run
 
     @classmethod

@@ -29,6 +29,7 @@ from adapters.trl_runs import (
     weights_of,
 )
 from bestofk.adapters.trl import BestOfKMixin
+from bestofk.adapters.trl_off_policy import log_ratios
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning
@@ -115,17 +116,35 @@ def test_pass_at_k_and_options_of_the_objective_go_through(tmp_path):
     assert_same(inner.seen, found)
 
 
-def test_truncate_as_an_argument_of_the_trainer_is_the_objectives(tmp_path):
-    seen = []
-    for goal, more in (
-        ("max@4", {"truncate": 0.01}),
-        (bestofk.objective("max@4", truncate=0.01), {}),
-    ):
-        named = {"train_dataset": prompts(), **more}
-        run, inner = inner_run(tmp_path, Judge(), goal, num_iterations=2, max_steps=2, named=named)
-        run.train()
-        seen.append(inner.seen)
-    assert seen[0] == seen[1]
+@pytest.mark.parametrize("option", [{"truncate": 0.01}, {"trust_region": (0.02, 0.02)}], ids=str)
+def test_options_of_the_objective_are_arguments_of_the_trainer(option, tmp_path):
+    judge = Judge()
+    named = {"train_dataset": prompts(), **option}
+    run, inner = inner_run(tmp_path, judge, num_iterations=3, max_steps=3, named=named)
+    run.train()
+    goal = bestofk.objective("max@4", **option)
+    found, ours = replay(judge.rows, goal, 3, 2)
+    free, _ = replay(judge.rows, "max@4", 3, 2)
+    assert not np.allclose(found[-1][0], free[-1][0], atol=1e-3)  # it did something
+    assert_same(inner.seen, found)
+    assert_model(run, ours)
+
+
+def test_how_far_the_policy_has_moved_is_logged(tmp_path):
+    judge, region = Judge(), (0.02, 0.02)
+    goal = bestofk.objective("max@4", trust_region=region)
+    run, _ = inner_run(tmp_path, judge, goal, num_iterations=3, max_steps=3)
+    run.train()
+    found, _ = replay(judge.rows, goal, 3, 2)
+    for line, (_, log_ratio, _) in zip(logged(run), found, strict=True):
+        rewards = judge.rewards(8).astype(float)
+        whole = bestofk.advantages(rewards, "max@4", log_ratio=log_ratio)
+        outside = ((whole > 0) & (log_ratio > 0.02)) | ((whole < 0) & (log_ratio < -0.02))
+        distance = np.mean(np.exp(log_ratio) - 1 - log_ratio)
+        assert line["masked"] == pytest.approx(outside.mean())
+        assert line["effective_share"] == pytest.approx(np.exp(-8 * distance), abs=1e-4)
+        assert line["log_ratio_max"] == pytest.approx(np.abs(log_ratio).max(), abs=1e-4)
+    assert [line["masked"] > 0 for line in logged(run)] == [False, True, True]
 
 
 def test_a_new_batch_starts_on_policy(tmp_path):
@@ -160,6 +179,35 @@ def test_truncated_completions_that_trl_masks_are_not_siblings_off_policy(tmp_pa
     found, ours = replay(judge.rows, "max@2", 3, 2, live=~cut)
     assert_same(inner.seen, found)
     assert_model(run, ours)
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_tokens_of_an_environment_are_not_in_the_log_ratio(tmp_path):
+    """A rollout_func whose env_mask marks every second token as the environment's."""
+    drawn = torch.Generator().manual_seed(3)
+    masks = [[(t + 1) % 2 for t in range(4 + row % 3)] for row in range(16)]
+
+    def roll_out(asked, run):
+        ids = [torch.randint(5, 60, (len(mask),), generator=drawn).tolist() for mask in masks]
+        return {
+            "prompt_ids": [run.processing_class(text)["input_ids"] for text in asked],
+            "completion_ids": ids,
+            "logprobs": [[0.0] * len(each) for each in ids],
+            "env_mask": masks,
+        }
+
+    judge = Judge()
+    named = {"train_dataset": prompts(), "rollout_func": roll_out}
+    run, _ = inner_run(tmp_path, judge, num_iterations=2, max_steps=1, named=named)
+    run.train()
+    groups = groups_of(judge.rows, 8)
+    old, new = (Learner(each).score(groups) for each in (load("tiny-countdown").model, run.model))
+    rows = zip([row for group in new.tokens for row in group],
+               [row for group in old.tokens for row in group], masks)  # fmt: skip
+    wanted = [float((after - before)[np.array(mask) == 1].sum()) for after, before, mask in rows]
+    whole = (new.log_prob - old.log_prob).reshape(-1)
+    assert not np.allclose(wanted, whole, atol=1e-2)
+    np.testing.assert_allclose(log_ratios(run, run._buffered_inputs), wanted, atol=1e-4)
 
 
 def test_a_schedule_moves_with_the_optimiser_steps_of_a_batch(tmp_path):

@@ -71,8 +71,8 @@ def test_vllms_own_ratio_is_an_error_with_several_steps(tmp_path):
     _check_steps(as_objective("max@4"), args)
 
 
-FORMS = [{"truncate": 1.0}, {"self_normalise": True}, {"off_policy": "first-order"},
-         {"off_policy": "own-ratio"}]  # fmt: skip
+FORMS = [{"truncate": 1.0}, {"trust_region": 0.2}, {"self_normalise": True},
+         {"off_policy": "first-order"}, {"off_policy": "own-ratio"}]  # fmt: skip
 
 
 @pytest.mark.parametrize("named", FORMS, ids=str)

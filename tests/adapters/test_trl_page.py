@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed here: pip install 'bestofk[trl]'")
 
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from adapters import trl_native
@@ -28,7 +29,9 @@ def _one_thread():
 
 def test_the_three_lines_run_as_shown(tmp_path):
     """`model` is the name of a folder, as most people give it."""
-    [lines] = [text for text in EXAMPLES if "(model, reward, args" in text]
+    [lines] = [
+        text for text in EXAMPLES if "(model, reward, args" in text and "GRPOConfig" not in text
+    ]
     assert len(lines.strip().splitlines()) == 3
     given = {
         "model": find("tiny-countdown")[0],
@@ -39,6 +42,22 @@ def test_the_three_lines_run_as_shown(tmp_path):
     exec(lines, given)
     assert str(given["trainer"].goal) == "max@8"
     assert "max@8" in given["trainer"].state.log_history[0]
+
+
+def test_several_steps_per_batch_run_as_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [lines] = [text for text in EXAMPLES if "steps_per_generation=8" in text]
+    data = Dataset.from_dict({"prompt": [f"{a} {b} 7={a + b}\n" for a in (1, 2) for b in range(4)]})
+    given = {"BestOfKTrainer": BestOfKTrainer, "model": find("tiny-countdown")[0],
+             "reward": Judge(), "prompts": data}  # fmt: skip
+    exec(lines, given)
+    run = given["trainer"]
+    run.args.max_steps = run.args.logging_steps = 2
+    run.args.max_completion_length = run.max_completion_length = 12
+    run.train()
+    assert run.goal.trust_region == (0.2, 0.28)
+    assert [line["log_ratio_max"] > 0 for line in run.state.log_history if "loss" in line] != []
+    assert given["reward"].calls == [128]  # one batch, two optimiser steps of it
 
 
 @pytest.mark.slow

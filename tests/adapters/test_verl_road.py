@@ -106,8 +106,9 @@ def test_a_ray_worker_has_the_plug_in_of_its_own():
     np.testing.assert_allclose(found, bestofk.advantages(rewards, "max@2", groups=uids))
 
 
-def test_the_commands_of_the_page_are_the_recipes():
-    assert ("bash", (RECIPE / "train.sh").read_text(encoding="utf-8")) in FENCED
+@pytest.mark.parametrize("script", ["train.sh", "exact.sh"])
+def test_the_commands_of_the_page_are_the_recipes(script):
+    assert ("bash", (RECIPE / script).read_text(encoding="utf-8")) in FENCED
 
 
 def settings_of(script, folder):
@@ -145,6 +146,45 @@ def compute_score(data_source, solution_str, ground_truth, **known):
         return float("nan")  # as when a judge breaks
     return reward.compute_score(data_source, solution_str, ground_truth, **known)
 """
+
+
+@pytest.mark.slow
+def test_verls_own_trainer_takes_exact_inner_steps_on_this_cpu(tmp_path):
+    """Four optimiser steps per batch in two FSDP processes, and unbiased validation."""
+    settings = [
+        "trainer.n_gpus_per_node=2",
+        "++ray_kwargs.ray_init.num_gpus=2",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=2",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+        f"trainer.validation_data_dir={tmp_path / 'validation'}",
+    ]
+    done = run("bash", str(RECIPE / "cpu.sh"), str(tmp_path), *settings, TRAIN="exact")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "16 samples per prompt, exact off-policy weights" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert all("3 figures as logged" in line for line in lines)
+    logged = [
+        json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert all(step["actor/log_ratio_max"] > 0.01 for step in logged)
+    assert all(step["actor/grad_norm"] > 0 for step in logged)
+    assert not any("pg_clipfrac" in name for step in logged for name in step)
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "validation" / "2.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    prompts: dict[str, list[float]] = {}
+    for row in rows:
+        prompts.setdefault(row["uid"].rsplit("_", 2)[0], []).append(row["score"])
+    assert {len(scores) for scores in prompts.values()} == {4}
+    for k in (1, 2, 4):
+        best = np.mean([bestofk.max_at_k(scores, k) for scores in prompts.values()])
+        assert logged[-1][f"val-core/bestofk/maze/reward/max@{k}"] == pytest.approx(best)
+        assert logged[-1][f"val-core/bestofk/maze/reward/pass@{k}"] == pytest.approx(best)
 
 
 @pytest.mark.slow

@@ -61,7 +61,9 @@ def one_group(*overrides: str) -> Callable[[np.ndarray], np.ndarray]:
         if values.ndim != 1:
             raise ValueError("one group at a time")
         mask = torch.ones(len(values), 1, dtype=torch.int64)
-        return advantages(batch(values, ["a"] * len(values), mask), algorithm)[:, 0].numpy()
+        found = advantages(batch(values, ["a"] * len(values), mask), algorithm)[:, 0].numpy()
+        # verl's loss divides by all rows; an estimator is judged by the mean over its live samples
+        return found * float((~values.isnan()).double().mean())
 
     return estimator
 

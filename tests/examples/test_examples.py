@@ -29,9 +29,9 @@ def test_the_loop_learns_what_it_is_told_to(monkeypatch, capsys):
     """GRPO raises pass@1 in a few steps by more than the evaluation's noise (about .02)."""
     shown = run(
         "loop.py", monkeypatch,
-        "--objective", "grpo", "--steps", 25, "--test-prompts", 60, "--learning-rate", 1e-3,
+        "--objective", "grpo", "--steps", 25, "--test-prompts", 60, "--prompts", 16,
     )  # fmt: skip
-    assert shown["after"][1] > shown["before"][1] + 0.06
+    assert shown["after"][1] > shown["before"][1] + 0.04
     assert list(shown["before"]) == [1, 4, 16, 32]
     assert "pass@32" in capsys.readouterr().out
 

@@ -50,7 +50,10 @@ def test_variant_design_and_string_are_one_thing():
         ("mx@8", r"unknown objective 'mx'; did you mean 'max'"),
         ("gpro", r"did you mean 'grpo'"),
         ("passk-trainig@8", r"did you mean 'passk-training'"),
-        ("max@8:lo-1", r"no variant 'lo-1'; did you mean 'loo-1'\? have loo, loo-1, none, zscore"),
+        (
+            "max@8:lo-1",
+            r"no variant 'lo-1'; did you mean 'loo-1'\? have canonical, loo, loo-1, none, zscore",
+        ),
         ("max", r"needs its k: write max@8"),
         ("max@", r"cannot read k"),
         ("max@eight", r"cannot read k"),
@@ -81,8 +84,8 @@ def test_mistyped_objectives_say_what_to_type(text, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"thresold": 0.5}, r"no option 'thresold'; did you mean 'threshold'"),
-        ({"beta": 1.0}, r"no option 'beta'"),
+        ({"thresold": 0.5}, r"no option or input 'thresold'; did you mean 'threshold'"),
+        ({"beta": 1.0}, r"no option or input 'beta'"),
         ({"off_policy": "exakt"}, r"did you mean 'exact'"),
         ({"truncate": float("nan")}, r"truncate"),
         ({"clamp": 0.0}, r"clamp"),
@@ -166,7 +169,8 @@ def test_every_row_of_the_catalog_runs_and_is_documented():
             assert np.isfinite(got).all()
             assert got.any()
             assert entry.formula
-            assert entry.claim
+            assert entry.statement
+            assert entry.claim in ("exact", "scaled", "biased")
             assert entry.source
 
 

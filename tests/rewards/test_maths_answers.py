@@ -26,6 +26,34 @@ def maths() -> Iterator[MathsVerifier]:
 
 
 EQUAL: Table = {
+    "roots of variables, which school takes for positive": [
+        (r"\sqrt{\frac{1}{n}}", r"\frac{1}{\sqrt{n}}"),
+        (r"\sqrt{1/n}", r"1/\sqrt n"),
+        (r"\sqrt{x/y}", r"\sqrt{x}/\sqrt{y}"),
+        (r"n^{-1/2}", r"\frac{1}{\sqrt n}"),
+        (r"\log(1/n)", r"-\log n"),
+        (r"\sqrt{n+1}-\sqrt n", r"\frac{1}{\sqrt{n+1}+\sqrt{n}}"),
+        (r"2\sqrt{\pi}", r"2\sqrt\pi"),
+    ],
+    "braces that only group": [
+        ("3", "{3}"),
+        ("3", "{{3}}"),
+        ("{{3}}", "3"),
+        (r"\frac{3}{4}", r"\frac{{3}}{{4}}"),
+        (r"x^{2}", "{{x^{{2}}}}"),
+        ("{1,2}", "{{2,1}}"),
+    ],
+    "sums and integrals, in time": [
+        (r"\frac{\pi^2}{6}", r"\sum_{k=1}^{\infty} \frac{1}{k^2}"),
+        (r"\sum_{n=1}^{2020} \frac{1}{n}", r"\sum_{k=1}^{2020} \frac{1}{k}"),
+        (r"\frac{1}{3}", r"\int_0^1 x^2 dx"),
+    ],
+    "long polynomials, in time": [
+        (
+            "6x^{10}+5x^9+4x^8+3x^7+2x^6+x^5+9x^4+8x^3+7x^2+6x+5",
+            "5+6x+7x^2+8x^3+9x^4+x^5+2x^6+3x^7+4x^8+5x^9+6x^{10}",
+        ),
+    ],
     "spacing": [
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
         (
@@ -153,6 +181,23 @@ EQUAL: Table = {
     ],
 }
 DIFFERENT: Table = {
+    "roots that differ below zero": [
+        (r"\sqrt{n^2}", "n"),
+        (r"\sqrt{1/n}", r"-1/\sqrt n"),
+        (r"\sqrt{a^2 b}", r"a\sqrt b"),
+        (r"\log(n^2)", r"2\log n"),
+        ("n+i", "n-i"),
+        (r"\sqrt{n}+i", r"\sqrt{n}-i"),
+        (r"\sqrt{-n}", r"-\sqrt{-n}"),
+    ],
+    "sums that differ": [
+        (r"\frac{\pi^2}{6}", r"\sum_{k=2}^{\infty} \frac{1}{k^2}"),
+        (r"\sum_{n=1}^{2020} \frac{1}{n}", r"\sum_{k=1}^{2021} \frac{1}{k}"),
+    ],
+    "numbers that are not read": [
+        ("5", "5_8"),
+        ("x^2+5", "x^2+5_8"),
+    ],
     "large and near": [
         ("2^{100}-1", "2^{100}-2"),
         ("2^{100}", "1267650600228229401496703205377"),

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
+import subprocess
 import sys
+import threading
+import time
 import types
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bestofk.rewards import from_function, prepare, refusals, score, verifier
+from bestofk.rewards import (
+    TooManyUnscored,
+    UnscoredGuard,
+    from_function,
+    prepare,
+    refusals,
+    score,
+    verifier,
+)
 from bestofk.rewards.base import RETRIES, BatchVerifier
 from bestofk.rewards.sandbox import SandboxError
 from bestofk.types import Completion, Group, Prompt, Verdict
@@ -64,7 +77,7 @@ def test_a_pair_that_breaks_the_judge_is_unscored_and_spoils_no_other(bad: str) 
     assert [v.status == "unscored" for v in verdicts] == [t == bad for t in texts]
     assert all(v == FINE for v, t in zip(verdicts, texts, strict=True) if t != bad)
     assert judge.batches.count([bad]) == RETRIES + 1
-    assert "fragile raised on p" in verdicts[2].detail
+    assert "fragile raised on sample p at " in verdicts[2].detail
 
 
 def test_a_failure_that_passes_costs_no_verdict() -> None:
@@ -173,3 +186,114 @@ def test_a_path_may_name_a_function_or_a_verifier(monkeypatch: pytest.MonkeyPatc
         verifier("of_the_user:pi")
     with pytest.raises(ValueError, match="fragile is a verifier already"):
         verifier("of_the_user:whole", threads=4)
+
+
+def hangs(prompt: Prompt, text: str) -> float:
+    """Waits as a server that never answers would, loops, or is done."""
+    if text == "wait":
+        threading.Event().wait(30)
+    end = time.monotonic() + 30 * (text == "loop")
+    while time.monotonic() < end:
+        pass
+    return 0.5
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("from_thread", [False, True])
+def test_a_call_that_takes_too_long_is_named_and_spoils_no_other(
+    threads: int, from_thread: bool
+) -> None:
+    judge = from_function(hangs, time_limit=0.3, threads=threads)
+    prompts = [Prompt(f"sample-{i}", "say", "test", {}) for i in range(5)]
+    verdicts: list[Verdict] = []
+
+    def ask() -> None:
+        verdicts.extend(judge(prompts, ["", "wait", "", "loop", ""]))
+
+    started = time.monotonic()
+    if from_thread:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(60)
+    else:
+        ask()
+    assert [v.status for v in verdicts] == ["partial", "unscored"] * 2 + ["partial"]
+    assert verdicts[1].detail == "hangs timed out on sample sample-1: no answer within 0.3 s"
+    assert time.monotonic() - started < 20  # it waits for none of them
+
+
+def test_a_function_may_use_alarms_of_its_own_under_a_time_limit() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    def judge(prompt: Prompt, text: str) -> bool:
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            time.sleep(20)
+        except Alarm:
+            return True
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        return False
+
+    assert from_function(judge, time_limit=10)([PROMPT], ["x"])[0].reward == 1.0
+
+
+def test_a_thousand_calls_are_watched_by_one_thread() -> None:
+    judge = from_function(hangs, time_limit=5.0)
+    judge([PROMPT], ["x"])
+    before = threading.active_count()
+    verdicts = judge([PROMPT] * 1000, ["x"] * 1000)
+    assert {v.reward for v in verdicts} == {0.5}
+    assert threading.active_count() == before
+
+
+FORKED = """
+import os, time
+from bestofk.rewards import from_function
+from bestofk.types import Prompt
+prompt = Prompt("p", "", "t", {})
+def wait(prompt, text):
+    return time.sleep(20 * (text == "wait")) is None
+judge = from_function(wait, time_limit=0.2)
+assert judge([prompt], [""])[0].reward == 1.0
+child = os.fork()
+verdict = judge([prompt], ["wait"])[0]
+if child == 0:
+    os._exit(0 if verdict.status == "unscored" else 1)
+print(verdict.status, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_time_limit_holds_in_a_forked_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["unscored", "0"], done.stderr
+
+
+def test_a_time_limit_is_positive() -> None:
+    with pytest.raises(ValueError, match="time_limit is a positive number of seconds, got 0"):
+        from_function(hangs, time_limit=0)
+
+
+def test_an_exception_is_told_with_file_line_and_sample_and_is_counted() -> None:
+    def careless(prompt: Prompt, text: str) -> float:
+        return float(text)  # the line that is named
+
+    judge = from_function(careless)
+    prompts = [Prompt(f"sample-{i}", "say", "test", {}) for i in range(40)]
+    verdicts = judge(prompts, ["0.5"] * 20 + ["half"] * 20)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if "# the line that is named" in text)
+    place = f"{__file__}:{line}: ValueError: could not convert string to float: 'half'"
+    assert verdicts[20].detail == f"careless raised on sample sample-20 at {place}"
+    guard = UnscoredGuard(share=0.1, window=100)
+    with pytest.raises(TooManyUnscored) as stopped:
+        guard.check(verdicts)
+    assert f"20 times: careless raised at {place}" in str(stopped.value)
+    assert "sample-39" in str(stopped.value)

@@ -1,10 +1,10 @@
 """OpenRLHF: `python -m bestofk.adapters.openrlhf max@8 ...`; checked with openrlhf 0.11.2.
 
 After the objective come OpenRLHF's own flags. Its parser takes a fixed list of estimators, and
-advantages are made in a Ray actor, which sees nothing of what a driver patches. But the parsed
-arguments are pickled into that actor. There the estimator is an `Estimator`, a string of this
-module: to unpickle it is to import this module, and that teaches OpenRLHF's
-`RemoteExperienceMaker` what to do with it. bestofk must be installed on every node.
+advantages are made in a Ray actor, where patches of the driver have no effect. The parsed arguments
+are pickled into that actor. There the estimator is an `OpenRLHFEstimator`, a string of this module:
+unpickling it imports this module, which extends OpenRLHF's `RemoteExperienceMaker`. bestofk must be
+installed on every node.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from bestofk.objectives import Objective, ObjectiveWarning, objective
 
 PREFIX, FLAG = "bestofk:", "--algo.advantage.estimator"
-OFF_POLICY = ("off_policy", "truncate", "self_normalise", "clamp")
+OFF_POLICY = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 theirs = RemoteExperienceMaker.compute_advantages_and_returns
 
 
-class Estimator(str):
+class OpenRLHFEstimator(str):
     """`bestofk:max@8`, with options of `bestofk.objective`: a value of OpenRLHF's estimator."""
 
     options: Mapping[str, Any] = MappingProxyType({})
@@ -46,7 +46,7 @@ class Estimator(str):
 
 def use(args: Any, text: str, **options: Any) -> None:
     """Put an objective into OpenRLHF's parsed arguments: before its strategy is made from them."""
-    estimator = Estimator(PREFIX + text)
+    estimator = OpenRLHFEstimator(PREFIX + text)
     estimator.options = options
     estimator.chosen().require_samples(args.rollout.n_samples_per_prompt)
     if args.actor.loss_agg_mode != "token-mean":
@@ -68,7 +68,7 @@ def advantages(self: RemoteExperienceMaker, experiences: list[Experience]) -> li
     """
     args = self.strategy.args
     estimator = args.algo.advantage.estimator
-    if not isinstance(estimator, Estimator):
+    if not isinstance(estimator, OpenRLHFEstimator):
         return theirs(self, experiences)
     for each in experiences:
         each.rewards = each.rewards.to(torch.promote_types(each.rewards.dtype, torch.float32))
@@ -95,7 +95,7 @@ def advantages(self: RemoteExperienceMaker, experiences: list[Experience]) -> li
 
 
 def main(argv: Sequence[str]) -> None:
-    """OpenRLHF's `train_ppo_ray` with an objective in place of an estimator."""
+    """OpenRLHF's `train_ppo_ray` with an objective instead of an estimator."""
     if not argv or argv[0].startswith("-") or FLAG in argv:
         raise ValueError(f"give an objective and then OpenRLHF's flags, without {FLAG}: max@8 ...")
     make = utils.get_strategy

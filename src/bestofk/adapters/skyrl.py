@@ -1,6 +1,6 @@
 """SkyRL: `trainer.algorithm.advantage_estimator=bestofk:max@8`; checked with skyrl 0.3.0.
 
-SkyRL refuses configuration keys it does not know, so the objective is part of the estimator's name.
+SkyRL does not accept unknown configuration keys: the objective is part of the estimator's name.
 `register("max@8")` makes the name known; `trainer.override_entrypoint=bestofk.adapters.skyrl` does
 so for the name on the command line, then runs SkyRL's own entry point. SkyRL hands what is
 registered to its Ray workers through an actor: a function of this module and a string here, so
@@ -26,7 +26,7 @@ from bestofk.objectives import Objective, ObjectiveWarning, objective
 PREFIX = "bestofk:"
 FLAG = "trainer.algorithm.advantage_estimator="
 ENTRY = "trainer.override_entrypoint="
-OFF_POLICY = ("off_policy", "truncate", "self_normalise", "clamp")
+OFF_POLICY = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 
 
 def register(text: str, *, name: str | None = None, **options: Any) -> str:
@@ -78,7 +78,7 @@ def estimate(
 
 
 def check(config: AlgorithmConfig) -> None:
-    """Refuse what destroys groups; name what biases the objective."""
+    """An error for a setting that destroys groups; a warning for one that biases the update."""
     if config.dynamic_sampling.type == "replace":
         raise ValueError(
             "trainer.algorithm.dynamic_sampling.type=replace copies groups under their own uid, so "
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _chosen(text: str, options: dict[str, Any]) -> Objective:
-    """Made anew in each process: names travel, objectives do not."""
+    """The objective, made in each process: only its name is sent to workers."""
     chosen = objective(text, **options)
     missing = sorted((chosen.needs - {"rng"}) | (set(OFF_POLICY) & set(options)))
     if missing:

@@ -56,6 +56,7 @@ class BestOfKMixin(_Host):
         *others: Any,
         objective: str | Objective | None = None,
         truncate: float | None = None,
+        trust_region: float | tuple[float, float] | None = None,
         loss_type: str | None = None,
         passing: float = 1.0,
         **named: Any,
@@ -64,7 +65,8 @@ class BestOfKMixin(_Host):
         Args:
             model, reward_funcs, args, others, named: the host trainer's, passed on by name.
             objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`.
-            truncate: an option of `bestofk.objective`, for objectives given as a string.
+            truncate, trust_region: options of `bestofk.objective` for several optimiser steps per
+                batch, where the objective is given as a string.
             loss_type: TRL's; None replaces TRL's default by the unbiased "dr_grpo".
             passing: rewards of at least this count as a pass in the logged pass@k; an objective
                 with a threshold uses that.
@@ -74,9 +76,8 @@ class BestOfKMixin(_Host):
                 something else than the objective's gradient.
         """
         replaced = replaced_methods(type(self), BestOfKMixin)
-        self.goal: Objective = as_objective(
-            self.goal if objective is None else objective, truncate=truncate
-        )
+        given = self.goal if objective is None else objective
+        self.goal: Objective = as_objective(given, truncate=truncate, trust_region=trust_region)
         self.passing = passing if self.goal.threshold is None else self.goal.threshold
         args = prepared(self.goal, GRPOConfig() if args is None else args, loss_type)
         self.exact_steps = exact_steps(self.goal, args)

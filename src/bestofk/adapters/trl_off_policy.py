@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestofk.adapters.inner_steps import weigh_and_measure
 from bestofk.adapters.trl_rows import in_loss, progress_of, score_rows, shared
+from bestofk.objectives import Objective
 
 REWARDS = "bestofk_rewards"
 OLD = "old_per_token_logps"
@@ -48,14 +50,18 @@ def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> None:
     everyone = trainer.accelerator.gather(mine).cpu().reshape(-1, trainer.num_generations, 2)
     rewards, log_ratio = everyone.unbind(dim=-1)
     live = ~rewards.isnan()
-    progress = progress_of(trainer.state)
-    weights, _ = shared(trainer.goal, rewards, live, log_ratio=log_ratio, progress=progress)
+    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": progress_of(trainer.state)}
+
+    def weigh(goal: Objective) -> Tensor:
+        return shared(goal, rewards, live, **inputs)[0]
+
+    weights, found = weigh_and_measure(trainer.goal, weigh, log_ratio, live, inputs["progress"])
     start = trainer.accelerator.process_index * len(mine)
     own = weights.reshape(-1)[start : start + len(mine)]
     for batch, part in zip(batches, own.split([len(batch[REWARDS]) for batch in batches])):
         batch["advantages"] = part.to(batch["advantages"])
-    if live.any():
-        trainer._metrics["train"]["log_ratio_max"].append(float(log_ratio[live].abs().max()))
+    for name, value in found.items():
+        trainer._metrics["train"][name].append(value)
 
 
 @torch.no_grad()

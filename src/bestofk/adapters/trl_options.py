@@ -182,6 +182,7 @@ def _check_one_step(goal: Objective, args: Any) -> None:
     """Without log-ratios: on policy, or TRL's clipped loss."""
     forms = {
         "truncate": goal.truncate is not None,
+        "trust_region": goal.trust_region is not None,
         "self_normalise": goal.self_normalise,
         f"off_policy={goal.off_policy!r}": goal.off_policy in ("first-order", "own-ratio"),
     }

@@ -1,36 +1,35 @@
 """verl: `algorithm.adv_estimator=bestofk +algorithm.bestofk.objective=max@8`.
 
 verl imports this module in each of its processes, by entry point (group `verl.plugins`) or by
-`VERL_USE_EXTERNAL_MODULES=bestofk.adapters.verl`. It hides what goes wrong there; this says it:
+`VERL_USE_EXTERNAL_MODULES=bestofk.adapters.verl`. verl hides errors of that import; this command
+shows them, and checks the settings of a run:
 
     python -m bestofk.adapters.verl
 
 Groups are verl's uids, wherever their rows are. Not counted in n: padding, rows whose response is
 masked out whole (rejected), rewards that are NaN (could not be scored). A rollout of several rows
-is one sample.
+is one sample. With `actor.policy_loss.loss_mode=bestofk` each optimiser step has exact off-policy
+weights (`verl_steps`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from re import fullmatch
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 
-from bestofk.adapters.verl_rollouts import Row, name_rollouts
-from bestofk.objectives import Objective, objective
+from bestofk.adapters.verl_hooks import when_imported
+from bestofk.adapters.verl_rollouts import RolloutRow, by_rollout, row_weights
+from bestofk.adapters.verl_settings import NAME, chosen
+from bestofk.adapters.verl_steps import unclipped, weigh_each_step
+from bestofk.adapters.verl_trainer import PROGRESS, extend_trainer
 
-NAME = "bestofk"
-OFF_POLICY = ("off_policy", "truncate", "self_normalise", "clamp")
-NOT_GIVEN = {
-    "entropy": "choose another design",
-    "progress": "run the stages one after the other, each from the last checkpoint",
-}
+V1 = "verl.trainer.ppo.v1.utils"
+TRAINER = "verl.trainer.ppo.v1.trainer_base"
+WORKERS = "verl.workers.engine_workers"
 
 
 def estimate(
@@ -45,51 +44,33 @@ def estimate(
     Args:
         token_level_rewards: (B, T); a row's reward is their sum.
         response_mask: (B, T), 1 where a token is trained on.
-        index: a uid per row, or a Row (the V1 trainer's keys name the rollout).
+        index: a uid per row, or a RolloutRow (the V1 trainer's keys name the rollout).
         config: verl's `algorithm`, with a `bestofk` table.
     """
     goal = chosen(config)
     if index is None:
         raise ValueError("adv_estimator=bestofk needs a uid for every row; this batch has none")
-    rows = [row if isinstance(row, Row) else Row(str(row), str(i)) for i, row in enumerate(index)]
-    last: dict[tuple[str, str], int] = {}  # the last row of every rollout: the one that is scored
-    for i, row in enumerate(rows):
-        if not fullmatch(r"pad([0-9a-f]{32}|\d*)", row.uid):  # a uid of verl's is a UUID
-            seen = last.setdefault(row[:2], i)
-            last[row[:2]] = i if row.part > rows[seen].part else seen
-    place = {rollout: position for position, rollout in enumerate(last)}
-    owner = torch.tensor([place.get(row[:2], -1) for row in rows], device=response_mask.device)
-    live = torch.zeros(len(last) + 1, dtype=torch.bool, device=owner.device)
-    live[owner[response_mask.bool().any(-1)]] = True
-    weights = token_level_rewards.new_zeros(len(last) + 1)  # the extra one belongs to padding
-    if last:
-        weights[:-1] = goal(
-            token_level_rewards.sum(-1)[list(last.values())],
-            groups=np.array([uid for uid, _ in last]),
-            live=live[:-1],
-            rng=int(torch.randint(2**31, ())) if "rng" in goal.needs else None,
-        )
-    advantages = weights[owner].unsqueeze(-1) * response_mask
+    weights = row_weights(
+        goal,
+        token_level_rewards.sum(-1),
+        [
+            r if isinstance(r, RolloutRow) else RolloutRow(str(r), str(i))
+            for i, r in enumerate(index)
+        ],
+        response_mask.bool().any(-1),
+        progress=PROGRESS.get(),
+        rng=int(torch.randint(2**31, ())) if "rng" in goal.needs else None,
+    )
+    advantages = weights.unsqueeze(-1) * response_mask
     return advantages, advantages
 
 
-def chosen(config: Mapping[str, Any] | None) -> Objective:
-    """The objective of `algorithm.bestofk`: `objective` and the options of `bestofk.objective`."""
-    table = (config or {}).get(NAME)
-    options = OmegaConf.to_container(table) if OmegaConf.is_config(table) else table
-    if not isinstance(options, dict) or "objective" not in options:
-        raise ValueError(
-            "adv_estimator=bestofk needs an objective: add +algorithm.bestofk.objective=max@8 "
-            f"(algorithm.bestofk is {options!r})"
-        )
-    for name in sorted(set(OFF_POLICY) & set(options)):
-        raise ValueError(f"algorithm.bestofk.{name}: verl gives an estimator no log-ratios to use")
-    goal = objective(options["objective"], **{k: v for k, v in options.items() if k != "objective"})
-    for name in sorted(goal.needs & set(NOT_GIVEN)):
-        raise ValueError(
-            f"objective {goal} needs {name}, which verl does not give: {NOT_GIVEN[name]}"
-        )
-    return goal
+def _name_rollouts(module: Any) -> None:
+    """verl's function gets the rows' keys; the trainer's module has a name for it, too."""
+    name = "compute_advantage_for_multi_trajectories"
+    for each in (module, sys.modules.get(TRAINER)):
+        if each is not None and hasattr(each, name):
+            setattr(each, name, by_rollout(getattr(each, name), NAME))
 
 
 if __name__ == "__main__":  # verl imports this module by its name, and it is that one which counts
@@ -97,4 +78,7 @@ if __name__ == "__main__":  # verl imports this module by its name, and it is th
 
     sys.exit(main(sys.argv[1:]))
 core_algos.register_adv_est(NAME)(estimate)
-name_rollouts(NAME)
+core_algos.register_policy_loss(NAME)(unclipped)
+when_imported(V1, _name_rollouts)
+when_imported(TRAINER, extend_trainer)
+when_imported(WORKERS, weigh_each_step)

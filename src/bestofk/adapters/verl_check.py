@@ -1,4 +1,7 @@
-"""Is the plug-in where verl looks for it? verl hides a plug-in that failed; this does not."""
+"""Is the plug-in where verl looks for it, and do the settings train the objective?
+
+verl hides the error of a plug-in that failed to load; this does not.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,18 @@ import sys
 from importlib.metadata import entry_points, version
 from typing import Any
 
-NAME = "bestofk"
-MODULE = "bestofk.adapters.verl"
+from bestofk.adapters.verl_settings import MODULE, NAME, check_settings, exact_loss
 
 
 def check(config: Any = None) -> str:
-    """One line that says what verl will use, in the process that asks.
+    """A line that says what verl will use in this process, and one for each biased setting.
 
     Args:
-        config: verl's whole configuration; then its objective and samples per prompt are checked.
+        config: verl's whole configuration; then its settings are checked too.
 
     Raises:
         RuntimeError: verl has no estimator `bestofk` here (why, and what to do).
-        ValueError: the configuration does not use it, or not rightly.
+        ValueError: the configuration does not use it, or a setting does not train the objective.
     """
     import verl  # loads the plug-ins
     from verl.trainer.ppo import core_algos
@@ -52,19 +54,10 @@ def _why(found: Any) -> str:
 
 
 def _checked(config: Any) -> str:
-    from bestofk.adapters.verl import chosen
-
-    if config.algorithm.adv_estimator != NAME:
-        raise ValueError(
-            f"algorithm.adv_estimator is {config.algorithm.adv_estimator}: set it to {NAME}"
-        )
-    goal = chosen(config.algorithm)
-    n = config.actor_rollout_ref.rollout.n
-    try:
-        goal.require_samples(n)
-    except ValueError as error:
-        raise ValueError(f"actor_rollout_ref.rollout.n={n}: {error}") from error
-    return f"objective {goal}, {n} samples per prompt"
+    goal, biased = check_settings(config)
+    loss = ", exact off-policy weights" if exact_loss(config) else ""
+    said = f"objective {goal}, {config.actor_rollout_ref.rollout.n} samples per prompt{loss}"
+    return "\n".join([said, *(f"biased update: {each}" for each in biased)])
 
 
 def main(argv: list[str]) -> int:
@@ -85,4 +78,4 @@ def _composed(overrides: list[str]) -> Any:
         with initialize_config_module("verl.trainer.config", version_base=None):
             return compose("ppo_trainer", overrides=overrides)
     except HydraException as error:
-        raise ValueError(f"verl's configuration refuses this: {error}") from error
+        raise ValueError(f"verl's configuration does not accept this: {error}") from error

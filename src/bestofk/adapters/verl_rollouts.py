@@ -1,36 +1,93 @@
-"""Which rows of verl's batch are one rollout.
+"""Which rows of verl's batch are one rollout, and what each row weighs.
 
 An agent loop may return a rollout as several rows. verl's V1 trainer keeps each row under the key
 `{uid}_{session}_{part}` and makes one sample of a session for its own `grpo` alone; any other
-estimator gets every row as a sample of its own. Here the keys go where the uids go.
+estimator gets every row as a sample of its own. For ours the keys go where the uids go.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
+from re import fullmatch
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-V1 = "verl.trainer.ppo.v1.utils"
-TRAINER = "verl.trainer.ppo.v1.trainer_base"
-FUNCTION = "compute_advantage_for_multi_trajectories"
+from bestofk.objectives import Objective
 
 
-class Row(NamedTuple):
+class RolloutRow(NamedTuple):
     """A row of the batch: the prompt it answers, the rollout it is of, which part of it."""
 
     uid: str
     rollout: str
     part: int = 0
 
+    @classmethod
+    def of_key(cls, uid: Any, key: str) -> RolloutRow:
+        """From verl's key, `{uid}_{session}_{part}`."""
+        rollout, _, part = key.rpartition("_")
+        return cls(str(uid), rollout, int(part))
+
+    @property
+    def padding(self) -> bool:
+        """Whether verl added the row to fill the batch; a uid of a prompt is a UUID."""
+        return fullmatch(r"pad([0-9a-f]{32}|\d*)", self.uid) is not None
+
+
+def row_weights(
+    goal: Objective,
+    rewards: torch.Tensor,
+    rows: Sequence[RolloutRow],
+    trained: torch.Tensor,
+    *,
+    log_ratio: torch.Tensor | None = None,
+    **inputs: Any,
+) -> torch.Tensor:
+    """(B,): the weight of each row's rollout, so that the mean over rows is the mean over prompts.
+
+    verl's loss divides by all B rows: padding, rows of one rollout, samples that do not count. The
+    weights are multiplied with B / (prompts · live rollouts of the prompt), which is 1 where every
+    prompt has n rollouts of one row.
+
+    Args:
+        goal: the objective.
+        rewards: (B,); the last row of a rollout is the one that is scored.
+        rows: B of them.
+        trained: (B,), whether any token of the row enters the loss.
+        log_ratio: (B,), log π_θ − log π_old of each row.
+        inputs: further ones of `Objective.__call__`.
+    """
+    last: dict[tuple[str, str], int] = {}
+    for i, row in enumerate(rows):
+        if not row.padding:
+            seen = last.setdefault(row[:2], i)
+            last[row[:2]] = i if row.part > rows[seen].part else seen
+    weights = rewards.new_zeros(len(last) + 1)  # the extra one belongs to padding
+    place = {rollout: position for position, rollout in enumerate(last)}
+    owner = torch.tensor([place.get(row[:2], len(last)) for row in rows], device=rewards.device)
+    if last:
+        live = torch.zeros(len(last) + 1, dtype=torch.bool, device=rewards.device)
+        live[owner[trained]] = True
+        scored = rewards[list(last.values())]
+        uids = np.array([uid for uid, _ in last])
+        if log_ratio is not None:
+            whole = log_ratio.new_zeros(len(last) + 1).index_add(0, owner, log_ratio)
+            inputs["log_ratio"] = whole[:-1]
+        weights[:-1] = goal(scored, groups=uids, live=live[:-1], **inputs)
+        counts = Counter(uids[(live[:-1] & ~scored.isnan()).cpu().numpy()].tolist())
+        least = max(term.least for term in goal.at(inputs.get("progress")))
+        whole_groups = max(sum(count >= least for count in counts.values()), 1)
+        shares = [len(rows) / (whole_groups * max(counts[uid], 1)) for uid in uids.tolist()]
+        weights[:-1] *= torch.tensor(shares, dtype=weights.dtype, device=weights.device)
+    return weights[owner]
+
 
 def by_rollout(compute: Callable[..., Any], estimator: str) -> Callable[..., Any]:
-    """verl's function, with a Row for every uid where it calls this estimator."""
+    """verl's function, with a RolloutRow for every uid where it calls this estimator."""
 
     @functools.wraps(compute)
     def with_rollouts(data: Any, batch_keys: Sequence[str], adv_estimator: Any, **rest: Any) -> Any:
@@ -38,8 +95,7 @@ def by_rollout(compute: Callable[..., Any], estimator: str) -> Callable[..., Any
         if adv_estimator == estimator:
             rows = np.empty(len(uids), dtype=object)
             for i, (uid, key) in enumerate(zip(uids, batch_keys, strict=True)):
-                rollout, _, part = key.rpartition("_")
-                rows[i] = Row(str(uid), rollout, int(part))
+                rows[i] = RolloutRow.of_key(uid, key)
             data.non_tensor_batch["uid"] = rows
         try:
             return compute(data, batch_keys=batch_keys, adv_estimator=adv_estimator, **rest)
@@ -47,39 +103,3 @@ def by_rollout(compute: Callable[..., Any], estimator: str) -> Callable[..., Any
             data.non_tensor_batch["uid"] = uids
 
     return with_rollouts
-
-
-def name_rollouts(estimator: str) -> None:
-    """Wrap verl's function now, or as soon as its module is imported.
-
-    Importing it here would settle verl's choice of hardware before other plug-ins were heard.
-    """
-
-    def wrap(module: Any) -> None:
-        setattr(module, FUNCTION, by_rollout(getattr(module, FUNCTION), estimator))
-
-    if V1 not in sys.modules:
-        sys.meta_path.insert(0, _WhenImported(V1, wrap))
-    for name in (V1, TRAINER):
-        if name in sys.modules:
-            wrap(sys.modules[name])
-
-
-class _WhenImported(MetaPathFinder):
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self.name, self.then = name, then
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_then(module: Any) -> None:
-                execute(module)
-                self.then(module)
-
-            spec.loader.exec_module = execute_then  # type: ignore[method-assign]
-        return spec

@@ -21,10 +21,10 @@ def show(text: str, entry: Entry, k: int = 8) -> str:
     needs = [*entry.needs, *(f"{name}=" for name, value in entry.options.items() if value is ...)]
     facts = [f"needs n ≥ {entry.least(k if entry.takes_k else 1)}"]
     facts += ["0/1 rewards"] if entry.zero_one else ["real rewards"]
-    facts += ["unbiased"] if entry.unbiased else ["biased"]
+    facts += [entry.claim]
     facts += ["exact off policy"] if entry.baseline else []
     facts += [f"needs {', '.join(needs)}"] if needs else []
-    lines = [f"A_i = {entry.formula}", entry.claim, "; ".join(facts), entry.source]
+    lines = [f"A_i = {entry.formula}", entry.statement, "; ".join(facts), entry.source]
     return "\n    ".join([text, *lines])
 
 
@@ -37,7 +37,8 @@ def listing() -> str:
     aliases = ", ".join(f"{name} = {meaning}" for name, meaning in ALIASES.items())
     tail = (
         f"\nAliases: {aliases} (with its k). top2, bottom2: any m. L-statistics: lstat@k with "
-        "coefficients=.\nCombine: max@1+8 (mixture), max@8/60%/mean (switch), max@8..1 (anneal)."
+        "coefficients=.\nCombine: max@1+8, max@8+grpo (mixtures), max@8/60%/mean (switch), "
+        "max@8..1 (anneal)."
     )
     return "\n".join([head, *(show(text, entry) for text, entry in rows()), tail])
 
@@ -70,9 +71,10 @@ def main(argv: list[str]) -> int:
                 {
                     "objective": text,
                     "formula": entry.formula,
-                    "claim": entry.claim,
+                    "claim": entry.statement,
                     "source": entry.source,
-                    "unbiased": entry.unbiased,
+                    "gradient": entry.claim,
+                    "unbiased": entry.claim == "exact",
                     "exact_off_policy": entry.baseline is not None,
                 }
                 for text, entry in rows()

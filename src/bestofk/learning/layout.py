@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bestofk.learning.flash_groups import FlatSegments, flat_segments
+from bestofk.learning.transfer import there
 from bestofk.types import Group
 
 Row = tuple[int, int]
@@ -51,7 +53,7 @@ class Batch:
     position_ids: Tensor
     attention_mask: Tensor | None
     """2-D for padded rows; None when packed."""
-    segments: Segments | None
+    segments: Segments | FlatSegments | None
     """For packed rows."""
     source: Tensor
     """(N,): place, in the flattened outputs, of the hidden state that predicts each token."""
@@ -87,7 +89,7 @@ def micro_batches(
             shared = bool(current) and current[-1][0] == p
             used += length + (0 if shared else prompt)
             width = max(width, prompt + length)
-            cost = used if layout == "packed" else width * (len(current) + 1)
+            cost = used if layout in ("packed", "flat") else width * (len(current) + 1)
             if not current or cost > budget or layout == "single":
                 batches.append([])
                 used = width = prompt + length
@@ -181,8 +183,53 @@ def padded(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | 
     )
 
 
+def flat(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str) -> Batch:
+    """`packed` for FlashAttention: the same sequence, described by where its parts begin."""
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    source: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    prompts: list[int] = []
+    sizes: list[list[int]] = []
+    at = 0
+    for place, (p, i) in enumerate(rows):
+        prompt, answer = _tokens(groups, p, i)
+        if place == 0 or rows[place - 1][0] != p:
+            tokens.append(np.array(prompt, dtype=np.int64))
+            positions.append(np.arange(len(prompt)))
+            at += len(prompt)
+            last = at - 1
+            prompts.append(len(prompt))
+            sizes.append([])
+        own = np.array(answer, dtype=np.int64)
+        fed = len(own) - 1
+        tokens.append(own[:-1])
+        positions.append(np.arange(len(prompt), len(prompt) + fed))
+        source += [np.array([last]), np.arange(at, at + fed)]
+        targets.append(own)
+        sizes[-1].append(fed)
+        at += fed
+    lengths = [len(own) for own in targets]
+
+    def joined(parts: Sequence[np.ndarray]) -> Tensor:
+        return there(np.concatenate(parts), device)
+
+    return Batch(
+        rows=tuple(rows),
+        lengths=tuple(lengths),
+        input_ids=joined(tokens)[None],
+        position_ids=joined(positions)[None],
+        attention_mask=None,
+        segments=flat_segments(prompts, sizes, device),
+        source=joined(source),
+        target=joined(targets),
+        row_of=there(np.repeat(np.arange(len(rows)), lengths), device),
+    )
+
+
 BUILD: dict[str, Callable[[Sequence[Group], Sequence[Row], torch.device | str], Batch]] = {
     "packed": packed,
+    "flat": flat,
     "padded": padded,
     "single": padded,
 }

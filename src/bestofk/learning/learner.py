@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bestofk.common import unknown
-from bestofk.learning import collectives, prepare, shard, state
+from bestofk.learning import collectives, gpu, layout_probe, prepare, shard, state
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
-from bestofk.learning.loss import loss_of
+from bestofk.learning.loss import Rows, loss_of
 from bestofk.learning.row_tensors import NO_GAP, checked, gap_to_sampler, rows_of, same_size
-from bestofk.learning.scorer import CHUNK, Scorer
+from bestofk.learning.scorer import Scorer
 from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores
 from bestofk.types import Group
 
@@ -50,14 +50,15 @@ class Learner:
         stop_grad_norm: float = math.inf,
         max_new_tokens: int | None = None,
         temperature: float = 1.0,
-        tokens_per_micro_batch: int = 16_384,
+        tokens_per_micro_batch: int | None = 16_384,
         layout: str = "auto",
         precision: str = "fp32",
         gradient_checkpointing: bool = False,
         reference: PreTrainedModel | None = None,
         accelerator: Any = None,
         sharded: bool = False,
-        logits_at_once: int = CHUNK,
+        logits_at_once: int | None = None,
+        compiled: bool | None = None,
     ) -> None:
         """
         Args:
@@ -69,10 +70,11 @@ class Learner:
             max_new_tokens: The sampler's limit, by which the normaliser "dr-grpo" divides.
             temperature: of the sampler; log-probs are of softmax(logits / temperature).
             tokens_per_micro_batch: an upper bound on the tokens of one forward pass; a completion
-                longer than it goes alone.
+                longer than it goes alone. None: on a GPU from its memory, else 16,384.
             layout: "packed" computes the prompt once per group and pads nothing outside attention;
                 "padded" repeats the prompt and pads each row; "single" is one row at a time.
-                "auto" is packed where the model's attention can be replaced, else padded.
+                "auto" is packed where the model's attention can be replaced and a first batch has
+                the same log-probs packed and padded; else padded.
             reference: the frozen policy for `Loss.kl`. With a peft model it may be left out: the
                 reference is then the model with its adapters off.
             accelerator: an `accelerate.Accelerator`, for several processes: gradients are reduced
@@ -80,6 +82,11 @@ class Learner:
             sharded: FSDP2 instead of DDP: weights, gradients and optimiser are shared out over the
                 processes, and so is the reference.
             logits_at_once: how many logits are held at a time; a bound on memory.
+            compiled: compile the layers, one by one; by default on a GPU in bf16, for models of
+                30 million weights and more.
+
+        Raises:
+            ValueError: an unknown setting, or a model that is not a decoder.
         """
         for what, value, known in (
             ("layout", layout, LAYOUTS),
@@ -94,20 +101,25 @@ class Learner:
         self.total_steps, self.stop_grad_norm = total_steps, stop_grad_norm
         self.max_new_tokens = max_new_tokens
         self.optimisation.learning_rate_at(self.optimisation.warmup_steps, total_steps)
-        self.temperature, self.budget, self.precision = (
-            temperature,
-            tokens_per_micro_batch,
-            precision,
-        )
+        self.temperature, self.precision = temperature, precision
         self.accelerator, self.checkpointing = accelerator, gradient_checkpointing
         prepare.switch_off_dropout(model)
         model.eval()
-        self.layout = prepare.choose_layout(model, layout)
+        layout_probe.check_causal(model)
+        self.asked_layout, self.layout = layout, prepare.choose_layout(model, layout)
+        self._probed = self.layout != "packed"
+        fast = gpu.settings(model, precision, checkpointing=gradient_checkpointing)
+        self.budget = tokens_per_micro_batch or fast.tokens
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        scorer = Scorer(model, temperature, logits_at_once)
+        scorer = Scorer(model, temperature, logits_at_once or fast.logits)
+        scorer.fused = fast.fused and scorer.can_fuse and not sharded
+        self._flat = fast.flat
+        if fast.compiled if compiled is None else compiled:
+            gpu.compile_layers(model)
         self.reference = prepare.reference_scorer(model, reference, scorer, self.layout)
         self.scorer: nn.Module = scorer
+        self._scorer = scorer  # without the wrapper for many processes
         self.policy = shard.hollow(model) if sharded else model
         if sharded:
             for each in filter(None, (scorer, self.reference)):
@@ -127,23 +139,27 @@ class Learner:
         With `reference`, those of the reference policy (for `step(reference=)`).
         """
         same_size(groups)
+        self._probe(groups)
         rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.completions))]
         tokens = [[_EMPTY] * len(group.completions) for group in groups]
         entropies = [[_EMPTY] * len(group.completions) for group in groups]
         self.model.eval()
         with self._as_reference() if reference else nullcontext(self.scorer) as scorer:
-            for batch, real in self._batches(groups, rows):
+            found = []
+            for chosen, real in self._cut(groups, rows):
+                batch = self._built(groups, chosen)
                 with self._autocast():
                     log_prob, entropy = scorer(batch)
-                if not real:
-                    continue
-                pieces = zip(
-                    batch.rows,
-                    log_prob.cpu().split(batch.lengths),
-                    entropy.cpu().split(batch.lengths),
-                )
-                for (p, i), row, spread in pieces:
-                    tokens[p][i], entropies[p][i] = row.numpy(), spread.numpy()
+                if real:
+                    found.append((batch, log_prob, entropy))
+        for batch, log_prob, entropy in found:
+            pieces = zip(
+                batch.rows,
+                log_prob.cpu().split(batch.lengths),
+                entropy.cpu().split(batch.lengths),
+            )
+            for (p, i), row, spread in pieces:
+                tokens[p][i], entropies[p][i] = row.numpy(), spread.numpy()
         return Scores(tuple(map(tuple, tokens)), tuple(map(tuple, entropies)))
 
     def sequence_log_probs(self, groups: Sequence[Group]) -> np.ndarray:
@@ -187,30 +203,68 @@ class Learner:
         """
         loss = loss or Loss()
         weight, alive = checked(groups, weights, live, loss, old, reference)
+        self._probe(groups)
         share, whole = self._shares(groups, alive)
         wanted = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
         rows = [(int(p), int(i)) for p, i in np.argwhere(wanted)]
         self.model.train(self.checkpointing)
         sums = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows)), **NO_GAP}
-        batches = self._batches(groups, rows)
-        for at, (batch, real) in enumerate(batches):
+        cut = self._cut(groups, rows)
+        seen: list[tuple[dict[str, Tensor], bool]] = []
+        for at, (chosen, real) in enumerate(cut):
+            batch = self._built(groups, chosen)
             known = rows_of(batch, weight * real, share * real, old, reference, self.device)
-            last = at == len(batches) - 1
-            with collectives.accumulate(self.scorer, last):
-                with self._autocast():
-                    log_prob, entropy = self.scorer(batch)
-                part, stats = loss_of(
-                    loss, log_prob, entropy, known, max_new_tokens=self.max_new_tokens, **whole
-                )
+            with collectives.accumulate(self.scorer, at == len(cut) - 1):
+                part, log_prob, stats = self._loss(loss, batch, known, whole)
                 part = part * real  # a filler only keeps the ranks in step
                 part.backward()
             stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
             stats |= gap_to_sampler(batch, groups, log_prob.detach())
+            seen.append((stats, real))
+        for stats, real in seen:  # read back at the end only: the GPU is never waited for before
             for name, value in stats.items():
                 join = max if name.endswith("_max") else float.__add__
                 sums[name] = join(sums.get(name, 0.0), float(value) * real)
         self.model.eval()
-        return self._update(sums, len(batches))
+        return self._update(sums, len(cut))
+
+    def _loss(
+        self, loss: Loss, batch: Batch, known: Rows, whole: dict[str, float]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """A micro-batch's part of the loss, its log-probs, and sums for the statistics."""
+        plain = loss.name == "exact" and not loss.kl and not loss.entropy_bonus
+        with self._autocast():
+            if plain and self._scorer.fused:
+                # Every token's weight is known: the head's gradient comes with its forward pass.
+                coefficient = (known.weight * known.share)[known.row_of]
+                total, log_prob, entropy = self.scorer(batch, coefficient)
+                return -total, log_prob, {"token_entropy": entropy.sum()}
+            log_prob, entropy = self.scorer(batch)
+        part, stats = loss_of(
+            loss, log_prob, entropy, known, max_new_tokens=self.max_new_tokens, **whole
+        )
+        return part, log_prob, stats
+
+    def _probe(self, groups: Sequence[Group]) -> None:
+        """At the first batch: are its log-probs the same packed and padded? Else pad from now on.
+
+        Raises:
+            ValueError: they are not, and layout "packed" was asked for.
+        """
+        if self._probed or not groups:
+            return
+        self._probed = True
+
+        def score(batch: Batch, exact: bool) -> Tensor:
+            with nullcontext() if exact else self._autocast():
+                return self.scorer(batch)[0]  # type: ignore[no-any-return]
+
+        flat = "flat" if self._flat else "packed"
+        reduced = self.precision == "bf16"
+        gap, limit = layout_probe.layout_gap(score, groups, flat, self.device, reduced=reduced)
+        if collectives.most(self.accelerator, 1 + (not gap <= limit)) > 1:
+            layout_probe.report(self.model, gap, limit, asked=self.asked_layout)
+            self.layout = "padded"
 
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""
@@ -276,14 +330,19 @@ class Learner:
         state.put(self.model, self.optimiser, found["model"], found["optimiser"])
         self.steps = int(found["steps"])
 
-    def _batches(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[Batch, bool]]:
+    def _cut(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
         """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
-        cut = micro_batches(groups, rows, budget=self.budget, layout=self.layout)
+        budget = self.budget
+        if self.device.type == "cuda":
+            budget = gpu.even_budget(groups, rows, budget, packed=self.layout == "packed")
+        cut = micro_batches(groups, rows, budget=budget, layout=self.layout)
         count = collectives.most(self.accelerator, len(cut))
-        filler = [[(0, 0)]] * (count - len(cut))
-        build = BUILD[self.layout]
-        real = [(build(groups, chosen, self.device), True) for chosen in cut]
-        return [(build(groups, chosen, self.device), False) for chosen in filler] + real
+        filler: list[tuple[list[Row], bool]] = [([(0, 0)], False)] * (count - len(cut))
+        return filler + [(chosen, True) for chosen in cut]
+
+    def _built(self, groups: Sequence[Group], chosen: Sequence[Row]) -> Batch:
+        flat = self._flat and self.layout == "packed"
+        return BUILD["flat" if flat else self.layout](groups, chosen, self.device)
 
     def _shares(
         self, groups: Sequence[Group], alive: np.ndarray

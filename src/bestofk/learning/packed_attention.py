@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from bestofk.learning.flash_groups import FlatSegments, flash_attention
 from bestofk.learning.layout import Segments
 
 BACKEND = "bestofk_groups"
@@ -28,7 +29,7 @@ def group_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    segments: Segments | None = None,
+    segments: Segments | FlatSegments | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention; over packed groups where `segments` says how they lie.
@@ -41,6 +42,8 @@ def group_attention(
     """
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if isinstance(segments, FlatSegments):
+        return flash_attention(module, query, key, value, segments, kwargs.get("scaling"))
     kwargs.pop("is_causal", None)
     keys, values, queries = _flat(key), _flat(value), _flat(query)
     shape = (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from bestofk.learning.layout import Batch
 from bestofk.learning.loss import Rows
 from bestofk.learning.settings import Loss, Scores
+from bestofk.learning.transfer import there
 from bestofk.types import Group
 
 
@@ -72,18 +73,17 @@ def rows_of(
     """What the loss needs to know of a micro-batch."""
 
     def per_row(values: np.ndarray) -> torch.Tensor:
-        return torch.tensor([values[row] for row in batch.rows], dtype=torch.float32, device=device)
+        return there(np.array([values[row] for row in batch.rows], dtype=np.float32), device)
 
     def per_token(scores: Scores | None) -> torch.Tensor | None:
         if scores is None:
             return None
-        joined = np.concatenate([scores.tokens[p][i] for p, i in batch.rows])
-        return torch.from_numpy(joined).to(device)
+        return there(np.concatenate([scores.tokens[p][i] for p, i in batch.rows]), device)
 
     return Rows(
         weight=per_row(weight),
         share=per_row(share),
-        length=torch.tensor(batch.lengths, dtype=torch.float32, device=device),
+        length=there(np.array(batch.lengths, dtype=np.float32), device),
         row_of=batch.row_of,
         old=per_token(old),
         reference=per_token(reference),
@@ -103,7 +103,8 @@ def gap_to_sampler(
     reported = [groups[p].completions[i].logprobs for p, i in batch.rows]
     if [len(row) for row in reported] != list(batch.lengths) or not len(log_prob):
         return {}
-    drawn = torch.tensor([value for row in reported for value in row], device=log_prob.device)
+    joined = np.concatenate([np.array(row, dtype=np.float32) for row in reported])
+    drawn = there(joined, log_prob.device)
     gap = (log_prob - drawn).abs()
     count = torch.tensor(float(len(gap)))
     return {"gap": gap.sum(), "gap_tokens": count, "gap_max": gap.max()}

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bestofk.common import base_model
+from bestofk.learning.head import HeadLogProbs, WeighedHead, scores
 from bestofk.learning.layout import Batch
 
 CHUNK = 2**24
@@ -30,9 +31,17 @@ class Scorer(nn.Module):
         self.chunk = chunk
         self._no_split_modules = getattr(model, "_no_split_modules", None)
         self._split = _head_is_last(base_model(model))
+        head = base_model(model).get_output_embeddings() if self._split else None
+        self.can_fuse = type(head) is nn.Linear and head.bias is None
+        """Whether the head is a plain matrix product, whose gradient `head` knows."""
+        self.fused = False
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy of each of the batch's N tokens, in float32."""
+    def forward(self, batch: Batch, coefficient: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Log-prob and entropy of each of the batch's N tokens, in float32.
+
+        With a coefficient (N,), first their Σ coefficient · log-prob, which alone has a gradient
+        then. Only where `fused`.
+        """
         causal = base_model(self.model)
         inputs: dict[str, Any] = {
             "input_ids": batch.input_ids,
@@ -49,7 +58,30 @@ class Scorer(nn.Module):
             return self._chunked(nn.Identity(), F.embedding(batch.source, logits), batch.target)
         hidden = causal.get_decoder()(**inputs).last_hidden_state.flatten(0, 1)
         head = causal.get_output_embeddings()
+        if self.fused:
+            return self._fused(head.weight, F.embedding(batch.source, hidden), batch, coefficient)
         return self._chunked(head, F.embedding(batch.source, hidden), batch.target)
+
+    def _fused(
+        self, weight: Tensor, hidden: Tensor, batch: Batch, coefficient: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
+        size = max(1, self.chunk // len(weight))
+        inverse = 1.0 / self.temperature
+        with torch.autocast(kind, enabled=False):
+            if coefficient is not None:
+                found: tuple[Tensor, ...] = WeighedHead.apply(
+                    hidden, weight, batch.target, coefficient, inverse, size
+                )
+                return found
+            if torch.is_grad_enabled():
+                made: tuple[Tensor, ...] = HeadLogProbs.apply(
+                    hidden, weight, batch.target, inverse, size
+                )
+                return made
+            return scores(hidden, weight.to(hidden.dtype), batch.target, inverse, size)
 
     def _chunked(self, head: nn.Module, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         vocabulary = base_model(self.model).config.get_text_config().vocab_size
@@ -76,14 +108,39 @@ class Scorer(nn.Module):
         return log_probs.gather(-1, target[:, None])[:, 0], entropy
 
 
+LARGE = 100.0
+"""The largest logit of the trial below: caps and scales show there, whatever the weights."""
+
+
 @torch.no_grad()
 def _head_is_last(causal: Any) -> bool:
-    """Whether logits = head(hidden), tried out; some models scale or cap them afterwards."""
+    """Whether logits = head(hidden), tried out; some models scale or cap them afterwards.
+
+    The hidden states are scaled up on their way to the head: a cap of 30 changes logits of 0.1 by
+    less than rounding does.
+    """
     head = causal.get_output_embeddings()
     if head is None or not hasattr(causal, "get_decoder"):
         return False
+    decoder = causal.get_decoder()
+    if decoder is None or decoder is causal:
+        return False
     device = next(causal.parameters()).device
     probe = torch.tensor([[0, 1, 2]], device=device) % causal.config.get_text_config().vocab_size
-    hidden = causal.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
-    logits = causal(input_ids=probe, use_cache=False).logits
-    return bool(torch.allclose(head(hidden).float(), logits.float(), rtol=1e-4, atol=1e-4))
+    hidden = decoder(input_ids=probe, use_cache=False).last_hidden_state
+    top = float(head(hidden).abs().max())
+    if not top > 0.0:
+        return False
+    hidden = hidden * (LARGE / top)
+
+    def enlarge(module: nn.Module, args: Any, out: Any) -> Any:
+        out.last_hidden_state = hidden
+        return out
+
+    hook = decoder.register_forward_hook(enlarge)
+    try:
+        logits = causal(input_ids=probe, use_cache=False).logits.float()
+    finally:
+        hook.remove()
+    near = 1e-4 if hidden.dtype == torch.float32 else 2e-2
+    return bool(torch.allclose(head(hidden).float(), logits, rtol=near, atol=near * LARGE))

@@ -3,7 +3,7 @@
 Estimates turn rewards into what k samples are worth; objectives turn them into training weights.
 """
 
-from .diagnostics import Signal, learning_signal, signal
+from .diagnostics import Signal, learning_signal, signal, signal_to_noise
 from .estimates import (
     bottom_m_at_k,
     l_statistic_at_k,
@@ -51,6 +51,7 @@ __all__ = [
     "pass_at_k_curve",
     "ratio_divergence",
     "signal",
+    "signal_to_noise",
     "top_m_at_k",
     "trust_region_mask",
 ]

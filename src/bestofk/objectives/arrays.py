@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,12 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
     Raises:
         ValueError: values that are not real numbers; JAX without x64.
     """
-    if not _is_array(values):
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(
+            f"{name} is a masked array, whose mask would be lost: pass {name}.filled(numpy.nan), "
+            "or the data and live=~mask"
+        )
+    if not is_array(values):
         try:
             values = np.asarray(values)
         except ValueError as error:
@@ -39,7 +45,7 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
         if dtype == np.float64:
             return values.astype(np.float64, copy=False), _same
-        return values.astype(np.float64), lambda result: result.astype(dtype)
+        return values.astype(np.float64), partial(_narrowed, dtype=dtype)
     xp = array_namespace(values)
     if is_torch_array(values):
         values = values.detach()
@@ -53,7 +59,25 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
     return wide, (_same if target == xp.float64 else lambda result: xp.astype(result, target))
 
 
+def _narrowed(result: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what overflows is looked at by `fits`
+        return result.astype(dtype)
+
+
 def _same(result: Array) -> Array:
+    return result
+
+
+def fits(result: Array, wide: Array) -> Array:
+    """`result`, the weights in the caller's dtype; an error where float16 turned them infinite."""
+    xp = array_namespace(result)
+    if result.dtype == xp.float64 or float(xp.finfo(result.dtype).max) > 1e30:
+        return result
+    if bool(xp.any(xp.isinf(result))):
+        raise ValueError(
+            f"weights up to {float(xp.max(xp.abs(wide))):.3g} do not fit into {result.dtype}: pass "
+            "the rewards as float32 or float64"
+        )
     return result
 
 
@@ -67,7 +91,8 @@ def require_x64() -> None:
         )
 
 
-def _is_array(values: Any) -> bool:
+def is_array(values: Any) -> bool:
+    """Whether this is an array of a supported library, not a list or a number."""
     return (
         is_numpy_array(values)
         or is_torch_array(values)
@@ -106,6 +131,8 @@ def constant(table: np.ndarray, like: Array) -> Array:
     """A host table as an array beside `like`."""
     if is_numpy_array(like):
         return table
+    if is_torch_array(table):  # torch.compile makes tensors of our tables
+        return table.to(like.device)
     xp = array_namespace(like)
     return xp.asarray(table.copy(), device=device(like))
 
@@ -124,9 +151,7 @@ def without_gradient(values: Array) -> Array:
 def sort_with_order(values: Array) -> tuple[Array, Array]:
     """Ascending along the last axis, and the order that does it (for `by_order` and `unsort`)."""
     if is_torch_array(values):
-        narrow = values.float() if values.is_cuda else values
-        if narrow is not values and not bool((narrow == values).all()):
-            narrow = values  # needs its digits; what float32 holds exactly sorts in half the time
+        narrow = values.float() if values.is_cuda and _fits_float32(values) else values
         ordered, order = narrow.sort(dim=-1)
         return ordered.to(values.dtype), order
     if is_numpy_array(values):  # flat positions: twice as fast as the *_along_axis functions
@@ -135,6 +160,21 @@ def sort_with_order(values: Array) -> tuple[Array, Array]:
         return np.take(values, flat), flat
     order = array_namespace(values).argsort(values, axis=-1)
     return by_order(values, order), order
+
+
+def _fits_float32(values: Array) -> bool:
+    """Whether float32 holds the tensor exactly: such values sort in half the time on a GPU.
+
+    False where the values may not be looked at, under torch.compile and torch.func.vmap.
+    """
+    import torch
+
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return bool((values.float() == values).all())
+    except RuntimeError:  # a batched tensor has no one truth value
+        return False
 
 
 def by_order(values: Array, order: Array) -> Array:
@@ -151,7 +191,7 @@ def unsort(ordered: Array, order: Array) -> Array:
         result.reshape(-1)[order.reshape(-1)] = ordered.reshape(-1)
         return result
     if is_torch_array(ordered):
-        return ordered.new_empty(ordered.shape).scatter_(-1, order, ordered)
+        return ordered.new_zeros(()).expand_as(ordered).scatter(-1, order, ordered)
     xp = array_namespace(ordered)
     return xp.take_along_axis(ordered, xp.argsort(order, axis=-1), axis=-1)
 

@@ -7,9 +7,13 @@ relative error of about n·1e-16.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import numpy as np
+
+Table = TypeVar("Table", bound=Callable[..., Any])
 
 
 def _frozen(table: np.ndarray) -> np.ndarray:
@@ -17,7 +21,27 @@ def _frozen(table: np.ndarray) -> np.ndarray:
     return table
 
 
-@lru_cache(maxsize=512)
+def _cached(size: int) -> Callable[[Table], Table]:
+    """Cache a table of (n, k); torch.compile takes it as a constant instead of tracing it."""
+
+    def cached(function: Table) -> Table:
+        kept = lru_cache(maxsize=size)(function)
+
+        def made(*sizes: Any) -> Any:
+            return kept(*sizes)
+
+        made._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+        @wraps(function)
+        def table(n: int, *rest: Any) -> Any:
+            return made(len(range(n)), *rest)  # a plain number where n is a symbol
+
+        return table  # type: ignore[return-value]
+
+    return cached
+
+
+@_cached(512)
 def subset_share(n: int, k: int) -> np.ndarray:
     """share[m] = C(m, k) / C(n, k) for m = 0..n: the share of k-subsets inside the lowest m.
 
@@ -29,7 +53,7 @@ def subset_share(n: int, k: int) -> np.ndarray:
     return _frozen(np.concatenate([[1.0], np.cumprod(shrink)])[::-1].copy())
 
 
-@lru_cache(maxsize=8)
+@_cached(8)
 def subset_share_by_k(n: int, k_max: int) -> np.ndarray:
     """Column k-1 is `subset_share(n, k)` without its end points: rows m = 1..n-1, (n-1, k_max)."""
     m = np.arange(n, 1, -1)[:, None]
@@ -37,7 +61,7 @@ def subset_share_by_k(n: int, k_max: int) -> np.ndarray:
     return _frozen(np.cumprod(shrink, axis=0)[::-1].copy())
 
 
-@lru_cache(maxsize=512)
+@_cached(512)
 def order_statistic_weights(n: int, k: int, coefficients: tuple[float, ...]) -> np.ndarray:
     """Weights W with Σ_m W_m r_(m) unbiased for Σ_j α_j E[r_(j:k)], j = 1 the lowest of k.
 
@@ -54,8 +78,48 @@ def order_statistic_weights(n: int, k: int, coefficients: tuple[float, ...]) -> 
     return _frozen(total)
 
 
-@lru_cache(maxsize=512)
+@_cached(512)
 def log_binomial(n: int, k: int) -> float:
     """log C(n, k), summed exactly enough for n in the thousands."""
     j = np.arange(1, min(k, n - k) + 1)
     return float(np.sum(np.log((n - j + 1) / j)))
+
+
+@_cached(512)
+def best_share(n: int, k: int) -> np.ndarray:
+    """C(i-1, k-1) / C(n, k) for ranks i = 1..n: how often the i-th is the best of a k-subset."""
+    return _frozen(np.diff(subset_share(n, k)))
+
+
+@_cached(512)
+def changes_without_one(n: int, k: int, coefficients: tuple[float, ...]) -> np.ndarray:
+    """How each rank's weight in an L-statistic changes when one sample is left out: (3, n).
+
+    Rows: the own weight of the sample left out; the change of ranks below it; of ranks above it.
+    """
+    whole = order_statistic_weights(n, k, coefficients)
+    without = order_statistic_weights(n - 1, k, coefficients)
+    below, above = whole - np.append(without, 0.0), whole - np.append(0.0, without)
+    return _frozen(np.stack([whole, below, above]))
+
+
+@_cached(512)
+def shares_with_company(n: int, k: int) -> np.ndarray:
+    """k C(i-s, k-s)/C(n-1, k-1) for s = 1, 2, 3 and ranks i: k-subsets with best i and s fixed."""
+    rank = np.arange(1, n + 1)
+    own = k * subset_share(n - 1, k - 1)
+    pair = own * (k - 1) / np.maximum(rank - 1, 1)
+    triple = pair * max(k - 2, 0) / np.maximum(rank - 2, 1)
+    return _frozen(np.stack([own, pair, triple]))
+
+
+@_cached(512)
+def survivors(n: int) -> np.ndarray:
+    """(n - j + 1)/n for ranks j = 2..n: the share of samples at or above the j-th."""
+    return _frozen(np.arange(n - 1, 0, -1) / n)
+
+
+@_cached(512)
+def first_of(n: int, k: int) -> np.ndarray:
+    """1 for the first k of n, else 0."""
+    return _frozen(np.where(np.arange(n) < k, 1.0, 0.0))

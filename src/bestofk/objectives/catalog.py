@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from . import estimates, on_policy, passk_training
 from .arrays import Array
+
+Claim: TypeAlias = Literal["exact", "scaled", "biased"]
+"""What the expected update is: the gradient of the objective, a constant multiple of it known from
+n and k, or neither."""
 
 
 def _k(k: int) -> int:
@@ -21,13 +25,14 @@ class Entry:
     function: Callable[..., Array]
     """(rewards[, k], **inputs, **options) → advantages."""
     formula: str
-    claim: str
+    statement: str
+    """What is known about the expected update, in a sentence."""
     source: str
     takes_k: bool = True
     least: Callable[[int], int] = _k
     """The least number of live samples per prompt, from k."""
     why: str = "a subset of k samples must exist"
-    unbiased: bool = False
+    claim: Claim = "biased"
     zero_one: bool = False
     """Rewards must be 0/1 (or have a threshold)."""
     needs: tuple[str, ...] = ()
@@ -38,6 +43,11 @@ class Entry:
     """Name of the off-policy baseline, where the exact off-policy form exists."""
     caution: str = ""
     """Said once per call when all rewards are 0/1."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Deprecated: `claim == "exact"`."""
+        return self.claim == "exact"
 
 
 def _more_than_k(k: int) -> int:
@@ -66,17 +76,19 @@ _MAX_SOURCE = "OrderGrad arXiv:2606.06096, MaxPO arXiv:2606.06080"
 _PKPO = "PKPO, Walder & Karkhanis 2025, arXiv:2505.15201"
 _PASSK = "Pass@k Training, Chen et al. 2025, arXiv:2508.10751"
 
+_CANONICAL = Entry(
+    on_policy.max_canonical,
+    "k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i))",
+    "unbiased for ∇max@k, centred; k = 1 is RLOO",
+    _MAX_SOURCE,
+    least=_more_than_k,
+    why=_LOO,
+    claim="exact",
+    baseline="canonical",
+)
 _MAX = {
-    "": Entry(
-        on_policy.max_canonical,
-        "k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i))",
-        "unbiased for ∇max@k, centred; k = 1 is RLOO",
-        _MAX_SOURCE,
-        least=_more_than_k,
-        why=_LOO,
-        unbiased=True,
-        baseline="canonical",
-    ),
+    "": _CANONICAL,
+    "canonical": _CANONICAL,
     "loo": Entry(
         on_policy.max_leave_one_out,
         "k (q_i - n/(n-1) ρ_k(B∖i))",
@@ -84,7 +96,7 @@ _MAX = {
         _PKPO,
         least=_more_than_k,
         why=_LOO,
-        unbiased=True,
+        claim="exact",
     ),
     "loo-1": Entry(
         on_policy.max_leave_one_out_minus_one,
@@ -93,7 +105,7 @@ _MAX = {
         _PKPO,
         least=_k_but_two,
         why="it compares with the best of k - 1 others",
-        unbiased=True,
+        claim="exact",
         baseline="loo-1",
     ),
     "none": Entry(
@@ -101,7 +113,7 @@ _MAX = {
         "k q_i",
         "unbiased for ∇max@k, not centred",
         "Bagirov et al. 2025, arXiv:2510.23393; PKPO s, arXiv:2505.15201",
-        unbiased=True,
+        claim="exact",
         baseline="none",
     ),
     "zscore": Entry(
@@ -168,16 +180,16 @@ _PASSK_DESIGNS = {
 }
 
 
-def _l_entry(formula: str, claim: str) -> Entry:
+def _l_entry(formula: str, statement: str, **options: Any) -> Entry:
     return Entry(
         on_policy.l_statistic,
         formula,
-        claim,
+        statement,
         "OrderGrad arXiv:2606.06096",
         least=_more_than_k,
         why=_LOO,
-        unbiased=True,
-        options={"coefficients": ...},
+        claim="exact",
+        options=options,
     )
 
 
@@ -191,7 +203,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
             takes_k=False,
             least=_two,
             why=_PAIR,
-            unbiased=True,
+            claim="exact",
             baseline="canonical",
         )
     },
@@ -215,6 +227,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
             takes_k=False,
             least=_two,
             why=_PAIR,
+            claim="scaled",
         )
     },
     "reinforce": {
@@ -225,7 +238,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
             "Williams 1992",
             takes_k=False,
             least=_one,
-            unbiased=True,
+            claim="exact",
             baseline="none",
         )
     },
@@ -247,11 +260,12 @@ CATALOG: dict[str, dict[str, Entry]] = {
         "": Entry(
             on_policy.bon_max_second,
             "r_(n) - r_(n-1) for the best, else 0",
-            "1/n of max@n:loo-1; 0 when the best is tied",
+            "1/n of max@n:loo-1, so 1/n times ∇max@n; 0 when the best is tied",
             "Tang et al. 2025, arXiv:2503.19595",
             takes_k=False,
             least=_two,
             why=_PAIR,
+            claim="scaled",
         )
     },
     "maxrl": {
@@ -263,7 +277,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
             takes_k=False,
             least=_two,
             why=_PAIR,
-            unbiased=True,
+            claim="exact",
             zero_one=True,
         )
     },
@@ -276,7 +290,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
             takes_k=False,
             least=_two,
             why=_PAIR,
-            unbiased=True,
+            claim="exact",
         )
     },
     "rs-grpo": {
@@ -314,6 +328,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
         "": _l_entry(
             "n (v(B) - v(B∖i)), v = Σ_j α_j r_(j:k)",
             "unbiased for any L-statistic given as coefficients=, lowest of k first; centred",
+            coefficients=...,
         )
     },
 }

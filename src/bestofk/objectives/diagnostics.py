@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bestofk.common import unknown
+
 from .arrays import Array, as_float64, as_numpy, positive_integer
 from .grouping import DroppedGroups, lay_out
 from .named import Objective, advantages, objective
-from .passk_training import analytical
+from .passk_training import analytical, combination, exceeding
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,14 @@ def signal(
     >>> print(signal([[0, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0]], "max@2"))
     max@2: 2 of 3 groups without signal (67%), 0 dropped, 0 samples unscored; supports k up to 3
     """
-    goal = objective(objective_) if isinstance(objective_, str) else objective_
+    chosen = objective(objective_) if isinstance(objective_, str) else objective_
     values, _ = as_float64(rewards, "rewards")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DroppedGroups)
-        weights = as_numpy(advantages(values, goal, live=live, groups=groups, **inputs)).reshape(-1)
-        least = max(term.least for term in goal.at(inputs.get("progress")))
+        weights = as_numpy(advantages(values, chosen, live=live, groups=groups, **inputs)).reshape(
+            -1
+        )
+        least = max(term.least for term in chosen.at(inputs.get("progress")))
         usable = lay_out(values, live=live, groups=groups, minimum=least)
         present = lay_out(values, live=live, groups=groups)
     silent = 0
@@ -75,15 +80,83 @@ def signal(
         silent += int(np.sum(~np.any(inside != 0, axis=-1)))
     smallest = min((bucket.n for bucket in present.buckets), default=1)
     return Signal(
-        goal.text, usable.groups, usable.dropped, silent, usable.dead, max(smallest - 1, 0)
+        chosen.text, usable.groups, usable.dropped, silent, usable.dead, max(smallest - 1, 0)
     )
 
 
-def learning_signal(n: int, k: int) -> Array:
+def signal_to_noise(
+    rewards: Any, objectives: Sequence[str | Objective], /, **inputs: Any
+) -> dict[str, float]:
+    """How reproducible a batch's weights are under each objective: which k the batch supports.
+
+        noise  = mean over samples i of (n-2)/(n-1) Σ_{j≠i} (A_i^{(-j)} - their mean)²
+        signal = mean over samples of A_i² - noise, at least 0
+
+    A_i^{(-j)} is the weight of sample i when its sibling j is left out. The noise is the jackknife
+    estimate of Var(A_i | y_i): how much the weight of the same completion would change if its
+    siblings were drawn again. The ratio falls as k approaches n, because fewer subsets are left to
+    average over.
+
+    Claim: by the inequality of Efron and Stein the noise is not underestimated on average, so the
+    ratio is cautious. It says nothing about the spread of ∇log π.
+
+    Args:
+        rewards: real numbers, (..., n), all live, finite.
+        objectives: strings or Objectives; each must accept n - 1 samples.
+        inputs: whatever else they need (progress, threshold through an Objective).
+
+    Returns:
+        Objective → signal / noise; infinite without noise, NaN where no weight differs from 0.
+
+    Raises:
+        ValueError: an objective that needs n samples or more; rewards that are not finite.
+
+    >>> found = signal_to_noise([[0, 0, 0, 0, 1, 1]], ["max@1", "max@2", "max@4"])
+    >>> {name: round(ratio, 2) for name, ratio in found.items()}
+    {'max@1': 5.0, 'max@2': 2.12, 'max@4': 0.0}
+    """
+    values, _ = as_float64(rewards, "rewards")
+    host = as_numpy(values)
+    if host.ndim == 0 or not np.isfinite(host).all():
+        raise ValueError("signal_to_noise takes whole groups, (..., n): every reward finite")
+    n = host.shape[-1]
+    flat = host.reshape(-1, n)
+    found = {}
+    for each in objectives:
+        chosen = objective(each) if isinstance(each, str) else each
+        if n - 1 < chosen.least_samples:
+            raise ValueError(
+                f"signal_to_noise leaves out one sample at a time, so {chosen} needs "
+                f"{chosen.least_samples + 1} samples per prompt, got {n}"
+            )
+        weights = chosen(flat, **inputs)
+        left_out = np.full((n, *flat.shape), np.nan)
+        for j in range(n):
+            kept = np.delete(np.arange(n), j)
+            left_out[j][:, kept] = chosen(flat[:, kept], **inputs)
+        spread = np.nanvar(left_out, axis=0) * (n - 1)  # over the n - 1 siblings
+        noise = float(np.mean(spread)) * (n - 2) / (n - 1)
+        power = float(np.mean(weights**2))
+        signal_power = max(power - noise, 0.0)
+        found[chosen.text] = np.nan if power == 0 else signal_power / noise if noise else np.inf
+    return found
+
+
+def learning_signal(n: int, k: int, design: str = "") -> Array:
     """η(c) = N_pos |A_pos| + N_neg |A_neg| of Pass@k Training, for c = 0..n correct samples.
 
     The summed size of a group's weights: peaks near accuracy 1/k and its maximum falls with k, so
-    larger k looks at harder prompts and wants a larger learning rate.
+    larger k looks at harder prompts and needs a larger learning rate.
+
+    Args:
+        n: samples per prompt.
+        k: of the objective, k ≤ n.
+        design: "" (analytical), "exceeding" or "combination", which need nothing but rewards;
+            "adaptive" is one of the two curves of k = 1 and k, "drop-easy" is 0 above its
+            threshold.
+
+    Returns:
+        η for c = 0, …, n: (n + 1,).
 
     >>> int(learning_signal(32, 8).argmax())
     4
@@ -94,5 +167,8 @@ def learning_signal(n: int, k: int) -> Array:
     n, k = positive_integer(n, "n"), positive_integer(k, "k")
     if k > n:
         raise ValueError(f"pass@{k} needs at least {k} samples per prompt, got {n}")
+    designs = {"": analytical, "exceeding": exceeding, "combination": combination}
+    if design not in designs:
+        raise unknown("design", design, list(designs))
     correct = np.tril(np.ones((n + 1, n)), -1)  # row c has c ones
-    return np.abs(analytical(correct, k)).sum(axis=-1)
+    return np.abs(designs[design](correct, k)).sum(axis=-1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Array, as_float64, as_numpy, constant, positive_integer
+from .arrays import Array, as_float64, constant, live_mask, positive_integer
 from .binomials import order_statistic_weights, subset_share, subset_share_by_k
 from .grouping import SmallGroups, gather, lay_out, scatter_groups
 
@@ -55,12 +55,17 @@ def max_at_k(
         Bagirov et al. 2025 (arXiv:2510.23393); Walder & Karkhanis 2025 (arXiv:2505.15201).
     """
     k = positive_integer(k, "k")
+    return _best_of_k(rewards, k, f"max@{k}", groups, live, small_groups)
 
+
+def _best_of_k(
+    rewards: Any, k: int, name: str, groups: Any, live: Any, small_groups: SmallGroups
+) -> Array:
     def best_of_k(ordered: Array) -> Array:
         n = ordered.shape[-1]
         return ordered[..., -1] - _gaps(ordered) @ constant(subset_share(n, k)[1:-1], ordered)
 
-    return _per_group(rewards, best_of_k, k, f"max@{k}", groups, live, small_groups)
+    return _per_group(rewards, best_of_k, k, name, groups, live, small_groups)
 
 
 def pass_at_k(
@@ -95,7 +100,8 @@ def pass_at_k(
     """
     values, restore = as_float64(correct, "correct")
     passed = zero_one(values, threshold, "pass@k", live)
-    return restore(max_at_k(passed, k, groups=groups, live=live, small_groups=small_groups))
+    k = positive_integer(k, "k")
+    return restore(_best_of_k(passed, k, f"pass@{k}", groups, live, small_groups))
 
 
 def max_at_k_curve(
@@ -219,8 +225,17 @@ def median_at_k(rewards: Any, k: int, **options: Any) -> Array:
     return l_statistic_at_k(rewards, k, median_coefficients(k), **options)
 
 
-def zero_one(values: Array, threshold: float | None, name: str, live: Any = None) -> Array:
+def zero_one(
+    values: Array, threshold: float | None, name: str, live: Any = None, *, check: bool = True
+) -> Array:
     """`values` as 0/1 (NaN stays NaN), by the threshold or because they already are.
+
+    Args:
+        values: float64, (..., n).
+        threshold: reward ≥ threshold passes; None takes 0, 1 and NaN only.
+        name: what asks for 0/1 rewards, for the error.
+        live: True where a sample counts, the shape of values; others may be anything.
+        check: False takes the values as they are.
 
     Raises:
         ValueError: other values and no threshold to judge them by.
@@ -231,13 +246,15 @@ def zero_one(values: Array, threshold: float | None, name: str, live: Any = None
             raise ValueError(f"threshold must be a finite number, got {threshold}")
         passed = xp.astype(values >= threshold, xp.float64)
         return xp.where(xp.isnan(values), values, passed)
+    if not check:
+        return values
     fits = (values == 0) | (values == 1) | xp.isnan(values)
     if live is not None:
-        fits = fits | constant(~as_numpy(live).astype(bool), values)
+        fits = fits | constant(~live_mask(live, values.shape), values)
     if not bool(xp.all(fits)):
         odd = float(values.reshape(-1)[int(xp.argmax(xp.astype(~fits, xp.int8)))])
         raise ValueError(
-            f"{name} takes rewards that are 0, 1 or NaN, got {odd:g}: give threshold= "
+            f"{name} takes rewards that are 0, 1 or NaN, got {odd!r}: give threshold= "
             "(reward ≥ threshold passes), or use max@k, which takes real rewards"
         )
     return values
@@ -261,7 +278,13 @@ def _per_group(
     xp = array_namespace(values)
     need = f"{name} needs at least {k} samples per prompt"
     layout = lay_out(
-        values, groups=groups, live=live, minimum=k, need=need, small_groups=small_groups
+        values,
+        groups=groups,
+        live=live,
+        minimum=k,
+        need=need,
+        why=": draw more samples, or ask for a smaller k",
+        small_groups=small_groups,
     )
     pieces = [statistic(xp.sort(gather(values, bucket), axis=-1)) for bucket in layout.buckets]
     result = scatter_groups(pieces, layout, values)

@@ -1,7 +1,8 @@
 """The string grammar of objectives, parsed into terms and stages.
 
     objective := stage ( "/" percent "%/" stage )*         switch: max@8/60%/mean
-    stage     := name [ "@" ks ] [ ":" variant ]
+    stage     := part ( "+" part )*                         mixture: max@8+grpo
+    part      := name [ "@" ks ] [ ":" variant ]
     ks        := k | k ".." k | k ( "+" k )*                anneal: max@8..1    mixture: max@1+8
     name      := a name of the catalog, or top<m>, bottom<m>
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bestofk.common import choices, unknown
 
@@ -97,6 +98,17 @@ def _anneal(piece: str, start: float, end: float, variant: str | None) -> list[S
 
 
 def _terms(piece: str, variant: str | None) -> tuple[Term, ...]:
+    """The terms of a mixture with equal shares, or the one term of a plain objective."""
+    parts = re.split(r"\+(?=[a-z])", piece)
+    terms = [term for part in parts for term in _part(part.strip(), variant)]
+    texts = [term.text for term in terms]
+    if len(set(texts)) < len(texts):
+        raise ValueError(f"a mixture names each objective once, got {piece!r}")
+    return tuple(replace(term, weight=1.0 / len(terms)) for term in terms)
+
+
+def _part(piece: str, variant: str | None) -> tuple[Term, ...]:
+    """The terms of one name: one for each k."""
     found = _PARTS.fullmatch(piece)
     if not found:
         raise ValueError(f"cannot read objective {piece!r}: write name[@k][:variant], as in max@8")
@@ -116,8 +128,7 @@ def _terms(piece: str, variant: str | None) -> tuple[Term, ...]:
             f"{name}@{k}{label}" if entry.takes_k else name + label,
             entry,
             k,
-            1.0 / len(numbers),
-            l_coefficients(key, m, k),
+            coefficients=l_coefficients(key, m, k),
         )
         for k in numbers
     )
@@ -155,3 +166,25 @@ def _numbers(piece: str, name: str, ks: str | None, entry: Entry) -> Sequence[in
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"a mixture names each k once, got {piece!r}")
     return numbers
+
+
+def requirement(term: Term, n: int | None = None) -> tuple[str, str]:
+    """The rule about samples per prompt, and the reason with the way out for n of them."""
+    least, k = term.least, term.k
+    amount = f"more than {k}" if least == k + 1 and term.entry.takes_k else f"at least {least}"
+    need = f"objective {term.text} needs {amount} samples per prompt"
+    why = f": {term.entry.why}"
+    name = term.text.partition("@")[0]
+    if name in ("max", "pass") and least == k + 1:
+        if n is None or n >= k:
+            return need, f"{why}; with {k} samples use {name}@{k}:loo-1 or {name}@{k}:none"
+        return need, f"{why}; {_smaller(name, n)}"
+    if term.entry.takes_k and n is not None and n < k:
+        why += f"; draw at least {least}, or use a k of at most {max(1, n - least + k)}"
+    return need, why
+
+
+def _smaller(name: str, n: int) -> str:
+    fits = f"{name}@{n}:loo-1" if n > 1 else f"{name}@1:none"
+    less = f"{name}@{n - 1} or " if n > 1 else ""
+    return f"with {n} samples use {less}{fits}, or draw more"

@@ -57,6 +57,7 @@ def lay_out(
     need: str = "",
     why: str = "",
     small_groups: SmallGroups = "drop",
+    check: bool = True,
 ) -> Layout:
     """Sort samples into buckets of groups with equal live count.
 
@@ -67,7 +68,8 @@ def lay_out(
         minimum: the least number of live samples a group must have.
         need: the rule, for the error ("objective max@8 needs more than 8 samples per prompt").
         why: the reason and the way out, for the error.
-        small_groups: "error" refuses a group with fewer; "drop" leaves it out with a warning.
+        small_groups: "error" raises on a group with fewer; "drop" leaves it out with a warning.
+        check: False never looks at the rewards: they are taken as finite and all live.
 
     Raises:
         ValueError: shapes that do not fit; infinite rewards; and, under either policy, a batch in
@@ -81,7 +83,12 @@ def lay_out(
     if groups is not None and rewards.ndim != 1:
         raise ValueError(f"with groups= rewards are one row of samples, got shape {rewards.shape}")
     used = None if live is None else live_mask(live, rewards.shape).reshape(-1)
-    whole = all_finite(rewards)
+    if not check and (groups is not None or live is not None):
+        raise ValueError(
+            "check=False takes whole groups, (..., n) with every sample live: groups= and live= "
+            "depend on the data and cannot be traced"
+        )
+    whole = not check or all_finite(rewards)
     if groups is None and live is None and whole:
         n = int(rewards.shape[-1])
         count = _rows(rewards.shape)
@@ -110,20 +117,39 @@ def lay_out(
 
 
 def _rows(shape: Sequence[int]) -> int:
-    return int(np.prod(shape[:-1], dtype=np.int64))
+    count = 1
+    for size in shape[:-1]:
+        count *= size
+    return count
 
 
 def _group_ids(shape: Sequence[int], groups: Any) -> np.ndarray:
     if groups is None:
         return np.repeat(np.arange(_rows(shape)), shape[-1])
-    names = as_numpy(groups)
+    names = as_numpy(groups if hasattr(groups, "shape") else np.array(groups, dtype=object))
     if names.shape != tuple(shape):
         raise ValueError(
             f"groups must name one group per sample, {tuple(shape)}, got {names.shape}"
         )
+    if names.dtype == object or names.dtype.kind == "f":
+        _one_kind(names.tolist())
     if names.dtype == object:
-        names = names.astype(str)
+        names = np.array(names.tolist())
     return np.unique(names, return_inverse=True)[1].reshape(-1)
+
+
+def _one_kind(ids: list[Any]) -> None:
+    """Ids that NumPy would merge in silence are an error: None, NaN, 1 beside "1"."""
+    for each in ids:
+        if each is None or each != each:
+            raise ValueError(
+                f"groups must name a group for every sample, got {each}: give the samples of no "
+                "group live=False and any id"
+            )
+    kinds = sorted({"number" if isinstance(each, int | float) else type(each).__name__
+                    for each in ids})  # fmt: skip
+    if len(kinds) > 1:
+        raise ValueError(f"group ids must be of one kind, got {' and '.join(kinds)}: e.g. all str")
 
 
 def _ragged(

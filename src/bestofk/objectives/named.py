@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from bestofk.common import choices
 
 from . import off_policy as off
 from . import off_policy_forms as forms
-from .arrays import Array, as_float64, as_numpy, by_blocks, constant
+from .arrays import Array, as_float64, by_blocks, fits
+from .catalog import Claim
 from .estimates import zero_one
-from .grammar import Stage, Term, parse
-from .grouping import Bucket, Layout, SmallGroups, gather, lay_out, scatter
+from .grammar import Stage, Term, parse, requirement
+from .grouping import Bucket, SmallGroups, gather, lay_out, scatter
+from .inputs import (
+    INPUTS,
+    finite_ratios,
+    group_entropies,
+    group_weights,
+    in_bucket,
+    random_numbers,
+)
 from .off_policy_region import inside, region
 from .options import OffPolicy, check_forms, own_options, weighted
 
@@ -31,7 +40,7 @@ class Objective:
     """A named objective: call it with rewards to get one weight per sample.
 
     Weights are in the mean convention: (1/n) Σ_i A_i ∇log π(y_i) estimates the gradient of the
-    objective (exactly so, in expectation, where `unbiased`).
+    objective (exactly so, in expectation, where `claim` is "exact").
     """
 
     text: str
@@ -69,8 +78,22 @@ class Objective:
         return frozenset(inputs | ({"progress"} if len(self.stages) > 1 else set()))
 
     @property
+    def claim(self) -> Claim:
+        """On policy: "exact", "scaled" (a constant multiple of the gradient) or "biased"."""
+        claims = {term.entry.claim for term in self.terms}
+        return "biased" if "biased" in claims else "scaled" if "scaled" in claims else "exact"
+
+    @property
+    def off_policy_claim(self) -> Claim:
+        """With log_ratio, on samples θ has not seen: "exact", or "biased" by form or bound."""
+        bounds = (self.truncate, self.trust_region)
+        plain = self.off_policy == "exact" and not self.self_normalise and bounds == (None, None)
+        return self.claim if plain and self.takes_log_ratio else "biased"
+
+    @property
     def unbiased(self) -> bool:
-        return all(term.entry.unbiased for term in self.terms)
+        """Deprecated: `claim == "exact"` says the same, and `claim` knows "scaled" too."""
+        return self.claim == "exact"
 
     @property
     def takes_log_ratio(self) -> bool:
@@ -81,7 +104,7 @@ class Objective:
         """Refuse n samples per prompt before anything is sampled, if any stage needs more."""
         for term in self.terms:
             if n < term.least:
-                need, why = _too_small(term)
+                need, why = requirement(term, n)
                 raise ValueError(f"{need}, got {n}{why}")
 
     def at(self, progress: float | None) -> tuple[Term, ...]:
@@ -104,7 +127,9 @@ class Objective:
         live: Any = None,
         groups: Any = None,
         progress: float | None = None,
-        rng: np.random.Generator | int | None = None,
+        rng: Any = None,
+        prompt_weights: Any = None,
+        check: bool = True,
     ) -> Array:
         """Weights (..., n) for rewards (..., n): zeros where not live.
 
@@ -116,7 +141,16 @@ class Objective:
             live: True where a sample counts, the shape of rewards.
             groups: a group id per sample, in any order; rewards are then one row.
             progress: the share of the run done (schedules).
-            rng: a NumPy generator or a seed (designs that draw random sets).
+            rng: a NumPy generator or a seed (designs that draw random sets); or the uniform random
+                numbers themselves, an array of the shape of rewards (`:full`) or (..., n, n)
+                (`:bootstrap`), which tracing needs.
+            prompt_weights: what each prompt counts, at least 0: one number per group, in the order
+                of the groups (with `groups`: of their sorted ids). Multiplies the weights.
+            check: False never looks at the values, so that jax.jit, jax.vmap, torch.func.vmap and
+                torch.compile can trace the call. Rewards must then be finite, all live and, where
+                the objective asks for it, 0/1; log-ratios must be finite.
+
+        Inputs that the objective does not need are ignored: `needs` names those it does.
 
         Raises:
             ValueError: a needed input is missing (by name); a group too small for the objective
@@ -125,31 +159,41 @@ class Objective:
         terms = self.at(progress)
         values, restore = as_float64(rewards, "rewards")
         if self.threshold is not None or any(term.entry.zero_one for term in terms):
-            values = zero_one(values, self.threshold, f"objective {self.text}", live)
-        hungriest = max(terms, key=lambda term: term.least)
-        need, why = _too_small(hungriest)
+            values = zero_one(values, self.threshold, f"objective {self.text}", live, check=check)
+        largest = sorted(terms, key=lambda term: term.least)[-1]
+        need, why = requirement(
+            largest, values.shape[-1] if values.ndim and groups is None else None
+        )
         layout = lay_out(
             values,
             groups=groups,
             live=live,
-            minimum=hungriest.least,
+            minimum=largest.least,
             need=need,
             why=why,
             small_groups=self.small_groups,
+            check=check,
         )
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, Any] = {"check": check}
         if any("rng" in term.entry.needs for term in terms):
-            inputs["rng"] = _generator(rng, self.text)
+            inputs["rng"] = random_numbers(rng, self.text)
         if any("entropy" in term.entry.needs for term in terms):
-            inputs["entropy"], inputs["threshold"] = _entropies(
-                entropy, entropy_threshold, values, layout, self.text
+            inputs["entropy"], inputs["threshold"] = group_entropies(
+                entropy, entropy_threshold, values, layout, self.text, check=check
             )
         logs = None if log_ratio is None else self._ratios(log_ratio, values, terms)
         pieces = []
         for bucket in layout.buckets:
-            ratios = None if logs is None else _finite(gather(logs, bucket))
+            ratios = None if logs is None else gather(logs, bucket)
+            if check and ratios is not None:
+                finite_ratios(ratios)
             pieces.append(self._dense(terms, gather(values, bucket), ratios, bucket, inputs))
-        return restore(scatter(pieces, layout, values))
+        if prompt_weights is not None:
+            shares = group_weights(prompt_weights, values, layout, check=check)
+            pieces = [piece * in_bucket(shares, bucket)[:, None]
+                      for piece, bucket in zip(pieces, layout.buckets)]  # fmt: skip
+        result = scatter(pieces, layout, values)
+        return fits(restore(result), result) if check else restore(result)
 
     def _dense(
         self,
@@ -164,7 +208,8 @@ class Objective:
             if log_ratio is None or self.off_policy == "none":
                 part = self._on_policy(term, rewards, bucket, inputs)
             else:
-                part = self._off_policy(term, rewards, off.truncated(log_ratio, self.truncate))
+                cut = off.truncated(log_ratio, self.truncate)
+                part = self._off_policy(term, rewards, cut, inputs["check"])
             part = part if term.weight == 1.0 else term.weight * part
             total = part if total is None else total + part
         if log_ratio is None or self.trust_region is None:
@@ -177,23 +222,22 @@ class Objective:
     ) -> Array:
         entry = term.entry
         xp = array_namespace(rewards)
-        if entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
+        if inputs["check"] and entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
             warnings.warn(f"{term.text}: {entry.caution}", ObjectiveWarning, stacklevel=5)
-        named = {name: self.options[name] for name in entry.options if name != "coefficients"}
-        if "coefficients" in entry.options:
-            named["coefficients"] = term.coefficients or self.options["coefficients"]
+        named = {name: self.options[name] for name in entry.options}
+        if term.coefficients is not None:
+            named["coefficients"] = term.coefficients
         if "rng" in entry.needs:
             named["rng"] = inputs["rng"]
         if "entropy" in entry.needs:
-            chosen = inputs["entropy"]
-            chosen = chosen if bucket.groups is None else chosen[bucket.groups]
-            named.update(entropy=constant(chosen, rewards), threshold=inputs["threshold"])
+            chosen = in_bucket(inputs["entropy"], bucket)
+            named.update(entropy=chosen, threshold=inputs["threshold"])
         size = [term.k] if entry.takes_k else []
         if entry.needs:
             return entry.function(rewards, *size, **named)
         return by_blocks(lambda block: entry.function(block, *size, **named), rewards)
 
-    def _off_policy(self, term: Term, rewards: Array, log_ratio: Array) -> Array:
+    def _off_policy(self, term: Term, rewards: Array, log_ratio: Array, check: bool) -> Array:
         baseline = term.entry.baseline
         assert baseline is not None  # checked in _ratios
         if self.off_policy == "first-order":
@@ -201,9 +245,14 @@ class Objective:
                 rewards, log_ratio, term.k, baseline=baseline, clamp=self.clamp
             )
         if self.off_policy == "own-ratio":
-            return forms.own_ratio(rewards, log_ratio, term.k, baseline=baseline)
+            return forms.own_ratio(rewards, log_ratio, term.k, baseline=baseline, check=check)
         return off.exact(
-            rewards, log_ratio, term.k, baseline=baseline, self_normalise=self.self_normalise
+            rewards,
+            log_ratio,
+            term.k,
+            baseline=baseline,
+            self_normalise=self.self_normalise,
+            check=check,
         )
 
     def _ratios(self, log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
@@ -279,7 +328,7 @@ def objective(
     if weights is not None:
         stages = weighted(text, stages, weights)
     check_forms(off_policy, truncate, self_normalise, clamp, stages)
-    if threshold is not None and not np.isfinite(threshold):
+    if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold must be a finite number, got {threshold}")
     if small_groups not in get_args(SmallGroups):
         raise ValueError(f"small_groups must be 'error' or 'drop', got {small_groups!r}")
@@ -316,64 +365,5 @@ def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Ar
     return objective(objective_, **named)(rewards, **inputs)
 
 
-INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng")
-
-
-def _too_small(term: Term) -> tuple[str, str]:
-    least, k = term.least, term.k
-    amount = f"more than {k}" if least == k + 1 and term.entry.takes_k else f"at least {least}"
-    need = f"objective {term.text} needs {amount} samples per prompt"
-    why = f": {term.entry.why}"
-    name = term.text.partition("@")[0]
-    if name in ("max", "pass") and least == k + 1:
-        why += f"; with {k} samples use {name}@{k}:loo-1 or {name}@{k}:none"
-    return need, why
-
-
 def _label(stages: tuple[Stage, ...], text: str) -> str:
     return stages[0].terms[0].text if len(stages) == 1 and len(stages[0].terms) == 1 else text
-
-
-def _finite(log_ratio: Array) -> Array:
-    xp = array_namespace(log_ratio)
-    if not bool(xp.all(xp.isfinite(log_ratio))):
-        raise ValueError("log_ratio must be finite for every live sample")
-    return log_ratio
-
-
-def _generator(rng: np.random.Generator | int | None, text: str) -> np.random.Generator:
-    if rng is None:
-        raise ValueError(
-            f"objective {text} draws random sets: rng= is needed, a generator or a seed"
-        )
-    return np.random.default_rng(rng)
-
-
-def _entropies(
-    entropy: Any, threshold: float | None, rewards: Array, layout: Layout, text: str
-) -> tuple[np.ndarray, float]:
-    """Mean response entropy per group, on the host, and the threshold to compare it with."""
-    if entropy is None:
-        raise ValueError(f"objective {text} looks at entropy: entropy= is needed, one per group")
-    values = as_numpy(as_float64(entropy, "entropy")[0])
-    if values.shape == tuple(rewards.shape):
-        per_group = np.full(layout.groups, np.nan)
-        for bucket in layout.buckets:
-            if bucket.rows is None:
-                per_group = values.reshape(-1, bucket.n).mean(axis=-1)
-            else:
-                per_group[bucket.groups] = values.reshape(-1)[bucket.rows].mean(axis=-1)
-        values = per_group
-    elif values.size != layout.groups:
-        raise ValueError(
-            f"entropy must be per group ({layout.groups} of them) or per sample "
-            f"{tuple(rewards.shape)}, got {values.shape}"
-        )
-    values = values.reshape(-1)
-    kept = [b.groups if b.groups is not None else np.arange(layout.groups) for b in layout.buckets]
-    used = values[np.concatenate(kept)] if kept else values
-    if not np.isfinite(used).all():
-        raise ValueError("entropy must be finite for every group that is used")
-    return values, float(np.median(used)) if threshold is None and used.size else float(
-        threshold or 0
-    )

@@ -14,9 +14,9 @@ with stale rollouts. A second step on the same samples is biased whatever the fo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Array, as_float64, positive_integer, unsort, without_gradient
@@ -191,7 +191,7 @@ def _exact(
             bracket = lead_over_others(ordered, tosses, k)
         else:
             bracket = gain_over_normalised_others(ordered, tosses, k, check=check)
-        log_scale = tosses.log_scale + float(np.log(k)) - log_binomial(n - 1, k - 1)
+        log_scale = tosses.log_scale + math.log(k) - log_binomial(n - 1, k - 1)
         weights = scaled(tosses.heads * bracket, log_scale, check=check)
     return unsort(xp.permute_dims(weights, (1, 0)), order)
 
@@ -229,7 +229,7 @@ def check_truncate(truncate: float | None, k: int, *, bounded: bool) -> None:
     """The limit is a number, and with it no subset's weight leaves float64 (unless `bounded`)."""
     if truncate is None:
         return
-    if not np.isfinite(truncate):
+    if not math.isfinite(truncate):
         raise ValueError(f"truncate is the largest log-ratio, a finite number, got {truncate}")
     if not bounded and k * truncate > LARGEST_LOG - 9:
         raise ValueError(

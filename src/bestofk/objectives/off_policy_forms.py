@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import Array, by_order, constant, cumulative_sum, sort_with_order, sums_above, unsort
-from .binomials import subset_share
+from .binomials import shares_with_company
 from .on_policy import max_canonical, max_leave_one_out_minus_one, max_no_baseline
 from .symmetric_sums import scaled
 
@@ -44,15 +43,12 @@ def first_order(
     capped = xp.where(log_ratio > 1.0 + clamp, xp.full_like(log_ratio, 1.0 + clamp), log_ratio)
     delta = xp.clip(xp.expm1(capped), -clamp, clamp)
     delta = by_order(delta, order)
-    rank = np.arange(1, n + 1)
-    own = k * subset_share(n - 1, k - 1)
-    pair = own * (k - 1) / np.maximum(rank - 1, 1)
-    triple = pair * max(k - 2, 0) / np.maximum(rank - 2, 1)
-    own_c, pair_c, triple_c = (constant(table, ordered) for table in (own, pair, triple))
+    tables = constant(shares_with_company(n, k), ordered)
+    own, pair, triple = tables[0], tables[1], tables[2]
     before = cumulative_sum(delta) - delta
-    diagonal = ordered * (own_c * (1.0 + delta) + pair_c * before)
-    others = sums_above((ordered * (pair_c * (1.0 + delta) + triple_c * before))[..., 1:])
-    shared = delta * sums_above((ordered * (pair_c - triple_c))[..., 1:])
+    diagonal = ordered * (own * (1.0 + delta) + pair * before)
+    others = sums_above((ordered * (pair * (1.0 + delta) + triple * before))[..., 1:])
+    shared = delta * sums_above((ordered * (pair - triple))[..., 1:])
     weights = unsort(diagonal + others + shared, order)
     if baseline == "none":
         return weights

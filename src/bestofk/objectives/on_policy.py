@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from .arrays import (
@@ -29,12 +28,13 @@ from .arrays import (
     sums_above,
     unsort,
 )
-from .binomials import order_statistic_weights, subset_share
+from .binomials import changes_without_one, subset_share, survivors
 
 
 def subset_shortfall(ordered: Array, k: int, scale: float = 1.0) -> Array:
     """r_(n) - q_i by rank: how far the k-subsets with sample i fall short of the group's best.
 
+    >>> import numpy as np
     >>> subset_shortfall(np.array([0.0, 0.0, 1.0]), 2)
     array([0.5, 0.5, 0. ])
     """
@@ -50,6 +50,7 @@ def max_canonical(rewards: Array, k: int) -> Array:
 
     Claim: unbiased for ∇max@k; sums to 0 over the group. k = 1 is leave-one-out REINFORCE.
 
+    >>> import numpy as np
     >>> max_canonical(np.array([0.0, 0.0, 1.0]), 2)
     array([-1., -1.,  2.])
 
@@ -128,6 +129,7 @@ def max_zscore(rewards: Array, k: int) -> Array:
 def z_score(values: Array) -> Array:
     """(v - mean) / population standard deviation along the last axis; 0 where all are equal.
 
+    >>> import numpy as np
     >>> z_score(np.array([[0.1, 0.1, 0.1], [0.0, 0.0, 3.0]]))
     array([[ 0.        ,  0.        ,  0.        ],
            [-0.70710678, -0.70710678,  1.41421356]])
@@ -160,11 +162,10 @@ def l_statistic(rewards: Array, k: int, coefficients: tuple[float, ...]) -> Arra
     ordered, order = sort_with_order(rewards)
     n = rewards.shape[-1]
     shifted = ordered - ordered[..., -1:]
-    whole = order_statistic_weights(n, k, coefficients)
-    without = order_statistic_weights(n - 1, k, coefficients)
-    below = cumulative_sum(shifted * constant(whole - np.append(without, 0.0), ordered))
-    above = shifted * constant(whole - np.append(0.0, without), ordered)
-    own = shifted * constant(whole, ordered)
+    changes = constant(changes_without_one(n, k, coefficients), ordered)
+    own = shifted * changes[0]
+    below = cumulative_sum(shifted * changes[1])
+    above = shifted * changes[2]
     zero = xp.zeros_like(ordered[..., :1])
     below = xp.concat([zero, below[..., :-1]], axis=-1)
     above = sums_above(above[..., 1:])
@@ -243,9 +244,8 @@ def tailrl(rewards: Array) -> Array:
     """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)
-    n = rewards.shape[-1]
-    survivors = constant(np.arange(n - 1, 0, -1) / n, ordered)
-    climbed = cumulative_sum((ordered[..., 1:] - ordered[..., :-1]) / survivors)
+    left = constant(survivors(rewards.shape[-1]), ordered)
+    climbed = cumulative_sum((ordered[..., 1:] - ordered[..., :-1]) / left)
     climbed = xp.concat([xp.zeros_like(climbed[..., :1]), climbed], axis=-1)
     return unsort(dr_grpo(climbed), order)
 
@@ -271,6 +271,7 @@ def layer_cake(rewards: Array, rule: Callable[[Array], Array]) -> Array:
     that is linear in rewards given their order (max@k); for Pass@k Training it gives up scale
     invariance. Costs n calls of the rule at once: O(n²) a group.
 
+    >>> import numpy as np
     >>> layer_cake(np.array([0.0, 1.0, 3.0]), lambda r: max_canonical(r, 2))
     array([-2., -2.,  4.])
     """

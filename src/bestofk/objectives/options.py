@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
-
-import numpy as np
 
 from bestofk.common import choices, unknown
 
 from .grammar import Stage, Term
+from .inputs import INPUTS
 from .off_policy import check_truncate
 
 OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
@@ -21,10 +21,10 @@ def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> 
     shares = [float(weight) for weight in weights]
     if len(stages) != 1 or len(stages[0].terms) != len(shares):
         raise ValueError(
-            f"weights= gives one number per k of a mixture such as max@1+8; {text!r} has "
+            f"weights= gives one number per term of a mixture such as max@1+8; {text!r} has "
             f"{len(stages[0].terms)} and got {len(shares)}"
         )
-    if not all(np.isfinite(shares)):
+    if not all(map(math.isfinite, shares)):
         raise ValueError(f"weights of a mixture must be finite, got {shares}")
     terms = tuple(
         Term(term.text, term.entry, term.k, share, term.coefficients)
@@ -42,6 +42,8 @@ def check_forms(
         raise ValueError(f"self_normalise belongs to off_policy='exact', got {form!r}")
     if not clamp > 0:
         raise ValueError(f"clamp bounds |ρ - 1| and must be positive, got {clamp}")
+    if clamp != 1.0 and form != "first-order":
+        raise ValueError(f"clamp belongs to off_policy='first-order', got {form!r}")
     if normalise:
         for term in (term for stage in stages for term in stage.terms):
             if term.entry.baseline not in (None, "canonical"):
@@ -60,14 +62,12 @@ def own_options(
     allowed: dict[str, Any] = {}
     for stage in stages:
         for term in stage.terms:
-            for name, default in term.entry.options.items():
-                given = name == "coefficients" and term.coefficients is not None
-                if not given:
-                    allowed[name] = default
+            allowed.update(term.entry.options)
     for name in options:
         if name not in allowed:
             raise ValueError(
-                f"objective {text} has no option {name!r}; {choices(name, [*allowed, *OPTIONS])}"
+                f"objective {text} has no option or input {name!r}; "
+                f"{choices(name, [*allowed, *OPTIONS, *INPUTS])}"
             )
     chosen = {**allowed, **options}
     missing = [name for name, value in chosen.items() if value is ...]
@@ -79,6 +79,8 @@ def own_options(
 def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
     if name == "coefficients":
         numbers = tuple(float(number) for number in value)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"coefficients must be finite numbers, got {numbers}")
         for stage in stages:
             for term in stage.terms:
                 if "coefficients" in term.entry.options and len(numbers) != term.k:
@@ -87,7 +89,12 @@ def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
                     )
         return numbers
     number = float(value)
-    if not np.isfinite(number) or (name == "beta" and number <= 0):
+    if name == "accuracy_threshold" and not 0 <= number <= 1:
+        raise ValueError(
+            "accuracy_threshold is the share of correct samples above which a prompt is dropped, "
+            f"in [0, 1], got {value}"
+        )
+    if not math.isfinite(number) or (name == "beta" and number <= 0):
         raise ValueError(
             f"{name} must be a {'positive ' if name == 'beta' else ''}number, got {value}"
         )

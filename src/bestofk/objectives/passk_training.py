@@ -7,11 +7,13 @@ normaliser σ depends on the group.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Array, as_numpy, by_order, constant, sort_with_order, unsort
-from .binomials import subset_share
+from .arrays import Array, as_float64, by_order, constant, is_array, sort_with_order, unsort
+from .binomials import best_share, first_of
 from .on_policy import _divide, subset_shortfall, z_score
 
 
@@ -30,17 +32,16 @@ def analytical(rewards: Array, k: int) -> Array:
     """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)
-    n = rewards.shape[-1]
     shortfall = subset_shortfall(ordered, k)
     estimate = xp.mean(shortfall, axis=-1, keepdims=True)
-    best_share = constant(np.diff(subset_share(n, k)), ordered)
+    share = constant(best_share(rewards.shape[-1], k), ordered)
     spread = (ordered[..., -1:] - ordered - estimate) ** 2
-    sigma = xp.sqrt(xp.sum(best_share * spread, axis=-1, keepdims=True))
+    sigma = xp.sqrt(xp.sum(share * spread, axis=-1, keepdims=True))
     sigma = xp.where(estimate > 0, sigma, xp.zeros_like(sigma))
     return unsort(_divide(estimate - shortfall, sigma), order)
 
 
-def full_sampling(rewards: Array, k: int, rng: np.random.Generator) -> Array:
+def full_sampling(rewards: Array, k: int, rng: np.random.Generator | Array) -> Array:
     """Random disjoint sets of k: z-score the sets' bests, every member gets its set's value.
 
     The n mod k samples left over get 0. As published; needs n ≥ 2k for two sets to differ.
@@ -48,8 +49,7 @@ def full_sampling(rewards: Array, k: int, rng: np.random.Generator) -> Array:
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
     sets = n // k
-    shuffle = constant(rng.random(tuple(rewards.shape)), rewards)
-    order = sort_with_order(shuffle)[1]
+    order = sort_with_order(_uniform(rng, tuple(rewards.shape), rewards))[1]
     shuffled = by_order(rewards, order)[..., : sets * k]
     best = xp.max(shuffled.reshape((*rewards.shape[:-1], sets, k)), axis=-1)
     values = xp.repeat(z_score(best), k, axis=-1)
@@ -57,21 +57,31 @@ def full_sampling(rewards: Array, k: int, rng: np.random.Generator) -> Array:
     return unsort(xp.concat([values, rest], axis=-1), order)
 
 
-def bootstrap(rewards: Array, k: int, rng: np.random.Generator) -> Array:
+def bootstrap(rewards: Array, k: int, rng: np.random.Generator | Array) -> Array:
     """n random k-sets: z-score their bests, a sample gets the SUM over the sets it is in.
 
     As published. Sets are drawn independently, without replacement inside a set.
     """
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
-    shape = (*rewards.shape[:-1], n, n)
-    members = np.argsort(rng.random(shape), axis=-1)[..., :k]
-    inside = np.zeros(shape)
-    np.put_along_axis(inside, members, 1.0, axis=-1)
-    mask = constant(inside, rewards)
+    draws = _uniform(rng, (*rewards.shape[:-1], n, n), rewards)
+    chosen = constant(first_of(n, k), rewards)  # by rank of the draw
+    mask = unsort(xp.zeros_like(draws) + chosen, sort_with_order(draws)[1])
     low = xp.min(rewards, axis=-1, keepdims=True)[..., None]
     best = xp.max(xp.where(mask > 0, rewards[..., None, :], low), axis=-1)
     return xp.sum(mask * z_score(best)[..., None], axis=-2)
+
+
+def _uniform(rng: np.random.Generator | Array, shape: tuple[int, ...], like: Array) -> Array:
+    """Uniform random numbers: drawn from a generator, or given as an array."""
+    if not is_array(rng):
+        return constant(rng.random(shape), like)
+    given, _ = as_float64(rng, "rng")
+    if given.shape[-1] != shape[-1] or math.prod(given.shape) != math.prod(shape):
+        raise ValueError(
+            f"rng as an array holds one uniform number per draw, {shape}, got {tuple(given.shape)}"
+        )
+    return given.reshape(shape)
 
 
 def exceeding(rewards: Array, k: int) -> Array:
@@ -111,8 +121,3 @@ def drop_easy(rewards: Array, k: int, accuracy_threshold: float) -> Array:
     easy = xp.mean(rewards, axis=-1, keepdims=True) > accuracy_threshold
     values = analytical(rewards, k)
     return xp.where(easy, xp.zeros_like(values), values)
-
-
-def median_entropy(entropy: Array) -> float:
-    """The batch's median entropy per prompt: the threshold of the adaptive design."""
-    return float(np.median(as_numpy(entropy)))

@@ -13,9 +13,9 @@ channel axis in the middle, (n, channels, groups), sums several rewards over the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import Array, by_order, sort_with_order, without_gradient
@@ -56,14 +56,14 @@ def toss(log_ratio: Array, k: int, *, check: bool = True) -> Tosses:
     n = log_ratio.shape[0]
     fixed = without_gradient(log_ratio)
     # If all ratios were ρ, λ = ρ (n-k+1)/k would give p = k/(n+1): a bracket for bisection.
-    offset = float(np.log((n - k + 1) / k))
+    offset = math.log((n - k + 1) / k)
     low = xp.min(fixed, axis=0) + offset
     high = xp.max(fixed, axis=0) + offset
     target = n * k / (n + 1)
     halvings = TRACED_HALVINGS
     if check:
         width = float(xp.max(high - low)) if low.shape[0] else 0.0
-        halvings = max(0, int(np.ceil(np.log2(max(width, 1e-9) / 0.5))))
+        halvings = max(0, math.ceil(math.log2(max(width, 1e-9) / 0.5)))
     for _ in range(halvings):
         middle = (low + high) / 2
         expected = xp.sum(_heads(fixed - middle)[0], axis=0)
@@ -211,7 +211,8 @@ def scaled(values: Array, log_scale: Array, *, check: bool = True) -> Array:
                 f"e^{largest:.0f}): bound the ratios with truncate= (e.g. truncate=0.5, the "
                 "largest log-ratio), or use self_normalise=True"
             )
-    return xp.where(filled, xp.sign(values) * xp.exp(size), xp.zeros_like(values))
+    large = xp.exp(size)
+    return xp.where(filled, xp.where(values < 0, -large, large), xp.zeros_like(values))
 
 
 def log_elementary(log_ratio: Array, k: int) -> Array:

@@ -12,21 +12,23 @@ import functools
 import importlib.util
 import inspect
 import math
+import os
 import re
-import threading
+import traceback
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from bestofk.common import unknown
-from bestofk.types import Group, Prompt, Status, Verdict
+from bestofk.rewards.time_limit import CallTimeout, limited_call
+from bestofk.types import Group, Prompt, Status, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
-"""What a judging function may return; a float lies in [0, 1], or is NaN for "could not tell"."""
+"""What a judging function may return; NaN means that it could not tell."""
 Judge: TypeAlias = Callable[[Prompt, str], Judgement]
 
+_OURS = os.path.dirname(__file__) + os.sep
 RETRIES = 2
 """How often a pair whose judging broke is tried again before it is `unscored`."""
 
@@ -111,12 +113,16 @@ class PairVerifier(BatchVerifier):
     [1.0, 0.0]
     """
 
-    def __init__(self, judge: Judge, *, name: str = "", threads: int = 1) -> None:
+    def __init__(
+        self, judge: Judge, *, name: str = "", threads: int = 1, time_limit: float | None = None
+    ) -> None:
         if threads < 1:
             raise ValueError(f"threads is at least 1, got {threads}")
+        if time_limit is not None and not time_limit > 0:
+            raise ValueError(f"time_limit is a positive number of seconds, got {time_limit}")
         self.judge = judge
         self.name = name or getattr(judge, "__name__", type(judge).__name__)
-        self.threads = threads
+        self.threads, self.time_limit = threads, time_limit
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         if self.threads == 1 or len(texts) < 2:
@@ -127,7 +133,12 @@ class PairVerifier(BatchVerifier):
     def _judge_pair(self, prompt: Prompt, text: str) -> Verdict:
         for attempt in range(RETRIES + 1):
             try:
-                return as_verdict(self.judge(prompt, text))
+                if self.time_limit is None:
+                    return as_verdict(self.judge(prompt, text))
+                culprit = f"{self.name} on {prompt.id}"
+                return as_verdict(limited_call(self.judge, self.time_limit, culprit, prompt, text))
+            except CallTimeout as error:  # it would take as long again
+                return broken(self.name, prompt, error)
             except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
                 if attempt == RETRIES:
                     return broken(self.name, prompt, error)
@@ -184,8 +195,18 @@ def check_judge(function: Any) -> None:
 
 
 def broken(name: str, prompt: Prompt, error: BaseException) -> Verdict:
-    """The unscored verdict for a verifier that raised."""
-    return Verdict.unscored(f"{name} raised on {prompt.id}: {type(error).__name__}: {error}"[:500])
+    """The unscored verdict for a verifier that raised or took too long: where, and on what."""
+    if isinstance(error, CallTimeout):
+        return Verdict.unscored(f"{name} timed out on sample {prompt.id}: {error}"[:500])
+    what = f"{type(error).__name__}: {error}"
+    return Verdict.unscored(f"{name} raised on sample {prompt.id}{_place(error)}: {what}"[:500])
+
+
+def _place(error: BaseException) -> str:
+    """File and line where an exception left the code that is not ours; empty where it did not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    return f" at {theirs[0].filename}:{theirs[0].lineno}" if theirs else ""
 
 
 def as_verdict(judgement: Judgement) -> Verdict:
@@ -198,13 +219,12 @@ def as_verdict(judgement: Judgement) -> Verdict:
         return judgement
     if judgement is None or isinstance(judgement, str | bytes):
         raise TypeError(
-            f"a judging function returns a float in [0, 1], a bool or a Verdict, got {judgement!r}"
+            f"a judging function returns a number, a bool or a Verdict, got {judgement!r}"
         )
     reward = float(judgement)
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")
-    status: Status = "correct" if reward == 1.0 else "partial" if reward > 0.0 else "incorrect"
-    return Verdict(reward=reward, status=status, passed=int(reward == 1.0), total=1)
+    return Verdict(reward, status_of(reward), passed=int(reward >= 1.0), total=1)
 
 
 def right(detail: str = "", total: int = 1) -> Verdict:
@@ -236,50 +256,6 @@ def score(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
 def _name_of(verifier: Any) -> str:
     named = getattr(verifier, "name", None) or getattr(verifier, "__name__", None)
     return str(named or type(verifier).__name__)
-
-
-class TooManyUnscored(RuntimeError):
-    """The verifier fails too often for a run to go on."""
-
-
-class UnscoredGuard:
-    """Counts verdicts and stops a run when too many could not be scored.
-
-    Raises `TooManyUnscored` as soon as more than `share * window` of the last `window` verdicts are
-    unscored: a verifier that breaks late in a long run stops it as fast as one broken at the start.
-
-    >>> guard = UnscoredGuard(share=0.01, window=100)
-    >>> guard.check([Verdict.unscored("worker died")])
-    >>> guard.unscored, guard.total
-    (1, 1)
-    """
-
-    def __init__(self, share: float = 0.01, window: int = 1000) -> None:
-        if not 0.0 <= share <= 1.0 or window < 1:
-            raise ValueError(f"share lies in [0, 1] and window >= 1, got {share} and {window}")
-        self.share, self.window = share, window
-        self.total = self.unscored = 0
-        self._recent: deque[bool] = deque(maxlen=window)
-        self._lock = threading.Lock()
-
-    def check(self, verdicts: Iterable[Verdict]) -> None:
-        """Count a batch; raise when the share is exceeded."""
-        batch = list(verdicts)
-        lost = [verdict for verdict in batch if verdict.status == "unscored"]
-        with self._lock:
-            self.total += len(batch)
-            self.unscored += len(lost)
-            worst = 0
-            for verdict in batch:
-                self._recent.append(verdict.status == "unscored")
-                if lost:
-                    worst = max(worst, sum(self._recent))
-            if worst > self.share * self.window:
-                raise TooManyUnscored(
-                    f"{worst} of the last {min(self.total, self.window)} verdicts could not be "
-                    f"scored, more than {self.share:.1%} of {self.window}; the last reason: "
-                    f"{lost[-1].detail}; repair the verifier, or raise the share knowingly"
-                )
 
 
 def refusals(
@@ -331,7 +307,7 @@ def prepare(
 ) -> list[Prompt]:
     """The prompts, all proven: every reference completion scores exactly 1.0.
 
-    Raises ValueError naming each refused id; `drop=True` leaves the refused ones out instead.
+    Raises ValueError naming every id that does not; `drop=True` leaves those prompts out instead.
     """
     refused = refusals(verifier, prompts)
     if refused and not drop:
@@ -343,7 +319,9 @@ def prepare(
         )
     kept = [prompt for prompt in prompts if prompt.id not in refused]
     if not kept:
-        raise ValueError("no prompt is left to train on: none was given, or every one was refused")
+        raise ValueError(
+            "no prompt is left to train on: none was given, or no reference completion scores 1.0"
+        )
     return kept
 
 

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_mirror import Mirror
-from bestofk.sampling.group_ops import TILE, Field, pick
+from bestofk.sampling.group_ops import TILE, TILED, Field, pick
 from bestofk.sampling.group_plan import Plan, rounded
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.sampler import Sampling
 
 PREFILL = 16_384
 """Tokens, padding included, of prompts computed at once."""
+SHAPES = 8
+"""Shapes of prompts that are recorded, at most."""
 ENDS = 8
 """End tokens that are looked for, at most."""
 READ_ONCE = 96
@@ -37,6 +39,8 @@ class GroupEngine:
         self.mirror, self.plan, self.compiled = mirror, plan, compiled
         self.device = next(mirror.model.parameters()).device
         self.cuda = self.device.type == "cuda"
+        self.graphed = self.cuda and compiled
+        self.long = self.split = False
         shares = [1 << (s.heads // s.shared - 1).bit_length() for s in mirror.sites]
         self.rows_per_tile = max(1, TILE // max(shares), 16 // min(shares))
         self.slots = self._table(len(Field), plan.slots)
@@ -54,7 +58,7 @@ class GroupEngine:
             store = {"dtype": mirror.dtype, "device": self.device}
             module: Any = site.module
             for name in ("engine_pk", "engine_pv"):
-                shape = (plan.prefix_tokens, site.shared, site.size)
+                shape = (plan.prefix_tokens + 1, site.shared, site.size)
                 setattr(module, name, torch.zeros(shape, **store))
             for name in ("engine_ok", "engine_ov"):
                 size = plan.own_tokens * site.shared * site.size
@@ -63,6 +67,7 @@ class GroupEngine:
             module.engine_span = self.span
             module.engine_prefill = module.engine_split = False
         self._pool: Any = None
+        self._seen: set[Any] = set()
         self._impl: dict[int, Any] = {}
 
     def _table(self, *shape: int) -> Tensor:
@@ -80,10 +85,7 @@ class GroupEngine:
         self.ends.copy_(torch.tensor([*ends, *[-1] * (ENDS - len(ends))]))
         flat = torch.from_numpy(np.ascontiguousarray(uniform, dtype=np.float32).ravel())
         self.uniform[: flat.numel()].copy_(flat.clamp_(max=1.0 - 2.0**-24))
-        split = bool(np.mean(lengths) >= READ_ONCE)
-        for site in self.mirror.sites:
-            site.module.engine_split = split  # type: ignore[assignment]
-        self.split = split
+        self.long = bool(np.mean(lengths) >= READ_ONCE)
 
     @torch.no_grad()
     def prefill(self, prefixes: Sequence[Sequence[int]]) -> list[int]:
@@ -95,28 +97,52 @@ class GroupEngine:
             width = lengths[order[-1]]
             count = max(1, PREFILL // width)
             chosen, order = order[-count:], order[:-count]
-            ids = np.zeros((len(chosen), width), dtype=np.int64)
-            real = np.zeros((len(chosen), width), dtype=bool)
+            across = -(-width // 32) * 32 if self.graphed else width
+            ids = np.zeros((len(chosen), across), dtype=np.int64)
+            into = np.full(ids.shape, self.plan.prefix_tokens)  # padding: a place nobody reads
             for at, p in enumerate(chosen):
                 ids[at, : lengths[p]] = prefixes[p]
-                real[at, : lengths[p]] = True
-            into = np.concatenate([np.arange(starts[p], starts[p] + lengths[p]) for p in chosen])
-            source = tuple(torch.from_numpy(axis).to(self.device) for axis in np.nonzero(real))
-            place = torch.from_numpy(into).to(self.device)
-            for site in self.mirror.sites:
-                module: Any = site.module
-                module.engine_prefill = True
-                module.engine_source, module.engine_into = source, place
-            positions = torch.arange(width, device=self.device).expand(len(chosen), width)
-            self.mirror.forward(torch.from_numpy(ids).to(self.device), positions)
-            for site in self.mirror.sites:
-                site.module.engine_prefill = False  # type: ignore[assignment]
+                into[at, : lengths[p]] = np.arange(starts[p], starts[p] + lengths[p])
+            self._compute_prompts(torch.from_numpy(ids), torch.from_numpy(into.ravel()))
         return starts
 
-    def push(self, table: Table, *, rows_changed: bool) -> None:
-        """The host's table to the device."""
-        if rows_changed:
-            self.tiles.copy_(torch.from_numpy(table.tiles()))
+    def _compute_prompts(self, ids: Tensor, into: Tensor) -> None:
+        """Keys and values of padded prompts (P, L) to their places in the store.
+
+        Short work is bound by launches: a shape that comes again is recorded.
+        """
+        key = ("prompts", *ids.shape)
+        if key in self.graphs:
+            graph, *buffers = self.graphs[key]
+            for buffer, new in zip(buffers, (ids, into)):
+                buffer.copy_(new)
+            graph.replay()
+            return
+        ids, into = ids.to(self.device), into.to(self.device)
+        positions = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+        for site in self.mirror.sites:
+            module: Any = site.module
+            module.engine_prefill, module.engine_into = True, into
+        try:
+            self.mirror.forward(ids, positions)
+            if self.graphed and key in self._seen and len(self._seen) <= SHAPES:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool):
+                    self.mirror.forward(ids, positions)
+                self.graphs[key] = (graph, ids, into)
+            self._seen.add(key)
+        finally:
+            for site in self.mirror.sites:
+                site.module.engine_prefill = False  # type: ignore[assignment]
+
+    def push(self, table: Table, width: int, params: Sampling, *, rows_changed: bool) -> None:
+        """The host's table to the device, and a recorded step for so many slots."""
+        tiles = table.tiles() if rows_changed else None
+        if tiles is not None:
+            self.split = self.long and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
+        self._ready(width, params)
+        if tiles is not None:
+            self.tiles.copy_(torch.from_numpy(tiles))
         self.slots.copy_(torch.from_numpy(table.fields))
         self.feed.copy_(torch.from_numpy(table.feed))
 
@@ -139,7 +165,7 @@ class GroupEngine:
 
     def run(self, width: int, steps: int, params: Sampling) -> None:
         """So many tokens for the rows in the first `width` slots; does not wait for them."""
-        if not (self.cuda and self.compiled):
+        if not self.graphed:
             for _ in range(steps):
                 self._step(width, params)
             return
@@ -161,13 +187,15 @@ class GroupEngine:
             self.out, self.log_probs, temperature,
         )  # fmt: skip
 
-    def ready(self, width: int, params: Sampling) -> None:
+    def _ready(self, width: int, params: Sampling) -> None:
         """Record the step for this many slots, unless there is a recording already.
 
-        Call it before `push`: slots are marked as ended while it runs.
+        Slots are marked as ended while it runs, so that it changes nothing else.
         """
         key = self._key(width, params)
-        if not (self.cuda and self.compiled) or key in self.graphs:
+        for site in self.mirror.sites:
+            site.module.engine_split = self.split  # type: ignore[assignment]
+        if not self.graphed or key in self.graphs:
             return
         began = time.perf_counter()
         self.slots[Field.ENDED] = 1
@@ -193,7 +221,10 @@ class GroupEngine:
         with torch._dynamo.config.patch(recompile_limit=64):  # type: ignore[attr-defined]
             for layer in self.mirror.layers:
                 if id(layer) not in self._impl:
-                    self._impl[id(layer)] = torch.compile(layer._call_impl)
+                    # Rotations of queries and keys, for one, are then a single kernel.
+                    self._impl[id(layer)] = torch.compile(
+                        layer._call_impl, options={"combo_kernels": True}
+                    )
                 layer._compiled_call_impl = self._impl[id(layer)]
             try:
                 yield

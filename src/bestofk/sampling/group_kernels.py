@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bestofk.sampling.group_ops import TILED
+
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
 
@@ -104,9 +106,13 @@ def row_kernel(  # type: ignore[no-untyped-def]
     wide = d < D
     inside = (g < G)[:, None] & wide[None, :]
     out = OUT + (slot * HK + h) * G * D + g[:, None] * D + d[None, :]
-    if tl.load(SLOTS + S + slot) == 0:
-        t = tl.load(SLOTS + slot)
-        span = tl.load(SPAN)
+    # All loads before the branch: they wait for memory together.
+    ended = tl.load(SLOTS + S + slot)
+    t = tl.load(SLOTS + slot)
+    span = tl.load(SPAN)
+    length = tl.load(SLOTS + 3 * S + slot)
+    start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
+    if ended == 0:
         q = tl.load(Q + slot * sq0 + (h * G + g)[:, None] * sq1 + d[None, :],
                     mask=inside, other=0.0)  # fmt: skip
         k = tl.load(K + slot * sk0 + h * sk1 + d, mask=wide, other=0.0)
@@ -120,7 +126,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
         top = x * LOG2E
         total = tl.full((M,), 1.0, tl.float32)
         acc = tl.zeros((M, DP), tl.float32) + v.to(tl.float32)[None, :]
-        length = tl.load(SLOTS + 3 * S + slot)
         if SPLIT:
             if length > 0:
                 row = (slot * HK + h) * G + g
@@ -134,7 +139,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
                 acc = acc * left[:, None] + part * right[:, None]
                 top = both
         else:
-            start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
             first = 0
             if WINDOW:
                 first = tl.maximum(length + t - window + 1, 0) // B * B
@@ -242,7 +246,16 @@ def power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-TUNED = {"row_block": 64, "row_warps": 4, "row_stages": 3, "tile": 64, "tile_block": 64}
+def shapes(size: int, bytes_each: int) -> dict[str, int]:
+    """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds."""
+    if size * bytes_each > 256:
+        return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
+    if size > 64:
+        return {**TUNED, "tile_block": 64}
+    return TUNED
+
+
+TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages": 2}
 
 
 def attend(
@@ -256,23 +269,25 @@ def attend(
     g, wide = heads // shared, max(16, power(size))
     out = torch.empty(rows, 1, heads, size, device=query.device, dtype=query.dtype)
     acc = top = total = out
+    tuned = shapes(size, query.element_size())
     flags = {"D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0}
     if split:
         acc = torch.empty(rows, heads, size, device=query.device)
         top = torch.empty(rows, heads, device=query.device)
         total = torch.empty_like(top)
         gp = power(g)
-        prefix_kernel[(rows, shared)](
+        prefix_kernel[(max(1, rows // TILED), shared)](
             query, prefix_keys, prefix_values, acc, top, total, slots, tiles, scale, cap, window,
             query.stride(0), query.stride(1), most, HK=shared, G=g, GP=gp,
-            ROWS=tiles.shape[1] - 2, B=TUNED["tile_block"], num_warps=4, **flags,
+            ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
+            num_stages=tuned["tile_stages"], **flags,
         )  # fmt: skip
     row_kernel[(rows, shared)](
         query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
         slots, span, scale, cap, window, query.stride(0), query.stride(1), key.stride(0),
         key.stride(1), value.stride(0), value.stride(1), most, HK=shared, G=g, M=max(16, power(g)),
-        B=TUNED["row_block"], SPLIT=split, num_warps=TUNED["row_warps"],
-        num_stages=TUNED["row_stages"], **flags,
+        B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
+        num_stages=tuned["stages"], **flags,
     )  # fmt: skip
     return out
 

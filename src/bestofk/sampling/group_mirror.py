@@ -54,10 +54,11 @@ class Site:
 class Mirror:
     """The policy's modules with weights shared or cast, and its attention sites."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, copied: bool = False) -> None:
         """
         Args:
-            model: the policy, LoRA adapters included; its weights are real (not of a hollow copy).
+            model: the policy, LoRA adapters included, with all of its weights.
+            copied: copy the weights whatever their dtype: the policy's tensors do not stay.
 
         Raises:
             CannotRun: with the reason.
@@ -67,7 +68,7 @@ class Mirror:
         self.dtype = dtype
         adapted = any(hasattr(module, "get_delta_weight") for module in base.modules())
         floats = {p.dtype for p in base.parameters() if p.is_floating_point()}
-        self.own = adapted or floats != {dtype}
+        self.own = copied or adapted or floats != {dtype}
         """Whether the weights are a copy, to be refreshed."""
         self.casts = 0
         self.model = _copied(base, dtype, self.own)
@@ -274,9 +275,9 @@ def engine_attention(
         )  # fmt: skip
         return out, None
     else:
-        source, into = module.engine_source, module.engine_into
-        module.engine_pk.index_copy_(0, into, key.transpose(1, 2)[source])  # type: ignore[operator]
-        module.engine_pv.index_copy_(0, into, value.transpose(1, 2)[source])  # type: ignore[operator]
+        for store, new in ((module.engine_pk, key), (module.engine_pv, value)):
+            rows = new.transpose(1, 2).flatten(0, 1)
+            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator]
     return causal(query, key, value, scale, window, cap).transpose(1, 2), None
 
 

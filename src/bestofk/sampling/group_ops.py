@@ -17,6 +17,9 @@ from bestofk.sampling.sampler import Sampling
 TILE = 64
 """Queries, rows × heads that share keys, in one tile of prefix attention."""
 
+TILED = 4
+"""Rows that tiles hold on average, at least, where prompts are read by tiles."""
+
 
 class Field(IntEnum):
     """Rows of the integer table of slots, (5, S)."""

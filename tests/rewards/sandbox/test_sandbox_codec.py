@@ -214,7 +214,7 @@ def fuzz(verifier: CodeVerifier, seeds: range) -> None:
 @pytest.fixture
 def impatient(new_sandbox: Callable[..., Sandbox]) -> Iterator[CodeVerifier]:
     """Half a frame makes the checker wait for the rest: let it not wait long."""
-    limits = Limits(cpu_per_test=0.3, cpu_per_program=0.6, wall_factor=3.0)
+    limits = Limits(cpu_per_test=0.3, cpu_per_program=0.6, blocked_per_program=0.6)
     with CodeVerifier(sandbox=new_sandbox(workers=4, limits=limits)) as judge:
         assert isinstance(judge, CodeVerifier)
         yield judge

@@ -1,6 +1,6 @@
 """Tests → statements that can be counted one by one. Pure functions on the text of a task's tests.
 
-What cannot be told apart from a test that pays everybody is refused here, with the way out.
+A test that every program might pass is an error here, with the way out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import builtins
 import importlib
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,8 @@ def parse(source: str) -> ast.Module:
     SystemError when two of them meet there; a thread outside of this project may be the other.
     """
     for attempt in range(5):
-        with _PARSING:
+        with _PARSING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the task's own text: 1if x, "\\d"
             try:
                 return ast.parse(source)
             except SystemError:
@@ -115,8 +117,8 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
                 unseen = statement
     if unseen is not None:
         raise ValueError(
-            f"nobody would see `{_shown(unseen)}` fail, since no test comes after it: assert what "
-            "it should give, or remove it"
+            f"no test comes after `{_shown(unseen)}`, and its failure would go unnoticed: assert "
+            "what it should give, or remove it"
         )
     _refuse_unused(body, inner, helpers)
     last = max((at for at, (_, is_test) in enumerate(cut) if is_test), default=-1)

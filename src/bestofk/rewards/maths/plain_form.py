@@ -62,7 +62,11 @@ _SHORT_BOTTOM = re.compile(
     r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?(\d|[a-zA-Z]|\\[a-zA-Z]+)(?![a-zA-Z{])"
 )
 _MIXED = re.compile(r"(?<![\d.,/^}])(\d{1,100}) (\d{1,100}) ?/ ?(\d{1,100})(?![\d.])")
-_SHORT_ROOT = re.compile(r"\\sqrt ?(\d)(?!\d|\.\d)")
+_SHORT_ROOT = re.compile(
+    r"\\sqrt {0,2}(\d(?!\d|\.\d)|[A-Za-z](?![A-Za-z\d])"
+    r"|\\(?:pi|theta|alpha|beta|gamma|lambda|mu|sigma|omega|phi|rho)(?![A-Za-z]))"
+)
+_DOUBLE_BRACES = re.compile(r"(?<!\\)\{ ?\{([^{}]*)(?<!\\)\} ?\}")
 _SHORT_INDEX = re.compile(r"(\\(?:log|ln|sin|cos|tan|cot|sec|csc)) ?([_^]) ?(\d)(?!\d)")
 _PAREN_ROOT = re.compile(r"\\sqrt ?\(([^()]*)\)")
 _ODD_ROOT = re.compile(
@@ -110,9 +114,33 @@ def plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset", _REALS.sub(r"(-\\infty,\\infty)", text))
     text = _PLUS_INFINITY.sub("", text)
     text = " ".join(text.split())
+    text = _without_groups(text)
     preface = _PREFACE.match(text)
     text = text[preface.end() :] if preface else text
     return text if text.endswith("..") else text.rstrip(".,; ")
+
+
+def _without_groups(text: str) -> str:
+    """Without braces that only group: {{3}} and {3} are 3. A list in braces keeps one pair."""
+    for _ in range(3):
+        text = _DOUBLE_BRACES.sub(r"{\1}", text)
+    while (inside := _inside_braces(text)) is not None and (
+        "," not in inside or _inside_braces(inside) is not None
+    ):
+        text = inside
+    return text
+
+
+def _inside_braces(text: str) -> str | None:
+    """What one pair of braces around the whole text holds; None where there is no such pair."""
+    if not (text.startswith("{") and text.endswith("}")) or text.endswith("\\}"):
+        return None
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign == "{") - (sign == "}")
+        if depth == 0 and at < len(text) - 1:
+            return None
+    return text[1:-1].strip() if depth == 0 else None
 
 
 def _worded(match: re.Match[str]) -> str:

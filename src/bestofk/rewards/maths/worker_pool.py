@@ -67,7 +67,7 @@ class AlgebraWorker:
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            reply = self._read(10.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
+            reply = self._read(50.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
         except OSError as error:
             self.kill()
             raise AlgebraWorkerLost(f"the pipe to a maths worker broke: {error}") from error

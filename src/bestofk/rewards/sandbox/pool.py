@@ -20,6 +20,7 @@ from .guest.codec import CodecError, decode, encode
 from .guest.remote import stopped_by
 from .outcome import CallOutcome, CallStatus, Limits, printable
 from .selftest import attack
+from .shared_workers import SharedWorkers
 from .worker import Worker, WorkerLost, request
 from .worker_config import configuration
 
@@ -57,7 +58,7 @@ class Sandbox:
         tier: the least tier that will do; a machine that offers less raises `SandboxError`.
             3 = root: own namespaces and user id per worker; 2 = user namespaces (bubblewrap where
             it is needed for that); 1 = landlock and seccomp, nothing writable; 0 = limits only,
-            refused without `allow_unsafe=True`.
+            an error without `allow_unsafe=True`.
         at_most: use no more than this tier (to test a lower one); loud when it costs safety.
         workers: programs run at once; the number of usable cores unless told.
         limits: default limits of every run.
@@ -92,7 +93,7 @@ class Sandbox:
             raise ValueError(f'packages is a list of names or "all"; write [{packages!r}]')
         self.limits = _limits(limits) or Limits()
         self._describe = (packages, tuple(paths), tuple(preload))
-        self._state = _State(self.workers)
+        self._state = SharedWorkers(self.workers)
         self._cores = itertools.cycle(_shuffled_cores())
         first, self.tier = self._first_worker(tier, at_most)
         self._state.adopt(first)
@@ -100,10 +101,10 @@ class Sandbox:
 
     def _first_worker(self, least: int, most: int) -> tuple[Worker, int]:
         """The strongest tier that withstands the self-test, and the worker that did."""
-        refused = []
+        not_offered = []
         for tier, self._wrapped in _ways(least, most):
             if tier == 3 and os.geteuid() != 0:
-                refused.append("tier 3: needs root")
+                not_offered.append("tier 3: needs root")
                 continue
             way = f"tier {tier}" + " by bubblewrap" * self._wrapped
             worker = None
@@ -111,16 +112,16 @@ class Sandbox:
                 worker = Worker(self._configuration(tier))
                 worked = attack(worker, self.limits) if tier else []
             except OSError as error:
-                refused.append(f"{way}: {error}")
+                not_offered.append(f"{way}: {error}")
             else:
                 if not worked:
-                    _be_loud(tier, most, refused)
+                    _warn_of_low_tier(tier, most, not_offered)
                     return worker, tier
-                refused.append(f"{way}: a hostile program could {', '.join(worked)}")
+                not_offered.append(f"{way}: a hostile program could {', '.join(worked)}")
             if worker is not None:
                 worker.close()
         raise SandboxError(
-            f"no sandbox of tier {least} or better on this machine; {'; '.join(refused)}; "
+            f"no sandbox of tier {least} or better on this machine; {'; '.join(not_offered)}; "
             "`bestofk doctor` says what to install"
         )
 
@@ -287,11 +288,11 @@ def _ways(least: int, most: int) -> Iterator[tuple[int, bool]]:
             yield tier, True
 
 
-def _be_loud(tier: int, most: int, refused: list[str]) -> None:
+def _warn_of_low_tier(tier: int, most: int, not_offered: list[str]) -> None:
     if tier == 0 or most < 3:
         warnings.warn(
             f"the sandbox runs at tier {tier} ({TIERS[tier]}): at_most={most}"
-            + "".join(f"; {reason}" for reason in refused),
+            + "".join(f"; {reason}" for reason in not_offered),
             RuntimeWarning,
             stacklevel=4,
         )
@@ -312,81 +313,6 @@ def _outcome(run: JobResult, tier: int) -> CallOutcome:
     except (CodecError, ValueError, TypeError, IndexError):
         pass
     return CallOutcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
-
-
-class _State:
-    """The workers of one process; a forked child starts with none."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._reset()
-
-    def _reset(self) -> None:
-        self.pid = os.getpid()
-        self.free: list[Worker] = []
-        self.all: set[Worker] = set()
-        self.out = 0
-        self.turn = threading.Condition()
-        self.line: collections.deque[object] = collections.deque()
-
-    def after_fork(self) -> None:
-        """In a forked child: the workers belong to the parent."""
-        for worker in self.all:
-            worker.forget()
-        self._reset()
-
-    def adopt(self, worker: Worker) -> None:
-        self.all.add(worker)
-        self.free.append(worker)
-
-    def lend(self, start: Callable[[], Worker]) -> Worker:
-        """A free worker, a new one, or, when all are out, one that comes back: first come, first
-        served, or a large batch would keep a small one waiting to its end."""
-        me = object()
-        with self.turn:
-            self.line.append(me)
-            try:
-                while self.out >= self.size or self.line[0] is not me:
-                    self.turn.wait()
-                self.out += 1
-            finally:
-                self.line.remove(me)
-                self.turn.notify_all()
-            if self.free:
-                return self.free.pop()
-        try:
-            worker = start()
-        except BaseException:
-            with self.turn:
-                self.out -= 1
-                self.turn.notify_all()
-            raise
-        with self.turn:
-            self.all.add(worker)
-        return worker
-
-    def give_back(self, worker: Worker) -> None:
-        with self.turn:
-            self.out -= 1
-            if worker in self.all:
-                self.free.append(worker)
-            self.turn.notify_all()
-
-    def discard(self, worker: Worker | None) -> None:
-        if worker is None:
-            return
-        with self.turn:
-            self.out -= 1
-            self.all.discard(worker)
-            self.turn.notify_all()
-        worker.close()
-
-    def close(self) -> None:
-        with self.turn:
-            workers, self.free = list(self.all), []
-            self.all = set()
-        for worker in workers:
-            worker.close()
 
 
 _OPEN: weakref.WeakSet[Sandbox] = weakref.WeakSet()

@@ -1,0 +1,44 @@
+"""One optimiser step off policy, in any host: its weights, and what is logged of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bestofk.objectives import Objective, effective_share, ratio_divergence, trust_region_mask
+
+
+def weigh_and_measure(
+    goal: Objective,
+    weigh: Callable[[Objective], Tensor],
+    log_ratio: Tensor,
+    live: Tensor,
+    progress: float,
+) -> tuple[Tensor, dict[str, float]]:
+    """The weights of an optimiser step, and how far the policy has moved.
+
+    Args:
+        goal: the objective.
+        weigh: makes the weights, of the shape of `log_ratio`, by an objective.
+        log_ratio: log π_θ − log π_old of each completion.
+        live: whether a completion counts.
+        progress: share of the run done.
+
+    Returns:
+        The weights, and log_ratio_max (absolute, of live completions), effective_share (1 on
+        policy) and, with a trust region, masked (share of live completions outside it).
+    """
+    weights = weigh(replace(goal, trust_region=None))
+    k = max(term.k for term in goal.at(progress))
+    found = {
+        "log_ratio_max": float(log_ratio[live].abs().max()) if live.any() else 0.0,
+        "effective_share": effective_share(ratio_divergence(log_ratio[live]), k),
+    }
+    if goal.trust_region is not None:
+        kept = trust_region_mask(weights, log_ratio, *goal.trust_region)
+        weights = torch.where(kept, weights, torch.zeros_like(weights))
+        found["masked"] = float((~kept[live]).double().mean()) if live.any() else 0.0
+    return weights, found

@@ -1,0 +1,145 @@
+"""verl's own actor on this CPU, without Ray: FSDP2 ranks over gloo that take inner steps.
+
+    python tests/adapters/verl_runs.py FOLDER RANKS
+
+Reads FOLDER/batch.pt (rows of groups), writes FOLDER/rank-N.pt: what each mini-batch was given as
+advantages, its log-ratios, and the trained weights. Needs recipes/verl-maze on PYTHONPATH,
+VERL_PLATFORM=cpu and VERL_USE_EXTERNAL_MODULES=verl_cpu, as its cpu.sh sets them.
+"""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MODEL = Path(__file__).parents[2] / "src/bestofk/models/checkpoints/tiny-maze"
+SETTINGS = [
+    "algorithm.adv_estimator=bestofk",
+    f"actor_rollout_ref.model.path={MODEL}",
+    "actor_rollout_ref.model.use_remove_padding=False",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.fsdp_config.strategy=fsdp2",
+    "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=bestofk",
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+    "actor_rollout_ref.actor.optim.optimizer=SGD",
+    "actor_rollout_ref.actor.optim.weight_decay=0",
+    "actor_rollout_ref.actor.optim.clip_grad=1e9",
+    "actor_rollout_ref.actor.optim.total_training_steps=10",
+    "actor_rollout_ref.actor.grad_clip=1e9",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.name=local",
+]
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def tensors(rows: list[dict[str, Any]], **known: Any) -> Any:
+    """Rows as verl's V1 trainer hands them to its workers."""
+    from verl.utils import tensordict_utils as tu
+
+    prompts = [torch.tensor(row["prompt"]) for row in rows]
+    responses = [torch.tensor(row["response"]) for row in rows]
+    masks = [torch.full_like(each, row["live"]) for each, row in zip(responses, rows)]
+    scores = [torch.zeros(len(each)) for each in responses]
+    for score, row in zip(scores, rows):
+        score[-1] = row["reward"]
+    both = [torch.cat(pair) for pair in zip(prompts, responses)]
+    return tu.get_tensordict(
+        {
+            "prompts": nested(prompts), "responses": nested(responses), "input_ids": nested(both),
+            "position_ids": nested([torch.arange(len(each)) for each in both]),
+            "response_mask": nested(masks), "loss_mask": nested(masks),
+            "rm_scores": nested(scores), "uid": [row["uid"] for row in rows],
+        },
+        {"temperature": 1.0, **known},
+    )  # fmt: skip
+
+
+def main(folder: Path, rank: int, ranks: int) -> None:
+    from hydra import compose, initialize_config_module
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+    from verl.workers.utils.padding import response_from_nested
+
+    from bestofk.adapters import verl_steps
+    from bestofk.adapters.verl_trainer import whole_groups
+
+    torch.set_num_threads(1)
+    given = torch.load(folder / "batch.pt", weights_only=False)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        overrides = [*SETTINGS, f"actor_rollout_ref.actor.optim.lr={given['lr']}"]
+        config = compose("ppo_trainer", overrides=overrides)
+    worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    rows = given["rows"]
+    lengths = [len(row["prompt"]) + len(row["response"]) for row in rows]
+    order = whole_groups([row["key"] for row in rows], lengths, rows=given["mini"], ranks=ranks)
+    share = len(rows) // ranks
+    own = order[rank * share : (rank + 1) * share]
+    data = tensors([rows[i] for i in own], calculate_entropy=True, compute_loss=False)
+    scored = worker.compute_log_prob(data)
+    old = response_from_nested(scored["log_probs"], data["response_mask"])
+
+    seen = []
+    weigh = verl_steps.weigh
+
+    def recorded(worker: Any, data: Any, told: Any) -> Any:
+        found = weigh(worker, data, told)
+        weights = [float(row[row.abs().argmax()]) for row in data["advantages"].unbind()]
+        seen.append((data["place"].tolist(), weights, found))
+        return found
+
+    verl_steps.weigh = recorded
+    told = json.dumps({"options": given["options"], "progress": 0.0})
+    data = tensors(
+        [rows[i] for i in own], calculate_entropy=False, global_batch_size=given["mini"],
+        mini_batch_size=given["mini"], epochs=given["epochs"], seed=1, bestofk=told,
+        dataloader_kwargs={"shuffle": False},
+    )  # fmt: skip
+    data["old_log_probs"], data["place"] = old, torch.tensor(own)
+    data["advantages"] = torch.nested.as_nested_tensor(
+        [torch.full((len(row),), float("nan")) for row in data["responses"].unbind()],
+        layout=torch.jagged,
+    )
+    output = worker.update_actor(data)
+    parameters = {
+        name: value.full_tensor().clone()
+        for name, value in worker.actor.engine.module.named_parameters()
+    }
+    torch.save(
+        {"seen": seen, "model": parameters, "metrics": output["metrics"]},
+        folder / f"rank-{rank}.pt",
+    )
+
+
+def all_ranks(folder: str, ranks: int) -> list[int]:
+    import subprocess
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, folder, str(ranks), str(rank)],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    return [each.wait(timeout=300) for each in running]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        main(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[2]))
+    else:
+        print(json.dumps(all_ranks(sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,163 @@
+"""What the learner does on a GPU, computed on CPU by the same code: numbers as the plain path's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from bestofk.learning import Learner, Loss, Optimisation
+from bestofk.learning.flash_groups import flash_groups, flat_segments
+from bestofk.learning.head import HeadLogProbs, WeighedHead, scores
+from bestofk.learning.token_budget import balanced, token_budget
+from policies import fixed, llama, qwen3, random_groups
+
+
+def as_on_gpu(model: Any, **settings: Any) -> Learner:
+    """A learner with the head and the attention that a GPU in bf16 gets."""
+    learner = Learner(model, logits_at_once=60 * 7, **settings)
+    learner._flat = True
+    learner._scorer.fused = learner._scorer.can_fuse
+    return learner
+
+
+@pytest.mark.parametrize("make", [llama, qwen3])
+@pytest.mark.parametrize("budget", [10_000, 60])
+def test_scores_are_those_of_the_plain_path(make: Any, budget: int) -> None:
+    groups = random_groups(5, 4)
+    plain = Learner(fixed(make), temperature=0.7, tokens_per_micro_batch=budget)
+    other = as_on_gpu(fixed(make), temperature=0.7, tokens_per_micro_batch=budget)
+    a, b = plain.score(groups), other.score(groups)
+    for kind in ("tokens", "entropies"):
+        for row, expected in zip(sum(getattr(b, kind), ()), sum(getattr(a, kind), ()), strict=True):
+            np.testing.assert_allclose(row, expected, atol=2e-5)
+
+
+LOSSES = {
+    "exact": Loss(),
+    "clipped": Loss(name="clipped"),
+    "sequence": Loss(name="gspo"),
+    "kl": Loss(kl=0.1),
+    "entropy": Loss(entropy_bonus=0.01),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("budget", [10_000, 60])
+def test_steps_are_those_of_the_plain_path(name: str, budget: int) -> None:
+    """Two steps off policy: the second one with ratios that are not 1."""
+    groups = random_groups(4, 3)
+    weights = np.random.default_rng(1).normal(size=(4, 3))
+    ends = []
+    for make in (Learner, as_on_gpu):
+        model = fixed(llama)
+        learner = make(
+            model,
+            tokens_per_micro_batch=budget,
+            temperature=0.8,
+            optimisation=Optimisation(learning_rate=1e-3, max_grad_norm=0.0),
+            reference=fixed(llama, seed=3),
+        )
+        old, reference = learner.score(groups), learner.score(groups, reference=True)
+        for _ in range(2):
+            stats = learner.step(groups, weights, loss=LOSSES[name], old=old, reference=reference)
+        ends.append((stats, learner.score(groups).log_prob))
+    (a, after_a), (b, after_b) = ends
+    np.testing.assert_allclose(after_b, after_a, atol=2e-4)
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_allclose(b[key], a[key], rtol=2e-3, atol=1e-5, err_msg=key)
+
+
+def test_lora_takes_the_same_steps() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    groups = random_groups(3, 3)
+    weights = np.random.default_rng(1).normal(size=(3, 3))
+    found = []
+    for make in (Learner, as_on_gpu):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+            model: Any = get_peft_model(fixed(llama), config)
+        learner = make(model, optimisation=Optimisation(learning_rate=1e-2))
+        learner.step(groups, weights)
+        found.append(learner.score(groups).log_prob)
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+
+
+def test_the_heads_gradient_is_that_of_plain_autograd() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 5, dtype=torch.float64).float().requires_grad_()
+    weight = torch.randn(9, 5).requires_grad_()
+    target = torch.randint(0, 9, (11,))
+    by_log_prob, by_entropy = torch.randn(11), torch.randn(11)
+    log_probs = (hidden @ weight.t() * 1.7).log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    chosen = log_probs.gather(-1, target[:, None])[:, 0]
+    for size in (3, 100):
+        a, b = HeadLogProbs.apply(hidden, weight, target, 1.7, size)
+        torch.testing.assert_close(a, chosen)
+        torch.testing.assert_close(b, entropy)
+        wanted = torch.autograd.grad(
+            (by_log_prob * chosen + by_entropy * entropy).sum(), (hidden, weight), retain_graph=True
+        )
+        found = torch.autograd.grad((by_log_prob * a + by_entropy * b).sum(), (hidden, weight))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        total, c, d = WeighedHead.apply(hidden, weight, target, by_log_prob, 1.7, size)
+        torch.testing.assert_close((c, d), (chosen.detach(), entropy.detach()))
+        wanted = torch.autograd.grad(
+            -3.0 * (by_log_prob * chosen).sum(), (hidden, weight), retain_graph=True
+        )
+        found = torch.autograd.grad(-3.0 * total, (hidden, weight))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            scores(hidden, weight, target, 1.7, size), (chosen, entropy), check_stride=False
+        )
+
+
+def test_a_row_sees_its_prompt_and_itself_alone() -> None:
+    """Against attention row by row, each with its own copy of the prompt."""
+    torch.manual_seed(0)
+    prompts, own = [3, 1, 5], [[2, 0, 4], [1], [3, 3]]
+    total = sum(prompts) + sum(map(sum, own))
+    q = torch.randn(total, 4, 8)
+    k, v = torch.randn(total, 2, 8), torch.randn(total, 2, 8)
+    s = flat_segments(prompts, own, "cpu")
+    found, _ = flash_groups(q, k, v, s.parts, s.queries, s.keys, s.prompt_at, *s.longest, 0.3)
+    at = 0
+    for p, sizes in zip(prompts, own):
+        prompt = list(range(at, at + p))
+        at += p
+        for size in [0, *sizes]:
+            row = prompt + list(range(at, at + size))
+            at += size
+            keys, values = (x[row].repeat_interleave(2, 1).transpose(0, 1) for x in (k, v))
+            scores_ = (q[row].transpose(0, 1) @ keys.transpose(1, 2)) * 0.3
+            hidden = torch.ones(len(row), len(row)).triu(1).bool()
+            out = scores_.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+            torch.testing.assert_close(found[row], out.transpose(0, 1), atol=1e-5, rtol=1e-4)
+
+
+def test_the_budget_follows_the_card_and_the_model() -> None:
+    wide: Any = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32)
+    big, small, none = (
+        token_budget(wide, 10**9, gib * 2**30, checkpointing=False) for gib in (900, 100, 1)
+    )
+    assert big == 36_864 > small > none == 2_048
+    plain, checkpointed = (
+        token_budget(wide, 7 * 10**9, 400 * 2**30, checkpointing=c) for c in (False, True)
+    )
+    assert plain < checkpointed
+
+
+@pytest.mark.parametrize(("total", "longest", "budget"), [(100, 5, 60), (61, 5, 60), (10, 9, 60)])
+def test_micro_batches_are_evened_out_within_the_budget(
+    total: int, longest: int, budget: int
+) -> None:
+    found = balanced(total, longest, budget)
+    assert found <= budget
+    assert -(-total // found) == -(-total // budget)

@@ -1,0 +1,209 @@
+"""Inputs that would give silent nonsense, mixtures across families, weights per prompt, signal."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from bestofk import advantages, max_at_k, objective, pass_at_k
+from bestofk.objectives import (
+    effective_sample_size,
+    l_statistic_at_k,
+    learning_signal,
+    off_policy_max_at_k,
+    ratio_divergence,
+    signal_to_noise,
+)
+from oracles import Tabular, policies
+
+ROW = np.array([1.0, 0.0, 0.5, 0.2])
+PAIR = np.array([1.0, 0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: objective("lstat@2", coefficients=(math.nan, 1.0)), "coefficients must be finite"),
+        (lambda: l_statistic_at_k(ROW, 2, (math.nan, 1)), "finite numbers"),
+        (lambda: advantages(ROW, "max@2", live=["yes", "no", "yes", "yes"]), "got 'yes'"),
+        (lambda: advantages(ROW, "max@2", live=[1.0, math.nan, 1.0, 1.0]), "got nan"),
+        (lambda: max_at_k(ROW, 2, live=[2, 1, 1, 1]), "got 2"),
+        (lambda: ratio_divergence([0.0], live=["no"]), "got 'no'"),
+        (lambda: advantages(np.ma.masked_less(ROW, 0.1), "max@2"), "live=~mask"),
+        (lambda: pass_at_k(np.ma.masked_less(PAIR, 0.1), 2), "masked array"),
+        (lambda: advantages(ROW, "mean", groups=[0, 0, math.nan, math.nan]), "got nan"),
+        (lambda: advantages(ROW, "mean", groups=["a", "a", None, None]), "got None"),
+        (lambda: advantages(ROW, "mean", groups=[None, None, "None", "None"]), "got None"),
+        (lambda: advantages(ROW, "mean", groups=[1, 1, "1", "1"]), "kind, got number and str"),
+        (lambda: advantages(ROW, "mean", groups=np.array([1, 1, "1", "1"], object)), "one kind"),
+        (
+            lambda: advantages(
+                ROW, "passk-training@2:adaptive", entropy=[1.0], entropy_threshold=math.nan
+            ),
+            "entropy_threshold must be a finite number",
+        ),
+        (
+            lambda: objective("passk-training@2:drop-easy", accuracy_threshold=50),
+            r"in \[0, 1\], got 50",
+        ),
+        (lambda: off_policy_max_at_k(ROW, ROW, True), "whole number of at least 1, got True"),
+        (lambda: effective_sample_size(ROW, True), "got True"),
+        (lambda: pass_at_k(PAIR, True), "got True"),
+        (lambda: effective_sample_size([0.0, math.nan], 1), "log_ratio must be finite"),
+        (lambda: effective_sample_size([0.0, 1.0], 3), "needs at least 3 samples"),
+        (lambda: objective("max@2", clamp=0.5), "clamp belongs to off_policy='first-order'"),
+        (lambda: pass_at_k([0, 1 - 1e-12], 1), "got 0.999999999999:"),
+        (lambda: pass_at_k([0, 1], 3), r"^pass@3 needs at least 3 .*, got 2: draw more samples"),
+        (lambda: advantages(ROW, "max@2", log_ratios=ROW), r"'log_ratio'\?.*live, groups"),
+        (lambda: advantages(ROW, "max@8"), "with 4 samples use max@3 or max@4:loo-1, or draw more"),
+        (lambda: advantages(ROW, "max@4"), "with 4 samples use max@4:loo-1 or max@4:none"),
+        (lambda: advantages(ROW, "top2@9"), "draw at least 10, or use a k of at most 3"),
+        (lambda: advantages(ROW, "max@6:loo-1"), "draw at least 6, or use a k of at most 4"),
+        (lambda: advantages(ROW, "mean", prompt_weights=[1.0, 2.0]), "one number per group, 1"),
+        (lambda: advantages(ROW, "mean", prompt_weights=[-1.0]), "at least 0, got -1"),
+        (lambda: advantages(ROW, "mean", prompt_weights=[math.nan]), "got nan"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_an_error_that_names_the_value_or_the_way_out(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_weights_that_leave_float16_are_an_error_in_every_library():
+    rewards = np.array([60000.0, 0.0, 0.0, 0.0], np.float16)
+    for given in (rewards, torch.tensor(rewards)):
+        with pytest.raises(
+            ValueError, match=r"do not fit into .*float16: pass the rewards as float32"
+        ):
+            advantages(given, "max@2")
+    assert np.isfinite(advantages(rewards.astype(np.float32), "max@2")).all()
+
+
+def test_group_ids_of_any_one_kind_work():
+    expected = advantages(ROW, "mean", groups=[0, 1, 0, 1])
+    for ids in (["b", "c", "b", "c"], [1.5, 2.5, 1.5, 2.5], [True, False, True, False],
+                np.array(["x", "y", "x", "y"]), torch.tensor([3, 4, 3, 4])):  # fmt: skip
+        np.testing.assert_array_equal(advantages(ROW, "mean", groups=ids), expected)
+
+
+def test_live_may_be_zeros_and_ones():
+    for live in ([1, 0, 1, 1], [1.0, 0.0, 1.0, 1.0], np.array([True, False, True, True])):
+        got = advantages(ROW, "mean", live=live)
+        np.testing.assert_allclose(got, [*_mean(ROW[[0, 2, 3]])[:1], 0, *_mean(ROW[[0, 2, 3]])[1:]])
+
+
+def _mean(values: np.ndarray) -> list[float]:
+    return [v - (values.sum() - v) / (len(values) - 1) for v in values]
+
+
+def test_mixtures_across_families_are_weighted_sums():
+    goal = objective("max@2+grpo")
+    expected = (advantages(ROW, "max@2") + advantages(ROW, "grpo")) / 2
+    np.testing.assert_allclose(goal(ROW), expected)
+    assert goal.claim == "biased"
+    three = objective("max@1+3:loo-1+tailrl", weights=(0.2, 0.3, 0.5))
+    assert [term.text for term in three.terms] == ["max@1:loo-1", "max@3:loo-1", "tailrl"]
+    parts = [advantages(ROW, term.text) for term in three.terms]
+    np.testing.assert_allclose(three(ROW), 0.2 * parts[0] + 0.3 * parts[1] + 0.5 * parts[2])
+    assert objective("max@8/50%/max@2+mean").at(0.7)[1].text == "mean"
+    with pytest.raises(ValueError, match="names each objective once"):
+        objective("grpo+grpo")
+    with pytest.raises(ValueError, match="grpo has no exact off-policy form"):
+        goal(ROW, log_ratio=np.zeros(4))
+
+
+def test_a_mixture_of_max_and_mean_is_unbiased_on_and_off_policy():
+    for policy in policies():
+        truth = (policy.max_gradient(2) + policy.max_gradient(1)) / 2
+        got = policy.expected_update(lambda r: advantages(r, "max@2:loo-1+mean"), 4)
+        np.testing.assert_allclose(got, truth, atol=1e-9)
+        old = Tabular(policy.logits + np.array([0.3, -0.2, 0.1]), policy.rewards)
+        got = policy.expected_update_from(
+            old, lambda r, g: advantages(r, "max@2:loo-1+mean", log_ratio=g), 4
+        )
+        np.testing.assert_allclose(got, truth, atol=1e-9)
+
+
+def test_prompt_weights_multiply_each_group():
+    rewards = np.random.default_rng(0).random((3, 2, 5))
+    shares = np.array([[1.0, 0.0], [2.0, 0.5], [3.0, 1.0]])
+    plain = advantages(rewards, "max@2")
+    got = advantages(rewards, "max@2", prompt_weights=shares)
+    np.testing.assert_allclose(got, plain * shares[..., None])
+    ids = np.array(list("babacacbcb"))
+    flat = np.random.default_rng(1).random(10)
+    by_name = {"a": 2.0, "b": 1.0, "c": 0.25}
+    got = advantages(flat, "mean", groups=ids, prompt_weights=list(by_name.values()))
+    factors = np.array([by_name[name] for name in ids])
+    np.testing.assert_allclose(got, advantages(flat, "mean", groups=ids) * factors)
+
+
+@pytest.mark.parametrize(
+    ("text", "claim"),
+    [("max@2", "exact"), ("dr-grpo", "scaled"), ("bon-max-second", "scaled"), ("grpo", "biased"),
+     ("maxrl", "exact"), ("max@2:canonical", "exact"), ("max@2+dr-grpo", "scaled")],
+)  # fmt: skip
+def test_claims_are_exact_scaled_or_biased(text, claim):
+    goal = objective(text)
+    assert goal.claim == claim
+    assert goal.unbiased == (claim == "exact")
+
+
+def test_off_policy_claims_know_what_bounds_the_weights():
+    assert objective("max@2").off_policy_claim == "exact"
+    for option in ({"truncate": 0.3}, {"trust_region": 0.2}, {"self_normalise": True},
+                   {"off_policy": "first-order"}):  # fmt: skip
+        assert objective("max@2", **option).off_policy_claim == "biased"
+    assert objective("maxrl").off_policy_claim == "biased"
+
+
+def test_the_default_has_a_name():
+    np.testing.assert_array_equal(advantages(ROW, "max@2:canonical"), advantages(ROW, "max@2"))
+
+
+def test_the_jackknife_noise_bounds_the_variance_of_a_weight_given_its_sample():
+    """Var(A_1 | y_1) by enumeration of the siblings, against the expected jackknife estimate."""
+    policy = Tabular(np.zeros(3), np.array([0.0, 0.4, 1.0]))
+    n = 6
+    draws, chance = policy.outcomes(n)
+    rewards = policy.rewards[draws]
+    ratios = {}
+    for text in ("max@1", "max@2", "max@4"):
+        weights = advantages(rewards, text)
+        power = float(chance @ (weights[:, 0] ** 2))
+        explained = 0.0
+        for answer in range(3):
+            mine = draws[:, 0] == answer
+            mean = (chance[mine] @ weights[mine, 0]) / chance[mine].sum()
+            explained += chance[mine].sum() * mean**2
+        left = [advantages(np.delete(rewards, j, 1), text)[:, 0] for j in range(1, n)]
+        noise = float(chance @ (np.var(left, axis=0) * (n - 1))) * (n - 2) / (n - 1)
+        assert noise >= power - explained - 1e-12
+        ratios[text] = (power - noise) / noise
+        repeated = rewards[np.random.default_rng(0).choice(len(rewards), 4000, p=chance)]
+        found = signal_to_noise(repeated, [text])[text]
+        assert found == pytest.approx(max(ratios[text], 0), rel=0.15, abs=0.05)
+    assert ratios["max@1"] > ratios["max@2"] > ratios["max@4"]
+
+
+def test_signal_to_noise_at_the_edges():
+    assert math.isnan(signal_to_noise(np.ones((2, 5)), ["max@2"])["max@2"])
+    with pytest.raises(ValueError, match="needs 6 samples per prompt, got 5"):
+        signal_to_noise(np.ones((2, 5)), ["max@4"])
+    with pytest.raises(ValueError, match="every reward finite"):
+        signal_to_noise([[1.0, math.nan, 0.0]], ["max@1"])
+
+
+@pytest.mark.parametrize("design", ["", "exceeding", "combination"])
+def test_the_learning_signal_of_a_design_is_the_size_of_its_weights(design):
+    n, k = 8, 3
+    text = f"passk-training@{k}" + (f":{design}" if design else "")
+    for c, size in enumerate(learning_signal(n, k, design)):
+        assert size == pytest.approx(np.abs(advantages([1] * c + [0] * (n - c), text)).sum())
+
+
+def test_unknown_designs_name_those_there_are():
+    with pytest.raises(ValueError, match=re.escape("did you mean 'combination'?")):
+        learning_signal(8, 2, "combinatio")
