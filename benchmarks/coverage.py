@@ -249,7 +249,7 @@ def main() -> None:
     far.append("|---|---:|---:|---:|---:|---:|---:|---:|")
     for kind in SPREADS:
         for n, times in ((16, 4), (16, 16), (64, 4), (64, 16)):
-            found = beyond(kind, n, times, max(20, asked.trials // 2))
+            found = beyond(kind, n, times, max(20, asked.trials // 4))
             cells = [f"{found[0]:.3f}", f"{found[1]:.2f}", f"{found[2]:.3f}"]
             cells += [f"{found[3]:+.3f}", f"{found[4]:.3f}"]
             far.append(f"| {kind} | {n} | {n * times} | {' | '.join(cells)} |")
@@ -304,7 +304,7 @@ comparisons that found the effect.
 
 ## Beyond n
 
-100 problems, {max(20, asked.trials // 2)} runs per row. *Given*: the share of runs in which a
+100 problems, {max(20, asked.trials // 4)} runs per row. *Given*: the share of runs in which a
 number is given; coverage, bias and width are over those.
 
 {far}
