@@ -41,7 +41,7 @@ class ReportOptions:
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     beyond: int = 16
-    """Extrapolate pass@k to this many times n; 0 for not at all."""
+    """Extrapolate pass@k to this many times n, at most 16; 0 for not at all."""
     confidence: float = 0.95
     """Level of the intervals."""
     resamples: int | None = None
