@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,7 +179,6 @@ def extrapolations(
     found = []
     for run in runs:
         n = int(run.live[run.live > 0].min())
-        reach = np.unique(np.geomspace(n, beyond * n, 13).round().astype(int))
-        resamples = max(400, math.ceil(20 / (1 - options["confidence"])))
-        found.append(evaluation.extrapolate(run, reach.tolist(), resamples=resamples, **options))
+        reach = np.unique(np.geomspace(n, min(beyond, 16) * n, 5).round().astype(int))
+        found.append(evaluation.extrapolate(run, reach.tolist(), **options))
     return tuple(found)

@@ -62,6 +62,7 @@ class GroupSampler:
         precision: str = "fp32",
         memory_gib: float | None = None,
         compiled: bool = True,
+        copied: bool = False,
     ) -> None:
         """
         Args:
@@ -70,12 +71,13 @@ class GroupSampler:
             precision: "bf16" samples from weights cast to bfloat16, once per call.
             memory_gib: the card's memory that sizes are planned from; by default all it has.
             compiled: compile layers and record CUDA graphs. Without, every step is launched anew.
+            copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
         """
         if max_rows < 1:
             raise ValueError(f"max_rows is at least 1, got {max_rows}")
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
         self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        self.memory_gib, self.compiled = memory_gib, compiled
+        self.memory_gib, self.compiled, self.copied = memory_gib, compiled, copied
         self.ends = end_tokens(model, tokenizer)
         self.present = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)
         self.mirror: Mirror | None = None
@@ -145,7 +147,7 @@ class GroupSampler:
     def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
-            self.mirror = Mirror(self.model, self.dtype)
+            self.mirror = Mirror(self.model, self.dtype, copied=self.copied)
         else:
             self.mirror.refresh(self.model)
         rows = len(encoded) * params.n

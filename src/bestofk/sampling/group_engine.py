@@ -221,7 +221,10 @@ class GroupEngine:
         with torch._dynamo.config.patch(recompile_limit=64):  # type: ignore[attr-defined]
             for layer in self.mirror.layers:
                 if id(layer) not in self._impl:
-                    self._impl[id(layer)] = torch.compile(layer._call_impl)
+                    # Rotations of queries and keys, for one, are then a single kernel.
+                    self._impl[id(layer)] = torch.compile(
+                        layer._call_impl, options={"combo_kernels": True}
+                    )
                 layer._compiled_call_impl = self._impl[id(layer)]
             try:
                 yield

@@ -29,10 +29,12 @@ from bestofk.training.display import Display, make_display
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
 from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
+from bestofk.training.reward_shaping import with_overlong_penalty
+from bestofk.training.scoring_aside import ScoringAside
 from bestofk.training.setup import RunParts, make_parts
 from bestofk.training.statistics import sampler_gap
 from bestofk.training.validation import evaluate
-from bestofk.types import Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,33 @@ class Session:
         seed = seed_of(self.config.run.seed, "train", step, attempt)
         sampler = self.parts.sampler
         with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
-            return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+            if not hasattr(sampler, "stream"):
+                return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+            found: dict[int, Group] = {}
+            for at, group in sampler.stream(prompts, seed=seed, params=self.config.sampling):
+                found[at] = group
+                self._aside.submit(group)
+            return [found[at] for at in range(len(prompts))]
+
+    @cached_property
+    def _aside(self) -> ScoringAside:
+        return ScoringAside(self.parts.score)
 
     def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
-        """A verdict for each completion."""
+        """A verdict for each completion; groups that were sampled first may have theirs already."""
         with self.timed("score"):
-            return self.parts.score(groups)
+            if hasattr(self.parts.sampler, "stream"):
+                verdicts = self._aside.collect(groups)
+            else:
+                verdicts = self.parts.score(groups)
+            options = run_options(self.config)
+            return with_overlong_penalty(
+                groups,
+                verdicts,
+                limit=self.config.sampling.max_new_tokens,
+                buffer=options.overlong_tokens,
+                penalty=options.overlong_penalty,
+            )
 
     @contextlib.contextmanager
     def learning(self, step: int, batch: RolloutBatch) -> Iterator[None]:
@@ -301,7 +324,9 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(config: Config, *, resume: bool, checkpoint: str | None) -> Iterator[Session]:
+def open_session(
+    config: Config, *, resume: bool, checkpoint: str | None, verifier: Verifier | None = None
+) -> Iterator[Session]:
     """Set a run up, or put it back where it stopped; at the end save the final model."""
     objective = check(config)
     check_installed(config)
@@ -316,7 +341,7 @@ def open_session(config: Config, *, resume: bool, checkpoint: str | None) -> Ite
     display = make_display(processes, config.run.steps, objective.k)
     try:
         with StopSignal() as stop, watching(run.path, processes):
-            parts = make_parts(config, processes)
+            parts = make_parts(config, processes, verifier)
             stream = parts.task.split(run_options(config).split)
             state = restore(found, config, parts.learner, stream.at)
             session = Session(

@@ -103,8 +103,8 @@ def test_what_a_busy_machine_does_not_excuse(new_sandbox: New) -> None:
 def test_blocked_time_is_counted_over_all_tests(new_sandbox: New, most: int) -> None:
     limits = Limits(cpu_per_test=2.0, blocked_per_program=1.0)
     naps = "import time\ndef f(x):\n    time.sleep(.3)\n    return x + 1"
-    spec = {"asserts": [f"assert f({i}) == {i + 1}" for i in range(12)]}
-    reads = {"stdio": [{"input": f"{i}\n", "output": f"{i}\n"} for i in range(12)]}
+    spec = {"asserts": [f"assert f({i}) == {i + 1}" for i in range(24)]}
+    reads = {"stdio": [{"input": f"{i}\n", "output": f"{i}\n"} for i in range(24)]}
     slow_echo = "import time\ntime.sleep(.3)\nprint(input())"
     try:
         sandbox = new_sandbox(tier=most, at_most=most, workers=1, limits=limits)
@@ -116,7 +116,7 @@ def test_blocked_time_is_counted_over_all_tests(new_sandbox: New, most: int) -> 
         printed = judge(prompts(1, reads), [slow_echo])[0]
         allowed = judge(prompts(1, {"asserts": spec["asserts"][:2]}), [naps])[0]
     for verdict in (called, printed):
-        assert 2 <= verdict.passed <= 5, verdict  # a second is three naps, and a tick or two
+        assert 2 <= verdict.passed < 24, verdict  # a second is three naps, more on a busy machine
         assert verdict.status == "partial"
     assert allowed.reward == 1.0
 
@@ -188,7 +188,7 @@ def test_a_throttled_control_group_counts_as_waiting(new_sandbox: New, throttled
 
 
 # 33: what else ends a process than the program in it
-SLOW_ONCE = "import time\ndef f(x):\n    time.sleep(.5)\n    return x + 1"
+SLOW_ONCE = "import time\ndef f(x):\n    time.sleep(1.5)\n    return x + 1"
 
 
 def kill_while_busy(verifier: CodeVerifier, which: int, times: int) -> None:
