@@ -87,4 +87,5 @@ def kernels(work: Callable[[], Any], top: int = 16) -> list[tuple[str, float, in
         (event.key, event.self_device_time_total / 1e3, event.count)
         for event in profiler.key_averages()
     ]
-    return sorted(rows, key=lambda row: -row[1])[:top]
+    rows.append(("all kernels", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    return sorted(rows, key=lambda row: -row[1])[: top + 1]

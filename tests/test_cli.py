@@ -8,6 +8,8 @@ import pytest
 
 import bestofk
 from bestofk.cli import VERBS, main
+from bestofk.cli._settings import COMMON, settings
+from bestofk.config import OPTION_FIELDS, Config, leaves
 from bestofk.objectives.catalog import CATALOG
 
 
@@ -70,8 +72,76 @@ def test_one_objective_is_explained_stage_by_stage(capsys):
     ]
 
 
-def test_a_closed_pipe_is_not_a_traceback():
-    command = f"{sys.executable} -m bestofk objectives | head -n 1"
+@pytest.mark.parametrize(
+    ("words", "first"), [("objectives", "Weights"), ("--help", "usage"), ("train --help-all", "us")]
+)
+def test_a_closed_pipe_is_not_a_traceback(words, first):
+    command = f"{sys.executable} -u -m bestofk {words} | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("Weights")
+    assert done.stdout.startswith(first)
+    assert done.stderr == ""
+
+
+def test_help_fits_80_columns_and_one_screen(capsys):
+    main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 82
+    main(["train", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 80
+    assert len(lines) <= 40
+    assert sum(line.startswith("  --") and "." in line for line in lines) >= 17
+    main(["train", "--help-all"])
+    everything = capsys.readouterr().out
+    assert max(map(len, everything.splitlines())) < 80
+    assert "--no-" not in everything
+    assert "None" not in everything
+
+
+def test_every_setting_of_a_recipe_is_explained():
+    explained = {each.name: each.text for each in settings()}
+    names = {name for name, _ in leaves(Config())} | set(OPTION_FIELDS)
+    assert names <= explained.keys()
+    assert [name for name, text in explained.items() if not text] == []
+    assert set(COMMON) <= explained.keys()
+    assert len(COMMON) == 18
+
+
+def test_a_missing_package_names_the_extra():
+    """`bestofk model NAME` without torch, as in an environment with the core alone."""
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from bestofk.cli import main; sys.exit(main(['model', 'tiny-maze']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'bestofk[train]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_is_a_script_that_knows_verbs_and_settings(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    asked = f"{script}\nCOMP_WORDS=(bestofk ob); COMP_CWORD=1; _bestofk; echo ${{COMPREPLY[@]}}"
+    if shell == "bash":
+        done = subprocess.run(["bash", "-c", asked], text=True, capture_output=True, check=True)
+        assert done.stdout == "objectives\n"
+    assert "--run.options.push_to_hub" in script
+
+
+def test_a_shipped_recipe_is_found_by_its_name(capsys):
+    assert main(["train", "countdown-tiny", "--run.seed", "7", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "objective = 'passk-training@16'  (default 'max@8')" in shown
+    assert "run.seed = 7  (default 0)" in shown
+    assert "run.trackers" not in shown  # a default
+    assert main(["train", "countdwn-tiny"]) == 2
+    assert "did you mean 'countdown-tiny'?" in capsys.readouterr().err
+
+
+def test_flags_of_every_verb():
+    done = run("train", "nowhere.toml", "--verbose")
+    assert "Traceback" in done.stderr
+    assert "Traceback" not in run("train", "nowhere.toml").stderr

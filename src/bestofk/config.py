@@ -56,7 +56,7 @@ class TaskSection(Section):
     options: Options = field(default_factory=dict)
     """Options of the task: `bestofk tasks show NAME`."""
     verifier: str | None = None
-    """Replaces the task's own verifier: a name, or "package.module:function"."""
+    """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
     verifier_options: Options = field(default_factory=dict)
     """Options of the verifier."""
 
@@ -67,11 +67,11 @@ class SamplingSection(Sampling):
     """P, the number of prompts a step over all processes."""
     refill: NaturalNumber = 0
     """Dynamic sampling: up to this many extra rounds replace groups without signal."""
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """transformers runs any model, also on CPU; vllm holds its own copy of the weights; auto takes
-    the fastest that can run the model here."""
+    engine: Literal["auto", "group", "transformers", "vllm"] = "auto"
+    """group computes each prompt once on a CUDA GPU; transformers runs any model, also on CPU; vllm
+    holds its own copy of the weights; auto takes group on CUDA, else transformers."""
     engine_options: Options = field(default_factory=dict)
-    """Rare settings: max_rows; server, agreement and vLLM's own (max_model_len, …)."""
+    """Rare settings: max_rows, agreement; server and vLLM's own (max_model_len, …)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,9 @@ class EvaluationSection(Section):
     """Number of prompts evaluated."""
     samples_per_prompt: Count = 32
     """n_eval: pass@k and max@k are estimated for every power of two up to it."""
-    threshold: float = 1.0
-    """A reward of at least this passes."""
+    threshold: float | None = None
+    """A reward of at least this passes. By default 1; where rewards exceed 1, pass@k is left out
+    unless this is set."""
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -129,7 +130,8 @@ class RunSection(Section):
     """Any of tensorboard, wandb, trackio."""
     options: Options = field(default_factory=dict)
     """Rare settings: split, best_by, keep_last, keep_best, samples_megabytes, unscored_share,
-    stop_grad_norm."""
+    stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range, push_to_hub,
+    hub_private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,8 @@ class Config:
 RESUMABLE = {
     "run.dir", "run.steps", "run.checkpoint_every", "run.trackers", "run.options.keep_last",
     "run.options.keep_best", "run.options.samples_megabytes", "run.options.unscored_share",
-    "run.options.stop_grad_norm", "model.device", "model.options.fsdp",
+    "run.options.stop_grad_norm", "run.options.push_to_hub", "run.options.hub_private",
+    "model.device", "model.options.fsdp",
     "sampling.engine_options.max_rows", "sampling.engine_options.server",
     "sampling.engine_options.agreement",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from bestofk.bounds import Count, Fraction, NonNegative, Positive
+from bestofk.bounds import Count, Fraction, NaturalNumber, NonNegative, Positive
 from bestofk.config import Config, Section, from_dict
 
 
@@ -28,8 +28,9 @@ class ModelOptions(Section):
     """Modules that get adapters, by name; none named takes all linear layers but the head."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
-    tokens_per_micro_batch: Count = 16384
-    """Tokens per forward and backward pass; bounds memory, changes nothing else."""
+    tokens_per_micro_batch: Count | None = None
+    """Tokens per forward and backward pass; bounds memory, changes nothing else. By default as many
+    as suit the model and the GPU's total memory; 16,384 on CPU."""
     fsdp: bool = False
     """Shards the weights over the processes (FSDP2) instead of copying them (DDP)."""
 
@@ -44,7 +45,7 @@ class EngineOptions(Section):
     """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
     agreement: Positive | None = None
     """The run stops when the sampler's log-probs differ from the learner's by more than this per
-    token; by default 0.001 in fp32 and 0.2 in bf16."""
+    token on average, with any engine; by default 0.001 in fp32 and 0.1 in bf16."""
     vllm: Mapping[str, Any] = field(default_factory=dict)
     """Everything else, passed to vLLM: gpu_memory_utilization, max_model_len, max_num_seqs, …"""
 
@@ -68,6 +69,20 @@ class RunOptions(Section):
     """Stop when more of the last thousand completions than this could not be scored."""
     stop_grad_norm: Positive = 1e4
     """A larger gradient norm (before clipping) stops the run with the batch saved."""
+    overlong_tokens: NaturalNumber = 0
+    """Length of the zone below sampling.max_new_tokens where the reward falls linearly (DAPO's soft
+    overlong punishment); 0 is no penalty. In training only."""
+    overlong_penalty: Positive = 1.0
+    """What a completion at the length limit loses."""
+    pass_rates: str | None = None
+    """A file of samples of the training split; only prompts whose pass rate there lies in
+    pass_rate_range are trained on."""
+    pass_rate_range: tuple[Fraction, Fraction] = (0.01, 0.99)
+    """Lowest and highest pass rate to keep."""
+    push_to_hub: str | None = None
+    """owner/name: the final model is uploaded there."""
+    hub_private: bool = True
+    """Whether a repository made on the Hub is private."""
 
 
 def model_options(config: Config) -> ModelOptions:

@@ -67,9 +67,11 @@ class Verdict:
     """
 
     reward: float
-    """In [0, 1], or NaN when unscored."""
+    """Any finite number, larger is better; 1 is full marks unless a threshold says otherwise. NaN
+    when unscored."""
     status: Status
-    """`correct` exactly when the reward is 1, `partial` between 0 and 1, any other at 0."""
+    """`correct` exactly when the reward is at least 1, `partial` between 0 and 1, any other at 0
+    and below."""
     passed: int = 0
     total: int = 1
     cpu_seconds: float = 0.0
@@ -87,20 +89,29 @@ class Verdict:
             )
         if self.status == "unscored":
             return
-        if not 0.0 <= self.reward <= 1.0:
-            raise ValueError(f"a reward lies in [0, 1] or is NaN, got {self.reward}")
-        earned = "correct" if self.reward == 1.0 else "partial" if self.reward > 0.0 else ""
-        stated = self.status if self.status in ("correct", "partial") else ""
+        if math.isinf(self.reward):
+            raise ValueError(f"a reward is a finite number or NaN, got {self.reward}")
+        earned = status_of(self.reward)
+        stated = self.status if self.status in ("correct", "partial") else "incorrect"
         if earned != stated:
             raise ValueError(
-                'a verdict is "correct" exactly with reward 1, "partial" between 0 and 1, and any '
-                f"other at 0; got {self.reward} with {self.status!r}"
+                'a verdict is "correct" exactly with a reward of at least 1, "partial" between 0 '
+                f"and 1, and any other at 0 and below; got {self.reward} with {self.status!r}"
             )
 
     @staticmethod
     def unscored(detail: str) -> Verdict:
         """The verdict for a failure of ours: never a zero."""
         return Verdict(reward=math.nan, status="unscored", detail=detail)
+
+
+def status_of(reward: float) -> Status:
+    """The status of a reward that nothing else is known about.
+
+    >>> status_of(1.0), status_of(0.25), status_of(-1.0), status_of(2.5)
+    ('correct', 'partial', 'incorrect', 'correct')
+    """
+    return "correct" if reward >= 1.0 else "partial" if reward > 0.0 else "incorrect"
 
 
 Verifier: TypeAlias = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
@@ -110,8 +121,8 @@ Verifier: TypeAlias = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
 def plain_text(value: Any) -> str:
     """A value of data as the text an answer is compared with: the same however it was stored.
 
-    Numbers are written out, since nobody answers 1e-07. What is no text (null, NaN, a list) is
-    refused: "None" or "nan" would be an answer that can be given.
+    Numbers are written out, since nobody answers 1e-07. Anything else (null, NaN, a list) is an
+    error: "None" or "nan" would be an answer that can be given.
 
     >>> plain_text(" 7 "), plain_text(1e-07), plain_text(12)
     (' 7 ', '0.0000001', '12')

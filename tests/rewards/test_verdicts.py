@@ -27,7 +27,15 @@ def test_a_mistyped_status_says_what_to_type() -> None:
         Verdict(1.0, wrong)
 
 
-@pytest.mark.parametrize("reward", [-0.1, 1.1, math.inf])
-def test_a_reward_lies_in_the_unit_interval(reward: float) -> None:
-    with pytest.raises(ValueError, match=r"lies in \[0, 1\]"):
-        Verdict(reward, "partial")
+@pytest.mark.parametrize("reward", [math.inf, -math.inf])
+def test_a_reward_is_finite(reward: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Verdict(reward, "correct")
+
+
+@pytest.mark.parametrize(
+    ("reward", "status"),
+    [(-1.0, "incorrect"), (-0.1, "timeout"), (1.1, "correct"), (7.0, "correct")],
+)
+def test_rewards_of_any_range_are_verdicts(reward: float, status: Any) -> None:
+    assert Verdict(reward, status).reward == reward

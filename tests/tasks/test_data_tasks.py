@@ -15,6 +15,7 @@ from bestofk.rewards import prepare, refusals, verifier
 from bestofk.tasks import task
 from bestofk.tasks.code_sets import MBPP_SPLITS, cases, first_program, mbpp_split
 from bestofk.tasks.data_rows import read
+from bestofk.tasks.dataset import dataset
 from bestofk.tasks.maths_sets import last_boxed
 from bestofk.types import Prompt
 
@@ -316,3 +317,54 @@ def test_a_function_with_a_builtins_name_is_the_programs(tmp_path: Path) -> None
     assert "entry_point" not in second.spec
     with verifier("code", workers=1) as judge:
         assert judge([first, second], [str(p.reference) for p in (first, second)])[0].reward == 1.0
+
+
+def test_folders_that_datasets_saved_and_arrow_files_are_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": f"question {i}", "answer": i} for i in range(6)]
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=table, test=table.select([5])).save_to_disk(tmp_path / "several")
+    (arrow,) = (tmp_path / "one").glob("*.arrow")
+    assert read(tmp_path / "one") == rows
+    assert read(arrow) == rows
+    assert read(tmp_path / "several") == rows
+    assert read(f"{tmp_path}/several@test") == read(tmp_path / "several", "test") == rows[5:]
+    assert read(table) == rows
+    assert read(datasets.DatasetDict(train=table)) == rows
+    with pytest.raises(ValueError, match=r"no split 'dev'.*it has train, test"):
+        read(f"{tmp_path}/several@dev")
+    with pytest.raises(ValueError, match="save_to_disk"):
+        read(tmp_path)
+
+
+def test_an_arrow_file_of_either_layout_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"a": [1, 2]})
+    for layout, writer in (("file", pyarrow.ipc.new_file), ("stream", pyarrow.ipc.new_stream)):
+        path = tmp_path / f"{layout}.arrow"
+        with writer(str(path), table.schema) as sink:
+            sink.write_table(table)
+        assert read(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_reward_function_of_the_users_gets_every_field() -> None:
+    rows = [{"prompt": "q", "answer": 4, "unit": "m", "when": object()}]
+    shares: dict[str, Any] = {"validation_share": 0.0, "test_share": 0.0}
+    own = dataset(train=rows, verifier="my.py:reward", **shares).split()[0]
+    assert own.spec == {"prompt": "q", "answer": 4, "unit": "m"}
+    assert dataset(train=rows, answer="answer", **shares).split()[0].spec == {"expected": "4"}
+
+
+def test_messages_in_the_prompt_field_are_the_prompt() -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    made = dataset(train=[{"prompt": asked}], validation_share=0.0, test_share=0.0).split()[0]
+    assert made.text == tuple(asked)
+    with pytest.raises(ValueError, match="row 1: a prompt of messages reads"):
+        dataset(train=[{"prompt": ["hi"]}], validation_share=0.0, test_share=0.0).split()
+
+
+def test_too_few_rows_to_hold_some_out_say_so() -> None:
+    task = dataset(train=[{"prompt": f"q{i}"} for i in range(3)], validation_share=1e-9)
+    with pytest.raises(ValueError, match=r"no prompt in split 'validation'.*\(.*train\)"):
+        task.split("validation")

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # "auto" is the CPU here, wherever this runs
+
 import torch
 
 from bestofk.config import read, replaced

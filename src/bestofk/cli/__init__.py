@@ -12,35 +12,49 @@ from typing import Any
 import bestofk
 from bestofk.common import unknown
 
-# verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
-VERBS = {
-    "quickstart": "train a tiny policy for one sample and for k, side by side, in minutes (CPU)",
-    "train": "train a model for what k of its samples are worth; resume",
-    "demo": "what training for one sample does to best-of-k, in seconds (NumPy)",
-    "objectives": "every objective with its formula, claim and source",
-    "tasks": "what there is to train on; prompts with verified answers",
-    "model": "models by name, folder or GGUF; fetch SmolLM2 without the Hub",
-    "sample": "draw and score samples from a model or an endpoint, into a file",
-    "eval": "what best-of-k is worth, from files of samples of many tools",
-    "compare": "is B better than A, at which k, and how sure is that",
-    "plan": "how many problems and samples an interval or power takes",
-    "report": "one self-contained page on runs and samples; figures for papers",
-    "doctor": "what this machine can promise, and what is missing",
+# group: verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
+GROUPS = {
+    "Try it": {
+        "demo": "how training for one sample hurts best-of-k; seconds, NumPy only",
+        "quickstart": "train a tiny model for one sample and for k; minutes on a CPU",
+    },
+    "Train": {
+        "train": "train a model on a task, or on your data and reward; resume",
+        "objectives": "list the objectives with formula, claim and source",
+        "tasks": "list the tasks; show prompts with verified answers",
+        "model": "describe a model by name, folder or GGUF file; fetch SmolLM2",
+    },
+    "Evaluate": {
+        "sample": "draw and score samples from a model or an endpoint, into a file",
+        "eval": "pass@k and max@k with intervals, from files of many tools",
+        "compare": "is B better than A, at which k, and how certain is that",
+        "plan": "how many problems and samples an interval or a power needs",
+        "report": "one self-contained page on runs and samples; figures for papers",
+    },
+    "Other": {
+        "doctor": "check what this machine supports and what is missing",
+        "completion": "print a completion script for bash or zsh",
+    },
 }
+VERBS = {verb: summary for verbs in GROUPS.values() for verb, summary in verbs.items()}
+EVERYWHERE = {"--quiet": "BESTOFK_QUIET", "--verbose": "BESTOFK_TRACEBACK"}
+"""Flags that every verb takes, and the variable that each sets."""
 
 
 def usage() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
+    lines = []
+    for group, verbs in GROUPS.items():
+        lines += [f"{group}:", *(f"  {v:<{width}}  {s}" for v, s in verbs.items()), ""]
     return "\n".join(
         [
-            "usage: bestofk VERB [options]        bestofk VERB --help for one verb",
+            "usage: bestofk VERB [options]      bestofk VERB --help explains one verb",
             "",
-            "Train language models for the way they are deployed: draw k samples, keep the best.",
+            "Train and evaluate language models for best-of-k: draw k samples, keep the best.",
             "",
             *lines,
-            "",
-            "  --version  print the version    --help  print this",
+            "Every verb: --quiet (no progress), --verbose (tracebacks), --help",
+            "Exit status: 0 done, 1 failed or stopped early, 2 bad input, 130 interrupted",
         ]
     )
 
@@ -53,7 +67,18 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return the exit status (0 done, 1 failed, 2 bad input, 130 interrupted)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path:  # modules of the user's, as with `python -m bestofk`
+        sys.path.append(os.getcwd())
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -64,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
         return 2
+    for flag, variable in EVERYWHERE.items():
+        if flag in rest:
+            rest.remove(flag)
+            os.environ[variable] = "1"
     warnings.showwarning = _show_warning
     # Threads of PyTorch that spin while they wait make a busy machine crawl; set before it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -72,14 +101,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (ValueError, OSError) as error:
-        if os.environ.get("BESTOFK_TRACEBACK"):
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if os.environ.get("BESTOFK_TRACEBACK") or not _is_told(error):
             raise
-        print(f"bestofk {verb}: {error}", file=sys.stderr)
-        return 2
+        print(f"bestofk {verb}: {_message(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError | OSError | ImportError) else 1
+
+
+def _is_told(error: Exception) -> bool:
+    """Whether the message says enough: a bad input, a missing package, a failing verifier."""
+    is_ours = isinstance(error, RuntimeError) and type(error).__module__.startswith("bestofk.")
+    return is_ours or isinstance(error, ValueError | OSError | ImportError)
+
+
+# module that may be missing: the extra that brings it
+EXTRAS = {
+    "torch": "train", "transformers": "train", "accelerate": "train", "peft": "train",
+    "safetensors": "train", "gguf": "train", "datasets": "data", "pyarrow": "data",
+    "httpx": "api", "matplotlib": "plot", "trl": "trl", "vllm": "vllm",
+}  # fmt: skip
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        module = error.name.partition(".")[0]
+        package = f"'bestofk[{EXTRAS[module]}]'" if module in EXTRAS else module
+        return f"this needs {module}: pip install {package}"
+    return str(error)
 
 
 if __name__ == "__main__":

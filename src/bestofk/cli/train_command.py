@@ -1,19 +1,22 @@
-"""`bestofk train`: a model, a task and an objective in; a better model and the evidence out.
+"""`bestofk train`: train a model on a task for an objective; write the model and its evaluations.
 
-bestofk train recipes/countdown-tiny/run.toml --objective max@16 --run.dir runs/a
+bestofk train countdown-tiny --objective max@16 --run.dir runs/a
 bestofk train --resume runs/a
 bestofk train recipe.toml --dry-run
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import did_you_mean
+import bestofk
+from bestofk.common import choices, did_you_mean
 from bestofk.config import (
     OPTION_FIELDS,
     Config,
@@ -26,17 +29,20 @@ from bestofk.config import (
 )
 from bestofk.moved_keys import KEYS, with_moved_keys
 
-ABOUT = """Train a model for what k of its samples are worth.
+ABOUT = """usage: bestofk train [RECIPE] [--section.key value ...]
 
-`bestofk train RECIPE.toml --section.key value ...` takes a recipe and what differs from it.
+Train a model on a task, or on your own data and reward. RECIPE is a .toml file
+or the name of a shipped recipe:
+  {recipes}
 
-`bestofk train --resume RUN` continues a run, bit for bit.
-
-`bestofk train RECIPE.toml --dry-run` shows the resolved config, tokens and memory.
-
-`accelerate launch --num_processes 8 -m bestofk train RECIPE.toml` uses several GPUs.
-
-Entries of mappings are dotted as well: `--task.options.numbers 3`."""
+  --resume RUN   resume an interrupted run; it ends exactly like an
+                 uninterrupted one
+  --dry-run      show what differs from the defaults, tokens and memory;
+                 --dry-run --verbose shows every setting
+  --json         print the result as JSON
+Several GPUs: accelerate launch --num_processes 8 -m bestofk train RECIPE
+Your data and reward: --task.name dataset --task.options.train rows.jsonl
+                      --task.verifier myreward.py:reward"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class TrainArguments:
     recipe: str | None = None
     resume: str | None = None
     dry_run: bool = False
+    json: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     earlier: dict[str, Any] = field(default_factory=dict)
     """Flags of earlier versions, by section and key."""
@@ -53,22 +60,70 @@ class TrainArguments:
 
 
 def main(argv: list[str]) -> int:
+    if {"-h", "--help", "--help-all"} & set(argv):
+        from bestofk.cli._settings import help_text
+
+        about = ABOUT.format(recipes=", ".join(shipped_recipes()) or "none here")
+        print(help_text(about, everything="--help-all" in argv))
+        return 0
     words = split(argv)
     if words.resume is not None:
         return resumed(words)
-    start = Config() if words.recipe is None else read(words.recipe)
-    config = override(start, words)
-    if words.recipe is None and not words.dry_run and not argv:
+    if not argv:
         raise ValueError(
-            "a recipe is needed, such as recipes/countdown-tiny/run.toml; or --resume RUN; "
+            "a recipe is needed, such as countdown-tiny; or --resume RUN; "
             "bestofk train --help says more"
         )
+    recipe = None if words.recipe is None else find_recipe(words.recipe)
+    config = override(Config() if recipe is None else read(recipe), words)
+    if recipe is not None:
+        config = beside_recipe(config, recipe.parent)
     if words.dry_run:
         from bestofk.training.cost import dry_run
 
-        print(dry_run(config))
+        print(dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK"))))
         return 0
-    return go(config)
+    return go(config, as_json=words.json)
+
+
+RECIPES = (Path(bestofk.__file__).parent / "recipes", Path(bestofk.__file__).parents[2] / "recipes")
+"""Where shipped recipes are: inside the installed package, or in a clone."""
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted({path.parent.name for folder in RECIPES for path in folder.glob("*/run.toml")})
+
+
+def find_recipe(text: str) -> Path:
+    """A recipe's file, or the run.toml of a shipped recipe by its name."""
+    if text.endswith(".toml") or Path(text).exists():
+        return Path(text)
+    for folder in RECIPES:
+        if (folder / text / "run.toml").is_file():
+            return folder / text / "run.toml"
+    known = shipped_recipes()
+    raise FileNotFoundError(f"no recipe file {text}; shipped recipes: {choices(text, known)}")
+
+
+def beside_recipe(config: Config, folder: Path) -> Config:
+    """The config with files found beside the recipe where the working folder does not have them."""
+    if str(folder.resolve()) not in sys.path:
+        sys.path.append(str(folder.resolve()))
+    name = config.task.verifier
+    if name and ".py:" in name:
+        file, _, function = name.rpartition(":")
+        found = _found(file, folder)
+        config = replaced(config, "task.verifier", f"{found}:{function}")
+    for key in ("train", "validation", "test", "path"):
+        given = config.task.options.get(key)
+        if isinstance(given, str):
+            config = replaced(config, f"task.options.{key}", _found(given, folder))
+    return config
+
+
+def _found(path: str, folder: Path) -> str:
+    return str(folder / path) if not Path(path).exists() and (folder / path).exists() else path
 
 
 def split(argv: Sequence[str]) -> TrainArguments:
@@ -76,13 +131,15 @@ def split(argv: Sequence[str]) -> TrainArguments:
     words, rest, options = list(argv), list[str](), dict[str, Any]()
     earlier: dict[str, Any] = {}
     recipe = resume = None
-    dry_run = False
+    dry_run = as_json = False
     while words:
         word = words.pop(0)
         name, joined, value = word.removeprefix("--").partition("=")
         field_of = next((f for f in OPTION_FIELDS if _plain(name).startswith(f"{f}.")), None)
         if word == "--dry-run":
             dry_run = True
+        elif word == "--json":
+            as_json = True
         elif word.startswith("--") and _plain(name) in KEYS:
             has_value = words and not words[0].startswith("--")
             value = value if joined else words.pop(0) if has_value else "true"
@@ -94,6 +151,11 @@ def split(argv: Sequence[str]) -> TrainArguments:
                     raise ValueError(f"{word} needs a value")
                 value = words.pop(0)
             if field_of:
+                key = _plain(name).removeprefix(f"{field_of}.")
+                if not key or "." in key:
+                    raise ValueError(
+                        f"{word} names no entry of {field_of}: write --{field_of}.NAME value"
+                    )
                 options[_plain(name)] = literal(value)
             else:
                 resume = value
@@ -103,7 +165,7 @@ def split(argv: Sequence[str]) -> TrainArguments:
             recipe = word
         else:
             rest.append(word)
-    return TrainArguments(recipe, resume, dry_run, options, earlier, tuple(rest))
+    return TrainArguments(recipe, resume, dry_run, as_json, options, earlier, tuple(rest))
 
 
 def _own_flag(word: str) -> str:
@@ -129,9 +191,7 @@ def override(config: Config, words: TrainArguments) -> Config:
         kept[section][key] = value
     for name in kept:
         config = replaced(config, name, {})
-    config = tyro.cli(
-        Config, default=config, args=list(words.rest), prog="bestofk train", description=ABOUT
-    )
+    config = tyro.cli(Config, default=config, args=list(words.rest), prog="bestofk train")
     for name, options in kept.items():
         config = replaced(config, name, options)
     return config
@@ -151,15 +211,23 @@ def resumed(words: TrainArguments) -> int:
             "--run.dir named, or one of its checkpoints"
         )
     config = override(read_own_config(folder), words)
-    return go(replaced(config, "run.dir", str(folder)), resume=True, checkpoint=checkpoint)
+    return go(
+        replaced(config, "run.dir", str(folder)),
+        resume=True,
+        checkpoint=checkpoint,
+        as_json=words.json,
+    )
 
 
-def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> int:
+def go(
+    config: Config, *, resume: bool = False, checkpoint: str | None = None, as_json: bool = False
+) -> int:
+    """Train; 0 when the run is complete, 128 + the signal when one stopped it."""
     from bestofk.runs import refuse_begun
     from bestofk.training.checks import check, check_installed
 
-    check_installed(config)
     check(config)  # before torch is imported, let alone a model loaded
+    check_installed(config)
     first = os.environ.get("RANK", "0") == "0"
     if first and not resume:
         refuse_begun(config.run.dir)
@@ -168,12 +236,17 @@ def go(config: Config, *, resume: bool = False, checkpoint: str | None = None) -
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
     outcome = train(config, resume=resume, checkpoint=checkpoint)
-    if outcome.signal is not None:
-        if first:
-            print(
-                f"stopped at step {outcome.step}; continue: bestofk train --resume {outcome.path}"
-            )
-        return 128 + outcome.signal
-    if first:
-        print(f"done: {outcome.path}/final")
-    return 0
+    stopped = outcome.signal is not None
+    pushed = None
+    if first and not stopped:
+        from bestofk.training.hub import push_final
+
+        pushed = push_final(config, outcome.path)
+    if first and as_json:
+        line = {"run": str(outcome.path), "step": outcome.step, "signal": outcome.signal}
+        print(json.dumps({**line, "final": None if stopped else f"{outcome.path}/final"}))
+    elif first and stopped:
+        print(f"stopped at step {outcome.step}; resume: bestofk train --resume {outcome.path}")
+    elif first:
+        print(f"done: {outcome.path}/final" + (f"\npushed: {pushed}" if pushed else ""))
+    return 128 + outcome.signal if outcome.signal is not None else 0

@@ -71,7 +71,7 @@ def _same(result: Array) -> Array:
 def fits(result: Array, wide: Array) -> Array:
     """`result`, the weights in the caller's dtype; an error where float16 turned them infinite."""
     xp = array_namespace(result)
-    if result.dtype == xp.float64 or xp.finfo(result.dtype).max > 1e30:
+    if result.dtype == xp.float64 or float(xp.finfo(result.dtype).max) > 1e30:
         return result
     if bool(xp.any(xp.isinf(result))):
         raise ValueError(

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bestofk.common import unknown
 from bestofk.rewards.base import (
     BatchVerifier,
-    Judge,
     PairVerifier,
     check_judge,
     check_options,
@@ -26,6 +25,13 @@ from bestofk.rewards.base import (
 )
 from bestofk.rewards.combine import checked_weight, gated, weighted
 from bestofk.rewards.unscored_guard import TooManyUnscored, UnscoredGuard
+from bestofk.rewards.user_functions import (
+    BatchFunctionVerifier,
+    FunctionVerifier,
+    load_function,
+    takes_batches,
+    takes_columns,
+)
 
 __all__ = [
     "VERIFIERS",
@@ -58,44 +64,42 @@ VERIFIERS = {
 
 
 def verifier(name: str, /, **options: Any) -> BatchVerifier:
-    """The verifier of that name, or `"package.module:name"` for a function or verifier of yours."""
+    """The verifier of that name; or your own function or verifier: "package.module:name" or
+    "folder/myreward.py:name"."""
     if name in VERIFIERS:
-        factory = _load(VERIFIERS[name])
+        factory = load_function(VERIFIERS[name])
         check_options(f"verifier {name}", factory, options)
         return factory(**options)
     if ":" not in name:
-        raise unknown("verifier", name, [*VERIFIERS, "package.module:function"])
+        raise unknown("verifier", name, [*VERIFIERS, "package.module:function", "file.py:function"])
     check_options(f"verifier {name}", from_function, {"function": None} | options)
-    return from_function(_load(name), **options)
-
-
-def _load(path: str) -> Any:
-    module, _, function = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot load verifier {path!r}: {error}") from error
+    return from_function(load_function(name), **options)
 
 
 def from_function(
-    function: Judge | BatchVerifier,
+    function: Any,
     *,
     threads: int = 1,
     time_limit: float = 60.0,
     sandbox: bool = False,
     tier: int = 1,
 ) -> BatchVerifier:
-    """A verifier from one function `(prompt, completion text) -> float | bool | Verdict`.
+    """A verifier from a function of yours, which returns a number, a bool or a `Verdict`.
 
-    It must answer whatever the model writes. When it raises, the pair is tried again and then
-    unscored, with the file, the line and the sample's id. A call that takes longer than
-    `time_limit` seconds is unscored at once, and named.
+    - `(prompt, completion)`: a `Prompt` and the text.
+    - `(completion, answer, …)`: a parameter named `completion`; the others are fields of the row.
+    - `(prompts, completions, **columns)`: a batch, as TRL's reward functions; returns a list.
 
-    `threads` calls it from several threads at once, for functions that wait (a judge behind HTTP,
-    say). With `sandbox` each call runs in a sandbox of at least that `tier`, with its limits: for
-    functions that hand what a model wrote to a library they do not trust.
+    It must answer whatever the model writes. A call that raises is repeated and then unscored, with
+    the file, the line and the sample's id.
 
-    A verifier is returned as it is: `"package.module:name"` in a recipe may name either.
+    Args:
+        threads: calls at once, for functions that wait (for a judge behind HTTP, say).
+        time_limit: seconds; a call that takes longer is unscored at once, and named.
+        sandbox, tier: run each call in a sandbox of at least that tier, with its limits: for
+            functions that pass what a model wrote to a library they do not trust.
+
+    A verifier is returned as it is.
     """
     if isinstance(function, BatchVerifier):
         if threads != 1 or sandbox:
@@ -103,9 +107,22 @@ def from_function(
                 f"threads and sandbox are for functions, {function.name} is a verifier already"
             )
         return function
-    check_judge(function)
+    if takes_batches(function):
+        if sandbox or threads != 1:
+            raise ValueError(
+                f"{function.__name__} takes whole batches: threads and sandbox are for functions "
+                "of one completion"
+            )
+        return BatchFunctionVerifier(function, time_limit=time_limit)
+    if not takes_columns(function):
+        check_judge(function)
     if not sandbox:
-        return PairVerifier(function, threads=threads, time_limit=time_limit)
+        return FunctionVerifier(function, threads=threads, time_limit=time_limit)
+    if takes_columns(function):
+        raise ValueError(
+            "a sandboxed function is (prompt, completion), got "
+            f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+        )
     from bestofk.rewards.sandboxed import SandboxedVerifier
 
     return SandboxedVerifier(function, tier=tier)

@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 
 from bestofk.common import unknown
 from bestofk.rewards.time_limit import CallTimeout, limited_call
-from bestofk.types import Group, Prompt, Status, Verdict
+from bestofk.types import Group, Prompt, Status, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
-"""What a judging function may return; a float lies in [0, 1], or is NaN for "could not tell"."""
+"""What a judging function may return; NaN means that it could not tell."""
 Judge: TypeAlias = Callable[[Prompt, str], Judgement]
 
 _OURS = os.path.dirname(__file__) + os.sep
@@ -219,13 +219,12 @@ def as_verdict(judgement: Judgement) -> Verdict:
         return judgement
     if judgement is None or isinstance(judgement, str | bytes):
         raise TypeError(
-            f"a judging function returns a float in [0, 1], a bool or a Verdict, got {judgement!r}"
+            f"a judging function returns a number, a bool or a Verdict, got {judgement!r}"
         )
     reward = float(judgement)
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")
-    status: Status = "correct" if reward == 1.0 else "partial" if reward > 0.0 else "incorrect"
-    return Verdict(reward=reward, status=status, passed=int(reward == 1.0), total=1)
+    return Verdict(reward, status_of(reward), passed=int(reward >= 1.0), total=1)
 
 
 def right(detail: str = "", total: int = 1) -> Verdict:
@@ -308,7 +307,7 @@ def prepare(
 ) -> list[Prompt]:
     """The prompts, all proven: every reference completion scores exactly 1.0.
 
-    Raises ValueError naming each refused id; `drop=True` leaves the refused ones out instead.
+    Raises ValueError naming every id that does not; `drop=True` leaves those prompts out instead.
     """
     refused = refusals(verifier, prompts)
     if refused and not drop:
@@ -320,7 +319,9 @@ def prepare(
         )
     kept = [prompt for prompt in prompts if prompt.id not in refused]
     if not kept:
-        raise ValueError("no prompt is left to train on: none was given, or every one was refused")
+        raise ValueError(
+            "no prompt is left to train on: none was given, or no reference completion scores 1.0"
+        )
     return kept
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, wrong
-from bestofk.types import Prompt, Status, Verdict
+from bestofk.types import Prompt, Status, Verdict, status_of
 
 
 def checked_weight(weight: Any, name: str) -> float:
@@ -31,7 +31,7 @@ def _checked_part(part: Any) -> BatchVerifier:
 
 
 class Weighted(BatchVerifier):
-    """The weighted mean of several rewards: sum of w * r over sum of w, so it stays in [0, 1].
+    """The weighted mean of several rewards: sum of w * r over sum of w.
 
     Unscored where any part is; `passed` counts the parts that are fully right.
     """
@@ -70,18 +70,18 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict]) -> Verdict:
     lost = [verdict.detail for verdict in row if verdict.status == "unscored"]
     if lost:
         return Verdict.unscored("; ".join(lost)[:500])
-    passed = sum(verdict.reward == 1.0 for verdict in row)
+    passed = sum(verdict.reward >= 1.0 for verdict in row)
     mean = sum(w * v.reward for w, v in zip(weights, row, strict=True)) / sum(weights)
-    if passed == len(row):
-        reward, status = 1.0, "correct"
-    elif mean > 0.0:
-        reward, status = min(mean, 1.0 - 2.0**-53), "partial"
-    else:
-        reward, status = 0.0, next((v.status for v in row if v.reward == 0.0), "incorrect")
-    final: Status = status  # type: ignore[assignment]
+    if all(verdict.reward == 1.0 for verdict in row):
+        mean = 1.0  # whatever rounding does
+    elif all(verdict.reward <= 1.0 for verdict in row):
+        mean = min(mean, 1.0 - 2.0**-53)
+    reward, status = mean, status_of(mean)
+    if reward <= 0.0:
+        status = next((v.status for v in row if v.reward <= 0.0), "incorrect")
     return Verdict(
         reward,
-        final,
+        status,
         passed=passed,
         total=len(row),
         cpu_seconds=sum(verdict.cpu_seconds for verdict in row),

@@ -74,7 +74,7 @@ class GroupEngine:
         return torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
     def begin(
-        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: Sequence[int]
+        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: np.ndarray
     ) -> None:
         """A turn: tokens that end a row, tokens per row at most, the numbers to draw with."""
         if len(ends) > ENDS:
@@ -221,7 +221,10 @@ class GroupEngine:
         with torch._dynamo.config.patch(recompile_limit=64):  # type: ignore[attr-defined]
             for layer in self.mirror.layers:
                 if id(layer) not in self._impl:
-                    self._impl[id(layer)] = torch.compile(layer._call_impl)
+                    # Rotations of queries and keys, for one, are then a single kernel.
+                    self._impl[id(layer)] = torch.compile(
+                        layer._call_impl, options={"combo_kernels": True}
+                    )
                 layer._compiled_call_impl = self._impl[id(layer)]
             try:
                 yield

@@ -106,9 +106,13 @@ def row_kernel(  # type: ignore[no-untyped-def]
     wide = d < D
     inside = (g < G)[:, None] & wide[None, :]
     out = OUT + (slot * HK + h) * G * D + g[:, None] * D + d[None, :]
-    if tl.load(SLOTS + S + slot) == 0:
-        t = tl.load(SLOTS + slot)
-        span = tl.load(SPAN)
+    # All loads before the branch: they wait for memory together.
+    ended = tl.load(SLOTS + S + slot)
+    t = tl.load(SLOTS + slot)
+    span = tl.load(SPAN)
+    length = tl.load(SLOTS + 3 * S + slot)
+    start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
+    if ended == 0:
         q = tl.load(Q + slot * sq0 + (h * G + g)[:, None] * sq1 + d[None, :],
                     mask=inside, other=0.0)  # fmt: skip
         k = tl.load(K + slot * sk0 + h * sk1 + d, mask=wide, other=0.0)
@@ -122,7 +126,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
         top = x * LOG2E
         total = tl.full((M,), 1.0, tl.float32)
         acc = tl.zeros((M, DP), tl.float32) + v.to(tl.float32)[None, :]
-        length = tl.load(SLOTS + 3 * S + slot)
         if SPLIT:
             if length > 0:
                 row = (slot * HK + h) * G + g
@@ -136,7 +139,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
                 acc = acc * left[:, None] + part * right[:, None]
                 top = both
         else:
-            start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
             first = 0
             if WINDOW:
                 first = tl.maximum(length + t - window + 1, 0) // B * B
@@ -248,10 +250,12 @@ def shapes(size: int, bytes_each: int) -> dict[str, int]:
     """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds."""
     if size * bytes_each > 256:
         return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
+    if size > 64:
+        return {**TUNED, "tile_block": 64}
     return TUNED
 
 
-TUNED = {"block": 64, "warps": 2, "stages": 2, "tile_block": 64, "tile_stages": 2}
+TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages": 2}
 
 
 def attend(

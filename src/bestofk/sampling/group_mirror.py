@@ -54,10 +54,11 @@ class Site:
 class Mirror:
     """The policy's modules with weights shared or cast, and its attention sites."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, copied: bool = False) -> None:
         """
         Args:
-            model: the policy, LoRA adapters included; its weights are real (not of a hollow copy).
+            model: the policy, LoRA adapters included, with all of its weights.
+            copied: copy the weights whatever their dtype: the policy's tensors do not stay.
 
         Raises:
             CannotRun: with the reason.
@@ -67,7 +68,7 @@ class Mirror:
         self.dtype = dtype
         adapted = any(hasattr(module, "get_delta_weight") for module in base.modules())
         floats = {p.dtype for p in base.parameters() if p.is_floating_point()}
-        self.own = adapted or floats != {dtype}
+        self.own = copied or adapted or floats != {dtype}
         """Whether the weights are a copy, to be refreshed."""
         self.casts = 0
         self.model = _copied(base, dtype, self.own)

@@ -1,4 +1,4 @@
-"""Rows of data: from a file (.jsonl, .json, .csv, each also .gz, and .parquet) or from the Hub."""
+"""Rows of data: from a file, a folder of the `datasets` library, the Hub, or Python objects."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bestofk.common import can_connect
+
 Made = TypeVar("Made")
 Row = Mapping[str, Any]
-FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 _HUB = re.compile(
     r"hub:(?P<name>[^:@#]+)(?::(?P<config>[^@#]+))?(?:@(?P<split>[^#]+))?(?:#(?P<revision>.+))?"
 )
@@ -37,22 +39,79 @@ WELL_KNOWN = {
 }
 
 
-def read(source: str | Path | Sequence[Row]) -> list[Row]:
-    """The rows of a file, of "hub:owner/name:config@split#revision", or those given."""
-    if not isinstance(source, str | Path):
-        return list(source)
+def read(source: Any, split: str = "train") -> list[Row]:
+    """The rows of a source.
+
+    Args:
+        source: a file; a folder that `datasets` saved; "hub:owner/name:config@split#revision"; or
+            rows in Python: dicts, a `datasets.Dataset`, a pandas DataFrame.
+        split: which split to take where the source has several and names none ("folder@split").
+
+    Raises:
+        OSError, ValueError: there is no such source, or it holds no rows.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return _from_python(source, split)
     if str(source).startswith("hub:"):
         return _from_hub(str(source))
     path = Path(source).expanduser()
+    if path.is_dir():
+        return _saved_folder(path, split)
+    folder, at, named = str(path).rpartition("@")
+    if at and Path(folder).is_dir():
+        return _saved_folder(Path(folder), named)
     if not path.is_file():
-        raise FileNotFoundError(f"no data file {path}; name a file ({', '.join(FORMATS)}) or hub:…")
+        raise FileNotFoundError(
+            f"no data file {path}; name a file ({', '.join(FORMATS)}), a folder that "
+            "datasets.save_to_disk wrote, or hub:owner/name"
+        )
     suffixes = [suffix.lower() for suffix in path.suffixes]
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
-    if kind == ".parquet":
-        return _parquet(path)
+    if kind in (".parquet", ".arrow"):
+        return _columns(path, kind)
     if kind not in FORMATS:
         raise ValueError(f"data files end in {', '.join(FORMATS)} (or .gz of a text), got {path}")
     return _parse(_decoded(path, packed=suffixes[-1] == ".gz"), kind, path)
+
+
+def _from_python(source: Any, split: str) -> list[Row]:
+    """Rows of an object: a list of dicts, a dataset or a dict of datasets, a DataFrame."""
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas
+        return source.to_dict("records")
+    if isinstance(source, Mapping):
+        if split not in source:
+            raise ValueError(
+                f"data by split has no {split!r}, it has {', '.join(map(str, source))}"
+            )
+        source = source[split]
+    rows = list(source)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"a row of data is a dict of fields, row {number} is {row!r:.80}")
+    return rows
+
+
+def _saved_folder(path: Path, split: str) -> list[Row]:
+    """A folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    whole, several = (path / "state.json").is_file(), path / "dataset_dict.json"
+    if not whole and not several.is_file():
+        raise ValueError(
+            f"{path} is a folder without the files that datasets.save_to_disk writes; name a file "
+            f"({', '.join(FORMATS)})"
+        )
+    if not whole:
+        splits = json.loads(several.read_text(encoding="utf-8"))["splits"]
+        if split not in splits:
+            raise ValueError(
+                f"{path} has no split {split!r}; choose one as in {path}@{splits[0]}; it has "
+                f"{', '.join(splits)}"
+            )
+        path = path / split
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{path} needs datasets: pip install 'bestofk[data]'") from error
+    return [dict(row) for row in datasets.load_from_disk(str(path))]
 
 
 def each(rows: Iterable[Row], where: str, build: Callable[[Row], Made]) -> list[Made]:
@@ -125,25 +184,38 @@ def _csv(text: str, path: Path) -> list[Row]:
     return parsed
 
 
-def _parquet(path: Path) -> list[Row]:
+def _columns(path: Path, kind: str) -> list[Row]:
+    """A parquet file, or an Arrow file in either of its two layouts."""
     try:
+        import pyarrow
+        import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError(f"{path} needs pyarrow: pip install 'bestofk[data]'") from error
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
+        if kind == ".parquet":
+            return pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.memory_map(str(path)) as source:
+            try:
+                return pyarrow.ipc.open_file(source).read_all().to_pylist()
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                return pyarrow.ipc.open_stream(source).read_all().to_pylist()
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}") from error
+        raise ValueError(f"{path} is not a whole {kind[1:]} file: {error}") from error
 
 
 def _from_hub(source: str) -> list[Row]:
     match = _HUB.fullmatch(source)
     if match is None:
-        raise ValueError(f"a Hub data set is hub:owner/name[:config][@split][#revision], {source}")
+        raise ValueError(f"a Hub dataset is hub:owner/name[:config][@split][#revision], {source}")
     try:
         import datasets
     except ImportError as error:
         raise ValueError(f"{source} needs datasets: pip install 'bestofk[data]'") from error
+    offline = datasets.config.HF_HUB_OFFLINE
+    # Offline, its library takes what is cached at once; otherwise it would try for a minute.
+    datasets.config.HF_HUB_OFFLINE = offline or not can_connect(datasets.config.HF_ENDPOINT)
     try:
         loaded = datasets.load_dataset(
             match["name"],
@@ -153,6 +225,8 @@ def _from_hub(source: str) -> list[Row]:
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"{source} could not be read: {error}; {_way_out(source)}") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
     return [dict(row) for row in loaded]
 
 

@@ -1,8 +1,9 @@
-"""Any data set as a task, by a small declaration: template, answer field, verifier."""
+"""Any dataset as a task, by a small declaration: template, answer field, verifier."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from bestofk.types import Prompt, plain_text
 
 STYLES = ("chat", "text")
 REFERENCES = {"maths": "\\boxed{{{expected}}}", "exact": "<answer>{expected}</answer>"}
-Source = str | Path | Sequence[Row] | Callable[[], Sequence[Row]]
+Source = Any
+"""A file, folder or Hub id (see `data_rows.read`), rows in Python, or a function that gets rows."""
+JSON_KINDS = (str, int, float, bool, type(None), list, dict)
 
 
 def dataset(
@@ -44,14 +47,17 @@ def dataset(
     """Prompts from rows of data.
 
     Args:
-        train, validation, test: files (.jsonl, .json, .csv, also .gz; .parquet) or
-            "hub:owner/name:config@split"; in Python also rows, or a function that gets them when a
-            split is first used. With "train" alone the others are cut from it.
-        prompt: template over the fields of a row: "{question}\\nAnswer in a box."
+        train, validation, test: files (.jsonl, .json, .csv, also .gz; .parquet, .arrow), a folder
+            that datasets.save_to_disk wrote, or "hub:owner/name:config@split"; in Python also rows,
+            or a function that gets them when a split is first used. With "train" alone the others
+            are cut from it.
+        prompt: template over the fields of a row: "{question}\\nAnswer in a box." A `prompt` field
+            that holds chat messages is used as it is.
         answer: field with the expected answer, text or a number; the verifier finds it as
             `expected`.
         answer_after: keep only what follows this mark in the answer ("####" for GSM8K).
-        spec: further things that the verifier needs: its name for it, then the field.
+        spec: further fields that the verifier needs: its name for the field, then the field. A
+            reward function of yours gets all fields of the row.
         reference: template of a completion that must score 1.0, over the fields and `expected`;
             for maths and exact answers it is made from the expected answer.
         id: field that names a row; without it the id is made from the prompt.
@@ -105,6 +111,9 @@ class _Declaration:
 
     def prompt_of(self, row: Row) -> Prompt:
         needs = {key: _field(row, field) for key, field in self.spec.items()}
+        if ":" in self.verifier:  # a function of the user's, which may ask for any field
+            plain = {key: value for key, value in row.items() if isinstance(value, JSON_KINDS)}
+            needs = {**plain, **needs}
         if self.answer is not None:
             needs["expected"] = _after(_text(row, self.answer), self.answer_after)
         elif self.verifier in REFERENCES and "expected" in needs:
@@ -112,14 +121,31 @@ class _Declaration:
         template = self.reference
         if template is None and "expected" in needs:
             template = REFERENCES.get(self.verifier)
-        text = _fill(self.prompt, row, "prompt")
+        messages = row.get("prompt") if self.prompt == "{prompt}" else None
+        chat = isinstance(messages, list)
+        text = _fill(self.prompt, row, "prompt") if not chat else json.dumps(messages)
         return Prompt(
             id=f"{self.name}/{_text(row, self.id)}" if self.id else identity(self.name, text),
-            text=as_messages(self.style, self.system, text),
+            text=_checked_messages(messages, self.system)
+            if chat
+            else as_messages(self.style, self.system, text),
             task=self.name,
             spec=needs,
             reference=_reference(template, {**row, **needs}) if template else None,
         )
+
+
+def _checked_messages(messages: Any, system: str) -> tuple[dict[str, str], ...]:
+    """Chat messages of the data, with the system message put first."""
+    for one in messages:
+        if not isinstance(one, Mapping) or not isinstance(one.get("content"), str):
+            raise ValueError(
+                'a prompt of messages reads [{"role": "user", "content": "…"}], got '
+                f"{messages!r:.80}"
+            )
+    first = ({"role": "system", "content": system},) if system else ()
+    rest = ({"role": str(m.get("role", "user")), "content": m["content"]} for m in messages)
+    return (*first, *rest)
 
 
 def _after(answer: str, mark: str) -> str:
@@ -132,7 +158,7 @@ def _loader(
     split: str, source: Source, build: Callable[[Row], Prompt]
 ) -> Callable[[], list[Prompt]]:
     where = str(source) if isinstance(source, str | Path) else split
-    return lambda: each(source() if callable(source) else read(source), where, build)
+    return lambda: each(source() if callable(source) else read(source, split), where, build)
 
 
 def from_prompts(
@@ -174,7 +200,11 @@ def from_prompts(
             built.update(_apart(name, loaded, cut, order, keep_repeats))
         kept = built[split][:limit]
         if not kept:
-            raise ValueError(f"{name} has no prompt in split {split!r}")
+            raise ValueError(
+                f"{name} has no prompt in split {split!r}: name a source for it, raise "
+                f"{split}_share, or set evaluation.split to one of those with prompts "
+                f"({', '.join(key for key, prompts in built.items() if prompts) or 'none'})"
+            )
         return Split(kept, len(kept), seed=seed)
 
     splits = tuple(key for key in ("train", "validation", "test") if key in order)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bestofk.config import Config, to_toml
+from bestofk.config import Config, leaves, to_toml
 from bestofk.objectives import Objective
 from bestofk.rare_settings import engine_options, model_options
 from bestofk.training.checks import cautions, check
@@ -14,8 +14,8 @@ from bestofk.training.checks import cautions, check
 GIB = 2.0**30
 
 
-def dry_run(config: Config) -> str:
-    """What a run would do, in words and numbers.
+def dry_run(config: Config, *, everything: bool = False) -> str:
+    """What a run would do: the settings that differ from the defaults (or all), and numbers.
 
     Raises:
         ValueError: whatever the run itself would raise before loading anything.
@@ -23,7 +23,7 @@ def dry_run(config: Config) -> str:
     objective = check(config)
     return "\n".join(
         [
-            to_toml(config),
+            to_toml(config) if everything else differing(config),
             *group_lines(config, objective),
             *token_lines(config),
             task_line(config),
@@ -33,15 +33,35 @@ def dry_run(config: Config) -> str:
     )
 
 
+def differing(config: Config) -> str:
+    """The settings that differ from their defaults, one a line."""
+    defaults = dict(leaves(Config()))
+    lines = [
+        f"{name} = {value!r}  (default {defaults[name]!r})"
+        if name in defaults
+        else f"{name} = {value!r}"
+        for name, value in leaves(config)
+        if name not in defaults or value != defaults[name]
+    ]
+    return "\n".join(["settings that differ from the defaults:", *(lines or ["none"]), ""])
+
+
 def task_line(config: Config) -> str:
-    """The task in a line; data that cannot be read from here are not an error."""
+    """The task in a line, and its verifier; data that cannot be read are not an error."""
     from bestofk import tasks
+    from bestofk.training.setup import make_verifier
 
     try:
         task = tasks.task(config.task.name, **config.task.options)
     except OSError as error:
         return f"task: {config.task.name}; its data cannot be read from here ({error})"
-    return f"task: {task.name}, {task.summary or 'no summary'}; data licence: {task.licence}"
+    make_verifier(config, task)
+    judged = config.task.verifier or task.verifier
+    summary = task.summary.replace(f", judged by {task.verifier}", "") or "no summary"
+    return (
+        f"task: {task.name}, {summary}; data licence: {task.licence}; "
+        f"judged by the verifier {judged}"
+    )
 
 
 def group_lines(config: Config, objective: Objective) -> list[str]:
@@ -88,6 +108,12 @@ def memory_lines(config: Config) -> list[str]:
         if not named:
             return [*lines, "memory: not known without it"]
         shape = {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])}
+    context, new = shape.get("context"), config.sampling.max_new_tokens
+    if context and new >= context:
+        raise ValueError(
+            f"sampling.max_new_tokens = {new}, and {config.model.path} has positions for {context} "
+            "tokens, prompt and completion together: lower it"
+        )
     need = memory(config, shape)
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items())
     split = (
@@ -111,7 +137,7 @@ def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
     trained = weights
     if config.model.lora_rank and hidden:
         trained = min(weights, 2.0 * config.model.lora_rank * hidden * layers * 7)
-    tokens = float(options.tokens_per_micro_batch)
+    tokens = float(options.tokens_per_micro_batch or 16_384)
     saved = 2.0 if options.gradient_checkpointing else 34.0
     heads = shape.get("heads") or 1
     cache = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low

@@ -141,11 +141,12 @@ def groups_text(line: Mapping[str, Any]) -> str:
 
 def evaluation_line(line: Mapping[str, Any]) -> str:
     """One evaluation in one line, each figure with its interval."""
+    shown = "pass@" if "pass@1" in line["results"] else "max@"
     parts = [f"{name} {number(cell['value'])} [{number(cell['low'])}, {number(cell['high'])}]"
-             for name, cell in line["results"].items() if name.startswith("pass@")]  # fmt: skip
+             for name, cell in line["results"].items() if name.startswith(shown)]  # fmt: skip
     return (
         f"validation at step {line['step']} ({line['prompts']} prompts × "
-        f"{line['samples_per_prompt']} samples, 95 %): {'  '.join(parts)}"
+        f"{line['samples_per_prompt']} samples, 95%): {'  '.join(parts)}"
     )
 
 

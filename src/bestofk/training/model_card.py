@@ -92,10 +92,11 @@ def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[s
         return ["No evaluation was asked for (`evaluation.every = 0`)."]
     first, last = evaluations[0], evaluations[-1]
     names = list(last["results"])
+    passing = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
     return [
         f"On the {config.evaluation.split} split: {last['prompts']} prompts × "
-        f"{last['samples_per_prompt']} samples, unbiased estimates, 95 % intervals over prompts; "
-        f"a reward of at least {config.evaluation.threshold:g} passes.",
+        f"{last['samples_per_prompt']} samples, unbiased estimates, 95% intervals over prompts"
+        + (f"; a reward of at least {passing:g} passes." if "pass@1" in names else "."),
         "",
         f"| | step {first['step']} | step {last['step']} |",
         "|---|---|---|",

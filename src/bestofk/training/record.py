@@ -13,10 +13,12 @@ import numpy as np
 from bestofk import models, runs
 from bestofk.config import Config
 from bestofk.objectives import Objective, max_at_k
+from bestofk.rewards.extract import answer_of
 from bestofk.tasks import Task
 from bestofk.training.batch import ProcessGroup, RolloutBatch
 from bestofk.training.environment import environment
 from bestofk.training.model_card import model_card
+from bestofk.training.validation import pass_threshold
 from bestofk.types import Verdict
 
 
@@ -64,7 +66,7 @@ def reward_statistics(
     *,
     k: int,
     least: int,
-    threshold: float,
+    threshold: float | None,
 ) -> dict[str, float]:
     """Mean reward, pass@1 and max@k of a batch's groups (P, n), and what could not be counted."""
     scored = ~np.isnan(rewards)
@@ -72,11 +74,12 @@ def reward_statistics(
     statuses = Counter(verdict.status for row in verdicts for verdict in row)
     enough = counts >= k
     best = max_at_k(rewards[enough], k, live=scored[enough]).mean() if enough.any() else np.nan
-    passed = np.where(scored, rewards >= threshold, np.nan)
+    passing = pass_threshold(threshold, rewards)
+    passed = np.where(scored, rewards >= (np.inf if passing is None else passing), np.nan)
     any_scored = scored.any()
     return {
         "reward": float(np.nanmean(rewards)) if any_scored else np.nan,
-        "pass@1": float(np.nanmean(passed)) if any_scored else np.nan,
+        "pass@1": float(np.nanmean(passed)) if any_scored and passing is not None else np.nan,
         f"max@{k}": float(best),
         "groups": int(rewards.shape[0]),
         "groups_dropped": int((counts < least).sum()),
@@ -98,6 +101,7 @@ def sample_rows(
                 "sample": i,
                 "prompt": group.prompt.text,
                 "completion": completion.text,
+                "answer": answer_of(group.prompt, completion.text) or None,
                 "reward": verdict.reward,
                 "status": verdict.status,
                 "tokens": len(completion.tokens),

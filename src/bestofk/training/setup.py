@@ -12,10 +12,12 @@ from bestofk import models, tasks
 from bestofk.config import Config
 from bestofk.learning import Learner
 from bestofk.rare_settings import engine_options, model_options, run_options
-from bestofk.rewards import UnscoredGuard, score, verifier
+from bestofk.rewards import BatchVerifier, UnscoredGuard, score, verifier
+from bestofk.rewards.user_functions import BatchFunctionVerifier, FunctionVerifier
 from bestofk.sampling import Sampler
+from bestofk.training.context import check_task_context
 from bestofk.training.processes import Processes
-from bestofk.types import Group, Verdict
+from bestofk.types import Group, Verdict, Verifier
 
 Score = Callable[[Sequence[Group]], list[list[Verdict]]]
 """Judges whole groups as one batch."""
@@ -32,11 +34,20 @@ class RunParts:
     sampler: Sampler
 
 
-def make_parts(config: Config, processes: Processes) -> RunParts:
+def make_parts(config: Config, processes: Processes, verifier: Verifier | None = None) -> RunParts:
     """Load the task and the model. The task first: it is quick, and may not exist."""
-    task, score = make_task(config)
-    policy, reference = load_policy(config, processes.device)
+    task, score = make_task(config, verifier)
     options = model_options(config)
+    check_task_context(
+        config,
+        task,
+        *models.describe_policy(
+            config.model.path,
+            trust_remote_code=options.trust_remote_code,
+            revision=options.revision,
+        ),
+    )
+    policy, reference = load_policy(config, processes.device)
     learner = Learner(
         policy.model,
         optimisation=config.optimizer,
@@ -52,17 +63,18 @@ def make_parts(config: Config, processes: Processes) -> RunParts:
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
-    return RunParts(task, score, policy, learner, make_sampler(config, policy))
+    return RunParts(task, score, policy, learner, make_sampler(config, policy, processes.device))
 
 
-def make_task(config: Config) -> tuple[tasks.Task, Score]:
-    """The task and the function that judges its groups."""
-    task = tasks.task(config.task.name, **config.task.options)
-    name = config.task.verifier or task.verifier
-    own = {} if config.task.verifier else task.verifier_options
-    judge = verifier(name, **{**own, **config.task.verifier_options})
-    guard = UnscoredGuard(run_options(config).unscored_share)
-    task.split(run_options(config).split).at(0)
+def make_task(config: Config, own: Verifier | None = None) -> tuple[tasks.Task, Score]:
+    """The task and the function that judges its groups: `own`, or what the config names."""
+    options = run_options(config)
+    task = make_prompts(config)
+    judge: Verifier = make_verifier(config, task) if own is None else own
+    guard = UnscoredGuard(options.unscored_share)
+    first = task.split(options.split).at(0)
+    if isinstance(judge, FunctionVerifier | BatchFunctionVerifier):
+        judge.check_prompt(first)
     if config.evaluation.every:
         task.split(config.evaluation.split)
 
@@ -74,6 +86,36 @@ def make_task(config: Config) -> tuple[tasks.Task, Score]:
         return verdicts
 
     return task, score_groups
+
+
+def make_prompts(config: Config) -> tasks.Task:
+    """The task, with the training prompts that the run's options keep."""
+    stated, options = dict(config.task.options), run_options(config)
+    if config.task.name == "dataset" and config.task.verifier and ":" in config.task.verifier:
+        stated.setdefault("verifier", config.task.verifier)  # its rows keep every field then
+    task = tasks.task(config.task.name, **stated)
+    if options.pass_rates is None:
+        return task
+    from bestofk.training.prompt_filter import with_pass_rates
+
+    low, high = options.pass_rate_range
+    threshold = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
+    return with_pass_rates(
+        task,
+        options.split,
+        options.pass_rates,
+        low=low,
+        high=high,
+        threshold=threshold,
+        seed=config.run.seed,
+    )
+
+
+def make_verifier(config: Config, task: tasks.Task) -> BatchVerifier:
+    """The verifier that the config names, or the task's own."""
+    name = config.task.verifier or task.verifier
+    own = {} if config.task.verifier else task.verifier_options
+    return verifier(name, **{**own, **config.task.verifier_options})
 
 
 def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
@@ -97,8 +139,8 @@ def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
     return load(lora), reference
 
 
-def make_sampler(config: Config, policy: models.Policy) -> Sampler:
-    """The engine that draws completions."""
+def make_sampler(config: Config, policy: models.Policy, device: str = "cpu") -> Sampler:
+    """The engine that draws completions; `auto` is the group engine on CUDA, else transformers."""
     options = engine_options(config)
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
     if options.server:
@@ -109,6 +151,22 @@ def make_sampler(config: Config, policy: models.Policy) -> Sampler:
         from bestofk.sampling.vllm import VLLMEngine
 
         return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=options.vllm)
+    cuda = str(device).startswith("cuda")
+    if config.sampling.engine == "group" and not cuda:
+        raise ValueError(
+            f"sampling.engine = 'group' needs a CUDA GPU and the device is {device}: use 'auto' or "
+            "'transformers'"
+        )
+    if cuda and config.sampling.engine in ("auto", "group"):
+        from bestofk.sampling.group import GroupSampler
+
+        return GroupSampler(
+            policy.model,
+            policy.tokenizer,
+            max_rows=options.max_rows,
+            precision=config.model.precision,
+            copied=model_options(config).fsdp,
+        )
     from bestofk.sampling.decode import ModelSampler
 
     return ModelSampler(

@@ -26,20 +26,27 @@ from bestofk.training.statistics import (
     sampler_log_probs,
     share_of,
 )
-from bestofk.types import Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Verdict, Verifier
 
 LARGEST_SAMPLER_CORRECTION = float(np.log(2.0))
 """Bound on the log of the learner-to-sampler ratio in the clipped loss, unless truncate says."""
 
 
-def train(config: Config, *, resume: bool = False, checkpoint: str | None = None) -> TrainingEnd:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    checkpoint: str | None = None,
+    verifier: Verifier | None = None,
+) -> TrainingEnd:
     """Train as the config says, in the folder it names.
 
     Args:
         resume: Continue the run in that folder where it stopped.
         checkpoint: Continue from this checkpoint instead of the newest.
+        verifier: Judges instead of the verifier that the config names.
     """
-    with open_session(config, resume=resume, checkpoint=checkpoint) as session:
+    with open_session(config, resume=resume, checkpoint=checkpoint, verifier=verifier) as session:
         for step in session.steps():  # between steps it evaluates and saves
             batch = sample_and_score(
                 session.prompt_at,

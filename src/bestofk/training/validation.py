@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
 from bestofk.config import Config
 from bestofk.evaluation import Metric, Samples, curve, diversity, samples
 from bestofk.rewards.extract import answer_of
@@ -74,8 +76,20 @@ def evaluation_samples(
     )
 
 
+def pass_threshold(stated: float | None, rewards: np.ndarray) -> float | None:
+    """The reward that passes: as stated, else 1, else (where a reward exceeds 1) not known.
+
+    >>> pass_threshold(None, np.array([-1.0, 1.0])), pass_threshold(None, np.array([0.0, 7.0]))
+    (1.0, None)
+    """
+    if stated is not None:
+        return stated
+    scored = rewards[~np.isnan(rewards)]
+    return None if scored.size and scored.max() > 1.0 else 1.0
+
+
 def evaluation_results(
-    table: Samples, ks: Sequence[int], threshold: float, seed: int
+    table: Samples, ks: Sequence[int], threshold: float | None, seed: int
 ) -> dict[str, Any]:
     """Every figure with its 95 % interval over prompts.
 
@@ -84,15 +98,15 @@ def evaluation_results(
     """
     cells: dict[str, Mapping[str, float]] = {}
     counted = 0
+    passing = pass_threshold(threshold, table.rewards)
     if (table.live >= max(ks)).any():
         metrics: tuple[Metric, ...] = ("pass@k", "max@k")
-        for metric in metrics:
+        for metric in metrics if passing is not None else metrics[1:]:
             line = curve(
                 table,
                 metric,
                 k_max=max(ks),
-                threshold=threshold if metric == "pass@k" else None,
-                bounds=(0.0, 1.0),
+                threshold=passing if metric == "pass@k" else None,
                 small="drop",
                 seed=seed,
             )
@@ -104,7 +118,7 @@ def evaluation_results(
                     "low": float(line.interval.low[at]),
                     "high": float(line.interval.high[at]),
                 }
-    spread = diversity(table, threshold=threshold)
+    spread = diversity(table, threshold=1.0 if passing is None else passing)
     return {
         "prompts": counted,
         "prompts_left_out": len(table.problems) - counted,
