@@ -113,8 +113,8 @@ class GroupEngine:
         """
         key = ("prompts", *ids.shape)
         if key in self.graphs:
-            graph, *buffers = self.graphs[key]
-            for buffer, new in zip(buffers, (ids, into)):
+            graph, read, _ = self.graphs[key]
+            for buffer, new in zip(read, (ids, into)):
                 buffer.copy_(new)
             graph.replay()
             return
@@ -129,7 +129,8 @@ class GroupEngine:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self._pool):
                     self.mirror.forward(ids, positions)
-                self.graphs[key] = (graph, ids, into)
+                # A graph reads from where its tensors were: all of them must stay.
+                self.graphs[key] = (graph, (ids, into), positions)
             self._seen.add(key)
         finally:
             for site in self.mirror.sites:
