@@ -22,7 +22,7 @@ from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import Plan, make_plan
+from bestofk.sampling.group_plan import MemoryPlan, make_plan
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
@@ -92,7 +92,7 @@ class GroupSampler:
         """Of the last call: seconds by part, tokens, steps, share of slots that were at work."""
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> MemoryPlan | None:
         """Sizes of what the engine holds, once it has been used."""
         return self.engine.plan if self.engine else None
 
@@ -206,7 +206,9 @@ class GroupSampler:
             )
 
 
-def _turns(encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan) -> Iterator[list[int]]:
+def _turns(
+    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: MemoryPlan
+) -> Iterator[list[int]]:
     """Prompts cut into turns whose prompts and outputs have room."""
     turn: list[int] = []
     tokens = 0
@@ -352,8 +354,8 @@ class _Turn:
         shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
         texts = texts_of(sampler.tokenizer, shown)
         done = [
-            completion(*row, sampler.tokenizer, sampler.ends, self.params.stop, text=text)
-            for *row, text in zip(ids, logs, texts)
+            completion(row, logp, sampler.tokenizer, sampler.ends, self.params.stop, text)
+            for row, logp, text in zip(ids, logs, texts)
         ]
         for at, p in enumerate(complete):
             yield p, done[at * n : (at + 1) * n]
