@@ -35,6 +35,7 @@ MAY_IMPORT = {
 }
 EVERYTHING_BUT = {
     "training": {"cli", "reports", "adapters"},
+    "api": {"cli", "adapters", "demo"},
     "cli": set(),
 }
 
