@@ -148,7 +148,7 @@ class Archive:
             packed = raw.read(entry.compress_size)
         try:
             data: bytes = tool.ZstdDecompressor().decompressobj().decompress(packed)
-        except tool.ZstdError as error:
+        except unpacking_errors() as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
         if zlib.crc32(data) != entry.CRC:
             raise BadFile(self.path, None, f"{name} is damaged (its checksum differs)")
