@@ -129,11 +129,12 @@ class Archive:
         Raises:
             BadFile: it is damaged, encrypted, or packed in a way that is not known.
         """
+        broken: tuple[type[Exception], ...] = (*unpacking_errors(), *ZIP_ERRORS)
         try:
             return self._read(name)
         except BadFile:
             raise
-        except (*unpacking_errors(), *ZIP_ERRORS) as error:
+        except broken as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
 
     def _read(self, name: str) -> bytes:
@@ -148,7 +149,7 @@ class Archive:
             packed = raw.read(entry.compress_size)
         try:
             data: bytes = tool.ZstdDecompressor().decompressobj().decompress(packed)
-        except tool.ZstdError as error:
+        except unpacking_errors() as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
         if zlib.crc32(data) != entry.CRC:
             raise BadFile(self.path, None, f"{name} is damaged (its checksum differs)")
