@@ -132,7 +132,7 @@ def power(problems: int, gain: float, k: int, n: int, trials: int) -> tuple[floa
 
 
 def planned(k: int, n: int, effect: float, trials: int) -> tuple[int, float, float]:
-    """A plan for power .8 over all k: its problems, and the power that comes with and without at."""
+    """A plan for power .8 over all k: its problems, the power promised and what came."""
     people = population(shape=(0.4, 0.6))
     row = plan(k, power=0.8, effect=effect, people=people, n=[n]).best
     drawn = pair_of(people, k, effect)
@@ -249,7 +249,7 @@ def main() -> None:
     far.append("|---|---:|---:|---:|---:|---:|---:|---:|")
     for kind in SPREADS:
         for n, times in ((16, 4), (16, 16), (64, 4), (64, 16)):
-            found = beyond(kind, n, times, max(20, asked.trials // 2))
+            found = beyond(kind, n, times, max(20, asked.trials // 4))
             cells = [f"{found[0]:.3f}", f"{found[1]:.2f}", f"{found[2]:.3f}"]
             cells += [f"{found[3]:+.3f}", f"{found[4]:.3f}"]
             far.append(f"| {kind} | {n} | {n * times} | {' | '.join(cells)} |")
@@ -304,7 +304,7 @@ comparisons that found the effect.
 
 ## Beyond n
 
-100 problems, {max(20, asked.trials // 2)} runs per row. *Given*: the share of runs in which a
+100 problems, {max(20, asked.trials // 4)} runs per row. *Given*: the share of runs in which a
 number is given; coverage, bias and width are over those.
 
 {far}

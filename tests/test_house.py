@@ -30,11 +30,12 @@ MAY_IMPORT = {
     "evaluation": TYPES | {"objectives"},
     "adapters": TYPES | {"objectives"},
     "conformance": TYPES | {"objectives"},
-    "demo": TYPES | {"objectives"},
+    "demo": TYPES | {"objectives", "evaluation"},
     "reports": TYPES | {"evaluation", "runs"},
 }
 EVERYTHING_BUT = {
     "training": {"cli", "reports", "adapters"},
+    "api": {"cli", "adapters", "demo"},
     "cli": set(),
 }
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 def wide() -> torch.nn.Module:
     """Heads of 64, as FlashAttention has them; weights as small as a trained model's."""
-    return llama(hidden_size=128, num_attention_heads=6, head_dim=64, initializer_range=0.05)
+    return llama(hidden_size=192, num_attention_heads=6, head_dim=64, initializer_range=0.05)
 
 
 def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: object) -> torch.Tensor:

@@ -222,16 +222,16 @@ def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
     draw = np.random.default_rng(0)
     for _ in range(50):
         made = Table(40, rows_per_tile=4)
-        for slot in draw.permutation(40)[: draw.integers(1, 40)]:
-            prompt = int(draw.integers(0, 6))
-            made.admit(int(slot), row=int(slot), prompt=prompt, start=10 * prompt,
-                       length=prompt + 1, last=3)  # fmt: skip
+        slots = draw.permutation(40)[: draw.integers(1, 40)]
+        prompt = draw.integers(0, 6, len(slots))
+        made.admit(slots, row=slots, prompt=prompt, start=10 * prompt, length=prompt + 1,
+                   last=np.full(len(slots), 3))  # fmt: skip
         made.fields[Field.ENDED, draw.permutation(40)[:10]] = 1
         tiles = made.tiles()
         found = []
-        for start, length, *slots in tiles.tolist():
-            own = [slot for slot in slots if slot >= 0]
-            assert slots == own + [-1] * (4 - len(own))
+        for start, length, *places in tiles.tolist():
+            own = [slot for slot in places if slot >= 0]
+            assert places == own + [-1] * (4 - len(own))
             assert {made.prompt[slot] for slot in own} <= {start // 10}
             assert not own or length == start // 10 + 1
             found += own
@@ -239,8 +239,8 @@ def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
         width = 16
         if len(made.active()) <= width:
             before = sorted(made.fields[Field.ROW, made.active()].tolist())
-            moving, places = made.compact(width)
+            moving, into = made.compact(width)
             assert (moving >= width).all()
-            assert (places < width).all()
+            assert (into < width).all()
             assert sorted(made.fields[Field.ROW, made.active()].tolist()) == before
             assert made.active().max(initial=0) < width

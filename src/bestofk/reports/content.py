@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestofk.evaluation.results import Comparison, Curve, Diversity, Extrapolation, Measure
+from bestofk.evaluation.words import effects
 
 from .excerpts import Excerpts
 from .findings import Findings
@@ -98,12 +99,12 @@ def page_data(
 
 
 def verdicts(findings: Findings) -> list[str]:
-    """One line per comparison with the first run, in the first metric."""
+    """The effect of every run against the first, in the first metric."""
     if not findings.comparisons:
         return []
     lead = findings.comparisons[0]
     return [
-        f"{one.metric}: {one.verdict}"
+        effects(one)
         for one in findings.comparisons
         if one.metric == lead.metric and one.a == lead.a
     ]
@@ -210,6 +211,7 @@ def difference(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
             "better": crossing.better_after,
         },
         "verdict": one.verdict,
+        "effects": effects(one),
         "problems": len(one.problems),
         "n_a": one.n_a,
         "n_b": one.n_b,

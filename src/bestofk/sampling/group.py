@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
-LOOK = 8
+LOOK = 12
 """Tokens between two looks of the host, where rows can end before their limit."""
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest mean |log-prob difference| to a plain forward pass at the first call."""
@@ -231,12 +230,15 @@ class _Turn:
             raise CannotRun(f"{params.n} completions of {self.span} tokens exceed its plan")
         self.lengths = np.zeros(count, dtype=np.int64)
         self.left = np.full(len(prompts), params.n)
-        self.waiting = deque(range(count))
+        self.begun = 0
+        """Rows that are or were in a slot; the others wait."""
+        self.sizes = np.array([len(ids) - 1 for ids in prompts])
+        self.last = np.array([ids[-1] for ids in prompts])
         slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.span))
         self.table = Table(engine.plan.slots, engine.rows_per_tile)
         self.widths = engine.widths(slots)
         self.width = self._narrowest(count)
-        engine.begin(sorted(sampler.ends), self.span, draws, [len(ids) - 1 for ids in prompts])
+        engine.begin(sorted(sampler.ends), self.span, draws, self.sizes)
 
     def _narrowest(self, rows: int) -> int:
         return min((w for w in self.widths if w >= rows), default=self.widths[0])
@@ -245,7 +247,7 @@ class _Turn:
         """(place, completions) of each prompt, as they are completed."""
         engine, table, stats = self.engine, self.table, self.sampler.stats
         began = time.perf_counter()
-        self.starts = engine.prefill([ids[:-1] for ids in self.prompts])
+        self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
         stats["prefill_s"] = stats.get("prefill_s", 0.0) + time.perf_counter() - began
         changed = self._admit()
         ready: tuple[list[int], Any] | None = None
@@ -271,15 +273,14 @@ class _Turn:
 
     def _admit(self) -> bool:
         """Put waiting rows into free slots."""
-        n, table = self.params.n, self.table
-        free = table.free(self.width)[: len(self.waiting)]
-        for slot in free:
-            row = self.waiting.popleft()
-            ids = self.prompts[row // n]
-            table.admit(
-                int(slot), row=row, prompt=row // n, start=self.starts[row // n],
-                length=len(ids) - 1, last=ids[-1],
-            )  # fmt: skip
+        free = self.table.free(self.width)[: len(self.lengths) - self.begun]
+        row = np.arange(self.begun, self.begun + len(free))
+        prompt = row // self.params.n
+        self.table.admit(
+            free, row=row, prompt=prompt, start=self.starts[prompt], length=self.sizes[prompt],
+            last=self.last[prompt],
+        )  # fmt: skip
+        self.begun += len(free)
         return bool(len(free))
 
     def _harvest(self) -> tuple[tuple[list[int], Any] | None, bool]:

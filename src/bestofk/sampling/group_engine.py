@@ -74,7 +74,7 @@ class GroupEngine:
         return torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
     def begin(
-        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: Sequence[int]
+        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: np.ndarray
     ) -> None:
         """A turn: tokens that end a row, tokens per row at most, the numbers to draw with."""
         if len(ends) > ENDS:

@@ -22,6 +22,7 @@ import pytest
 
 from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, SandboxError, bubblewrap, pool
+from bestofk.rewards.sandbox import worker as worker_module
 from bestofk.types import Verdict
 from sandbox_watch import RIGHT, New, descendants, eventually, prompts
 
@@ -185,6 +186,41 @@ def test_a_throttled_control_group_counts_as_waiting(new_sandbox: New, throttled
         verdict = judge(prompts(1, ONE), [BURN.format(seconds=0.3)])[0]
         assert verdict.reward == 1.0, verdict
         assert time.monotonic() - started > 0.6 + 0.5
+
+
+@pytest.fixture
+def soon_starved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run counts as starved after a few seconds, not minutes."""
+    monkeypatch.setattr(worker_module, "_STARVED", 5.0)
+    worker_module.request.cache_clear()
+    yield
+    worker_module.request.cache_clear()
+
+
+def test_a_starved_run_is_repeated_on_a_fresh_worker(
+    new_sandbox: New, throttled: Path, soon_starved: None
+) -> None:
+    limits = Limits(cpu_per_test=0.5, cpu_per_program=0.5, blocked_per_program=0.05)
+    with new_sandbox(workers=1, limits=limits) as sandbox:
+        judge = CodeVerifier(sandbox=sandbox)
+        assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+        (first,) = sandbox._state.all
+        for pid in (first.process.pid, *descendants(first.process.pid)):
+            (throttled / "cgroup.procs").write_text(str(pid))
+        verdict = judge(prompts(1, ONE), [BURN.format(seconds=0.45)])[0]
+        assert verdict.reward == 1.0, verdict
+        assert first not in sandbox._state.all
+
+
+def test_a_run_that_is_always_starved_is_unscored(new_sandbox: New, soon_starved: None) -> None:
+    """The machine is not busy here: the run is called starved before it had its CPU time."""
+    limits = Limits(cpu_per_test=9.0, cpu_per_program=9.0, blocked_per_program=0.05)
+    worker_module._STARVED = 0.05  # the fixture restores it
+    with new_sandbox(workers=1, limits=limits) as sandbox:
+        judge = CodeVerifier(sandbox=sandbox)
+        verdict = judge(prompts(1, ONE), [BURN.format(seconds=5)])[0]
+    assert math.isnan(verdict.reward)
+    assert "too busy" in verdict.detail
 
 
 # 33: what else ends a process than the program in it

@@ -1,0 +1,191 @@
+"""Read samples, evaluate and compare runs, write a report, and measure a batch's signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bestofk import evaluation
+from bestofk.api.result_objects import (
+    ComparisonResult,
+    EvaluationResult,
+    ReportFile,
+    SampledRun,
+    SampleSet,
+    SignalResult,
+)
+from bestofk.evaluation import Metric, Samples
+from bestofk.objectives import Objective
+from bestofk.objectives import signal as measure_signal
+
+
+def read(source: Any, *, name: str | None = None, **options: Any) -> SampleSet:
+    """Samples from a file of any supported tool, a run's folder, or rewards in memory.
+
+    Args:
+        source: a path (JSONL, CSV, parquet, …, or the folder of a run), or rewards: one row per
+            problem, NaN or None where a sample has no score.
+        name: the run's name in tables; by default the file's.
+        options: columns={"reward": "score"}, where={"step": "10"}, encoding: as for
+            `bestofk.evaluation.read`.
+
+    Raises:
+        ValueError: not a file of samples; says the line and the remedy.
+
+    >>> read([[1, 0, 0, 1], [0, 0, 0, 0]], name="base")
+    base: 2 problems × 4 samples
+    """
+    if isinstance(source, Samples):
+        return SampleSet.wrap(source if name is None else replace(source, name=name))
+    if isinstance(source, str | PathLike):
+        return SampleSet.wrap(evaluation.read(Path(source), name=name, **options))
+    return SampleSet.wrap(evaluation.samples(source, name=name or "samples", **options))
+
+
+def evaluate(
+    what: Any,
+    k: Sequence[int] | int | None = None,
+    *,
+    metric: Metric | None = None,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    **options: Any,
+) -> EvaluationResult:
+    """pass@k or max@k of a run at every k, with intervals over problems.
+
+    Args:
+        what: samples, whatever `read` takes, or a `TrainedRun`: its final model is sampled on the
+            held-out split.
+        k: the k to show; by default powers of two up to the number of samples per problem.
+        metric: by default pass@k for rewards 0 and 1 or with a threshold, else max@k.
+        threshold: a reward of at least this passes.
+
+    Raises:
+        ValueError: k exceeds the samples per problem; a metric that the rewards do not have.
+
+    >>> evaluate([[1, 0, 0, 1], [0, 0, 0, 0]]).at(2).value.__round__(3)
+    0.417
+    """
+    wanted = None if k is None else sorted({k} if isinstance(k, int) else set(k))
+    if isinstance(what, SampledRun):
+        what = what.sample(n=max(wanted) if wanted else None)
+    samples = read(what)
+    chosen = metric or default_metric([samples], threshold)
+    found = evaluation.curve(
+        samples,
+        chosen,
+        k_max=max(wanted) if wanted else None,
+        threshold=threshold,
+        confidence=confidence,
+        seed=seed,
+        **options,
+    )
+    return EvaluationResult(found, tuple(wanted or powers(found.k)))
+
+
+def compare(
+    a: Any,
+    b: Any,
+    k: Sequence[int] | None = None,
+    *,
+    metric: Metric | None = None,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    **options: Any,
+) -> ComparisonResult:
+    """Whether run b is better than run a, paired by problem, at every k.
+
+    Args:
+        a, b: samples, or whatever `read` takes.
+        k: the k to show; by default powers of two.
+        metric, threshold: as in `evaluate`.
+
+    Raises:
+        ValueError: no common problem, k exceeds the samples per problem.
+
+    >>> a, b = read([[0, 0, 0, 1]] * 8, name="a"), read([[0, 1, 1, 1]] * 8, name="b")
+    >>> compare(a, b).at(1).value
+    0.5
+    """
+    runs = [read(a), read(b)]
+    if runs[0].name == runs[1].name:
+        runs = [read(run, name=f"{run.name} ({letter})") for run, letter in zip(runs, "ab")]
+    chosen = metric or default_metric(runs, threshold)
+    (found,) = evaluation.compare(
+        runs,
+        chosen,
+        k_max=max(k) if k else None,
+        threshold=threshold,
+        confidence=confidence,
+        seed=seed,
+        **options,
+    )
+    return ComparisonResult(found, tuple(sorted(set(k)) if k else powers(found.k)))
+
+
+def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) -> ReportFile:
+    """One self-contained page on runs and samples; the first is the one others are compared with.
+
+    Args:
+        what: one run, or a list: paths, samples that were read from files, trained runs.
+        out: the file to write; an existing one is replaced.
+        options: title, threshold, bounds, k_max, png, svg, csv: as for `bestofk report`.
+
+    Raises:
+        ValueError: samples without a file; nothing to show. OSError: cannot write.
+    """
+    from bestofk.reports import load, make
+
+    runs = what if isinstance(what, list | tuple) else [what]
+    made = make(load([_argument(run) for run in runs]), Path(out), **options)
+    verdicts = tuple(f"{one.metric}: {one.verdict}" for one in made.findings.comparisons)
+    return ReportFile(made.page, made.size, verdicts)
+
+
+def _argument(run: Any) -> str:
+    """A run as `bestofk report` takes it: NAME=PATH."""
+    if isinstance(run, SampledRun):
+        return f"{run.path.name}={run.path}"
+    if not isinstance(run, Samples):
+        return str(run)
+    path = run.metadata.get("path")
+    if path is None:
+        raise ValueError(
+            f"a report shows completions, and {run.name!r} was made in memory: write the samples "
+            "to a JSONL file and read that"
+        )
+    return f"{run.name}={path}"
+
+
+def signal(rewards: Any, objective: str | Objective, /, **inputs: Any) -> SignalResult:
+    """How many groups of a batch teach the objective something, and the largest k they support.
+
+    Args:
+        rewards: (P, n), or flat with groups=; live=, groups= and the rest as in `advantages`.
+
+    >>> signal([[0, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0]], "max@2")
+    1 of 3 groups carry signal; k ≤ 3
+    """
+    return SignalResult(**vars(measure_signal(rewards, objective, **inputs)))
+
+
+def default_metric(runs: Sequence[Samples], threshold: float | None) -> Metric:
+    """pass@k where rewards are 0 and 1 or a threshold is stated, else max@k."""
+    zero_one = all(
+        bool(np.isin(run.rewards[~np.isnan(run.rewards)], (0.0, 1.0)).all()) for run in runs
+    )
+    return "pass@k" if zero_one or threshold is not None else "max@k"
+
+
+def powers(ks: np.ndarray) -> list[int]:
+    """1, 2, 4, … and the last k."""
+    last = int(ks[-1])
+    found = [2**i for i in range(last.bit_length()) if 2**i in ks]
+    return sorted({*found, last})
