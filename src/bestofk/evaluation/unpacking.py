@@ -129,13 +129,14 @@ class Archive:
         Raises:
             BadFile: it is damaged, encrypted, or packed in a way that is not known.
         """
-        broken: tuple[type[Exception], ...] = (*unpacking_errors(), *ZIP_ERRORS)
         try:
             return self._read(name)
         except BadFile:
             raise
-        except broken as error:
+        except unpacking_errors() as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
+        except ZIP_ERRORS as error:
+            raise BadFile(self.path, None, f"{name} cannot be unpacked ({error})") from None
 
     def _read(self, name: str) -> bytes:
         entry = self.zip.getinfo(name)
@@ -149,7 +150,7 @@ class Archive:
             packed = raw.read(entry.compress_size)
         try:
             data: bytes = tool.ZstdDecompressor().decompressobj().decompress(packed)
-        except unpacking_errors() as error:
+        except tool.ZstdError as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
         if zlib.crc32(data) != entry.CRC:
             raise BadFile(self.path, None, f"{name} is damaged (its checksum differs)")
