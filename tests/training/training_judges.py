@@ -21,3 +21,13 @@ def sometimes(prompt, text):
 def seldom(prompt, text):
     """A reward on a part of the prompts alone: some batches have no signal at all."""
     return digits(prompt, text) if sum(map(ord, prompt.id)) % 3 == 0 else 0.0
+
+
+def signed(prompt, text):
+    """-1 and 1, as many reward functions have it."""
+    return 1.0 if digits(prompt, text) > 0.5 else -1.0
+
+
+def counted(prompt, text):
+    """A sum: the number of digits."""
+    return float(sum(character.isdigit() for character in text))
