@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -89,8 +90,21 @@ def test_rewards_above_one_leave_pass_at_k_out_until_a_threshold_is_stated(recip
     assert 0.0 < json.loads(lines[0])["results"]["pass@4"]["value"] <= 1.0
 
 
+class StandInServer(ThreadingHTTPServer):
+    """What the stand-in for the Hub was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), StandIn)
+        self.seen: list[str] = []
+        self.tokens: set[str | None] = set()
+        self.files: list[str] = []
+        self.created: dict[str, Any] = {}
+
+
 class StandIn(BaseHTTPRequestHandler):
     """As much of the Hub's HTTP interface as an upload of small files uses."""
+
+    server: StandInServer
 
     def log_message(self, *_):
         pass
@@ -133,8 +147,7 @@ class StandIn(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    server.seen, server.tokens, server.files, server.created = [], set(), [], {}
+    server = StandInServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", address)
