@@ -90,7 +90,7 @@ def test_signal_in_a_line() -> None:
     silent = np.zeros((11, 16))
     lively = np.tile(np.arange(16) / 16.0, (21, 1))
     found = bestofk.signal(np.concatenate([silent, lively]), "max@8")
-    assert repr(found) == "21 of 32 groups carry signal; k ≤ 15"
+    assert str(found) == repr(found) == "21 of 32 groups carry signal; k ≤ 15"
 
 
 def test_a_report_from_files(tmp_path: Path) -> None:
