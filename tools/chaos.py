@@ -156,11 +156,20 @@ def written(folder: Path) -> int:
 
 
 def disturb(child: int, rng: random.Random, counts: Counter[str]) -> None:
-    """Kill one of the sandbox's processes, now and then."""
-    if rng.random() < 0.02 and (below := descendants(child)):
+    """Kill one of the sandbox's processes, now and then.
+
+    Never twice while one program is judged: a program that is killed twice counts as the cause,
+    since it could do that to itself.
+    """
+    done = Path(os.environ["CHAOS_DONE"])
+    judged = done.stat().st_size if done.exists() else 0
+    if judged < counts["judged at the last kill"] + 3 or rng.random() > 0.1:
+        return
+    if below := descendants(child):
         with contextlib.suppress(ProcessLookupError):
             os.kill(rng.choice(below), signal.SIGKILL)
             counts["sandbox processes killed"] += 1
+            counts["judged at the last kill"] = judged
 
 
 def live(
@@ -311,6 +320,7 @@ def main(argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(options.folder or stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["CHAOS_LOG"] = str(folder / "faults.log")
+        os.environ["CHAOS_DONE"] = str(folder / "judged.log")
         try:
             number = 0
             while number < options.rounds and time.monotonic() - began < 60 * options.minutes:
@@ -319,9 +329,13 @@ def main(argv: list[str]) -> int:
                 number += 1
         except Broken as error:
             print(f"broken in round {number}, seed {options.seed}: {error}")
+            if (wrong := folder / "faults.log.wrong").exists():
+                print(wrong.read_text(encoding="utf-8"))
             return 1
         finally:
-            faults = (folder / "faults.log").read_bytes() if number else b""
+            log = folder / "faults.log"
+            faults = log.read_bytes() if log.exists() else b""
+            counts["verdicts"] = counts.pop("judged at the last kill")
             counts["verifier calls broken"] = faults.count(b"b")
             counts["clock jumps"] = faults.count(b"j")
             counts["seconds"] = round(time.monotonic() - began)

@@ -29,4 +29,10 @@ def judge(prompt: Prompt, text: str) -> Verdict:
     right = int(truth(text))
     program = f"```python\ndef f(x):\n    return x + {right}\n```"
     asked = Prompt(prompt.id, "", "code", {"asserts": ["assert f(2) == 3", "assert f(5) == 6"]})
-    return code([asked], [program])[0]
+    verdict = code([asked], [program])[0]
+    with open(os.environ["CHAOS_DONE"], "ab") as log:
+        log.write(b".")
+    if verdict.status != "unscored" and verdict.reward != right:
+        with open(f"{os.environ['CHAOS_LOG']}.wrong", "a", encoding="utf-8") as wrong:
+            wrong.write(f"{verdict}\n")
+    return verdict

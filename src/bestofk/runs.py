@@ -204,7 +204,7 @@ class Run:
         self._verify(there[-1])
         found = self.newest()
         assert found is not None
-        self._rewind(found.step, found.state["state"].get("validated", found.step))
+        self._rewind(found.step, found.state.get("state", {}).get("validated", found.step))
         return found
 
     def newest(self) -> Checkpoint | None:
@@ -217,7 +217,7 @@ class Run:
             state = json.loads(file.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise DamagedCheckpoint(f"{file} is not JSON: {error}") from None
-        inside = state.get("state") if isinstance(state, dict) else None
+        inside = state.get("state", {}) if isinstance(state, dict) else None
         if not isinstance(inside, dict) or type(state.get("step")) is not int:
             raise DamagedCheckpoint(f"{file} does not say where the run stood: {str(state)[:80]}")
         return Checkpoint(there[-1], state["step"], state)

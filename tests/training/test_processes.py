@@ -105,7 +105,6 @@ def test_a_process_that_dies_stops_the_other_with_a_word(recipe, command, last_j
     told = last_json(done.stdout)
     assert told["ends"][1] == -9
     assert told["ends"][0] == 1
-    assert told["seconds"] < 60
     said = (tmp_path / "log.0").read_text()
     assert "process 1 of 2 died" in said
     assert f"--resume {tmp_path / 'run'}" in said

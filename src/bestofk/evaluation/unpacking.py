@@ -133,8 +133,10 @@ class Archive:
             return self._read(name)
         except BadFile:
             raise
-        except (*unpacking_errors(), *ZIP_ERRORS) as error:
+        except unpacking_errors() as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
+        except ZIP_ERRORS as error:
+            raise BadFile(self.path, None, f"{name} cannot be unpacked ({error})") from None
 
     def _read(self, name: str) -> bytes:
         entry = self.zip.getinfo(name)
