@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,13 @@ def qwen_15b(**changes: Any) -> Any:
         "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     return Qwen2ForCausalLM(Qwen2Config(**{**shape, **changes}))
+
+
+def needs_cuda() -> None:
+    """Leave, with a word, where there is no GPU."""
+    if not torch.cuda.is_available():
+        print("no CUDA device on this machine: nothing measured")
+        sys.exit(0)
 
 
 def made(make: Callable[..., Any], **changes: Any) -> Any:

@@ -305,7 +305,8 @@ comparisons that found the effect.
 ## Beyond n
 
 100 problems, {max(20, asked.trials // 4)} runs per row. *Given*: the share of runs in which a
-number is given; coverage, bias and width are over those.
+number is given; coverage, bias and width are over those. Quote the interval: the estimate averages
+smooth families, and is far too low where problems are of two sharply different kinds and n small.
 
 {far}
 """

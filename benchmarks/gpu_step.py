@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from _gpu import made, prompts, qwen_15b, smollm_135m, words
+from _gpu import made, needs_cuda, prompts, qwen_15b, smollm_135m, words
 from bestofk import objective
 from bestofk.learning import Learner, Optimisation
 from bestofk.sampling import Sampling
@@ -80,4 +80,5 @@ def main(asked: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    needs_cuda()
     main(sys.argv[1:])

@@ -1,7 +1,14 @@
 """Sphinx: `make docs` builds the site into docs/_build/html."""
 
+import sys
+from pathlib import Path
+
 import bestofk
 
+sys.path.insert(0, str(Path(__file__).parent))
+import generate_reference
+
+generate_reference.write()
 project = "bestofk"
 author = "The bestofk authors"
 copyright = "2026, The bestofk authors"
@@ -9,7 +16,12 @@ release = bestofk.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "**.ipynb"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
+html_extra_path = []
 html_theme = "furo"
 html_title = "bestofk"
 autodoc_typehints = "none"

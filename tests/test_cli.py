@@ -145,3 +145,25 @@ def test_flags_of_every_verb():
     done = run("train", "nowhere.toml", "--verbose")
     assert "Traceback" in done.stderr
     assert "Traceback" not in run("train", "nowhere.toml").stderr
+
+
+def test_a_dry_run_works_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from bestofk.cli import main; sys.exit(main(['train', 'countdown-tiny', '--dry-run']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "rollouts: 1,024 completions a step" in done.stdout
+
+
+def test_evaluation_and_reports_import_where_there_is_no_fcntl():
+    """As on Windows: no module of theirs needs what only Unix has."""
+    code = (
+        "import sys; [sys.modules.__setitem__(n, None) for n in ('fcntl', 'resource', 'pwd')]\n"
+        "import bestofk, bestofk.evaluation, bestofk.reports, bestofk.demo, bestofk.conformance\n"
+        "import bestofk.rewards, bestofk.tasks, bestofk.cli.eval_command, bestofk.api\n"
+        "print(bestofk.evaluate([[1, 0], [0, 0]]).at(2).value)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0.5\n", done.stderr

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -107,6 +106,8 @@ class Run:
         return run
 
     def _hold(self) -> None:
+        import fcntl  # Linux and macOS; reading a run's folder works anywhere
+
         handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -92,7 +92,8 @@ def test_log_probs_are_those_of_a_plain_forward_pass_whatever_the_layout(make: A
 
 def test_a_soft_capped_head_is_found_however_small_the_logits_are() -> None:
     """At logits near 0 a cap changes nothing that rounding would not."""
-    config = Gemma2Config(**{**SHAPE, "initializer_range": 1e-3}, attn_implementation="eager")
+    small: dict[str, Any] = {"initializer_range": 1e-3, "attn_implementation": "eager"}
+    config = Gemma2Config(**{**SHAPE, **small})
     capped = Gemma2ForCausalLM(config).eval()
     assert not Scorer(capped)._split
     config.final_logit_softcapping = None
@@ -106,4 +107,4 @@ def test_an_encoder_is_an_error() -> None:
         warnings.simplefilter("ignore")
         bert = BertLMHeadModel(BertConfig(**shape, num_hidden_layers=2, num_attention_heads=4))
     with pytest.raises(ValueError, match=r"BertLMHeadModel depend on later tokens.*encoder"):
-        Learner(bert)  # type: ignore[arg-type]
+        Learner(bert)

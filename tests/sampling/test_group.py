@@ -139,7 +139,12 @@ def test_a_model_that_attends_otherwise_than_it_says_is_found_out() -> None:
 def test_can_run_names_what_stands_in_the_way() -> None:
     from transformers import BertConfig, BertLMHeadModel, MambaConfig, MambaForCausalLM
 
-    shape = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         bert = BertLMHeadModel(BertConfig(**shape, intermediate_size=48)).eval()

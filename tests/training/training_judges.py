@@ -30,3 +30,13 @@ def endless(prompt, text):
     print("judging now", flush=True)
     while True:
         time.sleep(3600)
+
+
+def signed(prompt, text):
+    """-1 and 1, as many reward functions have it."""
+    return 1.0 if digits(prompt, text) > 0.5 else -1.0
+
+
+def counted(prompt, text):
+    """A sum: the number of digits."""
+    return float(sum(character.isdigit() for character in text))

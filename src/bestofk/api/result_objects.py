@@ -216,6 +216,8 @@ class SignalResult(Signal):
         lost = f"; {self.unscored} samples unscored" if self.unscored else ""
         return f"{used - self.silent} of {used} groups carry signal; k ≤ {self.largest_k}{lost}"
 
+    __str__ = __repr__
+
 
 def _range(sizes: np.ndarray) -> str:
     low, high = int(sizes.min()), int(sizes.max())

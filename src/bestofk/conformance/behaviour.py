@@ -182,7 +182,7 @@ def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
     if isinstance(alone, Exception):
         return []
     if isinstance(padded, Exception):
-        return [Finding("padding", "note", f"refuses a NaN reward: {described(padded, 90)}")]
+        return [Finding("padding", "note", f"raises on a NaN reward: {described(padded, 90)}")]
     live, dead = padded[:n], padded[n]
     if not np.isfinite(live).all():
         text = "one NaN reward spoils the weights of its live siblings"
@@ -224,7 +224,7 @@ def numbers(estimator: JudgedFunction, n: int) -> list[Finding]:
     for name, kind in (("integers", np.int64), ("booleans", np.bool_)):
         weights = _tried(estimator, floats.astype(kind))
         if isinstance(weights, Exception):
-            text = f"refuses {name}: {described(weights, 90)}"
+            text = f"raises on {name}: {described(weights, 90)}"
             found.append(Finding(name, "note", text))
         elif not np.allclose(weights, expected, rtol=1e-5, atol=1e-8, equal_nan=True):
             text = f"0/1 as {name} gets {_numbers(weights)}, as floats {_numbers(expected)}"

@@ -238,7 +238,7 @@ def _centring(
 def _real(estimator: JudgedFunction, n: int) -> list[Finding]:
     answer = _probe_real(estimator, n)
     if isinstance(answer, Exception):
-        return [Finding("real", "ok", f"refuses real rewards: {described(answer, 100)}")]
+        return [Finding("real", "ok", f"raises on real rewards: {described(answer, 100)}")]
     return []
 
 

@@ -45,7 +45,7 @@ class Conformance:
     """Every ordered draw, or every multiset with its count."""
     zero_one: Fit | None
     real: Fit | None
-    """None where real rewards are refused."""
+    """None where real rewards are not accepted."""
     cases: tuple[Case, ...]
     findings: tuple[Finding, ...]
     by_count: tuple[tuple[float, float], ...]

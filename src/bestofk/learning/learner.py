@@ -257,7 +257,7 @@ class Learner:
 
         def score(batch: Batch, exact: bool) -> Tensor:
             with nullcontext() if exact else self._autocast():
-                return self.scorer(batch)[0]  # type: ignore[no-any-return]
+                return self.scorer(batch)[0]
 
         flat = "flat" if self._flat else "packed"
         reduced = self.precision == "bf16"

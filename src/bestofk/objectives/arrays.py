@@ -244,7 +244,7 @@ def by_blocks(function: Callable[[Array], Array], values: Array) -> Array:
 
 
 def positive_integer(value: Any, name: str) -> int:
-    """`value` as an int ≥ 1; anything else is refused by name."""
+    """`value` as an int ≥ 1; anything else is an error that names it."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -38,7 +38,7 @@ def max_at_k(
         k: how many samples are drawn.
         groups: a group id per sample, when groups differ in size; rewards are then one row.
         live: True where a sample counts, the shape of rewards.
-        small_groups: "error" (default) refuses a group with fewer than k live samples; "drop"
+        small_groups: "error" (default) raises on a group with fewer than k live samples; "drop"
             gives it NaN and warns.
 
     Returns:

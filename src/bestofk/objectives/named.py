@@ -101,7 +101,14 @@ class Objective:
         return all(term.entry.baseline is not None for term in self.terms)
 
     def require_samples(self, n: int) -> None:
-        """Refuse n samples per prompt before anything is sampled, if any stage needs more."""
+        """Raise before anything is sampled if any stage needs more than n samples per prompt.
+
+        Args:
+            n: samples per prompt.
+
+        Raises:
+            ValueError: the rule, n and the k that fits.
+        """
         for term in self.terms:
             if n < term.least:
                 need, why = requirement(term, n)

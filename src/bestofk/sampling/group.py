@@ -22,7 +22,7 @@ from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import Plan, make_plan
+from bestofk.sampling.group_plan import MemoryPlan, make_plan
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
@@ -31,7 +31,10 @@ from bestofk.types import Group, Prompt
 LOOK = 12
 """Tokens between two looks of the host, where rows can end before their limit."""
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest mean |log-prob difference| to a plain forward pass at the first call."""
+"""Largest mean |log-prob difference| of a completion to a plain forward pass over it."""
+CHECKED, CHECK_EVERY = 4, 64
+"""The first calls, and every so many, compare one completion that way: steps are compiled and
+recorded, and what was recorded is used again."""
 
 
 def can_run(model: PreTrainedModel) -> str | None:
@@ -83,12 +86,13 @@ class GroupSampler:
         self.engine: GroupEngine | None = None
         self.reason: str | None = None
         self.agreement: tuple[float, float] | None = None
-        """Mean and largest |log-prob difference| to a plain forward pass, at the first call."""
+        """Mean and largest |log-prob difference| to a plain forward pass, when last compared."""
+        self.calls = 0
         self.stats: dict[str, float] = {}
         """Of the last call: seconds by part, tokens, steps, share of slots that were at work."""
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> MemoryPlan | None:
         """Sizes of what the engine holds, once it has been used."""
         return self.engine.plan if self.engine else None
 
@@ -131,12 +135,15 @@ class GroupSampler:
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, params.n, params.max_new_tokens)
         engine = self._prepared(encoded, params)
+        self.calls += 1
+        due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
         self.stats = {"prepare_s": time.perf_counter() - began, "steps": 0, "slot_steps": 0}
         for turn in _turns(encoded, params, engine.plan):
             rows = _Turn(self, engine, [encoded[p] for p in turn], draws[turn], params)
             for at, done in rows.run():
                 group = Group(prompts[turn[at]], tuple(done), encoded[turn[at]])
-                if self.agreement is None and params.temperature:
+                if due and params.temperature:
+                    due = False
                     self._agree(engine, group, params)
                 yield turn[at], group
         total = time.perf_counter() - began
@@ -176,7 +183,7 @@ class GroupSampler:
 
     @torch.no_grad()
     def _agree(self, engine: GroupEngine, group: Group, params: Sampling) -> None:
-        """Compare a first completion's log-probs with a plain forward pass over all of it.
+        """Compare a completion's log-probs with a plain forward pass over all of it.
 
         Raises:
             CannotRun: they differ by more than rounding.
@@ -199,7 +206,9 @@ class GroupSampler:
             )
 
 
-def _turns(encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan) -> Iterator[list[int]]:
+def _turns(
+    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: MemoryPlan
+) -> Iterator[list[int]]:
     """Prompts cut into turns whose prompts and outputs have room."""
     turn: list[int] = []
     tokens = 0
@@ -345,8 +354,8 @@ class _Turn:
         shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
         texts = texts_of(sampler.tokenizer, shown)
         done = [
-            completion(*row, sampler.tokenizer, sampler.ends, self.params.stop, text=text)
-            for *row, text in zip(ids, logs, texts)
+            completion(row, logp, sampler.tokenizer, sampler.ends, self.params.stop, text)
+            for row, logp, text in zip(ids, logs, texts)
         ]
         for at, p in enumerate(complete):
             yield p, done[at * n : (at + 1) * n]

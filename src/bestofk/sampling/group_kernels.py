@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bestofk.sampling.group_ops import TILED
-
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
 
@@ -27,7 +25,7 @@ def _scores(q, k, scale, cap, CAP: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _join(x, seen, v, top, total, acc):  # type: ignore[no-untyped-def]
+def _join(x, seen, v, top, total, acc):
     """One more block of keys in a running softmax."""
     x = tl.where(seen, x, NONE)
     high = tl.maximum(top, tl.max(x, 1))
@@ -276,7 +274,7 @@ def attend(
         top = torch.empty(rows, heads, device=query.device)
         total = torch.empty_like(top)
         gp = power(g)
-        prefix_kernel[(max(1, rows // TILED), shared)](
+        prefix_kernel[(max(1, rows * len(tiles) // most), shared)](
             query, prefix_keys, prefix_values, acc, top, total, slots, tiles, scale, cap, window,
             query.stride(0), query.stride(1), most, HK=shared, G=g, GP=gp,
             ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,

@@ -149,7 +149,7 @@ class Mirror:
             if type(module) is nn.Linear
         ]
         for module in self.model.modules():
-            module.engine_look = seen  # type: ignore[assignment]
+            module.engine_look = seen
         device = next(self.model.parameters()).device
         ids = torch.tensor([[0, 1]], device=device)
         try:
@@ -277,7 +277,7 @@ def engine_attention(
     else:
         for store, new in ((module.engine_pk, key), (module.engine_pv, value)):
             rows = new.transpose(1, 2).flatten(0, 1)
-            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator]
+            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator,arg-type]
     return causal(query, key, value, scale, window, cap).transpose(1, 2), None
 
 

@@ -96,10 +96,10 @@ def token_lines(config: Config) -> list[str]:
 
 def memory_lines(config: Config) -> list[str]:
     """Bytes by purpose; the model's shape is read from its config alone, or guessed by its name."""
-    from bestofk.models import describe
-
     lines, options = [], model_options(config)
     try:
+        from bestofk.models import describe
+
         shape = describe(config.model.path)
     except (OSError, ValueError, ImportError) as error:
         first = str(error).partition("\n")[0]

@@ -1,0 +1,177 @@
+"""The Python API: results as objects, training from Python, and how a stopped run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bestofk
+from bestofk import evaluation
+from bestofk.api import EvaluationResult
+from bestofk.api.own_data import data_options, prompt_template
+
+REWARDS = np.random.default_rng(0).integers(0, 2, size=(12, 8)).astype(float)
+
+
+def test_everything_promised_is_there_and_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, bestofk\n"
+        "assert set(bestofk.__all__) <= set(dir(bestofk))\n"
+        "[getattr(bestofk, name) for name in bestofk.__all__]\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'matplotlib', 'datasets'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="no attribute 'evalute'"):
+        bestofk.evalute  # noqa: B018
+
+
+def test_an_evaluation_is_the_curve_with_a_short_face() -> None:
+    found = bestofk.evaluate(REWARDS, k=[1, 8])
+    curve = evaluation.curve(evaluation.samples(REWARDS), "pass@k", k_max=8)
+    at = found.at(8)
+    assert (at.value, at.low) == (curve.estimate[7], curve.interval.low[7])
+    assert float(at) == at.value
+    lines = repr(found).splitlines()
+    assert lines[0] == "samples: pass@k, 12 problems, n = 8"
+    assert [line.split()[0] for line in lines[1:]] == ["pass@1", "pass@8"]
+    assert found._repr_html_().count("<tr>") == 3
+    with pytest.raises(ValueError, match=r"k ≤ 8|k = 1\.\.8"):
+        found.at(9)
+
+
+def test_html_escapes_names() -> None:
+    named = bestofk.read(REWARDS, name="<script>")
+    assert "<script>" not in bestofk.evaluate(named)._repr_html_() + named._repr_html_()
+
+
+def test_graded_rewards_are_evaluated_by_max_at_k() -> None:
+    assert bestofk.evaluate(REWARDS * 3 - 1).curve.metric == "max@k"
+    assert bestofk.evaluate(REWARDS * 3 - 1, threshold=2.0).curve.metric == "pass@k"
+
+
+def test_a_comparison_says_its_verdict() -> None:
+    better = np.maximum(REWARDS, np.roll(REWARDS, 1, axis=1))
+    a, b = bestofk.read(REWARDS, name="a"), bestofk.read(better, name="b")
+    found = bestofk.compare(a, b)
+    (same,) = evaluation.compare([a, b], "pass@k")
+    assert found.verdict == same.verdict
+    assert found.at(1).value == same.difference[0]
+    assert repr(found).endswith(same.verdict)
+    assert bestofk.compare(REWARDS, better).comparison.a == "samples (a)"
+
+
+def test_frames_and_plots() -> None:
+    pytest.importorskip("pandas")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    found = bestofk.evaluate(REWARDS)
+    frame = found.to_pandas()
+    assert list(frame.columns) == ["k", "estimate", "low", "high"]
+    assert frame.estimate[7] == found.at(8).value
+    assert found.plot().get_ylabel() == "pass@k"
+    pair = bestofk.compare(REWARDS, 1 - REWARDS)
+    assert list(pair.to_pandas().columns) == ["k", "difference", "low", "high", "p"]
+    assert len(pair.plot().lines) == 2
+    assert len(bestofk.read(REWARDS).to_pandas()) == REWARDS.size
+
+
+def test_signal_in_a_line() -> None:
+    silent = np.zeros((11, 16))
+    lively = np.tile(np.arange(16) / 16.0, (21, 1))
+    found = bestofk.signal(np.concatenate([silent, lively]), "max@8")
+    assert str(found) == repr(found) == "21 of 32 groups carry signal; k ≤ 15"
+
+
+def test_a_report_from_files(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [
+            {
+                "problem_id": f"p{p}",
+                "sample_id": i,
+                "reward": float((p + i) % 3 == 0),
+                "completion": "x",
+            }
+            for p in range(6)
+            for i in range(4)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = [bestofk.read(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    made = bestofk.report(runs, tmp_path / "page.html")
+    assert made.path.read_text().startswith("<!doctype html>")
+    assert made.verdicts
+    with pytest.raises(ValueError, match="made in memory"):
+        bestofk.report(bestofk.read(REWARDS), tmp_path / "page.html")
+
+
+def test_the_prompt_field_is_found_or_asked_for() -> None:
+    assert prompt_template({"id": 1, "question": "?"}) == "{question}"
+    with pytest.raises(ValueError, match=r"rows have id, text and none of prompt.*prompt="):
+        prompt_template({"id": 1, "text": "?"})
+
+
+@pytest.mark.parametrize(
+    ("data", "reward", "message"),
+    [
+        (None, "m:f", "data is needed"),
+        ([{"prompt": "?"}], None, "need a reward"),
+        ([], "m:f", "no rows"),
+        ([{"prompt": "?"}], "maths", "field 'answer'"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, data: Any, reward: Any, message: str) -> None:
+    sources = {"train": data, "validation": None, "test": None}
+    with pytest.raises(ValueError, match=message):
+        data_options(sources, reward, prompt=None, style="text", folder=tmp_path, few=50)
+
+
+SCRIPT = """
+import sys, bestofk
+def reward(prompt, completion):
+    return completion.count("1") / 8 - 1.0
+if len(sys.argv) > 1:
+    run = bestofk.train("tiny-countdown", reward=reward, resume="run")
+else:
+    rows = [{"prompt": f"{i} 2 3 = {i + 5}:"} for i in range(4)]
+    run = bestofk.train("tiny-countdown", rows, reward, "max@2", steps=12, samples_per_prompt=4,
+                        max_new_tokens=8, evaluate_every=0, dir="run",
+                        settings={"run.checkpoint_every": 1})
+print("returned", run)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_a_stopped_run_does_not_return_to_the_script(
+    tmp_path: Path, number: int, status: int
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True}
+    words = [sys.executable, "script.py"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 1):
+        time.sleep(0.02)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    assert "returned" not in said, said
+    assert process.returncode in (status, -number), said
+    assert "resume='run'" in said
+    if number == signal.SIGTERM:
+        done = subprocess.run([*words, "again"], capture_output=True, timeout=240, **options)
+        assert "returned run: max@2, 12 steps" in done.stdout, done.stderr
+        assert (tmp_path / "run" / "final" / "config.json").is_file()
+
+
+def test_evaluation_results_are_typed() -> None:
+    assert isinstance(bestofk.evaluate(REWARDS), EvaluationResult)
