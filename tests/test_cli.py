@@ -12,7 +12,6 @@ from bestofk.cli._settings import COMMON, settings
 from bestofk.config import OPTION_FIELDS, Config, leaves
 from bestofk.objectives.catalog import CATALOG
 
-
 WITHOUT_TORCH = """
 import sys
 class Missing:

@@ -54,6 +54,9 @@ def load_environment(**kwargs):
 """
 
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the package's own dependencies
+
+
 @pytest.fixture(autouse=True)
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("reverse", REVERSE), ("fragile", FRAGILE), ("turns", TURNS)):
@@ -71,7 +74,7 @@ def test_dataset_and_weighted_rubric_come_through() -> None:
     judge = verifier(made.verifier, **made.verifier_options)
     verdicts = judge([prompt] * 3, ["cba", "abc", "a long answer that is wrong"])
     assert [v.reward for v in verdicts] == [1.5, 0.5, -0.5]
-    assert len(made.split("train")) + len(made.split("validation")) <= 20
+    assert 10 < len(made.split("train")) <= 20
 
 
 def test_an_error_in_a_reward_function_is_unscored_not_zero() -> None:

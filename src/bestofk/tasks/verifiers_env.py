@@ -49,15 +49,15 @@ def load_single_turn(name: str, arguments: dict[str, Any]) -> Any:
         single_turn, load = verifiers.SingleTurnEnv, verifiers.load_environment
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"task verifiers:{name} needs the package verifiers with SingleTurnEnv: "
-            "pip install 'verifiers>=0.1.9,<0.2'"
+            f"task verifiers:{name} needs the package verifiers with SingleTurnEnv ({error}): "
+            "pip install 'verifiers>=0.1.14,<0.2'"
         ) from error
     try:
         loaded = load(name, **arguments)
     except Exception as error:
         raise ValueError(
-            f"environment {name!r} could not be loaded: {type(error).__name__}: {error}; install it "
-            "first (prime env install), or put its module on the path"
+            f"environment {name!r} could not be loaded: {type(error).__name__}: {error}; "
+            "install it first (prime env install), or put its module on the path"
         ) from error
     if not isinstance(loaded, single_turn):
         raise ValueError(
