@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: install quickstart test test-all fuzz test-gpu test-adapters check bench docs build clean
+.PHONY: install quickstart test test-all fuzz chaos test-gpu test-adapters check bench docs build clean
 HOSTS := verl skyrl openrlhf vllm verifiers
 .DEFAULT_GOAL := help
 
@@ -14,6 +14,8 @@ help:
 	@echo "make test         set up and run the tests (under ten minutes on two cores)"
 	@echo "make test-all     the same with the long counts"
 	@echo "make test-adapters  the tests of every host (TRL, verl, SkyRL, OpenRLHF, vLLM), each in its own environment"
+	@echo "make fuzz         mutated inputs for every reader of what others wrote (ten minutes each)"
+	@echo "make chaos        training under kills, full disks, clock jumps and a failing verifier (30 minutes)"
 	@echo "make check        lint, format, types"
 	@echo "make bench        tables of ratios against peers measured in the same run"
 	@echo "make docs         build the site into docs/_build/html"
@@ -49,6 +51,11 @@ test-all: $(VENV)/.dev
 SECONDS ?= 600
 fuzz: $(VENV)/.dev
 	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
+
+# The whole trainer under random faults; `make chaos MINUTES=5` for less.
+MINUTES ?= 30
+chaos: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/chaos.py --minutes $(MINUTES)
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,13 @@ def qwen_15b(**changes: Any) -> Any:
         "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     return Qwen2ForCausalLM(Qwen2Config(**{**shape, **changes}))
+
+
+def needs_cuda() -> None:
+    """Leave, with a word, where there is no GPU."""
+    if not torch.cuda.is_available():
+        print("no CUDA device on this machine: nothing measured")
+        sys.exit(0)
 
 
 def made(make: Callable[..., Any], **changes: Any) -> Any:
@@ -87,4 +95,5 @@ def kernels(work: Callable[[], Any], top: int = 16) -> list[tuple[str, float, in
         (event.key, event.self_device_time_total / 1e3, event.count)
         for event in profiler.key_averages()
     ]
-    return sorted(rows, key=lambda row: -row[1])[:top]
+    rows.append(("all kernels", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    return sorted(rows, key=lambda row: -row[1])[: top + 1]

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bestofk.evaluation import compare, curve, samples
-from bestofk.evaluation.intervals import LEAST_INFORMATIVE
+from bestofk.evaluation import Samples, compare, curve, extrapolate, plan, population, samples
+from bestofk.evaluation.intervals import LEAST_INFORMATIVE, t_quantile
+from bestofk.evaluation.planning import pair_of
 
 POPULATIONS = {
     "easy, Beta(8, 1)": (8.0, 1.0),
@@ -78,27 +79,109 @@ def simulate(
     return tallies, band / trials
 
 
-def paired(
-    shape: tuple[float, float], problems: int, n: int, k: int, trials: int
-) -> tuple[float, float]:
-    """Two runs of equal worth: how often the interval at k holds 0, and any k is called different.
+def pair(chances: tuple[np.ndarray, np.ndarray], n: int, rng: np.random.Generator) -> list[Samples]:
+    return [
+        samples((rng.random((len(chance), n)) < chance[:, None]).astype(float), name=name)
+        for name, chance in zip("ab", chances)
+    ]
 
-    They differ on every problem (each is better on half of them), so the differences have a spread.
+
+def equal_runs(kind: str, problems: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Success probabilities of two runs that are equally good over all problems."""
+    if kind == "rare large losses":  # one problem in twelve falls from .9 to .1, the rest gain
+        lost = rng.random(problems) < 1 / 12
+        return np.where(lost, 0.9, 0.1), np.where(lost, 0.1, 0.1 + 0.8 / 11)
+    shape = POPULATIONS[kind]
+    first, second = rng.beta(*shape, problems), rng.beta(*shape, problems)
+    swap = rng.random(problems) < 0.5
+    return np.where(swap, first, second), np.where(swap, second, first)
+
+
+def paired(kind: str, problems: int, n: int, trials: int) -> tuple[float, float, float]:
+    """Equally good runs: how often the band holds 0 at every k, any k is called different, and the
+
+    verdict and the band contradict each other at some k. Only k = 1 is equal for rare losses.
     """
     rng = np.random.default_rng(1)
-    held = wrong = 0
+    held = wrong = apart = 0
     for trial in range(trials):
-        first, second = rng.beta(*shape, problems), rng.beta(*shape, problems)
-        swap = rng.random(problems) < 0.5
-        chances = np.where(swap, first, second), np.where(swap, second, first)
-        runs = [
-            samples((rng.random((problems, n)) < chance[:, None]).astype(float), name=name)
-            for name, chance in zip("ab", chances)
-        ]
-        found = compare(runs, resamples=1000, seed=trial)[0]
-        held += bool(found.interval.low[k - 1] <= 0 <= found.interval.high[k - 1])
+        runs = pair(equal_runs(kind, problems, rng), n, rng)
+        at = [1] if kind == "rare large losses" else None
+        found = compare(runs, at=at, resamples=1000, seed=trial)[0]
+        outside = (found.band.low > 0) | (found.band.high < 0)
+        held += not outside.any()
         wrong += bool((found.p_value <= 0.05).any())
-    return held / trials, wrong / trials
+        apart += bool((outside != (found.p_value <= 0.05)).any())
+    return held / trials, wrong / trials, apart / trials
+
+
+def power(problems: int, gain: float, k: int, n: int, trials: int) -> tuple[float, float, float]:
+    """How often a gain is found at k: over all k, at this k alone, and by a paired t test."""
+    rng = np.random.default_rng(2)
+    every = alone = student = 0
+    for trial in range(trials):
+        chance = rng.beta(0.4, 0.6, problems)
+        runs = pair((chance, np.clip(chance + gain, 0, 1)), n, rng)
+        every += bool(compare(runs, resamples=1000, seed=trial)[0].p_value[k - 1] <= 0.05)
+        one = compare(runs, at=[k], resamples=1000, seed=trial)[0]
+        alone += bool(one.p_value[0] <= 0.05)
+        gap = (one.values_b - one.values_a)[:, 0]
+        t = abs(gap.mean()) / (gap.std(ddof=1) / np.sqrt(problems))
+        student += bool(t > t_quantile(0.975, problems - 1))
+    return every / trials, alone / trials, student / trials
+
+
+def planned(k: int, n: int, effect: float, trials: int) -> tuple[int, float, float]:
+    """A plan for power .8 over all k: its problems, the power promised and what came."""
+    people = population(shape=(0.4, 0.6))
+    row = plan(k, power=0.8, effect=effect, people=people, n=[n]).best
+    drawn = pair_of(people, k, effect)
+    rng = np.random.default_rng(3)
+    found = 0
+    for trial in range(trials):
+        runs = pair(drawn.draw(row.problems, rng), n, rng)
+        found += bool(compare(runs, resamples=1000, seed=trial)[0].p_value[k - 1] <= 0.05)
+    return row.problems, row.value, found / trials
+
+
+def spread(kind: str, problems: int, rng: np.random.Generator) -> np.ndarray:
+    """Success probabilities for the extrapolation."""
+    if kind == "Beta(.3, 1.5)":
+        return rng.beta(0.3, 1.5, problems)
+    if kind == "logit-normal(-3, 2)":
+        return 1 / (1 + np.exp(3.0 - 2.0 * rng.normal(size=problems)))
+    if kind == "two kinds, .02 and .5":
+        return np.where(rng.random(problems) < 0.5, 0.02, 0.5)
+    return np.where(rng.random(problems) < 0.3, 0.0, rng.beta(0.8, 2.0, problems))
+
+
+SPREADS = (
+    "Beta(.3, 1.5)",
+    "logit-normal(-3, 2)",
+    "two kinds, .02 and .5",
+    "30% never, Beta(.8, 2)",
+)
+
+
+def beyond(kind: str, n: int, times: int, trials: int) -> tuple[float, float, float, float, float]:
+    """Truth, share of runs with a number, coverage among them, bias and mean width."""
+    rng = np.random.default_rng(4)
+    truth_k = float(np.mean(1 - (1 - spread(kind, 400_000, rng)) ** (times * n)))
+    held, errors, widths = 0, [], []
+    for _ in range(trials):
+        chance = spread(kind, 100, rng)
+        run = samples((rng.random((100, n)) < chance[:, None]).astype(float))
+        found = extrapolate(run, [times * n])
+        if np.isnan(found.estimate[0]):
+            continue
+        held += bool(found.interval.low[0] <= truth_k <= found.interval.high[0])
+        errors.append(found.estimate[0] - truth_k)
+        widths.append(found.interval.high[0] - found.interval.low[0])
+    given = len(errors)
+    if not given:
+        return truth_k, 0.0, float("nan"), float("nan"), float("nan")
+    means = float(np.mean(errors)), float(np.mean(widths))
+    return truth_k, given / trials, held / given, *means
 
 
 def share(count: int, total: int) -> str:
@@ -138,25 +221,53 @@ def main() -> None:
                 ]
                 lines.append("| " + " | ".join(cells) + " |")
                 print(lines[-1], flush=True)
-    pairs = ["| population | problems | interval at k = 8 holds 0 | any k called different |"]
-    pairs.append("|---|---:|---:|---:|")
-    for name in ("easy, Beta(2, 1)", "U-shaped, Beta(.3, .3)", "hard, Beta(.1, 2)"):
-        for problems in PROBLEMS:
-            held, wrong = paired(POPULATIONS[name], problems, asked.n, 8, asked.trials)
-            pairs.append(f"| {name} | {problems} | {held:.3f} | {wrong:.3f} |")
+    sections = [lines]
+    pairs = ["| population | problems | band holds 0 | any k called different | contradictions |"]
+    pairs.append("|---|---:|---:|---:|---:|")
+    kinds = ("easy, Beta(2, 1)", "U-shaped, Beta(.3, .3)", "hard, Beta(.1, 2)", "rare large losses")
+    for name in kinds:
+        for problems in (12, *PROBLEMS):
+            cells = [f"{each:.3f}" for each in paired(name, problems, asked.n, asked.trials)]
+            pairs.append(f"| {name} | {problems} | {' | '.join(cells)} |")
             print(pairs[-1], flush=True)
+    sections.append(pairs)
+    powers = ["| problems | gain in p | k | over all k | at this k alone | paired t |"]
+    powers.append("|---:|---:|---:|---:|---:|---:|")
+    for problems, gain, k in ((30, 0.05, 8), (60, 0.05, 8), (100, 0.03, 1), (100, 0.03, 16)):
+        cells = [f"{each:.2f}" for each in power(problems, gain, k, 32, asked.trials)]
+        powers.append(f"| {problems} | {gain} | {k} | {' | '.join(cells)} |")
+        print(powers[-1], flush=True)
+    sections.append(powers)
+    plans = ["| k | n | effect | problems planned | power promised | power that came |"]
+    plans.append("|---:|---:|---:|---:|---:|---:|")
+    for k, n, effect in ((1, 16, 0.05), (8, 16, 0.05), (8, 32, 0.08)):
+        problems, promised, came = planned(k, n, effect, asked.trials)
+        plans.append(f"| {k} | {n} | {effect} | {problems} | {promised:.2f} | {came:.2f} |")
+        print(plans[-1], flush=True)
+    sections.append(plans)
+    far = ["| truth | n | k | pass@k | given | interval holds | bias | mean width |"]
+    far.append("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for kind in SPREADS:
+        for n, times in ((16, 4), (16, 16), (64, 4), (64, 16)):
+            found = beyond(kind, n, times, max(20, asked.trials // 4))
+            cells = [f"{found[0]:.3f}", f"{found[1]:.2f}", f"{found[2]:.3f}"]
+            cells += [f"{found[3]:+.3f}", f"{found[4]:.3f}"]
+            far.append(f"| {kind} | {n} | {n * times} | {' | '.join(cells)} |")
+            print(far[-1], flush=True)
+    sections.append(far)
     if asked.write:
-        asked.write.write_text(page(asked, lines, pairs), encoding="utf-8")
+        asked.write.write_text(page(asked, sections), encoding="utf-8")
 
 
-def page(asked: argparse.Namespace, lines: list[str], pairs: list[str]) -> str:
+def page(asked: argparse.Namespace, sections: list[list[str]]) -> str:
     error = np.sqrt(0.95 * 0.05 / asked.trials)
+    lines, pairs, powers, plans, far = ("\n".join(each) for each in sections)
     return f"""# How often the intervals hold
 
 Written by `python benchmarks/coverage.py --trials {asked.trials} --write docs/coverage.md`:
-{asked.trials} runs per row, n = {asked.n} samples per problem, {asked.resamples} resamples,
-pass@k, 95 % intervals. The standard error of a share of .95 is {error:.3f}. How to read the
-intervals: [evaluation](evaluation.md).
+{asked.trials} simulated runs per row, n = {asked.n} samples per problem, {asked.resamples}
+resamples, pass@k, 95% intervals, fixed seeds. The standard error of a share of .95 is {error:.3f}.
+How to read the intervals: [evaluation](evaluation.md).
 
 - **over problems**: the interval that is quoted (the bounded bootstrap), for the population that
   the problems come from; *where ≥ 10 differ*: the same among runs in which ten or more problems
@@ -164,14 +275,40 @@ intervals: [evaluation](evaluation.md).
 - **t: given / holds**: the share of runs in which Student's t is shown, and how often it holds.
 - **fixed set**: the interval for these problems alone. **band**: all k at once.
 
-{chr(10).join(lines)}
+{lines}
 
 ## Two runs of equal worth
 
-Neither run is better, but they differ from problem to problem. The last column is the share of
-comparisons that call any k ≤ {asked.n} different at p ≤ .05: .05 is right, but for noise.
+Neither run is better, but they differ from problem to problem. *Any k called different* is the
+share of comparisons with p ≤ .05 at some k ≤ {asked.n}: .05 is right, but for noise.
+*Contradictions*: comparisons with a k at which p ≤ .05 and a band that holds 0, or the reverse.
+In *rare large losses* one problem in twelve falls from .9 to .1 and the others gain, so that the
+runs are equally good at k = 1 (tested with `--at 1`). The test assumes symmetric differences, and
+is too ready there: few problems cannot show what is rare.
 
-{chr(10).join(pairs)}
+{pairs}
+
+## Power
+
+Run b gains the same success probability on every problem (clipped at 1), Beta(.4, .6), n = 32.
+`compare` tests every k, `compare --at K` one that was chosen beforehand.
+
+{powers}
+
+## Plans
+
+`plan` for power .8 of the test over all k, Beta(.4, .6), and the share of {asked.trials} simulated
+comparisons that found the effect.
+
+{plans}
+
+## Beyond n
+
+100 problems, {max(20, asked.trials // 4)} runs per row. *Given*: the share of runs in which a
+number is given; coverage, bias and width are over those. Quote the interval: the estimate averages
+smooth families, and is far too low where problems are of two sharply different kinds and n small.
+
+{far}
 """
 
 

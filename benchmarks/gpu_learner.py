@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from _gpu import kernels, made, qwen_15b, seconds, smollm_135m
+from _gpu import kernels, made, needs_cuda, qwen_15b, seconds, smollm_135m
 from bestofk.learning import Learner, Optimisation
 from bestofk.types import Completion, Group, Prompt
 
@@ -88,4 +88,5 @@ def main(asked: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    needs_cuda()
     main(sys.argv[1:])

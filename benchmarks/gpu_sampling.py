@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from _gpu import kernels, made, prompts, qwen_15b, seconds, smollm_135m, words
+from _gpu import kernels, made, needs_cuda, prompts, qwen_15b, seconds, smollm_135m, words
 from bestofk.sampling import Sampling
 from bestofk.sampling.group import GroupSampler
 
@@ -106,4 +106,5 @@ def main(asked: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    needs_cuda()
     main(sys.argv[1:])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from _measure import against, machine, milliseconds, seconds, table
-from bestofk import advantages
+from bestofk import advantages, objective
 from bestofk.objectives import max_at_k_curve
 
 RNG = np.random.default_rng(0)
@@ -106,6 +106,40 @@ def cpu_rows() -> list[tuple[str, ...]]:
     return rows
 
 
+def traced_rows() -> list[tuple[str, ...]]:
+    """torch.compile and jax.jit of the unchecked call against the eager, checked one."""
+    rows = []
+    rewards = torch.from_numpy(RNG.random((256, 16)))
+    logs = torch.from_numpy(RNG.normal(size=(256, 16)) * 0.2)
+    plain = objective("max@4")
+    cases = {
+        "max@4, 256 × 16": ((rewards,), lambda r, **o: plain(r, **o)),
+        "max@4 off policy, 256 × 16": (
+            (rewards, logs),
+            lambda r, x, **o: plain(r, log_ratio=x, **o),
+        ),
+    }
+    for name, (given, call) in cases.items():
+        traced = torch.compile(lambda *a, call=call: call(*a, check=False), fullgraph=True)
+        ours, eager = against(lambda: traced(*given), lambda: call(*given), rounds=5)  # noqa: B023
+        rows.append(ratio(f"{name}, torch.compile", ours, eager, "eager", "≤ 1×"))
+    try:
+        import jax
+    except ImportError:
+        return rows
+    jax.config.update("jax_enable_x64", True)
+    for name, (given, call) in cases.items():
+        arrays = [jax.numpy.asarray(value.numpy()) for value in given]
+        traced = jax.jit(lambda *a, call=call: call(*a, check=False))
+        ours, eager = against(
+            lambda: traced(*arrays).block_until_ready(),  # noqa: B023
+            lambda: call(*arrays).block_until_ready(),  # noqa: B023
+            rounds=5,
+        )
+        rows.append(ratio(f"{name}, jax.jit", ours, eager, "eager", "≤ 1×"))
+    return rows
+
+
 def scaling_rows() -> list[tuple[str, ...]]:
     rows = []
     for shape, wanted in [((16384, 64), "≈ 4× for 4× groups"), ((4096, 256), "≈ 4–5× for 4× n")]:
@@ -164,6 +198,7 @@ def cuda_rows() -> list[tuple[str, ...]]:
 
 if __name__ == "__main__":
     table(f"objectives, NumPy {np.__version__}, {machine()}", [HEAD, *cpu_rows()])
+    table("traced with check=False", [HEAD, *traced_rows()])
     table("scaling and range", [HEAD, *scaling_rows()])
     table("start", [HEAD, *start_rows()])
     if rows := cuda_rows():

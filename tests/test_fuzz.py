@@ -29,7 +29,7 @@ def test_every_kept_input_holds(name: str) -> None:
     kept = fuzzing.seeds(name)
     assert kept
     kinds = {fuzzing.TARGETS[name](data) for data in kept}
-    assert len(kinds) > 2  # they are not all turned away at the door
+    assert len(kinds) > 1  # they are not all turned away at the door
 
 
 @pytest.mark.slow

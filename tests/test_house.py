@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "evaluation": TYPES | {"objectives"},
     "adapters": TYPES | {"objectives"},
     "conformance": TYPES | {"objectives"},
-    "demo": TYPES | {"objectives"},
+    "demo": TYPES | {"objectives", "evaluation"},
     "reports": TYPES | {"evaluation", "runs"},
 }
 EVERYTHING_BUT = {

@@ -15,8 +15,10 @@ import os
 import random
 import re
 import sys
+import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +155,148 @@ _PUZZLES: dict[str, dict[str, object]] = {
     "format": {},
 }
 
+
+def _file(name: str, data: bytes) -> Path:
+    """A file of this process's own folder with this content."""
+    if not _FOLDER:
+        _FOLDER.append(tempfile.TemporaryDirectory(prefix="fuzz"))
+    path = Path(_FOLDER[0].name) / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(data)
+    return path
+
+
+def _names(error: Exception, file: str) -> None:
+    """An error is of use where it says which file is meant."""
+    if file not in str(error):
+        raise AssertionError(f"the error does not name {file}") from error
+
+
+_FOLDER: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _chosen(data: bytes, names: tuple[str, ...]) -> tuple[str, bytes]:
+    """One of the names, by the first byte, and the rest."""
+    return names[(data[0] if data else 0) % len(names)], data[1:]
+
+
+def samples(data: bytes) -> str:
+    """A file of samples of any format is rewards by problem, or a BadFile that names the file."""
+    from bestofk.evaluation import BadFile, read
+
+    kind, content = _chosen(data, _SAMPLE_FILES)
+    file = _file(f"samples{kind}", content)
+    try:
+        run = read(file)
+    except BadFile as error:
+        _names(error, file.name)
+        return kind + _kind(error)
+    assert len(run.problems) == len(run.live)
+    assert 0 <= run.unscored <= run.sizes.sum()
+    return f"{kind} {run.metadata['format']} {min(len(run.problems), 3)} {min(run.unscored, 2)}"
+
+
+_SAMPLE_FILES = (".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".parquet", ".eval", ".jsonl.zst")
+
+
+def rows(data: bytes) -> str:
+    """A data file is rows of fields, or a ValueError."""
+    from bestofk.tasks.data_rows import read
+
+    kind, content = _chosen(data, (".jsonl", ".json", ".csv", ".jsonl.gz", ".parquet"))
+    try:
+        found = read(_file(f"rows{kind}", content))
+    except ValueError as error:
+        return kind + _kind(error)
+    assert all(isinstance(row, dict) for row in found)
+    return f"{kind} {min(len(found), 3)} {min(len(found[0]), 3) if found else 0}"
+
+
+def run_folder(data: bytes) -> str:
+    """A run's folder with one changed file is read, or is a ValueError or OSError that names it."""
+    import shutil
+
+    from bestofk import runs
+
+    name, content = _chosen(data, _RUN_FILES)
+    folder = _file("run/config.toml", b"").parent
+    shutil.rmtree(folder)
+    state = b'{"step": 2, "state": {"step": 2, "validated": 2}}'
+    for known, text in (
+        ("metrics.jsonl", b'{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n'),
+        ("samples/000002.jsonl", b'{"step": 2, "reward": 1.0}\n'),
+        ("checkpoints/step-000002/state.json", state),
+    ):
+        _file(f"run/{known}", text)
+    listing = {"state.json": [len(state), runs.digest(_file("state.json", state))]}
+    _file(f"run/checkpoints/step-000002/{runs.MANIFEST}", json.dumps(listing).encode())
+    _file(f"run/{name}", content)
+    told = []
+    for reader in (runs.read_metrics, lambda path: list(runs.read_samples(path)), _restored):
+        try:
+            told.append(str(min(len(reader(folder)), 3)))
+        except (ValueError, OSError) as error:
+            _names(error, "run")
+            told.append(_kind(error)[:30])
+    return f"{name} {told}"
+
+
+def _restored(folder: Path) -> str:
+    from bestofk import runs
+
+    found = runs.Run(folder).restore()
+    return "" if found is None else "x" * found.step
+
+
+_RUN_FILES = ("metrics.jsonl", "samples/000002.jsonl", "checkpoints/step-000002/state.json",
+              "checkpoints/step-000002/manifest.json")  # fmt: skip
+
+
+def recipes(data: bytes) -> str:
+    """A recipe is a config that reads back from its own text, or a ValueError with the file."""
+    from bestofk.config import read, to_toml
+    from bestofk.training.checks import cautions, check
+
+    file = _file("recipe.toml", data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            config = read(file)
+        except ValueError as error:
+            _names(error, "recipe.toml")
+            return _kind(error).replace(str(file), "")
+    again = read(_file("again.toml", to_toml(config).encode()))
+    assert repr(again) == repr(config)
+    try:
+        return f"good {len(cautions(config, check(config)))}"
+    except ValueError as error:
+        return "checked " + _kind(error)
+
+
+def flags(data: bytes) -> str:
+    """A command line of `train` is a config, a ValueError, or tyro's own exit with status 2."""
+    import contextlib
+    import io
+
+    from bestofk.cli.train_command import override, split
+    from bestofk.config import Config
+
+    words = data.decode("utf-8", "surrogateescape").split("\n")
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()) as told:
+        warnings.simplefilter("ignore", FutureWarning)
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                config = override(Config(), split(words))
+            except ValueError as error:
+                return _kind(error)
+            except SystemExit as error:
+                if error.code not in (0, 2):
+                    raise
+                return f"exit {error.code} {_kind(ValueError(told.getvalue()))[-30:]}"
+    assert isinstance(config, Config)
+    return "config"
+
+
 TARGETS: dict[str, Target] = {
     "codec": codec,
     "frames": frames,
@@ -161,6 +305,11 @@ TARGETS: dict[str, Target] = {
     "specs": specs,
     "maths": maths,
     "puzzles": puzzles,
+    "samples": samples,
+    "rows": rows,
+    "run_folder": run_folder,
+    "recipes": recipes,
+    "flags": flags,
 }
 """What can be fuzzed: a name, which is also that of its corpus, and a function of bytes."""
 

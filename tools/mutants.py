@@ -1,10 +1,10 @@
 """Break the mathematics by hand, one way at a time, and see a test die.
 
-    python tools/mutants.py [--write docs/mutants.md]
+    python tools/mutants.py [--write docs/mutants.md] [--only WORDS]
 
 Each row names a file of src/bestofk/objectives, what is broken, the text and its replacement. The
 tree is copied first, so nothing here is ever changed in place. A mutant that survives is a hole in
-the tests and fails the run.
+the tests and fails the run. --only takes the mutants whose file or description contains WORDS.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ON, OFF, PASSK, EST = "on_policy.py", "off_policy.py", "passk_training.py", "estimates.py"
+SUMS, FORMS, REGION = "symmetric_sums.py", "off_policy_forms.py", "off_policy_region.py"
 
 # (file, what is broken, text, replacement, test file that should notice)
 MUTANTS = [
-    ("tables.py", "subset shares count one sample too many", "np.maximum(m - k, 0) / m", "np.maximum(m - k + 1, 0) / m", "estimates"),
-    ("tables.py", "the curve's shares start one rank late", "m = np.arange(n, 1, -1)[:, None]", "m = np.arange(n - 1, 0, -1)[:, None]", "estimates"),
-    ("tables.py", "order statistics count from the wrong end", "total[j - 1 : n - k + j]", "total[::-1][j - 1 : n - k + j]", "estimates"),
+    ("binomials.py", "subset shares count one sample too many", "np.maximum(m - k, 0) / m", "np.maximum(m - k + 1, 0) / m", "estimates"),
+    ("binomials.py", "the curve's shares start one rank late", "m = np.arange(n, 1, -1)[:, None]", "m = np.arange(n - 1, 0, -1)[:, None]", "estimates"),
+    ("binomials.py", "order statistics count from the wrong end", "total[j - 1 : n - k + j]", "total[::-1][j - 1 : n - k + j]", "estimates"),
     (EST, "max@k forgets the best", "return ordered[..., -1] - _gaps(ordered) @", "return ordered[..., -2] - _gaps(ordered) @", "estimates"),
     (EST, "max@k uses the shares of k + 1", "constant(subset_share(n, k)[1:-1], ordered)", "constant(subset_share(n, k + 1)[1:-1], ordered)", "estimates"),
-    (EST, "n < k is answered", "minimum=k, need=need", "minimum=1, need=need", "estimates"),
+    (EST, "n < k is answered", "minimum=k,", "minimum=1,", "estimates"),
     (EST, "a reward at the threshold fails", "values >= threshold", "values > threshold", "estimates"),
     (EST, "the median of an even number is the upper one", "(float(j == (k - 1) // 2) + float(j == k // 2)) / 2", "float(j == k // 2)", "estimates"),
     ("majority.py", "ties are won", "shares = 1.0 / np.arange(1, len(rivals) + 2)", "shares = np.ones(len(rivals) + 1)", "estimates"),
@@ -50,7 +51,7 @@ MUTANTS = [
     (ON, "z-score: not shifted, so equal rewards give noise", "shifted = values - xp.max(values, axis=-1, keepdims=True)", "shifted = values", "on_policy"),
     (ON, "z-score of the shortfall, not of q", "z_score(-subset_shortfall(ordered, k))", "z_score(subset_shortfall(ordered, k))", "on_policy"),
     (ON, "L-statistic: n lost", "unsort(n * (below + own + above), order)", "unsort(below + own + above, order)", "on_policy"),
-    (ON, "L-statistic: ranks above the sample not shifted", "whole - np.append(0.0, without)", "whole - np.append(without, 0.0)", "on_policy"),
+    ("binomials.py", "L-statistic: ranks above the sample not shifted", "whole - np.append(0.0, without)", "whole - np.append(without, 0.0)", "on_policy"),
     (ON, "L-statistic: own sample left out", "below + own + above", "below + above", "on_policy"),
     (ON, "RLOO: n/(n-1) lost", "dr_grpo(rewards) * (n / (n - 1))", "dr_grpo(rewards)", "on_policy"),
     (ON, "Dr. GRPO: baseline doubled", "return shifted - xp.mean(shifted, axis=-1, keepdims=True)\n\n\ndef grpo", "return shifted - 2 * xp.mean(shifted, axis=-1, keepdims=True)\n\n\ndef grpo", "on_policy"),
@@ -60,15 +61,15 @@ MUTANTS = [
     (ON, "BoN-max second: losers keep their raw reward", "rest = xp.zeros_like(ordered[..., :-1])", "rest = ordered[..., :-1]", "on_policy"),
     (ON, "MaxRL: divides by the spread", "_divide(dr_grpo(rewards), xp.mean(rewards, axis=-1, keepdims=True))", "_divide(dr_grpo(rewards), xp.mean(rewards, axis=-1, keepdims=True) ** 0.5)", "on_policy"),
     (ON, "MaxRL: not centred", "_divide(dr_grpo(rewards), xp.mean", "_divide(rewards, xp.mean", "on_policy"),
-    (ON, "TailRL: survivors off by one", "np.arange(n - 1, 0, -1) / n", "np.arange(n, 1, -1) / n", "on_policy"),
+    ("binomials.py", "TailRL: survivors off by one", "np.arange(n - 1, 0, -1) / n", "np.arange(n, 1, -1) / n", "on_policy"),
     (ON, "TailRL: not centred", "unsort(dr_grpo(climbed), order)", "unsort(climbed, order)", "on_policy"),
-    (ON, "TailRL: n lost", "np.arange(n - 1, 0, -1) / n", "np.arange(n - 1, 0, -1)", "on_policy"),
+    ("binomials.py", "TailRL: n lost", "np.arange(n - 1, 0, -1) / n", "np.arange(n - 1, 0, -1) / 1.0", "on_policy"),
     (ON, "RS-GRPO: 1/β lost", "- 1.0) / beta", "- 1.0)", "on_policy"),
     (ON, "RS-GRPO: not centred", "keepdims=True) - 1.0) / beta", "keepdims=True)) / beta", "on_policy"),
     (ON, "RS-GRPO: overflows", "xp.exp(beta * rewards - top)", "xp.exp(beta * rewards)", "on_policy"),
     (ON, "layer cake: strict layers", "rewards[..., None, :] >= levels", "rewards[..., None, :] > levels", "on_policy"),
-    (PASSK, "analytical: variance of single rewards", "np.diff(subset_share(n, k)), ordered", "np.diff(subset_share(n, 1)), ordered", "passk_training"),
-    (PASSK, "analytical: variance instead of deviation", "sigma = xp.sqrt(xp.sum(best_share * spread, axis=-1, keepdims=True))", "sigma = xp.sum(best_share * spread, axis=-1, keepdims=True)", "passk_training"),
+    (PASSK, "analytical: variance of single rewards", "best_share(rewards.shape[-1], k)", "best_share(rewards.shape[-1], 1)", "passk_training"),
+    (PASSK, "analytical: variance instead of deviation", "sigma = xp.sqrt(xp.sum(share * spread, axis=-1, keepdims=True))", "sigma = xp.sum(share * spread, axis=-1, keepdims=True)", "passk_training"),
     (PASSK, "analytical: not centred", "_divide(estimate - shortfall, sigma)", "_divide(-shortfall, sigma)", "passk_training"),
     (PASSK, "exceeding: ln(N + 1.5)", "some + 0.5", "some + 1.5", "passk_training"),
     (PASSK, "exceeding: 4 lost", "(4.0 / (10.0", "(1.0 / (10.0", "passk_training"),
@@ -80,34 +81,52 @@ MUTANTS = [
     (PASSK, "full sampling: sets may overlap by value order", "shuffled = by_order(rewards, order)[..., : sets * k]", "shuffled = rewards[..., : sets * k]", "passk_training"),
     (PASSK, "bootstrap: mean instead of sum", "xp.sum(mask * z_score(best)[..., None], axis=-2)", "xp.sum(mask * z_score(best)[..., None], axis=-2)[..., ::-1]", "passk_training"),
     (PASSK, "bootstrap: sets with the worst", "best = xp.max(xp.where(mask > 0", "best = -xp.max(xp.where(mask > 0", "passk_training"),
-    (OFF, "canonical: λ lost", "xp.exp(tosses.log_tilt) * (k / (n - k)) * without_i", "(k / (n - k)) * without_i", "off_policy"),
-    (OFF, "canonical: baseline of the wrong size", "* (k / (n - k)) * without_i", "* without_i", "off_policy"),
-    (OFF, "canonical: sets inside the prefix forgotten", "xp.sum(counts[i] * ends, axis=0) + best[i] * none_after", "xp.sum(counts[i] * ends, axis=0)", "off_policy"),
-    (OFF, "none: own reward closed with the whole suffix", "(rewards[i] * none_after)[None]", "rewards[i][None]", "off_policy"),
-    (OFF, "none: factor k lost", "+ float(np.log(k)) - log_binomial(n - 1, k - 1)", "- log_binomial(n - 1, k - 1)", "off_policy"),
-    (OFF, "none: own ratio lost", "_scaled(tosses.heads * bracket, log_scale)", "_scaled(bracket, log_scale)", "off_policy"),
-    (OFF, "loo-1: baseline of k others", "_prefixes(shifted, tosses, k - 1)", "_prefixes(shifted, tosses, k)", "off_policy"),
-    (OFF, "loo-1: later samples forgotten", "xp.stack(leads) * none_after", "xp.stack(leads)", "off_policy"),
-    (OFF, "loo-1: lead over nothing", "shifted[i] * full - best[i]", "shifted[i] * full", "off_policy"),
-    (OFF, "self-normalised: denominator not differentiated", "with_i - best / share * share_i", "with_i", "off_policy"),
-    (OFF, "self-normalised: n lost", "n * tosses.heads * (with_i", "tosses.heads * (with_i", "off_policy"),
+    (SUMS, "canonical: the mean of the others not normalised", "seen, share, xp.ones_like(share)", "seen, xp.ones_like(share), xp.ones_like(share)", "off_policy"),
+    (SUMS, "canonical: the product of the others' ratios lost", "with_i[:, 0] - with_i[:, 1] * others", "with_i[:, 0] - others", "off_policy"),
+    (SUMS, "canonical: rewards not counted from the best", "below = rewards - rewards[-1:]\n    both", "below = rewards\n    both", "off_policy"),
+    (SUMS, "canonical: underflow is not noticed", "if check and bool(xp.any(share < LEAST_CHANCE)):", "if False:", "off_policy"),
+    (SUMS, "canonical: sets inside the prefix forgotten", "xp.sum(counts[i] * ends, axis=0) + best[i] * none_after", "xp.sum(counts[i] * ends, axis=0)", "off_policy"),
+    (SUMS, "none: own reward closed with the whole suffix", "(rewards[i] * none_after)[None]", "(rewards[i] * xp.ones_like(none_after))[None]", "off_policy"),
+    (OFF, "none: factor k lost", "+ math.log(k) - log_binomial(n - 1, k - 1)", "- log_binomial(n - 1, k - 1)", "off_policy"),
+    (OFF, "none: own ratio lost", "scaled(tosses.heads * bracket, log_scale, check=check)", "scaled(bracket, log_scale, check=check)", "off_policy"),
+    (SUMS, "loo-1: baseline of k others", "prefixes(shifted, tosses, k - 1)", "prefixes(shifted, tosses, k)", "off_policy"),
+    (SUMS, "loo-1: later samples forgotten", "xp.stack(leads) * none_after", "xp.stack(leads)", "off_policy"),
+    (SUMS, "loo-1: lead over nothing", "shifted[i] * full - best[i]", "shifted[i] * full", "off_policy"),
+    (OFF, "self-normalised: denominator not differentiated", "with_i[:, 0] - best / share * with_i[:, 1]", "with_i[:, 0]", "off_policy"),
+    (OFF, "self-normalised: 1 - k/n of the on-policy weight", "n * n / (n - k) * tosses.heads", "n * tosses.heads", "off_policy"),
     (OFF, "value: normalised by C(n-1, k-1)", "log_scale = tosses.log_scale - log_binomial(n, k)", "log_scale = tosses.log_scale - log_binomial(n - 1, k - 1)", "off_policy"),
-    (OFF, "value: k log λ lost", "k * log_tilt + xp.sum(soft, axis=0)", "xp.sum(soft, axis=0)", "off_policy"),
-    (OFF, "overflow is not noticed", "if largest > LARGEST_LOG:", "if False:", "off_policy"),
-    (OFF, "first order: pair term lost", "shared = delta * sums_above((ordered * (pair_c - triple_c))[..., 1:])", "shared = delta * sums_above((ordered * pair_c)[..., 1:])", "off_policy"),
-    (OFF, "first order: prefix sum includes the sample", "before = cumulative_sum(delta) - delta", "before = cumulative_sum(delta)", "off_policy"),
-    (OFF, "first order: baseline without the ratio", "weights - (1.0 + unsort(delta, order)) *", "weights -", "off_policy"),
-    (OFF, "own ratio: ratio squared", "return _scaled(on_policy(rewards, k, baseline), log_ratio)", "return _scaled(on_policy(rewards, k, baseline), 2 * log_ratio)", "off_policy"),
-    (OFF, "own ratio: ratio lost", "return _scaled(on_policy(rewards, k, baseline), log_ratio)", "return on_policy(rewards, k, baseline)", "off_policy"),
-    (OFF, "truncation from below", "log_ratio > limit", "log_ratio < limit", "off_policy"),
-    (OFF, "effective sample size: C(n, k) lost", "- _log_elementary(2 * flat, k) - log_binomial(n, k)", "- _log_elementary(2 * flat, k)", "off_policy"),
+    (SUMS, "value: k log λ lost", "k * log_tilt + xp.sum(soft, axis=0)", "xp.sum(soft, axis=0)", "off_policy"),
+    (SUMS, "overflow is not noticed", "if largest > LARGEST_LOG:", "if False:", "off_policy"),
+    (FORMS, "first order: pair term lost", "shared = delta * sums_above((ordered * (pair - triple))[..., 1:])", "shared = delta * sums_above((ordered * pair)[..., 1:])", "off_policy"),
+    (FORMS, "first order: prefix sum includes the sample", "before = cumulative_sum(delta) - delta", "before = cumulative_sum(delta)", "off_policy"),
+    (FORMS, "first order: baseline without the ratio", "weights - unsort(share, order) * worth", "weights - worth", "off_policy"),
+    (FORMS, "first order: baseline without the others' ratios", "(1.0 + delta) * (1.0 + (k - 1) * mean_of_others)", "1.0 + delta", "off_policy"),
+    (FORMS, "own ratio: ratio squared", "scaled(on_policy(rewards, k, baseline), log_ratio, check=check)", "scaled(on_policy(rewards, k, baseline), 2 * log_ratio, check=check)", "off_policy"),
+    (FORMS, "own ratio: ratio lost", "return scaled(on_policy(rewards, k, baseline), log_ratio, check=check)", "return on_policy(rewards, k, baseline)", "off_policy"),
+    (OFF, "truncation from below", "xp.where(excess > 0, excess,", "xp.where(excess < 0, excess,", "trust_region"),
+    (OFF, "truncation stops the gradient of cut samples", "return log_ratio - without_gradient(xp.where(excess > 0, excess, xp.zeros_like(excess)))", "return log_ratio - xp.where(excess > 0, excess, xp.zeros_like(excess))", "trust_region"),
+    (OFF, "effective sample size: C(n, k) lost", "- log_elementary(2 * flat, k) - log_binomial(n, k)", "- log_elementary(2 * flat, k)", "off_policy"),
+    (REGION, "the mask stops pushes inward too", "((weights > 0) & (log_ratio > high))", "(log_ratio > high)", "trust_region"),
+    (REGION, "the mask has one side", "| ((weights < 0) & (log_ratio < -low))", "", "trust_region"),
+    (REGION, "low and high swapped", "return low, high\n\n\ndef ratio_divergence", "return high, low\n\n\ndef ratio_divergence", "trust_region"),
+    ("named.py", "the mask looks at truncated ratios", "kept = inside(total, log_ratio, *self.trust_region)", "kept = inside(total, off.truncated(log_ratio, self.truncate), *self.trust_region)", "trust_region"),
+    (REGION, "divergence without the log-ratio", "xp.expm1(logs) - logs", "xp.expm1(logs)", "trust_region"),
+    (REGION, "effective share with k instead of 2k", "math.exp(-2.0 *", "math.exp(-1.0 *", "trust_region"),
+    (REGION, "clipped: the own ratio lost", "xp.where(kept, made * xp.exp(logs), xp.zeros_like(made))", "xp.where(kept, made, xp.zeros_like(made))", "trust_region"),
+    (REGION, "clipped: the penalty pushes away", "result + kl * xp.expm1(-reference)", "result - kl * xp.expm1(-reference)", "trust_region"),
+    (PASSK, "bootstrap: always n sets", "sets or n, n), rewards)", "n, n), rewards)", "paper_measures"),
+    ("paper_measures.py", "distinct answers among all samples", "row[marks == 0].tolist()", "row.tolist()", "paper_measures"),
+    ("paper_measures.py", "tied differences get the upper rank", "(2 * np.cumsum(count) - count + 1)[where]", "(2 * np.cumsum(count))[where]", "paper_measures"),
+    ("inputs.py", "prompt weights in the order of the buckets", "return xp.take(by_group, constant(bucket.groups, by_group), axis=0)", "return by_group[: len(bucket.groups)]", "inputs"),
+    ("diagnostics.py", "jackknife without its factor", "spread = np.nanvar(left_out, axis=0) * (n - 1)", "spread = np.nanvar(left_out, axis=0)", "inputs"),
+    ("grouping.py", "group ids of two kinds are merged", "if len(kinds) > 1:", "if False:", "inputs"),
     ("grouping.py", "dead samples are counted in n", "counts = np.bincount(ids[alive], minlength=count)", "counts = np.bincount(ids, minlength=count)", "groups"),
     ("grouping.py", "rows are grouped by position", "rows = rows[np.argsort(ids[rows], kind=\"stable\")]", "rows = rows", "groups"),
     ("grouping.py", "small groups are dropped in silence", "warnings.warn(f\"{message}; left out\", DroppedGroups, stacklevel=4)", "pass", "groups"),
     ("grouping.py", "a hopeless batch is dropped", "if count and sizes.max() < minimum:", "if False:", "groups"),
     ("grammar.py", "switches come a stage late", "starts = [0.0] + [_share(piece, text) for piece in pieces[1::2]]", "starts = [0.0] + [_share(piece, text) ** 0.5 for piece in pieces[1::2]]", "grammar"),
     ("grammar.py", "annealing skips the last k", "ks = range(first, last + step, step)", "ks = range(first, last, step)", "grammar"),
-    ("grammar.py", "mixtures are sums, not means", "1.0 / len(numbers)", "1.0", "on_policy"),
+    ("grammar.py", "mixtures are sums, not means", "weight=1.0 / len(terms)", "weight=1.0", "on_policy"),
     ("named.py", "ratios given to a normalised objective are ignored", "if term.entry.baseline is None:", "if False:", "off_policy"),
 ]  # fmt: skip
 
@@ -132,10 +151,12 @@ def dies(folder: Path, test: str) -> str | None:
 
 def main() -> int:
     rows, survivors = [], 0
+    words = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
+    chosen = [mutant for mutant in MUTANTS if words in f"{mutant[0]}: {mutant[1]}"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
-        for file, what, old, new, test in MUTANTS:
+        for file, what, old, new, test in chosen:
             path = folder / "src/bestofk/objectives" / file
             original = path.read_text()
             if original.count(old) < 1:
@@ -151,7 +172,7 @@ def main() -> int:
                 f"{'killed' if killer else 'SURVIVED':<9} {file}: {what}  {killer or ''}",
                 flush=True,
             )
-    print(f"\n{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed")
+    print(f"\n{len(chosen) - survivors} of {len(chosen)} mutants killed")
     if "--write" in sys.argv:
         target = Path(sys.argv[sys.argv.index("--write") + 1])
         lines = ["| file | what is broken | test that dies |", "|---|---|---|"]

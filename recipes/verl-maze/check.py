@@ -19,7 +19,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from bestofk import advantages
+from bestofk import advantages, objective
 
 
 def records(path: Path) -> list[dict]:
@@ -33,7 +33,7 @@ def check(folder: Path, tolerance: float = 1e-5) -> list[str]:
         ValueError: a step whose logged figures do not follow from its scores.
     """
     config = OmegaConf.load(folder / "hydra" / ".hydra" / "config.yaml")
-    objective = config.algorithm.bestofk.objective
+    goal = objective(config.algorithm.bestofk.objective)
     longest = config.data.max_response_length
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     logged = {record["step"]: record["data"] for record in records(folder / "metrics.jsonl")}
@@ -44,10 +44,11 @@ def check(folder: Path, tolerance: float = 1e-5) -> list[str]:
         rows = [row for row in rows if not row["uid"].startswith("pad")]
         groups = [row["uid"].rsplit("_", 2)[0] for row in rows]
         scores = np.array([row["score"] for row in rows])
-        weights = advantages(scores, objective, groups=np.array(groups))
+        weights = advantages(scores, goal, groups=np.array(groups))
         live = Counter(group for group, score in zip(groups, scores) if not np.isnan(score))
-        # verl's loss divides by all rows, and every prompt counts the same
-        weights *= [total / (len(live) * max(live[group], 1)) for group in groups]
+        # verl's loss divides by all rows, and every prompt that has enough samples counts the same
+        whole = sum(count >= goal.least_samples for count in live.values())
+        weights *= [total / (max(whole, 1) * max(live[group], 1)) for group in groups]
         said = [len(tokenizer(row["output"], add_special_tokens=False).input_ids) for row in rows]
         lengths = np.minimum(np.array(said) + 1, longest)  # the end of the text is a token too
         expected = {
@@ -61,7 +62,7 @@ def check(folder: Path, tolerance: float = 1e-5) -> list[str]:
             if not abs(found - value) <= tolerance * max(1.0, abs(value)):
                 raise ValueError(f"step {step}: verl logged {name} = {found}, it should be {value}")
         lines.append(
-            f"step {step}: {len(rows)} rollouts of {len(set(groups))} prompts, {objective}, "
+            f"step {step}: {len(rows)} rollouts of {len(set(groups))} prompts, {goal}, "
             f"{weights.min():+.4f} to {weights.max():+.4f}: {len(expected)} figures as logged"
         )
     if not lines:

@@ -100,7 +100,7 @@ class CPU(PlatformBase):
         yield
 
 
-# verl joins the CPU's backend and the accelerator's, which torch refuses when they are the same.
+# verl joins the CPU's backend and the accelerator's; torch does not accept the same one twice.
 distributed.initialize_global_process_group_ray = functools.partial(
     distributed.initialize_global_process_group_ray, backend="cpu:gloo"
 )

@@ -5,9 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import socket
+import threading
+import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 def did_you_mean(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
@@ -99,3 +103,28 @@ def json_safe(value: Any, *, digits: int | None = None) -> Any:
 def base_model(model: Any) -> Any:
     """The model below its LoRA adapters (peft), or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def can_connect(url: str, *, seconds: float = 5.0) -> bool:
+    """Whether the host of a URL, or the proxy that leads to it, accepts a connection.
+
+    Libraries repeat failed requests for a minute; this says within seconds that there is no way.
+    """
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 80)
+    found = threading.Event()
+
+    def knock() -> None:  # in a thread, because the search for an address has no time limit
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=seconds).close()
+            found.set()
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found.is_set()

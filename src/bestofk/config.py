@@ -67,11 +67,11 @@ class SamplingSection(Sampling):
     """P, the number of prompts a step over all processes."""
     refill: NaturalNumber = 0
     """Dynamic sampling: up to this many extra rounds replace groups without signal."""
-    engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """transformers runs any model, also on CPU; vllm holds its own copy of the weights; auto takes
-    the fastest that can run the model here."""
+    engine: Literal["auto", "group", "transformers", "vllm"] = "auto"
+    """group computes each prompt once on a CUDA GPU; transformers runs any model, also on CPU; vllm
+    holds its own copy of the weights; auto takes group on CUDA, else transformers."""
     engine_options: Options = field(default_factory=dict)
-    """Rare settings: max_rows; server, agreement and vLLM's own (max_model_len, …)."""
+    """Rare settings: max_rows, agreement; server and vLLM's own (max_model_len, …)."""
 
 
 @dataclass(frozen=True, kw_only=True)

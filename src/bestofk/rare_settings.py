@@ -28,8 +28,9 @@ class ModelOptions(Section):
     """Modules that get adapters, by name; none named takes all linear layers but the head."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
-    tokens_per_micro_batch: Count = 16384
-    """Tokens per forward and backward pass; bounds memory, changes nothing else."""
+    tokens_per_micro_batch: Count | None = None
+    """Tokens per forward and backward pass; bounds memory, changes nothing else. By default as many
+    as suit the model and the GPU's total memory; 16,384 on CPU."""
     fsdp: bool = False
     """Shards the weights over the processes (FSDP2) instead of copying them (DDP)."""
 
@@ -44,7 +45,7 @@ class EngineOptions(Section):
     """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
     agreement: Positive | None = None
     """The run stops when the sampler's log-probs differ from the learner's by more than this per
-    token; by default 0.001 in fp32 and 0.2 in bf16."""
+    token on average, with any engine; by default 0.001 in fp32 and 0.1 in bf16."""
     vllm: Mapping[str, Any] = field(default_factory=dict)
     """Everything else, passed to vLLM: gpu_memory_utilization, max_model_len, max_num_seqs, …"""
 

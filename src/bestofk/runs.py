@@ -73,14 +73,24 @@ class Run:
     def create(
         cls, path: str | Path, config: str, environment: Mapping[str, Any], **options: Any
     ) -> Run:
-        """A new run's folder; refuses one that holds a run that got as far as its first step."""
+        """A new run's folder; an error where it holds a run that got as far as its first step."""
         run = cls(path, **options)
         refuse_begun(run.path)
-        for folder in ("samples", "checkpoints"):
-            (run.path / folder).mkdir(parents=True, exist_ok=True)
-        run._hold()
-        write_atomically(run.path / "environment.json", json.dumps(environment, indent=1) + "\n")
-        write_atomically(run.path / "config.toml", config)
+        try:
+            for folder in ("samples", "checkpoints"):
+                (run.path / folder).mkdir(parents=True, exist_ok=True)
+            run._hold()
+            text = json.dumps(environment, indent=1) + "\n"
+            write_atomically(run.path / "environment.json", text)
+            write_atomically(run.path / "config.toml", config)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            run.close()
+            raise type(error)(
+                f"run.dir = {str(path)!r} cannot be written ({error.strerror or error}): make it "
+                "writable, or name another folder with --run.dir"
+            ) from error
         return run
 
     @classmethod
@@ -187,7 +197,7 @@ class Run:
                 newer.rename(newer.with_suffix(".set-aside"))
             there = chosen
         for file in (self.path / "samples").glob("*.jsonl"):
-            if not there or int(file.stem) > int(there[-1].name[5:]):
+            if file.stem.isdecimal() and (not there or int(file.stem) > int(there[-1].name[5:])):
                 file.unlink()
         if not there:
             self._rewind(-1, -1)
@@ -203,7 +213,14 @@ class Run:
         there = self.checkpoints()
         if not there:
             return None
-        state = json.loads((there[-1] / "state.json").read_text(encoding="utf-8"))
+        file = there[-1] / "state.json"
+        try:
+            state = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{file} is not JSON: {error}") from None
+        inside = state.get("state", {}) if isinstance(state, dict) else None
+        if not isinstance(inside, dict) or type(state.get("step")) is not int:
+            raise DamagedCheckpoint(f"{file} does not say where the run stood: {str(state)[:80]}")
         return Checkpoint(there[-1], state["step"], state)
 
     def _verify(self, path: Path) -> None:
@@ -230,7 +247,8 @@ class Run:
                 )
             return
         ends = {"evaluation": validated}
-        lines = [line for line in read_jsonl(file) if line["step"] <= ends.get(line["kind"], step)]
+        lines = read_metrics(self.path)
+        lines = [line for line in lines if line["step"] <= ends.get(line["kind"], step)]
         last = max((line["step"] for line in lines), default=0)
         if last < step:
             raise ValueError(
@@ -287,7 +305,14 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     file = Path(path) / "metrics.jsonl"
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no metrics.jsonl: is it a run's folder?")
-    return list(read_jsonl(file))
+    lines = list(read_jsonl(file))
+    for number, line in enumerate(lines, start=1):
+        if line.get("kind") not in ("train", "evaluation") or type(line.get("step")) is not int:
+            raise ValueError(
+                f"{file}, entry {number}: a line of metrics has a kind (train or evaluation) and a "
+                f"step, got {str(line)[:80]}"
+            )
+    return lines
 
 
 def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -303,11 +328,14 @@ def read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
         if not line:
             continue
         try:
-            yield json.loads(line)
-        except ValueError as error:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
             if number == len(lines) - 1:
                 return
             raise ValueError(f"{file}, line {number + 1} is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{file}, line {number + 1} is not an object but {str(line)[:60]}")
+        yield found
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -350,9 +378,10 @@ def damage(path: Path) -> str | None:
     """What is wrong with a folder that `write_folder` wrote, or None."""
     try:
         listing = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        entries = [(name, size, checksum) for name, (size, checksum) in listing.items()]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         return f"its {MANIFEST} cannot be read ({error})"
-    for name, (size, checksum) in listing.items():
+    for name, size, checksum in entries:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"

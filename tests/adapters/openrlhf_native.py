@@ -18,7 +18,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
 from bestofk.adapters.openrlhf import use
-from bestofk.conformance.published import Entry, table
+from bestofk.conformance.published import PublishedEstimator, table
 
 K, N = 2, 4
 
@@ -89,9 +89,12 @@ def one_group(estimator: str) -> Callable[[Any], np.ndarray]:
 
 THEIRS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "reinforce", "flash_reinforce")
 OURS = (("mean", 1), ("max@2", K), ("pass@2", K), ("max@2:loo-1", K), ("max@4:loo-1", N))
-ENTRIES: tuple[Entry, ...] = tuple(
-    Entry(f"OpenRLHF `{name}`", "", one_group(name), 1, N) for name in THEIRS
-) + tuple(Entry(f"`bestofk:{text}`", "", one_group(f"bestofk:{text}"), k, N) for text, k in OURS)
+ENTRIES: tuple[PublishedEstimator, ...] = tuple(
+    PublishedEstimator(f"OpenRLHF `{name}`", "", one_group(name), 1, N) for name in THEIRS
+) + tuple(
+    PublishedEstimator(f"`bestofk:{text}`", "", one_group(f"bestofk:{text}"), k, N)
+    for text, k in OURS
+)
 
 
 def page() -> str:

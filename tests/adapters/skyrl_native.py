@@ -17,7 +17,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_re
 from skyrl.train.config import SkyRLTrainConfig
 
 from bestofk.adapters.skyrl import register
-from bestofk.conformance.published import Entry, table
+from bestofk.conformance.published import PublishedEstimator, table
 
 K, N = 2, 4
 UNBIASED = (
@@ -65,19 +65,20 @@ def one_group(name: str, *overrides: str) -> Callable[[np.ndarray], np.ndarray]:
     return estimator
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[PublishedEstimator, ...]:
     no_std = "trainer.algorithm.grpo_norm_by_std=false"
     native = (
-        Entry("SkyRL `grpo`", "", one_group("grpo"), 1, N),
-        Entry("SkyRL `grpo`, std off", "", one_group("grpo", no_std), 1, N),
-        Entry("SkyRL `rloo`", "", one_group("rloo"), 1, N),
-        Entry("SkyRL `reinforce++`", "", one_group("reinforce++"), 1, N),
-        Entry("SkyRL `maxrl`", "", one_group("maxrl"), N, N),
+        PublishedEstimator("SkyRL `grpo`", "", one_group("grpo"), 1, N),
+        PublishedEstimator("SkyRL `grpo`, std off", "", one_group("grpo", no_std), 1, N),
+        PublishedEstimator("SkyRL `rloo`", "", one_group("rloo"), 1, N),
+        PublishedEstimator("SkyRL `reinforce++`", "", one_group("reinforce++"), 1, N),
+        PublishedEstimator("SkyRL `maxrl`", "", one_group("maxrl"), N, N),
     )
     ours = (("mean", 1), ("max@2", K), ("pass@2", K), ("max@2:loo-1", K), ("max@4:loo-1", N),
             ("maxrl", N))  # fmt: skip
     return native + tuple(
-        Entry(f"`{register(text)}`", "", one_group(register(text)), k, N) for text, k in ours
+        PublishedEstimator(f"`{register(text)}`", "", one_group(register(text)), k, N)
+        for text, k in ours
     )
 
 

@@ -29,6 +29,7 @@ from adapters.trl_runs import (
     weights_of,
 )
 from bestofk.adapters.trl import BestOfKMixin
+from bestofk.adapters.trl_off_policy import log_ratios
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning
@@ -178,6 +179,35 @@ def test_truncated_completions_that_trl_masks_are_not_siblings_off_policy(tmp_pa
     found, ours = replay(judge.rows, "max@2", 3, 2, live=~cut)
     assert_same(inner.seen, found)
     assert_model(run, ours)
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_tokens_of_an_environment_are_not_in_the_log_ratio(tmp_path):
+    """A rollout_func whose env_mask marks every second token as the environment's."""
+    drawn = torch.Generator().manual_seed(3)
+    masks = [[(t + 1) % 2 for t in range(4 + row % 3)] for row in range(16)]
+
+    def roll_out(asked, run):
+        ids = [torch.randint(5, 60, (len(mask),), generator=drawn).tolist() for mask in masks]
+        return {
+            "prompt_ids": [run.processing_class(text)["input_ids"] for text in asked],
+            "completion_ids": ids,
+            "logprobs": [[0.0] * len(each) for each in ids],
+            "env_mask": masks,
+        }
+
+    judge = Judge()
+    named = {"train_dataset": prompts(), "rollout_func": roll_out}
+    run, _ = inner_run(tmp_path, judge, num_iterations=2, max_steps=1, named=named)
+    run.train()
+    groups = groups_of(judge.rows, 8)
+    old, new = (Learner(each).score(groups) for each in (load("tiny-countdown").model, run.model))
+    rows = zip([row for group in new.tokens for row in group],
+               [row for group in old.tokens for row in group], masks)  # fmt: skip
+    wanted = [float((after - before)[np.array(mask) == 1].sum()) for after, before, mask in rows]
+    whole = (new.log_prob - old.log_prob).reshape(-1)
+    assert not np.allclose(wanted, whole, atol=1e-2)
+    np.testing.assert_allclose(log_ratios(run, run._buffered_inputs), wanted, atol=1e-4)
 
 
 def test_a_schedule_moves_with_the_optimiser_steps_of_a_batch(tmp_path):

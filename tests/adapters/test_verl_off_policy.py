@@ -23,7 +23,8 @@ import bestofk
 from adapters import verl_native as native
 from bestofk.adapters import verl_steps
 from bestofk.adapters.verl_check import check
-from bestofk.adapters.verl_trainer import validation_metrics, whole_groups
+from bestofk.adapters.verl_trainer import whole_groups
+from bestofk.adapters.verl_validation import validation_metrics
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning

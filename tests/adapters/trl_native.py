@@ -23,7 +23,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from bestofk.adapters.trl import BestOfKTrainer
-from bestofk.conformance.published import Entry, table
+from bestofk.conformance.published import PublishedEstimator, table
 from bestofk.models import load
 
 K, N = 2, 4
@@ -64,7 +64,7 @@ def inside(trainer: type, **named: Any) -> Callable[[np.ndarray], np.ndarray]:
     return advantages
 
 
-def entries() -> list[Entry]:
+def entries() -> list[PublishedEstimator]:
     theirs = {
         "TRL, `scale_rewards='group'` (its default)": {"scale_rewards": "group"},
         "TRL, `scale_rewards='batch'`": {"scale_rewards": "batch"},
@@ -72,9 +72,15 @@ def entries() -> list[Entry]:
     }
     ours = {"max@2": K, "max@2:loo-1": K, "pass@2": K, "passk-training@2": K, "mean": 1, "grpo": 1}
     native = {name: inside(GRPOTrainer, **options) for name, options in theirs.items()}
-    made = [Entry(name, "", function, k, N) for k in (1, K) for name, function in native.items()]
+    made = [
+        PublishedEstimator(name, "", function, k, N)
+        for k in (1, K)
+        for name, function in native.items()
+    ]
     return made + [
-        Entry(f"bestofk in TRL, `{text}`", "", inside(BestOfKTrainer, objective=text), k, N)
+        PublishedEstimator(
+            f"bestofk in TRL, `{text}`", "", inside(BestOfKTrainer, objective=text), k, N
+        )
         for text, k in ours.items()
     ]
 

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_module
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from bestofk.conformance.published import Entry, table
+from bestofk.conformance.published import PublishedEstimator, table
 
 K, N = 2, 4
 
@@ -77,23 +77,25 @@ def ours(text: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 NO_STD = "algorithm.norm_adv_by_std_in_grpo=False"
-ENTRIES: tuple[Entry, ...] = (
-    Entry("verl `grpo`", "", native("grpo"), 1, N),
-    Entry("verl `grpo`, std off", "", native("grpo", NO_STD), 1, N),
-    Entry("verl `grpo_vectorized`", "", native("grpo_vectorized"), 1, N),
-    Entry("verl `rloo`", "", native("rloo"), 1, N),
-    Entry("verl `rloo_vectorized`", "", native("rloo_vectorized"), 1, N),
-    Entry("verl `opo`", "", native("opo"), 1, N),
-    Entry("verl `gpg`", "", native("gpg"), 1, N),
-    Entry("verl `reinforce_plus_plus`", "", native("reinforce_plus_plus"), 1, N),
-    Entry("verl `reinforce_plus_plus_baseline`", "", native("reinforce_plus_plus_baseline"), 1, N),
-    Entry("verl `grpo_passk`", "", native("grpo_passk"), N, N),
-    Entry("verl `grpo_passk`, std off", "", native("grpo_passk", NO_STD), N, N),
-    Entry("bestofk `mean`", "", ours("mean"), 1, N),
-    Entry("bestofk `max@2`", "", ours("max@2"), K, N),
-    Entry("bestofk `pass@2`", "", ours("pass@2"), K, N),
-    Entry("bestofk `max@2:loo-1`", "", ours("max@2:loo-1"), K, N),
-    Entry("bestofk `max@4:loo-1`", "", ours("max@4:loo-1"), N, N),
+ENTRIES: tuple[PublishedEstimator, ...] = (
+    PublishedEstimator("verl `grpo`", "", native("grpo"), 1, N),
+    PublishedEstimator("verl `grpo`, std off", "", native("grpo", NO_STD), 1, N),
+    PublishedEstimator("verl `grpo_vectorized`", "", native("grpo_vectorized"), 1, N),
+    PublishedEstimator("verl `rloo`", "", native("rloo"), 1, N),
+    PublishedEstimator("verl `rloo_vectorized`", "", native("rloo_vectorized"), 1, N),
+    PublishedEstimator("verl `opo`", "", native("opo"), 1, N),
+    PublishedEstimator("verl `gpg`", "", native("gpg"), 1, N),
+    PublishedEstimator("verl `reinforce_plus_plus`", "", native("reinforce_plus_plus"), 1, N),
+    PublishedEstimator(
+        "verl `reinforce_plus_plus_baseline`", "", native("reinforce_plus_plus_baseline"), 1, N
+    ),
+    PublishedEstimator("verl `grpo_passk`", "", native("grpo_passk"), N, N),
+    PublishedEstimator("verl `grpo_passk`, std off", "", native("grpo_passk", NO_STD), N, N),
+    PublishedEstimator("bestofk `mean`", "", ours("mean"), 1, N),
+    PublishedEstimator("bestofk `max@2`", "", ours("max@2"), K, N),
+    PublishedEstimator("bestofk `pass@2`", "", ours("pass@2"), K, N),
+    PublishedEstimator("bestofk `max@2:loo-1`", "", ours("max@2:loo-1"), K, N),
+    PublishedEstimator("bestofk `max@4:loo-1`", "", ours("max@4:loo-1"), N, N),
 )
 
 

@@ -15,7 +15,7 @@ from oracles import Tabular, q_value, subset_mean
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
-Judged = dict[str, list[tuple[p.Entry, Conformance]]]
+Judged = dict[str, list[tuple[p.PublishedEstimator, Conformance]]]
 
 
 @pytest.fixture(scope="module")

@@ -505,3 +505,102 @@ def test_what_cannot_be_called_is_refused() -> None:
 def test_order_dependence_with_many_outcomes_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="n ≤ 10"):
         judge(lambda r: r * np.arange(r.shape[-1]), 2, 30)
+
+
+# --- what one n, ratios of 1 or small rewards do not show -----------------------------------------
+
+
+def test_an_estimator_that_is_right_for_one_n_only_is_found_out() -> None:
+    def scaled_as_if_n_were_5(rewards: np.ndarray) -> np.ndarray:
+        n = rewards.shape[-1]
+        plain = advantages(rewards, "max@3")
+        return plain if n < 8 else plain + 0.3 * advantages(rewards, "mean")
+
+    result = judge(scaled_as_if_n_were_5, 3, 5)
+    assert result.verdict == "this n only"
+    sizes = result.finding("other n")
+    assert sizes is not None
+    assert (sizes.status, "n = 8" in sizes.text) == ("bad", True)
+    good = judge("max@3", 3, 5).finding("other n")
+    assert good is not None
+    assert good.text == "holds at n = 4, 8 too; raises at n = 3"
+
+
+def test_a_tied_best_with_unequal_ratios_is_judged() -> None:
+    def one_ratio_for_the_best(rewards: np.ndarray, logs: np.ndarray) -> np.ndarray:
+        best = rewards == rewards.max(axis=-1, keepdims=True)
+        shared = (logs * best).sum(-1, keepdims=True) / best.sum(-1, keepdims=True)
+        return advantages(rewards, "max@2:none", log_ratio=np.where(best, shared, logs))
+
+    result = judge(one_ratio_for_the_best, 2, 4, off_policy=True)
+    assert result.verdict == "on policy only"
+    assert all(case.bias < 1e-9 for case in result.cases if "tied" not in case.label)
+
+
+def test_edges_off_policy_are_tried_with_ratios_that_differ() -> None:
+    def moves_with_the_offset(rewards: np.ndarray, logs: np.ndarray) -> np.ndarray:
+        ratio = np.exp(logs)
+        n = rewards.shape[-1]
+        others = ((ratio * rewards).sum(-1, keepdims=True) - ratio * rewards) / (n - 1)
+        return ratio * (rewards - others)
+
+    result = judge(moves_with_the_offset, 1, 4, off_policy=True)
+    assert result.verdict == "exact"
+    for check in ("shift", "c = n"):
+        finding = result.finding(check)
+        assert finding is not None
+        assert finding.status == "note"
+    ours = judge("mean", 1, 4, off_policy=True)
+    for check in ("shift", "c = n"):
+        finding = ours.finding(check)
+        assert finding is not None
+        assert finding.status == "ok"
+
+
+@pytest.mark.parametrize("limit", [5.0, 50.0, 2000.0])
+def test_clipped_rewards_are_found(limit: float) -> None:
+    result = judge(lambda r: advantages(np.clip(r, -limit, limit), "max@2"), 2)
+    assert result.verdict == "exact"
+    scale = result.finding("scale")
+    assert scale is not None
+    assert (scale.status, "clipped" in scale.text) == ("bad", True)
+
+
+def test_a_randomised_estimator_is_judged_by_its_mean() -> None:
+    rng = np.random.default_rng(0)
+
+    def noisy(rewards: np.ndarray) -> np.ndarray:
+        return advantages(rewards, "max@2") * rng.choice([0.5, 1.5], size=(*rewards.shape[:-1], 1))
+
+    result = judge(noisy, 2, 4)
+    assert result.verdict == "exact"
+    assert "means over 64 draws" in result.summary
+    off = judge(lambda r: noisy(r) + 0.5 * r, 2, 4)
+    assert off.verdict in ("biased", "varying scale")
+
+
+def test_functions_with_live_are_asked_with_it() -> None:
+    def honours(rewards: np.ndarray, live: Any = None) -> np.ndarray:
+        return advantages(rewards, "max@2", live=live)
+
+    def ignores(rewards: np.ndarray, live: Any = None) -> np.ndarray:
+        return advantages(rewards, "max@2")
+
+    for function, status in ((honours, "ok"), (ignores, "bad")):
+        finding = judge(function, 2).finding("padding")
+        assert finding is not None
+        assert (finding.status, "live=" in finding.text) == (status, True)
+
+
+def test_variance_ranks_unbiased_estimators_whatever_their_scale() -> None:
+    found = {text: judge(text, 3, 5).variance for text in ("max@3:none", "max@3", "max@3:loo-1")}
+    assert found["max@3:none"] > found["max@3"] > found["max@3:loo-1"]
+    tenth = judge(lambda r: advantages(r, "max@3") / 10, 3, 5).variance
+    assert tenth == pytest.approx(found["max@3"], rel=1e-9)
+    assert "variance" in str(judge("max@3", 3, 5))
+
+
+def test_a_cut_of_the_ratio_is_not_called_a_matter_of_rewards() -> None:
+    for limit in (0.1, 0.3, 0.6):
+        result = judge(objective("max@3", truncate=limit), 3, 5, off_policy=True)
+        assert result.verdict == "on policy only"

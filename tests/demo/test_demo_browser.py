@@ -117,9 +117,19 @@ def test_a_phone_shows_values_at_a_touch(browser: Browser, address: str, small: 
     assert complaints == []
 
 
+WIDE_FONT = (
+    '* { font-family: "DejaVu Sans Mono", "Liberation Mono", monospace !important; '
+    "letter-spacing: .1em !important }"
+)
+"""Wider than any font that a machine may have for the ones the page asks for."""
+
+
+@pytest.mark.parametrize("font", ["", WIDE_FONT], ids=["own-font", "wide-font"])
 @pytest.mark.parametrize("width", [320, 375, 640, 768, 1400])
-def test_no_width_scrolls_sideways(browser: Browser, address: str, width: int) -> None:
+def test_no_width_scrolls_sideways(browser: Browser, address: str, width: int, font: str) -> None:
     view, _ = opened(browser, address, viewport={"width": width, "height": 800})
+    if font:
+        view.add_style_tag(content=font)
     for chart in view.locator(".chart:visible").all():
         chart.focus()
         view.keyboard.press("Home")

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from bestofk.demo import KS, Results, Settings, conditions, rows, sentence
-from bestofk.demo.conclusions import STUDENT, compare, interval
-from bestofk.demo.experiment import MOST_WORLDS
+from bestofk.demo.conclusions import compare, interval
 
 
 def doctored(at_1: list[float], at_64: list[float]) -> Results:
@@ -22,12 +21,6 @@ def doctored(at_1: list[float], at_64: list[float]) -> Results:
     wobble = np.array([-0.001, 0.0, 0.001])[None, :, None, None]
     passes = np.broadcast_to(ends[:, None, None], (4, 3, marks, len(KS))) + wobble
     return Results(settings, passes, np.ones((4, 3, marks)))
-
-
-def test_student_is_students_t() -> None:
-    assert len(STUDENT) == MOST_WORLDS - 1
-    for freedom, value in enumerate(STUDENT, start=1):
-        assert value == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-4)
 
 
 def test_interval_is_the_t_interval() -> None:

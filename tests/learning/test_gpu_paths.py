@@ -147,7 +147,7 @@ def test_the_budget_follows_the_card_and_the_model() -> None:
     big, small, none = (
         token_budget(wide, 10**9, gib * 2**30, checkpointing=False) for gib in (900, 100, 1)
     )
-    assert big == 36_864 > small > none == 2_048
+    assert big == 49_152 > small > none == 2_048
     plain, checkpointed = (
         token_budget(wide, 7 * 10**9, 400 * 2**30, checkpointing=c) for c in (False, True)
     )

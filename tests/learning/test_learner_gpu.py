@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 def wide() -> torch.nn.Module:
     """Heads of 64, as FlashAttention has them; weights as small as a trained model's."""
-    return llama(hidden_size=128, num_attention_heads=6, head_dim=64, initializer_range=0.05)
+    return llama(hidden_size=192, num_attention_heads=6, head_dim=64, initializer_range=0.05)
 
 
 def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: object) -> torch.Tensor:
@@ -36,17 +38,18 @@ def test_gradients_are_those_of_float32_up_to_bf16(loss: str, compiled: bool) ->
     weights = np.random.default_rng(1).normal(size=(6, 8))
     losses = {"exact": Loss(), "clipped": Loss(name="clipped"), "kl": Loss(kl=0.1)}
     found = {}
-    for name, options in {
+    settings: dict[str, dict[str, Any]] = {
         "reference": {"layout": "padded", "precision": "fp32"},
         "padded": {"layout": "padded", "precision": "bf16", "compiled": False},
         "packed": {"layout": "auto", "precision": "bf16", "compiled": compiled},
-    }.items():
+    }
+    for name, options in settings.items():
         learner = Learner(
             fixed(wide, device="cuda"),
             optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
             reference=fixed(wide, seed=2, device="cuda"),
             tokens_per_micro_batch=400,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         old, reference = learner.score(groups), learner.score(groups, reference=True)
         given = {"loss": losses[loss], "old": old, "reference": reference}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bestofk.cli import main
 from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
 from bestofk.models.gguf import check, convert, smollm2
-from bestofk.models.load import cache_folder
+from bestofk.models.load import cache_folder, hub_options
 from bestofk.rewards import verifier
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -250,3 +251,73 @@ def test_the_command_lists_and_describes(
     assert "4 layers, hidden 64, 4 heads (1 for keys and values)" in capsys.readouterr().out
     assert main(["model", "tiny-maize"]) == 2
     assert "did you mean 'tiny-maze'" in capsys.readouterr().err
+
+
+def saved_as(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_encoders_and_models_without_a_causal_head_are_errors(tmp_path: Path) -> None:
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertLMHeadModel,
+        LlamaModel,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    size = len(tiny.vocabulary())
+    small: dict[str, Any] = {
+        "vocab_size": size, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 64,
+    }  # fmt: skip
+    for name, masked in (("masked", BertForMaskedLM), ("bert", BertLMHeadModel)):
+        folder = saved_as(masked(BertConfig(**small)), tmp_path / name)
+        with pytest.raises(
+            ValueError, match=r"is not causal: .* as in an encoder; .*need a causal"
+        ):
+            load(folder)
+    decoder = BertLMHeadModel(BertConfig(**small, is_decoder=True))
+    assert load(saved_as(decoder, tmp_path / "decoder")).model.config.is_decoder
+    both = T5ForConditionalGeneration(
+        T5Config(vocab_size=size, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    )
+    folder = saved_as(both, tmp_path / "t5")
+    with pytest.raises(ValueError, match=r"t5 model, an encoder with a decoder: training"):
+        load(folder)
+    with pytest.raises(ValueError, match="an encoder with a decoder"):
+        describe(folder)
+    config = tiny.untrained(hidden=32, layers=1, heads=2, inner=32).config
+    config.tie_word_embeddings = False
+    headless = saved_as(LlamaModel(config), tmp_path / "headless")
+    with pytest.raises(
+        ValueError, match=r"do not hold lm_head.weight, which would start as random"
+    ):
+        load(headless)
+
+
+def test_a_hub_model_is_named_missing_at_once_and_taken_from_the_cache_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody listens at the proxy: one attempt is made, and no request is repeated."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(OSError, match=r"huggingface.co cannot be reached.*hf download org/name"):
+        load("org/name")
+    with pytest.raises(OSError, match="cannot be reached"):
+        describe("org/name")
+    commit = "0" * 40
+    snapshot = tmp_path / "models--org--name" / "snapshots" / commit
+    save(load("tiny-maze"), snapshot)
+    refs = tmp_path / "models--org--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(commit)
+    assert hub_options("org/name") == {"local_files_only": True}

@@ -104,7 +104,7 @@ HANDLERS = """() => [...document.querySelectorAll("*")].flatMap((e) => [...e.att
 def test_every_section_is_there_and_every_chart_painted(browser: Any, report: Path) -> None:
     with opened(browser, report) as page:
         assert page.locator("section h2").all_inner_texts() == [
-            "Summary", "Coverage", "Difference", "Problem by problem", "Diversity", "Training",
+            "Coverage", "Summary", "Difference", "Problem by problem", "Diversity", "Training",
             "Beyond n", "Samples", "Settings", "Methods and sources",
         ]  # fmt: skip
         charts = page.locator("canvas").count()
@@ -120,11 +120,51 @@ def test_every_section_is_there_and_every_chart_painted(browser: Any, report: Pa
             assert re.search(r"\bseeds? ", facts), facts
 
 
+def test_the_first_screen_holds_the_effects_and_the_first_figure(
+    browser: Any, report: Path
+) -> None:
+    with opened(browser, report) as page:
+        data = json.loads(page.locator("#data").text_content())
+        lines = page.locator(".verdicts li").all_inner_texts()
+        assert lines == data["verdicts"]
+        assert all(re.search(r"against base: [+−]0\.\d{3} at pass@1", line) for line in lines)
+        chart = page.locator("#coverage .chart").first.bounding_box()
+        assert chart["y"] < 700
+        assert chart["width"] > 900
+        pairs = page.locator("#difference select option").all_inner_texts()
+        assert len([pair for pair in pairs if "pass@k" in pair]) == 3  # any two of three runs
+
+
+def test_a_phone_shows_the_summary_whole(browser: Any, report: Path) -> None:
+    with opened(browser, report, viewport={"width": 390, "height": 844}) as page:
+        tables = page.locator("#summary .scroll:visible")
+        assert tables.count() == 1
+        assert tables.first.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+        data = json.loads(page.locator("#data").text_content())
+        last = data["measures"][0]["curves"][-1]
+        assert f"{last['mean'][-1]:.3f}" in tables.first.inner_text()
+
+
+def test_samples_show_prompts_and_come_by_disagreement(browser: Any, report: Path) -> None:
+    with opened(browser, report) as page:
+        data = json.loads(page.locator("#data").text_content())
+        gaps = {}
+        for problem in data["samples"]["problems"]:
+            shares = [g["passed"] / g["scored"] for g in problem["runs"] if g["scored"]]
+            gaps[data["per_problem"]["ids"][problem["problem"]]] = max(shares) - min(shares)
+        shown = page.locator("#samples .problems .id").all_inner_texts()
+        assert [gaps[name] for name in shown] == sorted((gaps[n] for n in shown), reverse=True)
+        assert page.locator("#samples .problems .opening").first.inner_text().strip()
+        blocks = page.locator("#samples .block")
+        places = [blocks.nth(i).bounding_box() for i in range(blocks.count())]
+        assert len({round(place["y"]) for place in places}) == 1  # side by side
+
+
 def test_numbers_on_the_page_are_the_data(browser: Any, report: Path) -> None:
     with opened(browser, report) as page:
         data = json.loads(page.locator("#data").text_content())
         curve = data["measures"][0]["curves"][1]
-        row = page.locator("#summary tbody tr").nth(1).inner_text()
+        row = page.locator("#summary .broad tbody tr").nth(1).inner_text()
         for k in data["summary_k"]:
             assert f"{curve['mean'][curve['k'].index(k)]:.3f}" in row
         first = page.locator("#coverage figure").first
@@ -235,7 +275,7 @@ def test_a_point_and_a_set_open_their_samples(browser: Any, report: Path) -> Non
         chosen = data["solved"]["sets"][0]["problems"]
         figure.locator(".bars button").first.click()
         ids = page.locator("#samples .problems .id").all_inner_texts()
-        assert ids == [data["per_problem"]["ids"][place] for place in chosen]
+        assert sorted(ids) == sorted(data["per_problem"]["ids"][place] for place in chosen)
         page.get_by_role("button", name="Show all problems again").click()
         assert page.locator("#samples .problems li").count() == 24
         chart = page.locator("#problems .chart").first
@@ -243,8 +283,8 @@ def test_a_point_and_a_set_open_their_samples(browser: Any, report: Path) -> Non
         page.keyboard.press("ArrowRight")
         spoken = page.locator("#live").inner_text()
         page.keyboard.press("Enter")
-        first = page.locator("#samples .problems .id").first.inner_text()
-        assert first in spoken
+        opened_ids = page.locator("#samples .problems .id").all_inner_texts()
+        assert any(each in spoken for each in opened_ids)
 
 
 def test_theme_follows_the_system_and_can_be_chosen(browser: Any, report: Path) -> None:
@@ -299,7 +339,7 @@ def hostile(folder: Path) -> Path:
             "sample_id": s,
             "prompt": ATTACKS[(p + s) % len(ATTACKS)],
             "completion": ATTACKS[p] * (1 + s),
-            "answer": ATTACKS[-1 - p],
+            "answer": ATTACKS[-1 - p] + str(s),
             "reward": float(s == p % 3),
             "status": ATTACKS[(p + 1) % len(ATTACKS)],
             "finish_reason": ATTACKS[0],

@@ -47,6 +47,11 @@ EQUAL: Table = {
         (r"\frac{\pi^2}{6}", r"\sum_{k=1}^{\infty} \frac{1}{k^2}"),
         (r"\sum_{n=1}^{2020} \frac{1}{n}", r"\sum_{k=1}^{2020} \frac{1}{k}"),
         (r"\frac{1}{3}", r"\int_0^1 x^2 dx"),
+        (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^{n} k"),
+        (r"2^n", r"\sum_{k=0}^{n} \binom{n}{k}"),
+        (r"\binom{200}{100}", r"\sum_{k=0}^{100} \binom{100}{k}^2"),
+        (r"\frac{1}{n+1}\binom{2n}{n}", r"\frac{(2n)!}{n!(n+1)!}"),
+        (r"\binom{n}{k}", r"\frac{n!}{k!(n-k)!}"),
     ],
     "long polynomials, in time": [
         (
@@ -191,6 +196,10 @@ DIFFERENT: Table = {
         (r"\sqrt{-n}", r"-\sqrt{-n}"),
     ],
     "sums that differ": [
+        (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^{n-1} k"),
+        (r"2^n", r"\sum_{k=1}^{n} \binom{n}{k}"),
+        (r"n!", r"n(n+1)!"),
+        (r"\binom{2n}{n}", r"\frac{(2n)!}{n!}"),
         (r"\frac{\pi^2}{6}", r"\sum_{k=2}^{\infty} \frac{1}{k^2}"),
         (r"\sum_{n=1}^{2020} \frac{1}{n}", r"\sum_{k=1}^{2021} \frac{1}{k}"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -240,6 +241,39 @@ def test_a_function_may_use_alarms_of_its_own_under_a_time_limit() -> None:
         return False
 
     assert from_function(judge, time_limit=10)([PROMPT], ["x"])[0].reward == 1.0
+
+
+def test_a_thousand_calls_are_watched_by_one_thread() -> None:
+    judge = from_function(hangs, time_limit=5.0)
+    judge([PROMPT], ["x"])
+    before = threading.active_count()
+    verdicts = judge([PROMPT] * 1000, ["x"] * 1000)
+    assert {v.reward for v in verdicts} == {0.5}
+    assert threading.active_count() == before
+
+
+FORKED = """
+import os, time
+from bestofk.rewards import from_function
+from bestofk.types import Prompt
+prompt = Prompt("p", "", "t", {})
+def wait(prompt, text):
+    return time.sleep(20 * (text == "wait")) is None
+judge = from_function(wait, time_limit=0.2)
+assert judge([prompt], [""])[0].reward == 1.0
+child = os.fork()
+verdict = judge([prompt], ["wait"])[0]
+if child == 0:
+    os._exit(0 if verdict.status == "unscored" else 1)
+print(verdict.status, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_time_limit_holds_in_a_forked_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["unscored", "0"], done.stderr
 
 
 def test_a_time_limit_is_positive() -> None:

@@ -56,6 +56,22 @@ def test_draws_are_those_of_the_present_sampler_in_float32(params: Sampling, row
     assert sampler.agreement[1] < 1e-3
 
 
+def test_later_calls_with_other_prompts_are_right_too() -> None:
+    """Prompts of a shape that comes again are computed by a recording of it."""
+    model = fixed(llama, device="cuda")
+    params = Sampling(samples_per_prompt=4, max_new_tokens=12, temperature=0.0)
+    sampler = GroupSampler(model, letters(26, end=1), memory_gib=8)
+    for call in range(5):
+        text = "abcdefghijklmnopqrstuvwxyz"[call:]
+        prompts = [Prompt(str(i), text[i : i + 3 + (i + call) % 9], "test") for i in range(6)]
+        scratch = torch.full((1 << 20,), 7, device="cuda")  # what was freed is overwritten
+        expected = ModelSampler(model, letters(26, end=1)).sample(prompts, seed=0, params=params)
+        assert tokens(sampler.sample(prompts, seed=0, params=params)) == tokens(expected)
+        del scratch
+    assert sampler.engine is not None
+    assert any(key[0] == "prompts" for key in sampler.engine.graphs)
+
+
 def test_the_same_call_twice_gives_the_same_tokens() -> None:
     model = fixed(llama, device="cuda")
     params = Sampling(samples_per_prompt=16, max_new_tokens=60)

@@ -64,7 +64,7 @@ def command():
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
         arguments = [sys.executable, *map(str, words)]
         if wait:
-            return subprocess.run(arguments, env=environment, timeout=240, **options)
+            return subprocess.run(arguments, env=environment, timeout=1800, **options)
         return subprocess.Popen(arguments, env=environment, **options)
 
     return run

@@ -25,7 +25,7 @@ def sampling(**values: Any) -> Config:
     [
         ({"engine_options": {"server": "http://127.0.0.1:8000"}}, "server is for sampling.engine"),
         ({"engine_options": {"max_model_len": 9}}, "unknown key .*max_model_len"),
-        ({"engine_options": {"agreement": 0.1}}, "agreement is for sampling.engine"),
+        ({"engine_options": {"agreement": 0.0}}, "above 0, got 0"),
         (vllm(server="http://10.1.1.1:8000"), "runs on this machine"),
         (vllm(server="https://127.0.0.1"), "runs on this machine"),
         (vllm(agreement=-1.0), "above 0, got -1"),

@@ -19,7 +19,7 @@ class Room:
     """Several ranks as threads that gather through a barrier."""
 
     def __init__(self, size):
-        self.size, self.barrier, self.values = size, threading.Barrier(size, timeout=20), {}
+        self.size, self.barrier, self.values = size, threading.Barrier(size, timeout=600), {}
 
     def rank(self, rank):
         room = self

@@ -1,5 +1,7 @@
 """Judging functions for small runs: rewards that a random policy sometimes gets."""
 
+import time
+
 
 def digits(prompt, text):
     """The share of digits in the completion: every batch has signal."""
@@ -21,6 +23,13 @@ def sometimes(prompt, text):
 def seldom(prompt, text):
     """A reward on a part of the prompts alone: some batches have no signal at all."""
     return digits(prompt, text) if sum(map(ord, prompt.id)) % 3 == 0 else 0.0
+
+
+def endless(prompt, text):
+    """A verifier that says so and then never answers."""
+    print("judging now", flush=True)
+    while True:
+        time.sleep(3600)
 
 
 def signed(prompt, text):

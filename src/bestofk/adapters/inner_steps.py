@@ -1,4 +1,4 @@
-"""One optimiser step off policy, in any host: its weights, and what is logged of them."""
+"""Optimiser steps off policy, in any host: who needs them exact, their weights, what is logged."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 
 from bestofk.objectives import Objective, effective_share, ratio_divergence, trust_region_mask
+
+
+def needs_sibling_ratios(goal: Objective) -> bool:
+    """Whether weights of fresh samples need the ratios of all siblings once the policy has moved.
+
+    True for unbiased objectives of several samples. The mean needs each sample's own ratio only,
+    and normalised objectives never had more than the clipped loss.
+    """
+    return any(
+        term.entry.unbiased and (term.k > 1 or term.entry.baseline is None) for term in goal.terms
+    )
 
 
 def weigh_and_measure(

@@ -19,6 +19,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
+from bestofk.adapters.inner_steps import needs_sibling_ratios
 from bestofk.common import unknown
 from bestofk.objectives import Objective, ObjectiveWarning, objective
 
@@ -192,10 +193,7 @@ def _check_one_step(goal: Objective, args: Any) -> None:
                 f"objective {goal.text} with {name}: one optimiser step per batch has no ratios "
                 "for it to act on; leave it out, or raise num_iterations or steps_per_generation"
             )
-    siblings = any(
-        term.entry.unbiased and (term.k > 1 or term.entry.baseline is None) for term in goal.terms
-    )
-    if siblings and goal.off_policy != "none" and not on_policy(args):
+    if needs_sibling_ratios(goal) and goal.off_policy != "none" and not on_policy(args):
         raise ValueError(
             f"objective {goal.text} has no off-policy form, and num_iterations = "
             f"{args.num_iterations} with steps_per_generation = {args.steps_per_generation} takes "

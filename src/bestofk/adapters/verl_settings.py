@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from bestofk.adapters.inner_steps import needs_sibling_ratios
 from bestofk.objectives import Objective, objective
 
 NAME = "bestofk"
@@ -100,10 +101,7 @@ def _errors(config: Any, made: Objective) -> Iterator[str]:
                 f"{actor.policy_loss.loss_mode!r} does not give: leave it out, or set "
                 f"{ACTOR}.policy_loss.loss_mode=bestofk"
             )
-    siblings = any(
-        term.entry.unbiased and (term.k > 1 or term.entry.baseline is None) for term in made.terms
-    )
-    if steps > 1 and siblings and made.off_policy != "none":
+    if steps > 1 and needs_sibling_ratios(made) and made.off_policy != "none":
         exact = f"or set {ACTOR}.policy_loss.loss_mode=bestofk; " if made.takes_log_ratio else ""
         yield (
             f"verl takes {steps} optimiser steps per batch (data.train_batch_size="

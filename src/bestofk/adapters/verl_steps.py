@@ -1,4 +1,4 @@
-"""verl's actor with exact off-policy weights, made anew before each optimiser step.
+"""verl's actor with exact off-policy weights, made again before each optimiser step.
 
 In the worker, before verl trains on a mini-batch: score it under the current weights, gather uid,
 reward, liveness and log-ratio of its rows over the data-parallel ranks, let `bestofk.objectives`

@@ -166,12 +166,11 @@ def comparison(found: Comparison, wanted: Sequence[int], *, wide: bool = False) 
 def extrapolation(found: Extrapolation) -> None:
     sure = f"{found.confidence:.0%}"
     say(
-        f"{found.name}: pass@k beyond n = {found.n[0]}, extrapolated "
-        f"(Beta({found.a:.2f}, {found.b:.2f}) over {found.problems} problems)"
+        f"{found.name}: pass@k beyond n = {found.n[0]}, extrapolated from {found.problems} problems"
         + (" — UNRELIABLE" if found.unreliable else "")
     )
     table(
-        ("", "estimate", f"{sure}, if the model holds"),
+        ("", "estimate", sure),
         [
             (f"pass@{k}", number(value), ends(low, high))
             for k, value, low, high in zip(

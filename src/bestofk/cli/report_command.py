@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from bestofk.cli._files import pairs
-from bestofk.reports import SAMPLES, Reading, Report, load, make
+from bestofk.reports import SAMPLES, Reading, Report, load, make, page_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class ReportOptions:
     """A reward of at least this passes; by default 1, where rewards lie in [0, 1]."""
     bounds: tuple[float, float] | None = None
     """The least and the greatest reward there can be, where that is not 0 and 1."""
-    columns: tuple[str, ...] = ()
-    """role=column, where the mapping was not detected rightly; role= leaves a column out."""
+    map: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--columns"])] = ()
+    """role=column, to override the detected mapping; `role=` leaves a column out."""
     where: tuple[str, ...] = ()
     """column=value: only such records count."""
     encoding: str = "utf-8"
@@ -41,11 +41,13 @@ class ReportOptions:
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     beyond: int = 16
-    """Extrapolate pass@k to this many times n; 0 for not at all."""
+    """Extrapolate pass@k to this many times n, at most 16; 0 for not at all."""
     confidence: float = 0.95
-    resamples: int = 2000
+    """Level of the intervals."""
+    resamples: int | None = None
+    """Draws of the bootstrap and sign flips; by default as many as the printed digits need."""
     seed: int = 0
-    """Of the bootstrap: the same seed gives the same page."""
+    """Seed of the bootstrap: the same seed gives the same page."""
     samples: int = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
     png: Path | None = None
@@ -54,10 +56,17 @@ class ReportOptions:
     """The same as SVG."""
     csv: Path | None = None
     """Also write the numbers into this folder, as CSV."""
+    watch: bool = False
+    """Serve the page on this machine and follow the runs while they train; writes no file."""
+    port: int = 8877
+    """Port for --watch; 0 takes a free one."""
 
 
 def main(argv: list[str]) -> int:
     chosen = tyro.cli(ReportOptions, args=argv, prog="bestofk report")
+    if chosen.watch:
+        follow(chosen)
+        return 0
     report = run(chosen)
     show(report)
     return 0
@@ -75,7 +84,7 @@ def run(chosen: ReportOptions) -> Report:
             status.update(Text(printable(what)))
 
         reading = Reading(
-            columns=pairs(chosen.columns, "--columns"),
+            columns=pairs(chosen.map, "--map"),
             where=pairs(chosen.where, "--where"),
             encoding=chosen.encoding,
             say=lambda what: say(f"reading {what}"),
@@ -84,21 +93,48 @@ def run(chosen: ReportOptions) -> Report:
         return make(
             sources,
             chosen.out,
-            title=chosen.title,
-            metrics=chosen.metrics,
-            threshold=chosen.threshold,
-            bounds=chosen.bounds,
-            k_max=chosen.k,
-            beyond=chosen.beyond,
-            confidence=chosen.confidence,
-            resamples=chosen.resamples,
-            seed=chosen.seed,
-            samples=chosen.samples,
             png=chosen.png,
             svg=chosen.svg,
             csv=chosen.csv,
             say=say,
+            **numbers(chosen),
         )
+
+
+def numbers(chosen: ReportOptions) -> dict[str, Any]:
+    """What the page is made with, wherever it goes."""
+    return {
+        "title": chosen.title,
+        "metrics": chosen.metrics,
+        "threshold": chosen.threshold,
+        "bounds": chosen.bounds,
+        "k_max": chosen.k,
+        "beyond": chosen.beyond,
+        "confidence": chosen.confidence,
+        "resamples": chosen.resamples,
+        "seed": chosen.seed,
+        "samples": chosen.samples,
+    }
+
+
+def follow(chosen: ReportOptions) -> None:
+    """Serve the page until interrupted, and make it again while the runs grow."""
+    from bestofk.reports.sources import split_name
+    from bestofk.reports.watching import watch
+
+    reading = Reading(
+        columns=pairs(chosen.map, "--map"),
+        where=pairs(chosen.where, "--where"),
+        encoding=chosen.encoding,
+    )
+    paths = [split_name(argument)[1] for argument in chosen.runs]
+    if not paths:
+        raise ValueError("--watch needs at least one run folder or file of samples")
+
+    def page() -> str:
+        return page_of(load(chosen.runs, reading), live=True, **numbers(chosen))[2]
+
+    watch(paths, page, chosen.port, lambda text: print(printable(text), flush=True))
 
 
 def show(report: Report) -> None:

@@ -151,6 +151,11 @@ def split(argv: Sequence[str]) -> TrainArguments:
                     raise ValueError(f"{word} needs a value")
                 value = words.pop(0)
             if field_of:
+                key = _plain(name).removeprefix(f"{field_of}.")
+                if not key or "." in key:
+                    raise ValueError(
+                        f"{word} names no entry of {field_of}: write --{field_of}.NAME value"
+                    )
                 options[_plain(name)] = literal(value)
             else:
                 resume = value
@@ -221,8 +226,8 @@ def go(
     from bestofk.runs import refuse_begun
     from bestofk.training.checks import check, check_installed
 
-    check_installed(config)
     check(config)  # before torch is imported, let alone a model loaded
+    check_installed(config)
     first = os.environ.get("RANK", "0") == "0"
     if first and not resume:
         refuse_begun(config.run.dir)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from .calling import Estimator, described
+from .calling import JudgedFunction, described
 
 Status: TypeAlias = Literal["ok", "bad", "note"]
 
@@ -38,14 +38,18 @@ def _numbers(values: np.ndarray) -> str:
     return "[" + ", ".join(f"{value:.3g}" for value in values + 0.0) + "]"
 
 
-def _tried(estimator: Estimator, rewards: np.ndarray) -> np.ndarray | Exception:
+def _tried(
+    estimator: JudgedFunction, rewards: np.ndarray, *, moved: bool = False
+) -> np.ndarray | Exception:
+    """Weights of a group, or what it raised; `moved` gives off-policy functions ratios ≠ 1."""
+    logs = 0.3 * np.random.default_rng(5).standard_normal(len(rewards)) if moved else None
     try:
-        return estimator.one(rewards)
+        return estimator.one(rewards, logs)
     except Exception as error:
         return error
 
 
-def by_count(estimator: Estimator, n: int) -> tuple[tuple[float, float], ...]:
+def by_count(estimator: JudgedFunction, n: int) -> tuple[tuple[float, float], ...]:
     """(weight of a right sample, of a wrong one) for c = 0..n right of n 0/1 samples.
 
     NaN where there is no such sample or the function raises; means over tied samples.
@@ -78,20 +82,20 @@ def _no_contrast(name: str, why: str) -> Callable[[str, np.ndarray | Exception],
     return judge
 
 
-def counts(estimator: Estimator, k: int, n: int) -> list[Finding]:
+def counts(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
     """c = 0, c = n, and fewer than k wrong samples, where every k-set succeeds."""
     even = "though the samples do not differ"
     found = [
-        _no_contrast("none is right", even)("c = 0", _tried(estimator, _group(n, 0))),
-        _no_contrast("all are right", even)("c = n", _tried(estimator, _group(n, n))),
+        _no_contrast("none is right", even)("c = 0", _tried(estimator, _group(n, 0), moved=True)),
+        _no_contrast("all are right", even)("c = n", _tried(estimator, _group(n, n), moved=True)),
     ]
     if 1 < k < n or (k == n and n > 2):
         judge = _no_contrast(f"{k - 1} < k are wrong", "though every k-set has a success")
-        found.append(judge("N_neg < k", _tried(estimator, _group(n, n - k + 1))))
+        found.append(judge("N_neg < k", _tried(estimator, _group(n, n - k + 1), moved=True)))
     return found
 
 
-def too_few(estimator: Estimator, k: int, n: int, own_k: bool) -> list[Finding]:
+def too_few(estimator: JudgedFunction, k: int, n: int, own_k: bool) -> list[Finding]:
     """n < k must raise: the best of k cannot be estimated from fewer samples, so any number lies.
 
     `own_k`: the function is known to look at k samples; otherwise (k = n, or another objective) its
@@ -122,7 +126,7 @@ def distinct(n: int, seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).permutation(np.linspace(0.1, 0.9, n) ** 1.3)
 
 
-def order(estimator: Estimator, n: int, real: bool) -> list[Finding]:
+def order(estimator: JudgedFunction, n: int, real: bool) -> list[Finding]:
     """Two calls agree; and rearranged samples get rearranged weights."""
     rng = np.random.default_rng(11)
     groups = [_group(n, c) for c in sorted({1, n // 2})] + ([distinct(n)] if real else [])
@@ -148,7 +152,7 @@ def order(estimator: Estimator, n: int, real: bool) -> list[Finding]:
     return [Finding("order", "ok", "rearranged samples get rearranged weights")]
 
 
-def ties(estimator: Estimator, n: int, real: bool) -> list[Finding]:
+def ties(estimator: JudgedFunction, n: int, real: bool) -> list[Finding]:
     """Equal rewards (and ratios) should get equal weights; a tied best should not be silent."""
     if n < 3:
         return []
@@ -168,15 +172,17 @@ def ties(estimator: Estimator, n: int, real: bool) -> list[Finding]:
     return [Finding("ties", "ok", "equal rewards get equal weights")]
 
 
-def padding(estimator: Estimator, n: int) -> list[Finding]:
+def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
     """A dead sample (NaN reward) beside n live ones must not count."""
     alive = _group(n, 1)
     alone = _tried(estimator, alive)
+    if estimator.takes_live:
+        return _masked(estimator, alive, alone)
     padded = _tried(estimator, np.append(alive, np.nan))
     if isinstance(alone, Exception):
         return []
     if isinstance(padded, Exception):
-        return [Finding("padding", "note", f"refuses a NaN reward: {described(padded, 90)}")]
+        return [Finding("padding", "note", f"raises on a NaN reward: {described(padded, 90)}")]
     live, dead = padded[:n], padded[n]
     if not np.isfinite(live).all():
         text = "one NaN reward spoils the weights of its live siblings"
@@ -192,7 +198,23 @@ def padding(estimator: Estimator, n: int) -> list[Finding]:
     return [Finding("padding", "bad", f"a NaN reward counts in n{like}: live weights change")]
 
 
-def numbers(estimator: Estimator, n: int) -> list[Finding]:
+def _masked(
+    estimator: JudgedFunction, alive: np.ndarray, alone: np.ndarray | Exception
+) -> list[Finding]:
+    """The same for a function with live=: the dead sample has a reward, which must not count."""
+    if isinstance(alone, Exception):
+        return []
+    live = np.append(np.ones(len(alive), bool), False)
+    try:
+        padded = estimator.one(np.append(alive, 1.0), live=live)
+    except Exception as error:
+        return [Finding("padding", "bad", f"raises with live=: {described(error, 90)}")]
+    if _same(padded[:-1], alone) and padded[-1] == 0:
+        return [Finding("padding", "ok", "a sample that live= marks as dead does not count")]
+    return [Finding("padding", "bad", "a sample that live= marks as dead changes the weights")]
+
+
+def numbers(estimator: JudgedFunction, n: int) -> list[Finding]:
     """Integer and boolean rewards must be read as 0 and 1; the input must survive."""
     found = []
     floats = _group(n, 1)
@@ -202,7 +224,7 @@ def numbers(estimator: Estimator, n: int) -> list[Finding]:
     for name, kind in (("integers", np.int64), ("booleans", np.bool_)):
         weights = _tried(estimator, floats.astype(kind))
         if isinstance(weights, Exception):
-            text = f"refuses {name}: {described(weights, 90)}"
+            text = f"raises on {name}: {described(weights, 90)}"
             found.append(Finding(name, "note", text))
         elif not np.allclose(weights, expected, rtol=1e-5, atol=1e-8, equal_nan=True):
             text = f"0/1 as {name} gets {_numbers(weights)}, as floats {_numbers(expected)}"
@@ -214,10 +236,12 @@ def numbers(estimator: Estimator, n: int) -> list[Finding]:
     return found
 
 
-def shift_and_scale(estimator: Estimator, n: int) -> list[Finding]:
+def shift_and_scale(estimator: JudgedFunction, n: int) -> list[Finding]:
     """How weights answer r + 10 and 3 r."""
     rewards = distinct(n)
-    plain, shifted, scaled = (_tried(estimator, r) for r in (rewards, rewards + 10, 3 * rewards))
+    plain, shifted, scaled = (
+        _tried(estimator, r, moved=True) for r in (rewards, rewards + 10, 3 * rewards)
+    )
     if any(isinstance(each, Exception) for each in (plain, shifted, scaled)):
         return []
     plain, shifted, scaled = (np.asarray(each) for each in (plain, shifted, scaled))
@@ -234,11 +258,30 @@ def shift_and_scale(estimator: Estimator, n: int) -> list[Finding]:
     if not np.any(np.abs(plain) > 1e-12):
         return found
     if _same(scaled, 3 * plain, 1e-4):
-        found.append(Finding("scale", "ok", "weights are linear in the scale of rewards"))
+        found.append(_clipping(estimator, rewards, plain))
     elif _same(scaled, plain, 1e-3):
         text = "weights do not change with the scale of rewards: a normaliser"
         found.append(Finding("scale", "note", text))
     else:
-        text = "weights neither grow with the scale of rewards nor ignore it"
+        text = (
+            "weights neither grow with the scale of rewards nor ignore it: rewards are clipped, or "
+            "the function is not linear in them"
+        )
         found.append(Finding("scale", "note", text))
     return found
+
+
+def _clipping(
+    estimator: JudgedFunction, rewards: np.ndarray, plain: np.ndarray, first: float = 3.0
+) -> Finding:
+    """Weights that are linear up to some size of the rewards and not beyond: a clipped reward."""
+    for size in (10.0, 100.0, 10_000.0):
+        grown = _tried(estimator, size * rewards, moved=True)
+        if isinstance(grown, Exception) or not _same(grown / size, plain, 1e-4):
+            text = (
+                f"weights grow with the rewards up to a best of {first * rewards.max():.3g} and "
+                f"not up to {size * rewards.max():.3g}: rewards or weights are clipped"
+            )
+            return Finding("scale", "bad", text)
+        first = size
+    return Finding("scale", "ok", "weights are linear in the scale of rewards")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class CannotCall(Exception):
 
 
 @dataclass(frozen=True)
-class Estimator:
+class JudgedFunction:
     """A function rewards → advantages together with the way it is called."""
 
     name: str
@@ -35,19 +36,37 @@ class Estimator:
     """What happened to a batch, when it is not read as groups."""
     shape_note: str = ""
 
-    def one(self, rewards: np.ndarray, log_ratio: np.ndarray | None = None) -> np.ndarray:
+    def one(
+        self,
+        rewards: np.ndarray,
+        log_ratio: np.ndarray | None = None,
+        live: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Weights of one group, (n,) → (n,). Raises what the function raises, or CannotCall."""
-        values, _ = self._one(rewards, log_ratio)
+        values, _ = self._one(rewards, log_ratio, live)
         return values
 
+    @property
+    def takes_live(self) -> bool:
+        """Whether the function has a parameter live=, which marks the samples that count."""
+        try:
+            return "live" in inspect.signature(self.fn).parameters
+        except (TypeError, ValueError):
+            return False
+
     def _one(
-        self, rewards: np.ndarray, log_ratio: np.ndarray | None
+        self,
+        rewards: np.ndarray,
+        log_ratio: np.ndarray | None,
+        live: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[int, ...]]:
         row = rewards[None] if self.wrapped else rewards
         logs = None if not self.off_policy else np.zeros(len(rewards), float)
         if logs is not None and log_ratio is not None:
             logs = log_ratio
-        values = self._call(row, logs[None] if self.wrapped and logs is not None else logs)
+        if live is not None:
+            live = live[None] if self.wrapped else live
+        values = self._call(row, logs[None] if self.wrapped and logs is not None else logs, live)
         n = rewards.shape[-1]
         if values.size != n or tuple(s for s in values.shape if s != 1) not in ((n,), ()):
             raise CannotCall(
@@ -85,11 +104,14 @@ class Estimator:
             pieces.append(values)
         return np.concatenate(pieces)
 
-    def _call(self, rewards: np.ndarray, logs: np.ndarray | None) -> np.ndarray:
+    def _call(
+        self, rewards: np.ndarray, logs: np.ndarray | None, live: np.ndarray | None = None
+    ) -> np.ndarray:
         arguments = [_given(rewards, self.kind)]
         if self.off_policy:
             arguments.append(_given(np.asarray(logs), self.kind))
-        return _taken(self.fn(*arguments))
+        named = {} if live is None else {"live": _given(live, self.kind)}
+        return _taken(self.fn(*arguments, **named))
 
     def writes_into_input(self, rewards: np.ndarray) -> bool:
         """Whether the function changes the rewards it is given."""
@@ -158,7 +180,7 @@ def named_function(
 
 def find_out(
     name: str, fn: Callable[..., Any], n: int, off_policy: bool, kind: Kind | None = None
-) -> Estimator:
+) -> JudgedFunction:
     """Probe the function with groups of 0/1 rewards, and settle how to call it.
 
     NumPy arrays first, then torch tensors (where torch is loaded), then plain lists; one group as
@@ -176,7 +198,7 @@ def find_out(
         if chosen == "torch" and "torch" not in sys.modules:
             continue
         for wrapped in (False, True):
-            estimator = Estimator(name, fn, off_policy, chosen, False, wrapped)
+            estimator = JudgedFunction(name, fn, off_policy, chosen, False, wrapped)
             rows = estimator.many(probe, logs)
             if len(rows.failures) < len(probe):
                 return _with_batch(estimator, probe, logs, rows)
@@ -198,8 +220,8 @@ def described(error: Exception, limit: int = 160) -> str:
 
 
 def _with_batch(
-    estimator: Estimator, probe: np.ndarray, logs: np.ndarray | None, rows: Answers
-) -> Estimator:
+    estimator: JudgedFunction, probe: np.ndarray, logs: np.ndarray | None, rows: Answers
+) -> JudgedFunction:
     """Decide whether a batch may be used."""
     facts: dict[str, Any] = {"batched": False, "batch_note": "", "shape_note": ""}
     good = [row for row in range(len(probe)) if row not in rows.failures]
@@ -222,4 +244,4 @@ def _with_batch(
             facts["batch_note"] = "groups in a batch change each other's weights"
         else:
             facts["batched"] = True
-    return Estimator(**{**vars(estimator), **facts})
+    return JudgedFunction(**{**vars(estimator), **facts})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .policies import Outcomes, Policy
+from .policies import Outcomes, TabularPolicy
 
 EXACT = 1e-5
 """A relative error below this is rounding: single precision and the usual ε = 1e-6 pass."""
@@ -27,6 +27,9 @@ class Case:
     scale: float
     """The multiple of the gradient that fits the update best."""
     cosine: float
+    variance: float
+    """E|g|² - |E g|² of the update of one group over |gradient|²; over scale² too, so that a
+    constant factor, which a learning rate takes up, does not count."""
     update: tuple[float, ...]
     gradient: tuple[float, ...]
 
@@ -44,17 +47,21 @@ class Fit:
     """The one scale that fits every case, or None: then no learning rate makes it unbiased."""
     convention: str
     """What that scale is in n and k, such as "1/n"; "" where it has no name."""
+    tolerance: float
+    """Relative error that counts as rounding, or as the noise of random draws."""
+    variance: float
+    """Geometric mean of the cases' relative variances: lower is better among unbiased ones."""
 
     @property
     def exact(self) -> bool:
-        return self.bias < EXACT
+        return self.bias < self.tolerance
 
     @property
     def right_direction(self) -> bool:
-        return self.cosine[0] > 1 - EXACT
+        return self.cosine[0] > 1 - self.tolerance
 
 
-def case(policy: Policy, outcomes: Outcomes, weights: np.ndarray, k: int) -> Case:
+def case(policy: TabularPolicy, outcomes: Outcomes, weights: np.ndarray, k: int) -> Case:
     update = outcomes.expected_update(policy, weights)
     gradient = policy.gradient(k)
     size = float(np.linalg.norm(gradient))
@@ -67,37 +74,52 @@ def case(policy: Policy, outcomes: Outcomes, weights: np.ndarray, k: int) -> Cas
         float(np.linalg.norm(update - gradient)) / size,
         along / size**2,
         along / (size * length) if length > 1e-12 * size else 0.0,
+        outcomes.variance(policy, weights) / max(along / size, 1e-300) ** 2
+        if along > 0
+        else float("nan"),
         tuple(update.tolist()),
         tuple(gradient.tolist()),
     )
 
 
-def fit(cases: Sequence[Case], k: int, n: int) -> Fit | None:
-    """Summarise cases of one kind; None without cases."""
+def fit(cases: Sequence[Case], k: int, n: int, tolerance: float = EXACT) -> Fit | None:
+    """Summarise cases of one kind; None without cases.
+
+    Args:
+        cases: of one kind of rewards.
+        k, n: of the judgement, to name a constant factor.
+        tolerance: relative error that counts as none; larger for means over random draws.
+    """
     if not cases:
         return None
     scales = [each.scale for each in cases]
     cosines = [each.cosine for each in cases]
     constant = common_scale(
-        [np.array(each.update) for each in cases], [np.array(each.gradient) for each in cases]
+        [np.array(each.update) for each in cases],
+        [np.array(each.gradient) for each in cases],
+        tolerance,
     )
     return Fit(
         max(each.bias for each in cases),
         (min(scales), max(scales)),
         (min(cosines), max(cosines)),
         constant,
-        "" if constant is None else convention(constant, k, n),
+        "" if constant is None else convention(constant, k, n, tolerance),
+        tolerance,
+        float(np.exp(np.mean(np.log([max(each.variance, 1e-300) for each in cases])))),
     )
 
 
-def common_scale(updates: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> float | None:
+def common_scale(
+    updates: Sequence[np.ndarray], gradients: Sequence[np.ndarray], tolerance: float = EXACT
+) -> float | None:
     """The s ≠ 0 with update = s · gradient in every case, or None."""
     scales = [float(u @ g / (g @ g)) for u, g in zip(updates, gradients)]
     middle = float(np.median(scales))
     if abs(middle) < 1e-9:
         return None
     off = [np.linalg.norm(u - middle * g) / np.linalg.norm(g) for u, g in zip(updates, gradients)]
-    return middle if max(off) < EXACT * max(1.0, abs(middle)) else None
+    return middle if max(off) < tolerance * max(1.0, abs(middle)) else None
 
 
 def drift(cases: Sequence[Case]) -> dict[float, float]:
@@ -133,7 +155,7 @@ def conventions(k: int, n: int) -> dict[str, float]:
     }
 
 
-def convention(scale: float, k: int, n: int) -> str:
+def convention(scale: float, k: int, n: int, tolerance: float = EXACT) -> str:
     """The name of a factor; the first two where several coincide at this k and n.
 
     >>> convention(1 / 6, 4, 6), convention(-1.0, 4, 6), convention(0.123, 4, 6)
@@ -143,7 +165,7 @@ def convention(scale: float, k: int, n: int) -> str:
     named = [
         name
         for name, value in conventions(k, n).items()
-        if value and abs(abs(scale) / value - 1) < EXACT and (1 < k < n or "k" not in name)
+        if value and abs(abs(scale) / value - 1) < tolerance and (1 < k < n or "k" not in name)
     ]
     if "1" in named:
         return sign + "1"
@@ -151,7 +173,7 @@ def convention(scale: float, k: int, n: int) -> str:
 
 
 def other_objective(
-    policies: Sequence[Policy], cases: Sequence[Case], k: int, n: int
+    policies: Sequence[TabularPolicy], cases: Sequence[Case], k: int, n: int
 ) -> tuple[str, float] | None:
     """What the update is the gradient of, up to a constant, if it is not max@k.
 

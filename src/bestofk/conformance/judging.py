@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,20 @@ from bestofk.objectives import Objective
 
 from . import behaviour
 from .behaviour import Finding
-from .calling import CannotCall, Estimator, Kind, described, find_out, named_function
-from .fits import Case, Fit, case, drift, fit, other_objective
+from .calling import CannotCall, JudgedFunction, Kind, described, find_out, named_function
+from .fits import EXACT, Case, Fit, case, drift, fit, other_objective
 from .policies import (
     OUTCOMES,
     Outcomes,
-    Policy,
+    TabularPolicy,
     all_outcomes,
     off_policy_cases,
     on_policy_cases,
 )
 from .verdict import Conformance, Verdict, span
 
+DRAWS = 64
+"""Calls per outcome of a randomised function."""
 ROWS = 3_000
 """Outcomes enumerated one by one when every group is a call of its own."""
 
@@ -52,41 +54,52 @@ def judge(
     outcomes = _outcomes(estimator, n, in_order, seed)
     make = off_policy_cases if off_policy else on_policy_cases
     policies = [p for p in make(k, outcomes.answers, seed) if takes_real or p.kind == "0/1"]
-    cases, trouble = _enumerate(estimator, policies, outcomes, k)
-    fits = {kind: fit([c for c in cases if c.kind == kind], k, n) for kind in ("0/1", "real")}
+    random = found[0].check == "random"
+    cases, trouble, noise = _enumerate(estimator, policies, outcomes, k, DRAWS if random else 1)
+    fits = {
+        kind: fit([c for c in cases if c.kind == kind], k, n, max(EXACT, noise))
+        for kind in ("0/1", "real")
+    }
     zero_one, real = fits["0/1"], fits["real"]
-    at_once = fit([c for c in cases if c.spread == 0], k, n)
+    at_once = fit([c for c in cases if c.spread == 0], k, n, max(EXACT, noise))
     other = other_objective(policies, cases, k, n)
     table = behaviour.by_count(estimator, n)
     found += trouble
     found += _centring(estimator, outcomes, policies) if not off_policy else []
     found += behaviour.counts(estimator, k, n) + _real(estimator, n)
     found += behaviour.too_few(estimator, k, n, n > k and other is None)
-    if found[0].check != "random":  # these compare two calls
+    if not random:  # these compare two calls
         found += behaviour.ties(estimator, n, takes_real) + behaviour.padding(estimator, n)
         found += behaviour.numbers(estimator, n)
         found += behaviour.shift_and_scale(estimator, n) if takes_real else []
     found += _shape(estimator)
     normaliser = any(each.check == "scale" and "normaliser" in each.text for each in found)
     verdict, summary = _sentence(k, n, zero_one, real, other, normaliser, trouble)
-    if off_policy and verdict in ("biased", "varying scale") and at_once and at_once.constant:
+    wrong = ("biased", "varying scale", "0/1 only")
+    if off_policy and verdict in wrong and at_once and at_once.constant:
         verdict, summary = "on policy only", _drift(cases, at_once, k, n)
-    if found[0].check == "random":
-        summary += "; two calls differ, so this is one draw of it"
+    if random:
+        summary += f"; two calls differ: means over {DRAWS} draws, to within {noise:.1%}"
+    elif verdict in ("exact", "scaled") and 1 <= k < n:
+        sweep = _other_sizes(estimator, fits, k, n, in_order, seed)
+        found += sweep
+        if any(each.status == "bad" for each in sweep):
+            verdict = "this n only"
+            summary += f"; but only with n = {n}, see below"
     return Conformance(
         label, k, n, off_policy, verdict, summary, _called_with(estimator), len(outcomes.draws),
         outcomes.ordered, zero_one, real, tuple(cases), tuple(found), table,
     )  # fmt: skip
 
 
-def _probe_real(estimator: Estimator, n: int) -> np.ndarray | Exception:
+def _probe_real(estimator: JudgedFunction, n: int) -> np.ndarray | Exception:
     try:
         return estimator.one(behaviour.distinct(n))
     except Exception as error:
         return error
 
 
-def _outcomes(estimator: Estimator, n: int, in_order: bool, seed: int) -> Outcomes:
+def _outcomes(estimator: JudgedFunction, n: int, in_order: bool, seed: int) -> Outcomes:
     """As many answers as can be enumerated: four, three; up to order; two if order matters."""
     limit = OUTCOMES if estimator.batched else ROWS
     if 4**n <= limit and not estimator.off_policy:
@@ -102,29 +115,95 @@ def _outcomes(estimator: Estimator, n: int, in_order: bool, seed: int) -> Outcom
 
 
 def _enumerate(
-    estimator: Estimator, policies: Sequence[Policy], outcomes: Outcomes, k: int
-) -> tuple[list[Case], list[Finding]]:
-    """Expected update under every policy. Weights are made once per set of rewards and ratios."""
-    made: dict[bytes, np.ndarray] = {}
-    cases, trouble = [], {}
+    estimator: JudgedFunction,
+    policies: Sequence[TabularPolicy],
+    outcomes: Outcomes,
+    k: int,
+    draws: int = 1,
+) -> tuple[list[Case], list[Finding], float]:
+    """Expected update under every policy. Weights are made once per set of rewards and ratios.
+
+    A randomised function is called `draws` times per outcome and judged by the mean; the third
+    result is how far such a mean may be off by chance, relative to the gradient (six standard
+    errors, the worst policy).
+    """
+    made: dict[bytes, list[np.ndarray]] = {}
+    cases, trouble, noise = [], {}, 0.0
     for policy in policies:
         key = policy.rewards.tobytes() + policy.log_ratio.tobytes()
         if key not in made:
             rewards = policy.rewards[outcomes.draws]
             logs = policy.log_ratio[outcomes.draws] if estimator.off_policy else None
-            made[key], problem = _weights(estimator, rewards, logs)
-            if problem and policy.kind not in trouble:
-                trouble[policy.kind] = problem
-        cases.append(case(policy, outcomes, made[key], k))
-    return cases, list(trouble.values())
+            made[key] = []
+            for _ in range(draws):
+                weights, problem = _weights(estimator, rewards, logs, once=draws == 1)
+                made[key].append(weights)
+                if problem and policy.kind not in trouble:
+                    trouble[policy.kind] = problem
+        cases.append(case(policy, outcomes, np.mean(made[key], axis=0), k))
+        if draws > 1:
+            updates = np.array([outcomes.expected_update(policy, w) for w in made[key]])
+            error = np.sqrt(updates.var(axis=0, ddof=1).sum() / draws)
+            noise = max(noise, 6 * float(error / np.linalg.norm(policy.gradient(k))))
+    return cases, list(trouble.values()), noise
+
+
+def _other_sizes(
+    estimator: JudgedFunction,
+    fits: Mapping[str, Fit | None],
+    k: int,
+    n: int,
+    in_order: bool,
+    seed: int,
+) -> list[Finding]:
+    """Whether the claim holds at n = k and at n ≥ 8 too; raising there is an answer as well."""
+    first = next(each for each in fits.values() if each is not None)
+    good, raised = [], []
+    for size in sorted({k, k + 1, max(8, k + 3)} - {n, 1}):
+        if size > n and not in_order and 3**size > OUTCOMES:
+            continue
+        outcomes = all_outcomes(3, size, limit=OUTCOMES if estimator.batched else ROWS, seed=seed)
+        make = off_policy_cases if estimator.off_policy else on_policy_cases
+        policies = [p for p in make(k, outcomes.answers, seed) if fits[p.kind] is not None]
+        if isinstance(_probe(estimator, size), Exception):
+            raised.append(size)
+            continue
+        found = fit(_enumerate(estimator, policies, outcomes, k)[0], k, size)
+        assert found is not None
+        names = [set(each.convention.split(" = ")) - {""} for each in (first, found)]
+        same = found.constant is not None and first.constant is not None
+        if found.constant is not None and first.constant is not None and not names[0] & names[1]:
+            same = bool(np.isclose(found.constant, first.constant, rtol=1e-4))
+        if not same:
+            text = f"at n = {size} the same claim fails: scale {span(*found.scale)}, cosine "
+            return [Finding("other n", "bad", text + span(*found.cosine))]
+        good.append(size)
+    parts = [f"holds at n = {', '.join(map(str, good))} too"] if good else []
+    parts += [f"raises at n = {', '.join(map(str, raised))}"] if raised else []
+    return [Finding("other n", "ok", "; ".join(parts))] if parts else []
+
+
+def _probe(estimator: JudgedFunction, n: int) -> np.ndarray | Exception:
+    try:
+        return estimator.one(np.array([0.0] * (n - 1) + [1.0]))
+    except Exception as error:
+        return error
 
 
 def _weights(
-    estimator: Estimator, rewards: np.ndarray, logs: np.ndarray | None
+    estimator: JudgedFunction,
+    rewards: np.ndarray,
+    logs: np.ndarray | None,
+    once: bool = True,
 ) -> tuple[np.ndarray, Finding | None]:
-    """Weights of every distinct group; zeros, and a finding, where it raises or is not finite."""
+    """Weights of every distinct group; zeros, and a finding, where it raises or is not finite.
+
+    `once`: groups that look the same share one call; a randomised function is called for each.
+    """
     both = rewards if logs is None else np.concatenate([rewards, logs], axis=1)
-    _, first, where = np.unique(both, axis=0, return_index=True, return_inverse=True)
+    first = where = np.arange(len(rewards))
+    if once:
+        _, first, where = np.unique(both, axis=0, return_index=True, return_inverse=True)
     answers = estimator.many(rewards[first], None if logs is None else logs[first])
     values = answers.values
     problem = None
@@ -142,7 +221,7 @@ def _weights(
 
 
 def _centring(
-    estimator: Estimator, outcomes: Outcomes, policies: Sequence[Policy]
+    estimator: JudgedFunction, outcomes: Outcomes, policies: Sequence[TabularPolicy]
 ) -> list[Finding]:
     """Whether the weights of a group sum to 0: always, or not."""
     worst, largest = 0.0, 0.0
@@ -156,19 +235,19 @@ def _centring(
     return [Finding("centring", "note", f"not centred: {text}")]
 
 
-def _real(estimator: Estimator, n: int) -> list[Finding]:
+def _real(estimator: JudgedFunction, n: int) -> list[Finding]:
     answer = _probe_real(estimator, n)
     if isinstance(answer, Exception):
-        return [Finding("real", "ok", f"refuses real rewards: {described(answer, 100)}")]
+        return [Finding("real", "ok", f"raises on real rewards: {described(answer, 100)}")]
     return []
 
 
-def _shape(estimator: Estimator) -> list[Finding]:
+def _shape(estimator: JudgedFunction) -> list[Finding]:
     notes = [("shape", "bad", estimator.shape_note), ("batch", "note", estimator.batch_note)]
     return [Finding(c, s, t) for c, s, t in notes if t]  # type: ignore[arg-type]
 
 
-def _called_with(estimator: Estimator) -> str:
+def _called_with(estimator: JudgedFunction) -> str:
     arrays = {"numpy": "NumPy arrays", "torch": "torch tensors", "list": "plain lists"}
     shape = "(1, n), one group at a time" if estimator.wrapped else "(n,), one group at a time"
     return f"{arrays[estimator.kind]} {'(groups, n)' if estimator.batched else shape}"
@@ -191,7 +270,8 @@ def _sentence(
     if all(max(abs(s) for s in each.scale) < 1e-9 and each.bias < 1.001 for each in fits):
         return "no signal", f"no signal: the expected update is zero under every policy{but}"
     constants = [each.constant for each in fits if each.constant is not None]
-    if len(constants) == len(fits) and np.allclose(constants, constants[0], rtol=1e-4):
+    close = max(1e-4, *(each.tolerance for each in fits))
+    if len(constants) == len(fits) and np.allclose(constants, constants[0], rtol=close):
         if all(each.exact for each in fits):
             return "exact", f"unbiased for {target}, in the mean convention{only}{but}"
         return "scaled", f"unbiased for {_times(constants[0], fits[0], k, n, target)}{only}{but}"

@@ -18,7 +18,7 @@ OUTCOMES = 20_000
 
 
 @dataclass(frozen=True)
-class Policy:
+class TabularPolicy:
     """A softmax over a few answers, each with a reward; perhaps sampled from an older softmax."""
 
     label: str
@@ -68,7 +68,7 @@ class Outcomes:
     def chance(self, probabilities: np.ndarray) -> np.ndarray:
         return np.exp(self.log_count + np.log(probabilities)[self.draws].sum(axis=-1))
 
-    def expected_update(self, policy: Policy, weights: np.ndarray) -> np.ndarray:
+    def expected_update(self, policy: TabularPolicy, weights: np.ndarray) -> np.ndarray:
         """E[(1/n) Σ_i A_i ∇log π_θ(y_i)] when the draws come from `policy.old`."""
         chance = self.chance(policy.old)
         per_answer = np.stack(
@@ -77,6 +77,15 @@ class Outcomes:
         )
         expected = chance @ per_answer
         return (expected - expected.sum() * policy.probabilities) / self.draws.shape[-1]
+
+    def variance(self, policy: TabularPolicy, weights: np.ndarray) -> float:
+        """E|g|² - |E g|² of the update g of one group: exact, like its mean."""
+        one = np.arange(self.answers)
+        per_answer = np.stack([np.where(self.draws == a, weights, 0.0).sum(-1) for a in one], -1)
+        total = per_answer.sum(axis=-1, keepdims=True)
+        updates = (per_answer - total * policy.probabilities) / self.draws.shape[-1]
+        mean = self.expected_update(policy, weights)
+        return float(self.chance(policy.old) @ ((updates - mean) ** 2).sum(axis=-1))
 
 
 def all_outcomes(answers: int, n: int, *, limit: int = OUTCOMES, seed: int = 0) -> Outcomes:
@@ -103,7 +112,7 @@ def all_outcomes(answers: int, n: int, *, limit: int = OUTCOMES, seed: int = 0) 
     return Outcomes(shuffled, log_count, False)
 
 
-def on_policy_cases(k: int, answers: int, seed: int) -> list[Policy]:
+def on_policy_cases(k: int, answers: int, seed: int) -> list[TabularPolicy]:
     """0/1 rewards at several accuracies; real, tied and negative rewards under several policies.
 
     The chance of a best answer is tied to k (so that a share of the k-sets misses it): otherwise a
@@ -116,14 +125,14 @@ def on_policy_cases(k: int, answers: int, seed: int) -> list[Policy]:
     correct = np.array([0.0, 1.0, 0.0, 1.0])[:answers]
     for p in sorted({round(p, 12) for p in rare + accuracies}):
         shares = np.where(correct == 1, p, 1 - p) * _split(correct, rng)
-        cases.append(Policy(f"accuracy {p:.2f}", shares, correct, shares))
+        cases.append(TabularPolicy(f"accuracy {p:.2f}", shares, correct, shares))
     for name, rewards in real_rewards(answers).items():
         best = rewards == rewards.max()
         for missed in (0.8, 0.5, 0.2):
             p = 1 - missed ** (1 / k)
             shares = np.where(best, p, 1 - p) * _split(best, rng)
             label = f"{name}, best answer {p:.2f}"
-            cases.append(Policy(label, shares, rewards, shares))
+            cases.append(TabularPolicy(label, shares, rewards, shares))
     return cases
 
 
@@ -131,11 +140,14 @@ SPREADS = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Standard deviations of the log-ratio at which off-policy estimators are judged."""
 
 
-def off_policy_cases(k: int, answers: int, seed: int) -> list[Policy]:
+def off_policy_cases(k: int, answers: int, seed: int) -> list[TabularPolicy]:
     """Policies of which half the k-sets miss the best answer, moved away from π_old by SPREADS."""
     rng = np.random.default_rng(seed)
     half = 1 - 0.5 ** (1 / k)
     sets = {"0/1": np.array([0.0, 1.0, 0.0, 1.0])[:answers], **real_rewards(answers)}
+    # a best that two answers with different ratios share, and the same with 0/1 rewards
+    sets["tied best"] = np.array([0.9, 0.3, 0.9, 0.1])[:answers]
+    sets["0/1, tied best"] = np.array([1.0, 0.0, 1.0, 0.0])[:answers]
     cases = []
     for name, rewards in sets.items():
         best = rewards == rewards.max()
@@ -143,7 +155,7 @@ def off_policy_cases(k: int, answers: int, seed: int) -> list[Policy]:
         direction = rng.standard_normal(answers)
         for spread in SPREADS:
             label = f"{name}, log-ratio sd {spread:g}"
-            cases.append(Policy(label, _moved(old, direction, spread), rewards, old, spread))
+            cases.append(TabularPolicy(label, _moved(old, direction, spread), rewards, old, spread))
     return cases
 
 

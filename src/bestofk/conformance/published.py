@@ -184,7 +184,7 @@ def own_ratio(rewards: Array, log_ratio: Array, k: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PublishedEstimator:
     """A published estimator and where to judge it."""
 
     name: str
@@ -205,34 +205,48 @@ def _with(fn: Callable[..., Array], *fixed: Any) -> Callable[..., Array]:
 K, N = 4, 6
 _PKPO = "arXiv:2505.15201, listing 1"
 _MAXK = "arXiv:2510.23393"
-THEIRS: tuple[Entry, ...] = (
-    Entry("PKPO s", _PKPO, _with(pkpo_s, K), K, N),
-    Entry("PKPO loo", _PKPO, _with(pkpo_loo, K), K, N),
-    Entry("PKPO loo-1", _PKPO, _with(pkpo_loo_minus_one, K), K, N),
-    Entry("rLLM pkpo", "rllm-org/rllm PR 743", _with(rllm_pkpo, K), K, N),
-    Entry("maxrl repository pkpo", "tajwarfahim/maxrl", _with(maxrl_repository_pkpo, K), K, N),
-    Entry(
+THEIRS: tuple[PublishedEstimator, ...] = (
+    PublishedEstimator("PKPO s", _PKPO, _with(pkpo_s, K), K, N),
+    PublishedEstimator("PKPO loo", _PKPO, _with(pkpo_loo, K), K, N),
+    PublishedEstimator("PKPO loo-1", _PKPO, _with(pkpo_loo_minus_one, K), K, N),
+    PublishedEstimator("rLLM pkpo", "rllm-org/rllm PR 743", _with(rllm_pkpo, K), K, N),
+    PublishedEstimator(
+        "maxrl repository pkpo", "tajwarfahim/maxrl", _with(maxrl_repository_pkpo, K), K, N
+    ),
+    PublishedEstimator(
         "Pass@k Training, released code",
         "RUCAIBox/Passk_Training passk_adv.py",
         _with(passk_training_released, K),
         K,
         N,
     ),
-    Entry("the same without its σ", "", _with(passk_training_released, K, False), K, N),
-    Entry("verl grpo_passk", "verl core_algos.py, arXiv:2503.19595", verl_grpo_passk, K, K),
-    Entry("verl grpo_passk, std off", "", _with(verl_grpo_passk, False), K, K),
-    Entry("EasyR1 grpo_passk before its fix", "hiyouga/EasyR1 issue 585", easyr1_before_fix, K, K),
-    Entry("BoN-max mean", f"arXiv:2412.15287 in {_MAXK}", bon_max_mean, K, K),
-    Entry("BoN-max second, next distinct", f"{_MAXK}, appendix A", bon_max_next_distinct, K, K),
+    PublishedEstimator(
+        "the same without its σ", "", _with(passk_training_released, K, False), K, N
+    ),
+    PublishedEstimator(
+        "verl grpo_passk", "verl core_algos.py, arXiv:2503.19595", verl_grpo_passk, K, K
+    ),
+    PublishedEstimator("verl grpo_passk, std off", "", _with(verl_grpo_passk, False), K, K),
+    PublishedEstimator(
+        "EasyR1 grpo_passk before its fix", "hiyouga/EasyR1 issue 585", easyr1_before_fix, K, K
+    ),
+    PublishedEstimator("BoN-max mean", f"arXiv:2412.15287 in {_MAXK}", bon_max_mean, K, K),
+    PublishedEstimator(
+        "BoN-max second, next distinct", f"{_MAXK}, appendix A", bon_max_next_distinct, K, K
+    ),
 )
-THEIRS_OFF: tuple[Entry, ...] = (
-    Entry("max@k paper, first order", f"{_MAXK}, section 3.3", _with(first_order, K), K, N, True),
-    Entry("max@k paper, Listing 3", "as printed", _with(listing_3, K), K, N, True),
-    Entry("Listing 3, input sorted", "by the caller", _with(listing_3_sorted, K), K, N, True),
-    Entry("own ratio only", "a ratio in the loss", _with(own_ratio, K), K, N, True),
+THEIRS_OFF: tuple[PublishedEstimator, ...] = (
+    PublishedEstimator(
+        "max@k paper, first order", f"{_MAXK}, section 3.3", _with(first_order, K), K, N, True
+    ),
+    PublishedEstimator("max@k paper, Listing 3", "as printed", _with(listing_3, K), K, N, True),
+    PublishedEstimator(
+        "Listing 3, input sorted", "by the caller", _with(listing_3_sorted, K), K, N, True
+    ),
+    PublishedEstimator("own ratio only", "a ratio in the loss", _with(own_ratio, K), K, N, True),
 )
-OURS: tuple[Entry, ...] = tuple(
-    Entry(f"`{text}`", "", objective(text), k, n)
+OURS: tuple[PublishedEstimator, ...] = tuple(
+    PublishedEstimator(f"`{text}`", "", objective(text), k, n)
     for text, k, n in (
         ("max@4", K, N),
         ("max@4:loo", K, N),
@@ -254,8 +268,8 @@ OURS: tuple[Entry, ...] = tuple(
         ("rs-grpo", 1, N),
     )
 )
-OURS_OFF: tuple[Entry, ...] = tuple(
-    Entry(f"`{text}`{note}", "", objective(text, **options), k, N, True)
+OURS_OFF: tuple[PublishedEstimator, ...] = tuple(
+    PublishedEstimator(f"`{text}`{note}", "", objective(text, **options), k, N, True)
     for text, note, k, options in (
         ("max@4", "", K, {}),
         ("max@4:loo-1", "", K, {}),
@@ -268,7 +282,7 @@ OURS_OFF: tuple[Entry, ...] = tuple(
         ("max@4", ", `off_policy='none'`", K, {"off_policy": "none"}),
     )
 )
-TABLES: dict[str, tuple[Entry, ...]] = {
+TABLES: dict[str, tuple[PublishedEstimator, ...]] = {
     "Others, on policy": THEIRS,
     "Others, off policy": THEIRS_OFF,
     "Ours, on policy": OURS,
@@ -313,7 +327,7 @@ def _dead(result: Conformance) -> str:
     )
 
 
-def row(entry: Entry, result: Conformance) -> str:
+def row(entry: PublishedEstimator, result: Conformance) -> str:
     """One line of a table."""
     source = f" ({entry.source})" if entry.source else ""
     cells = [
@@ -328,7 +342,7 @@ def row(entry: Entry, result: Conformance) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def table(judged: Sequence[tuple[Entry, Conformance]]) -> str:
+def table(judged: Sequence[tuple[PublishedEstimator, Conformance]]) -> str:
     """A markdown table of verdicts."""
     head = ["estimator", "k, n", "0/1: scale; cosine", "real: scale; cosine", "n < k",
             "dead sample", "verdict"]  # fmt: skip

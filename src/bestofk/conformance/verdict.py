@@ -10,12 +10,13 @@ from .behaviour import Finding
 from .fits import EXACT, Case, Fit, drift
 
 Verdict: TypeAlias = Literal[
-    "exact", "scaled", "0/1 only", "other objective", "varying scale", "on policy only",
-    "biased", "no signal", "unusable",
+    "exact", "scaled", "this n only", "0/1 only", "other objective", "varying scale",
+    "on policy only", "biased", "no signal", "unusable",
 ]  # fmt: skip
 """What the enumeration shows:
 exact: unbiased for ∇max@k in the mean convention;
 scaled: the same up to a constant factor;
+this n only: exact or scaled with the n judged, and not with another;
 0/1 only: unbiased, up to a constant, on 0/1 rewards, and biased on real ones;
 other objective: unbiased, up to a constant, for something else than max@k;
 varying scale: the right direction under every policy, times a factor that depends on the policy;
@@ -44,7 +45,7 @@ class Conformance:
     """Every ordered draw, or every multiset with its count."""
     zero_one: Fit | None
     real: Fit | None
-    """None where real rewards are refused."""
+    """None where real rewards are not accepted."""
     cases: tuple[Case, ...]
     findings: tuple[Finding, ...]
     by_count: tuple[tuple[float, float], ...]
@@ -67,6 +68,15 @@ class Conformance:
     def bias(self) -> float:
         """The largest |expected update - gradient| / |gradient| over all policies."""
         return max((each.bias for each in self.cases), default=math.nan)
+
+    @property
+    def variance(self) -> float:
+        """Exact variance of one group's update over |gradient|², geometric mean over policies.
+
+        A constant factor does not count. Lower is better among unbiased estimators of one k, n.
+        """
+        values = [each.variance for each in self.cases]
+        return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
     @property
     def cosine(self) -> float:
@@ -122,7 +132,8 @@ def fit_text(fit: Fit) -> str:
     bias = f"{fit.bias:.0e}" if fit.bias < 1e-5 else f"{fit.bias:.1%}"
     bias = bias if fit.bias < 10 else f"{fit.bias:.0f} times"
     after = " (none after the factor)" if fit.constant is not None and not fit.exact else ""
-    return f"scale {scale:<16} cosine {span(*fit.cosine):<10} bias {bias}{after}"
+    head = f"scale {scale:<16} cosine {span(*fit.cosine):<10} bias {bias}{after}"
+    return head + (f"  variance {fit.variance:.3g}" if fit.constant is not None else "")
 
 
 def _spreads(result: Conformance) -> str:

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .experiment import KS, Results
+from bestofk.evaluation.intervals import t_quantile
 
-# Student's t, 97.5%, for 1, 2, … degrees of freedom: as many as MOST_WORLDS asks for.
-STUDENT = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
-    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
-    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452,
-)  # fmt: skip
+from .experiment import KS, Results
 
 SMALLEST = 0.001
 """The last digit shown of pass@k, a tenth of a point: no word is made of less."""
@@ -53,7 +48,7 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     count = len(values)
     spread = values.std(axis=0, ddof=1) / np.sqrt(count)
-    return values.mean(axis=0), STUDENT[count - 2] * spread
+    return values.mean(axis=0), t_quantile(0.975, count - 1) * spread
 
 
 def rows(results: Results) -> list[Row]:

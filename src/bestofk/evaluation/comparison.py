@@ -179,14 +179,14 @@ def _doubts(problems: int, sure: np.ndarray, lopsided: np.ndarray) -> tuple[str,
         return ()
     if (sure & lopsided).any():
         return (
-            "the differences are skewed (few problems differ much): p-values assume symmetry and "
-            "can be too small; in simulations up to 9% of such comparisons of equally good runs "
-            "were called different at a level of 5%",
+            "the differences are skewed (few problems differ much): p-values assume symmetry where "
+            "the runs are equally good, and can be too small (docs/coverage.md)",
         )
     if problems < FEW_PROBLEMS:
         return (
-            f"{problems} problems cannot show a rare large loss: p-values assume that differences "
-            "are symmetric where the runs are equally good",
+            f"{problems} problems can miss a rare large loss, and then p-values are too small: "
+            "they assume differences that are symmetric where the runs are equally good "
+            "(docs/coverage.md)",
         )
     return ()
 

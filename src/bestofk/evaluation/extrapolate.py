@@ -1,14 +1,14 @@
-"""pass@k beyond the n that was sampled: a model, checked on the data, never a bare number.
-
-p ~ Beta(a, b) over problems is fitted to the passes (empirical Bayes); a problem with c of n passes
-then has p ~ Beta(a + c, b + n - c), and
-
-    pass@K = mean over problems of 1 - B(a + c, b + n - c + K) / B(a + c, b + n - c).
+"""pass@k beyond the n that was sampled: an interval that assumes no shape, and a check on the data.
 
 Everything beyond n hangs on how the problems that were never solved are spread near p = 0, which n
-samples cannot show. So the same method is tried on fewer samples, where the answer is known: it is
-fitted to a random part of each problem's samples and has to predict the unbiased estimate from all
-of them.
+samples cannot show. So the estimate is an average over families of distributions, by how well each
+explains the counts (`mixing.families`), and continues the unbiased curve without a jump:
+
+    pass@K = estimate of pass@n + Σ_f w_f ( m_f(K) − m_f(n) ),    m_f(k) = ∫ 1 − (1 − p)^k dF_f(p),
+
+while the interval comes from every distribution that the data allow (`mixing.profile`): it is wide
+where families disagree. The same method is tried on a part of the samples, where the answer is
+known. No number is given for k > 16 n, nor where the interval is wider than one half.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .betabinomial import fit, miss
+from .betabinomial import fit
 from .curves import check_confidence, select
-from .intervals import LEAST_INFORMATIVE, tail_rank
+from .intervals import LEAST_INFORMATIVE
+from .mixing import counts_of, families, likeliest, profile
 from .results import Extrapolation, Interval, Samples
 from .values import pass_curve, passes_and_samples
 
 LARGEST_REACH = 16
-"""Predictions for k beyond this many times n are always called unreliable."""
+"""No number is given for k beyond this many times n."""
+WIDEST = 0.5
+"""... nor where the interval is wider than this."""
 HELD_OUT_REACH = 4
 """The check predicts up to this many times the samples that it was fitted on."""
+LEAST_CHECKED = 8
+SLACK = 0.01
 
 
 def extrapolate(
@@ -35,40 +40,48 @@ def extrapolate(
     *,
     threshold: float | None = None,
     confidence: float = 0.95,
-    resamples: int = 400,
     seed: int = 0,
 ) -> Extrapolation:
-    """pass@k at any k, also k > n, with an interval, a hold-out check and a warning.
+    """pass@k at k > n, with an interval, a hold-out check and a warning.
 
     Args:
         k: where to predict.
         threshold: reward ≥ threshold passes.
-        resamples: of the problems; the model is refitted in each.
+        seed: of the samples that are held out.
 
-    `unreliable` is set, with reasons, when the check fails, when there were too few samples to
-    check or too few solved problems to learn from, and for k > 16 n.
+    Returns:
+        NaN at the k where no number can be given. `unreliable` is set, with reasons, when that is
+        so at some k, when the check fails, and when there were too few samples to check or too few
+        solved problems to learn from.
 
     Raises:
         ValueError: k < 1; no scored sample.
     """
-    check_confidence(confidence, resamples)
+    check_confidence(confidence, 10**9)
     wanted = np.unique(np.asarray(k, dtype=np.int64))
     if not wanted.size or wanted[0] < 1:
         raise ValueError(f"k must be at least 1, got {list(k)}")
     kept, _, _ = select(samples, "pass@k", None, "drop")
     passes, n = (column[kept] for column in passes_and_samples(samples, threshold))
-    rng = np.random.default_rng(seed)
-    estimate, interval, shape = predict(passes, n, wanted, confidence, resamples, rng)
-    held, check = _hold_out(passes, n, confidence, resamples, rng)
-    reasons = _doubts(passes, n, wanted, held, check)
+    least = int(n.min())
+    estimate, interval, guesses = predict(passes, n, wanted, confidence)
+    given = (wanted <= LARGEST_REACH * least) & (interval.high - interval.low <= WIDEST)
+    held, check = _hold_out(passes, n, confidence, np.random.default_rng(seed))
+    reasons = _doubts(passes, n, wanted, given, held, check)
+    shape = fit(passes, n, np.ones((1, len(passes))))[0]
+
+    def shown(values: np.ndarray) -> np.ndarray:
+        return np.where(given, values, np.nan)
+
     return Extrapolation(
         name=samples.name,
         k=wanted,
-        estimate=estimate,
-        interval=interval,
+        estimate=shown(estimate),
+        interval=Interval(shown(interval.low), shown(interval.high)),
+        families={name: shown(guess) for name, guess in guesses.items()},
         a=float(shape[0]),
         b=float(shape[1]),
-        n=(int(n.min()), int(n.max())),
+        n=(least, int(n.max())),
         problems=len(kept),
         unreliable=bool(reasons),
         reasons=reasons,
@@ -79,91 +92,67 @@ def extrapolate(
         holdout_interval=check[3],
         confidence=confidence,
         threshold=threshold,
-        resamples=resamples,
         seed=seed,
     )
 
 
 def predict(
-    passes: np.ndarray,
-    samples: np.ndarray,
-    k: np.ndarray,
-    confidence: float,
-    resamples: int,
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, Interval, np.ndarray]:
-    """Estimate and interval of pass@k at each k, and the fitted (a, b).
+    passes: np.ndarray, samples: np.ndarray, k: np.ndarray, confidence: float
+) -> tuple[np.ndarray, Interval, dict[str, np.ndarray]]:
+    """Estimate and interval of pass@k at each k, and what each family says.
 
-    The interval resamples problems with Dirichlet weights and one problem more that could have been
-    anything (never solved below, always solved above), as the bounded bootstrap does.
+    Args:
+        passes, samples: (P,) of each problem.
     """
-    problems = len(passes)
-    weights = rng.standard_exponential((resamples, problems + 1))
-    weights /= weights.sum(axis=1, keepdims=True)
-    everything = np.concatenate([np.full((1, problems), 1 / problems), weights[:, :-1]])
-    shapes = fit(passes, samples, everything)
-    kinds, where = np.unique(np.stack([passes, samples]), axis=1, return_inverse=True)
-    shares = np.zeros((len(everything), kinds.shape[1]))
-    for kind in range(kinds.shape[1]):
-        shares[:, kind] = everything[:, where.reshape(-1) == kind].sum(axis=1)
-    c, n = kinds
-    a, b = shapes[:, :1] + c, shapes[:, 1:] + n - c
-    missed = np.stack([(shares * miss(a, b, each)).sum(axis=1) for each in k], axis=1)
-    estimate = 1.0 - missed[0]
-    seen = weights[:, :-1].sum(axis=1, keepdims=True) - missed[1:]
-    low, high = np.sort(seen, axis=0), np.sort(seen + weights[:, -1:], axis=0)
-    rank = tail_rank((1.0 - confidence) / 2, resamples)
-    return estimate, Interval(low[resamples - 1 - rank], np.minimum(high[rank], 1.0)), shapes[0]
+    least = int(samples.min())
+    counts = counts_of(passes, samples, int(k.max()))
+    observed = pass_curve(passes, samples, least).mean(axis=0)
+    below = k <= least
+    known = observed[np.minimum(k, least) - 1]
+    at = np.maximum(k, least)
+    solved = 1.0 - (1.0 - counts.p) ** at[:, None]
+    growth = solved - (1.0 - (1.0 - counts.p) ** least)
+    fitted = families(counts)
+    worth = np.array([counts.likelihood(weights) for weights in fitted.values()])
+    share = np.exp(worth - worth.max())
+    share /= share.sum()
+    guesses = {
+        name: np.clip(known + growth @ weights, 0.0, 1.0) for name, weights in fitted.items()
+    }
+    estimate = np.clip(share @ np.stack(list(guesses.values())), 0.0, 1.0)
+    centre = likeliest(counts)
+    ends = np.array(
+        [profile(counts, 1.0 - (1.0 - counts.p) ** each, confidence, centre) for each in k]
+    )
+    low, high = np.minimum(ends[:, 0], estimate), np.maximum(ends[:, 1], estimate)
+    return np.where(below, known, estimate), Interval(low, high), guesses
 
 
 def _hold_out(
-    passes: np.ndarray,
-    samples: np.ndarray,
-    confidence: float,
-    resamples: int,
-    rng: np.random.Generator,
+    passes: np.ndarray, samples: np.ndarray, confidence: float, rng: np.random.Generator
 ) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray, Interval]]:
-    """Fit on a part of every problem's samples; predict what all of them show.
-
-    The interval is for the observed curve, so it is wide enough for both curves: the prediction's
-    over problems would be too wide (both see the same problems), so only its spread *given* the
-    problems counts: how much the part that was drawn, by chance, changes the prediction.
-    """
+    """Predict from a part of every problem's samples what all of them show."""
     least = int(samples.min())
-    part = max(2, least // HELD_OUT_REACH)
-    if least < 8:
+    if least < LEAST_CHECKED:
         none = np.empty(0)
         return 0, (none.astype(np.int64), none, none, Interval(none, none))
-    k = np.unique(np.round(np.geomspace(part + 1, least, 6)).astype(np.int64))
+    part = max(2, least // HELD_OUT_REACH)
+    k = np.unique(np.round(np.geomspace(part + 1, least, 3)).astype(np.int64))
     observed = pass_curve(passes, samples, least).mean(axis=0)[k - 1]
-    draws = np.stack([_predict_part(passes, samples, part, k, rng) for _ in range(40)])
-    predicted = draws.mean(axis=0)
-    quantile = 2.0 if confidence <= 0.95 else 3.0
-    half = quantile * draws.std(axis=0, ddof=1) + 0.01
-    return part, (k, predicted, observed, Interval(predicted - half, predicted + half))
-
-
-def _predict_part(
-    passes: np.ndarray, samples: np.ndarray, part: int, k: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """pass@k predicted from `part` samples of each problem, drawn without replacement."""
     fewer = rng.hypergeometric(passes, samples - passes, part)
-    size = np.full(len(fewer), part)
-    shape = fit(fewer, size, np.ones((1, len(fewer))))[0]
-    counts = np.bincount(fewer, minlength=part + 1) / len(fewer)
-    c = np.arange(part + 1)
-    missed = miss(shape[0] + c, shape[1] + part - c, k[:, None])
-    return 1.0 - missed @ counts
+    predicted, interval, _ = predict(fewer, np.full(len(fewer), part), k, confidence)
+    return part, (k, predicted, observed, Interval(interval.low - SLACK, interval.high + SLACK))
 
 
 def _doubts(
     passes: np.ndarray,
     samples: np.ndarray,
     k: np.ndarray,
+    given: np.ndarray,
     held: int,
     check: tuple[np.ndarray, np.ndarray, np.ndarray, Interval],
 ) -> tuple[str, ...]:
-    """Why not to trust the prediction."""
+    """Why not to trust the prediction, or why there is none."""
     reasons = []
     least = int(samples.min())
     if held:
@@ -182,4 +171,10 @@ def _doubts(
         reasons.append(f"only {mixed} problems are sometimes but not always solved: too few to fit")
     if int(k[-1]) > LARGEST_REACH * least:
         reasons.append(f"k = {int(k[-1])} is more than {LARGEST_REACH} times n = {least}")
+    wide = ~given & (k <= LARGEST_REACH * least)
+    if wide.any():
+        reasons.append(
+            f"at k = {int(k[wide][0])} the samples allow an interval wider than {WIDEST:g}: "
+            "draw more samples"
+        )
     return tuple(reasons)

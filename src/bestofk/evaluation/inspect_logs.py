@@ -44,8 +44,10 @@ def log_records(path: Path, document: Mapping[str, Any]) -> Iterator[dict[str, A
         raise BadFile(
             path, None, "this inspect log holds no samples (was it run with log_samples?)"
         )
-    for sample in samples:
-        yield record_of(sample, document["eval"])
+    if not isinstance(samples, list):
+        raise BadFile(path, None, "the samples of an inspect log are a list")
+    for number, sample in enumerate(samples, start=1):
+        yield _record(path, number, sample, document["eval"])
 
 
 def archive_records(
@@ -60,9 +62,9 @@ def archive_records(
         for number, name in enumerate(names, start=1):
             try:
                 sample = json.loads(archive.read(name))
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise BadFile(path, number, f"{name} is not JSON ({error})") from None
-            yield number, record_of(sample, spec)
+            yield number, _record(path, number, sample, spec)
             progress(number, len(names))
 
 
@@ -71,10 +73,23 @@ def header_of(archive: Archive) -> dict[str, Any]:
     names = archive.names()
     for name in ("header.json", "_journal/start.json"):
         if name in names:
-            found: dict[str, Any] = json.loads(archive.read(name))
-            if isinstance(found.get("eval"), dict):
+            try:
+                found: Any = json.loads(archive.read(name))
+            except (ValueError, RecursionError) as error:
+                if isinstance(error, BadFile):
+                    raise
+                raise BadFile(archive.path, None, f"{name} is not JSON ({error})") from None
+            if isinstance(found, dict) and isinstance(found.get("eval"), dict):
                 return found
     raise BadFile(archive.path, None, "a zip archive without an inspect log in it")
+
+
+def _record(path: Path, number: int, sample: Any, spec: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return record_of(sample, spec)
+    except (AttributeError, TypeError) as error:
+        problem = f"sample {number} is not that of an inspect log ({error})"
+        raise BadFile(path, None, problem) from None
 
 
 def record_of(sample: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -268,12 +268,20 @@ def _parquet(path: Path, progress: Progress) -> Iterator[tuple[int, dict[str, An
             pass
         try:
             files.append(parquet.ParquetFile(part))
-        except pyarrow.ArrowException as error:
+        except (pyarrow.ArrowException, OSError) as error:
             raise BadFile(part, None, f"not a parquet file, or cut off ({error})") from None
     total, row = sum(file.metadata.num_rows for file in files), 0
-    for file in files:
-        for batch in file.iter_batches(batch_size=4096):
-            for record in batch.to_pylist():
+    for part, file in zip(parts, files):
+        batches = file.iter_batches(batch_size=4096)
+        while True:
+            try:
+                batch = next(batches, None)
+                found = [] if batch is None else batch.to_pylist()
+            except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+                raise BadFile(part, row + 1, f"the parquet file is damaged ({error})") from None
+            if batch is None:
+                break
+            for record in found:
                 row += 1
                 yield row, record
             progress(row, total)

@@ -211,16 +211,18 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
-    """pass@k beyond n by an empirical-Bayes beta-binomial. Read `unreliable` before the numbers."""
+    """pass@k beyond n. Read `unreliable` before the numbers; NaN where none can be given."""
 
     name: str
     k: np.ndarray
     estimate: np.ndarray
     interval: Interval
-    """Over problems, refitted in every resample; holds only if the model does."""
+    """Over problems, over every distribution of difficulty that the samples allow."""
+    families: Mapping[str, np.ndarray]
+    """What each family of distributions says on its own; the estimate is their average."""
     a: float
     b: float
-    """The fitted Beta(a, b) over the problems' success probabilities."""
+    """The fitted Beta(a, b), one of the families."""
     n: tuple[int, int]
     problems: int
     unreliable: bool
@@ -237,7 +239,6 @@ class Extrapolation:
     """Around the prediction."""
     confidence: float
     threshold: float | None
-    resamples: int
     seed: int
 
 

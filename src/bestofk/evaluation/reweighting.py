@@ -1,4 +1,4 @@
-"""max@k of a new policy from samples of an old one, or a refusal when they are too far apart."""
+"""max@k of a new policy from samples of an old one; an error where they are too far apart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def off_policy(
 
     The effective sample size (Σ w)²/(count · Σ w²), over the subsets of all problems, says what
     share of them still counts. Below `least_share` a few samples decide the result and no interval
-    is honest: refused.
+    would hold, so that is an error.
 
     Raises:
         ValueError: log-probabilities missing; n < k; too small an effective share, with the largest
@@ -52,7 +52,7 @@ def off_policy(
     share = _own_share(ratios, k)
     effective, _ = effective_share(ratios, k)
     if not usable(ratios, k, least_share):
-        raise ValueError(_refusal(samples.name, ratios, k, least_share))
+        raise ValueError(_too_far(samples.name, ratios, k, least_share))
     values = _by_size(
         [np.stack(group) for group in groups],
         lambda both: value(both[:, 0], both[:, 1], k, self_normalise=self_normalise),
@@ -88,7 +88,7 @@ def _require_logprobs(samples: Samples) -> None:
         )
 
 
-def _refusal(name: str, ratios: list[np.ndarray], k: int, least: float) -> str:
+def _too_far(name: str, ratios: list[np.ndarray], k: int, least: float) -> str:
     effective, even = effective_share(ratios, k)
     fits = _largest_k(ratios, k, least)
     way = f"k ≤ {fits} would do" if fits else "not even k = 1 would do"
@@ -119,11 +119,12 @@ def _live(samples: Samples, problem: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def effective_share(ratios: list[np.ndarray], k: int) -> tuple[float, float]:
-    """(Σ w)²/(count · Σ w²), w the product of a subset's ratios, over all problems' k-subsets;
+    """The effective share of all k-subsets, and of the problems.
 
-    and the same with one w per problem, the mean over its subsets. A problem's own share would not
-    tell: at k = n there is one subset, and it counts fully, however wild its weight. 0 where the
-    weights do not fit into floats.
+    (Σ w)²/(count · Σ w²), with w the product of a subset's ratios over the k-subsets of all
+    problems, and the same with one w per problem, the mean over its subsets. A problem's own share
+    would not tell: at k = n there is one subset, and it counts fully, however large its weight. 0
+    where the weights do not fit into floats.
     """
     try:
         weight = _by_size(ratios, lambda ratio: value(np.ones_like(ratio), ratio, k))

@@ -98,6 +98,10 @@ class ZstdStream(io.RawIOBase):
         return count
 
 
+ZIP_ERRORS = (zipfile.BadZipFile, struct.error, OSError, ValueError, RuntimeError, IndexError)
+"""What zipfile raises for an entry that is damaged, encrypted or packed in an unknown way."""
+
+
 class Archive:
     """Entries of a zip archive, whichever way they are compressed. Use as a context."""
 
@@ -105,7 +109,7 @@ class Archive:
         self.path = path
         try:
             self.zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
+        except ZIP_ERRORS as error:
             raise BadFile(
                 path, None, f"not a zip archive, or cut off ({error}): was its writer killed?"
             ) from None
@@ -120,6 +124,21 @@ class Archive:
         return self.zip.namelist()
 
     def read(self, name: str) -> bytes:
+        """The content of an entry.
+
+        Raises:
+            BadFile: it is damaged, encrypted, or packed in a way that is not known.
+        """
+        try:
+            return self._read(name)
+        except BadFile:
+            raise
+        except unpacking_errors() as error:
+            raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
+        except ZIP_ERRORS as error:
+            raise BadFile(self.path, None, f"{name} cannot be unpacked ({error})") from None
+
+    def _read(self, name: str) -> bytes:
         entry = self.zip.getinfo(name)
         if entry.compress_type != ZSTD_IN_ZIP:
             return self.zip.read(name)

@@ -117,6 +117,6 @@ def variance_of_best(samples: Samples, kept: np.ndarray, k_max: int) -> np.ndarr
 
 
 def check_metric(metric: str) -> None:
-    """Refuse an unknown metric, naming the nearest."""
+    """Raise an error for an unknown metric, naming the nearest."""
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)

@@ -88,7 +88,7 @@ def flash_groups(
 
 
 @flash_groups.register_fake
-def _(query, key, value, parts, queries, keys, prompt_at, a, b, c, scale):  # type: ignore[no-untyped-def]
+def _(query, key, value, parts, queries, keys, prompt_at, a, b, c, scale):
     return torch.empty_like(query), query.new_empty(
         query.shape[1], query.shape[0], dtype=torch.float32
     )
@@ -112,7 +112,7 @@ def flash_groups_backward(
 
 
 @flash_groups_backward.register_fake
-def _(grad, query, key, value, *rest):  # type: ignore[no-untyped-def]
+def _(grad, query, key, value, *rest):
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 

@@ -60,7 +60,7 @@ def compile_layers(model: Any) -> None:
     """Each decoder layer by itself: they share one compiled code, and lengths may vary."""
     base = base_model(model)
     names = set(getattr(base, "_no_split_modules", None) or ())
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # type: ignore[attr-defined]
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for layer in base.modules():
         if type(layer).__name__ in names:
             layer.compile()

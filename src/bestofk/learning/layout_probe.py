@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,3 +81,18 @@ def layout_gap(
     noise = float((score(padded, False) - exact).abs().mean()) if reduced else 0.0
     found = score(BUILD[layout](groups, rows, device), False)
     return float((found - exact).abs().mean()), LIMIT + NOISE * noise
+
+
+def report(model: Any, gap: float, limit: float, *, asked: str) -> None:
+    """Warn that rows are padded from now on.
+
+    Raises:
+        ValueError: layout "packed" was asked for by name.
+    """
+    what = (
+        f"packed rows of {type(model).__name__} have log-probs {gap:.2g} per token away from "
+        f"padded rows, more than {limit:.2g}"
+    )
+    if asked == "packed":
+        raise ValueError(f"{what}: take layout 'padded'")
+    warnings.warn(f"{what}; rows are padded from now on, which is slower", stacklevel=5)

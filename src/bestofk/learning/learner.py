@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -258,25 +257,14 @@ class Learner:
 
         def score(batch: Batch, exact: bool) -> Tensor:
             with nullcontext() if exact else self._autocast():
-                return self.scorer(batch)[0]  # type: ignore[no-any-return]
+                return self.scorer(batch)[0]
 
-        gap, limit = layout_probe.layout_gap(
-            score,
-            groups,
-            "flat" if self._flat else "packed",
-            self.device,
-            reduced=self.precision == "bf16",
-        )
-        if not collectives.most(self.accelerator, 1 + (not gap <= limit)) > 1:
-            return
-        what = (
-            f"packed rows of {type(self.model).__name__} have log-probs {gap:.2g} per token away "
-            f"from padded rows, more than {limit:.2g}"
-        )
-        if self.asked_layout == "packed":
-            raise ValueError(f"{what}: take layout 'padded'")
-        self.layout = "padded"
-        warnings.warn(f"{what}; rows are padded from now on, which is slower", stacklevel=4)
+        flat = "flat" if self._flat else "packed"
+        reduced = self.precision == "bf16"
+        gap, limit = layout_probe.layout_gap(score, groups, flat, self.device, reduced=reduced)
+        if collectives.most(self.accelerator, 1 + (not gap <= limit)) > 1:
+            layout_probe.report(self.model, gap, limit, asked=self.asked_layout)
+            self.layout = "padded"
 
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""

@@ -8,9 +8,7 @@ from torch import Tensor
 
 
 @triton.jit
-def merge_kernel(
-    A, LA, B, LB, T, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, N: tl.constexpr
-):  # type: ignore[no-untyped-def]
+def merge_kernel(A, LA, B, LB, T, H, D: tl.constexpr, DP: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
     """A and B (T, H, D) with log-sums LA and LB (H, T); the result goes to A and LA."""
     t = tl.program_id(0) * N + tl.arange(0, N)
     h = tl.program_id(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 SHARE = 0.45
 """Of the card's memory, for weights, optimiser and activations; sampling has its own part."""
-LEAST, MOST = 2_048, 36_864
+LEAST, MOST = 2_048, 49_152
 """More tokens than MOST do not make a micro-batch faster."""
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bestofk.models.load import find
+from bestofk.models.causal import check_kind, context_length
+from bestofk.models.load import find, hub_options
 
 
 def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Parameters, hidden size, layers, heads, key-value heads, vocabulary and architecture.
+    """Parameters, hidden size, layers, heads, key-value heads, vocabulary, context, architecture.
 
     >>> describe("tiny-countdown")["parameters"]
     201664
     """
     place, options = find(name)
     options["trust_remote_code"] = trust_remote_code
+    if not Path(place).exists():
+        options |= hub_options(place)
     config = AutoConfig.from_pretrained(place, **options)
+    check_kind(config, os.fspath(name), own_code=trust_remote_code)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
@@ -31,5 +36,6 @@ def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -
         "heads": heads,
         "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
         "vocabulary": text.vocab_size,
+        "context": context_length(config),
         "architecture": type(model).__name__,
     }

@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
-from bestofk.common import did_you_mean
+from bestofk.common import can_connect, did_you_mean
+from bestofk.models.causal import check_causal, check_complete, check_kind
 
 SHIPPED = ("tiny-countdown", "tiny-maze")
 """Starting checkpoints in the package, in the folder `checkpoints` beside this file."""
@@ -76,23 +79,76 @@ def load(
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; have {', '.join(DTYPES)}")
-    place, options = find(name)
-    options |= {"trust_remote_code": trust_remote_code}
-    if revision is not None:
-        options["revision"] = revision
-    tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
+    config, tokenizer = describe_policy(
+        name, trust_remote_code=trust_remote_code, revision=revision
+    )
+    place, options = _options(name, trust_remote_code, revision)
+    check_kind(config, os.fspath(name), own_code=trust_remote_code)
     # Weights that can run code when they are read (pickles) are not read.
     if "gguf_file" not in options:
         options["use_safetensors"] = True
     with _no_bars():
-        model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=DTYPES[dtype], **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=DTYPES[dtype], output_loading_info=True, **options
+        )
+    model, found = loaded
+    check_complete(found["missing_keys"], os.fspath(name))
     if "gguf_file" in options:
         model = plain(model)
+    model = model.to(device).eval()
+    check_causal(model, os.fspath(name))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if lora is not None and lora.rank:
         model = with_adapters(model, lora)
     return Policy(model.to(device).eval(), tokenizer, os.fspath(name))
+
+
+def describe_policy(
+    name: str | os.PathLike[str], *, trust_remote_code: bool = False, revision: str | None = None
+) -> tuple[PretrainedConfig, Any]:
+    """The config and the tokenizer of a policy; no weights are read."""
+    place, options = _options(name, trust_remote_code, revision)
+    return (
+        AutoConfig.from_pretrained(place, **options),
+        AutoTokenizer.from_pretrained(place, **options),
+    )
+
+
+def _options(
+    name: str | os.PathLike[str], trust_remote_code: bool, revision: str | None
+) -> tuple[str, dict[str, Any]]:
+    place, options = find(name)
+    options["trust_remote_code"] = trust_remote_code
+    if revision is not None:
+        options["revision"] = revision
+    if not Path(place).exists():
+        options |= hub_options(place, revision)
+    return place, options
+
+
+def hub_options(name: str, revision: str | None = None) -> dict[str, Any]:
+    """Options for reading a Hub model: the copy on this machine where the Hub cannot be reached.
+
+    Raises:
+        OSError: No copy, no Hub. Said within seconds; the Hub's library would try for a minute.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if constants.HF_HUB_OFFLINE or can_connect(constants.ENDPOINT):
+        return {}
+    try:
+        here = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError as error:
+        raise ValueError(f"no model {name!r}: {error}") from None
+    if isinstance(here, str):
+        return {"local_files_only": True}
+    raise OSError(
+        f"model {name!r} is not a folder and not in the Hub's cache on this machine, and "
+        f"{constants.ENDPOINT} cannot be reached: give a folder, or fetch it where there is a "
+        f"connection (hf download {name}) and copy the cache; shipped are {', '.join(SHIPPED)}"
+    )
 
 
 def plain(model: Any) -> Any:

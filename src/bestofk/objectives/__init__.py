@@ -26,6 +26,7 @@ from .off_policy_region import (
     trust_region_mask,
 )
 from .on_policy import layer_cake
+from .paper_measures import distinct_wrong_share, flip_rewards, signed_rank_test
 
 __all__ = [
     "DroppedGroups",
@@ -35,8 +36,10 @@ __all__ = [
     "advantages",
     "bottom_m_at_k",
     "clipped_weights",
+    "distinct_wrong_share",
     "effective_sample_size",
     "effective_share",
+    "flip_rewards",
     "l_statistic_at_k",
     "layer_cake",
     "learning_signal",
@@ -52,6 +55,7 @@ __all__ = [
     "ratio_divergence",
     "signal",
     "signal_to_noise",
+    "signed_rank_test",
     "top_m_at_k",
     "trust_region_mask",
 ]

@@ -71,7 +71,7 @@ def _same(result: Array) -> Array:
 def fits(result: Array, wide: Array) -> Array:
     """`result`, the weights in the caller's dtype; an error where float16 turned them infinite."""
     xp = array_namespace(result)
-    if result.dtype == xp.float64 or xp.finfo(result.dtype).max > 1e30:
+    if result.dtype == xp.float64 or float(xp.finfo(result.dtype).max) > 1e30:
         return result
     if bool(xp.any(xp.isinf(result))):
         raise ValueError(
@@ -244,7 +244,7 @@ def by_blocks(function: Callable[[Array], Array], values: Array) -> Array:
 
 
 def positive_integer(value: Any, name: str) -> int:
-    """`value` as an int ≥ 1; anything else is refused by name."""
+    """`value` as an int ≥ 1; anything else is an error that names it."""
     try:
         number = operator.index(value)
     except TypeError:

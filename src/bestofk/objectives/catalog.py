@@ -134,10 +134,11 @@ _PASSK_DESIGNS = {
     ),
     "bootstrap": Entry(
         passk_training.bootstrap,
-        "Σ over the sets a sample is in of the z-score of the set's best; n random k-sets",
+        "Σ over the sets a sample is in of the z-score of its best; n (or sets=) random k-sets",
         "as published",
         _PASSK,
         needs=("rng",),
+        options={"sets": None},
     ),
     "full": Entry(
         passk_training.full_sampling,

@@ -38,7 +38,7 @@ def max_at_k(
         k: how many samples are drawn.
         groups: a group id per sample, when groups differ in size; rewards are then one row.
         live: True where a sample counts, the shape of rewards.
-        small_groups: "error" (default) refuses a group with fewer than k live samples; "drop"
+        small_groups: "error" (default) raises on a group with fewer than k live samples; "drop"
             gives it NaN and warns.
 
     Returns:
@@ -138,7 +138,14 @@ def max_at_k_curve(
 def pass_at_k_curve(
     correct: Any, *, threshold: float | None = None, live: Any = None, **options: Any
 ) -> Array:
-    """`pass_at_k` for k = 1..k_max in one pass; options as in `max_at_k_curve`."""
+    """`pass_at_k` for k = 1..k_max in one pass; options as in `max_at_k_curve`.
+
+    Args:
+        correct: 0/1 or booleans, (..., n).
+        threshold: makes real rewards 0/1: reward ≥ threshold passes.
+        live: True where a sample counts, (..., n).
+        options: of `max_at_k_curve`.
+    """
     values, restore = as_float64(correct, "correct")
     passed = zero_one(values, threshold, "pass@k", live)
     return restore(max_at_k_curve(passed, live=live, **options))
@@ -158,6 +165,12 @@ def l_statistic_at_k(
         Σ_m r_(m) Σ_j α_j C(m-1, j-1) C(n-m, k-j) / C(n, k)
 
     Claim: unbiased for every k ≤ n.
+
+    Args:
+        rewards: real numbers, (..., n); NaN marks a sample that could not be scored.
+        k: how many samples are drawn.
+        coefficients: α_1..α_k, the lowest of k first.
+        groups, live, small_groups: as in `max_at_k`.
 
     >>> l_statistic_at_k([1.0, 2.0, 6.0], 2, (1, 0))  # the lower of two
     array(1.33333333)
@@ -204,6 +217,12 @@ def _part(m: int, k: int) -> None:
 def top_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
     """Expected mean of the best m of k samples; m = 1 is max@k. Options as in `max_at_k`.
 
+    Args:
+        rewards: real numbers, (..., n).
+        k: how many samples are drawn.
+        m: how many of them count, 1 ≤ m ≤ k.
+        options: of `max_at_k`.
+
     >>> top_m_at_k([0.0, 1.0, 2.0], 3, 2)
     array(1.5)
     """
@@ -211,17 +230,36 @@ def top_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
 
 
 def bottom_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
-    """Expected mean of the worst m of k samples (the lower tail). Options as in `max_at_k`."""
+    """Expected mean of the worst m of k samples (the lower tail). Options as in `max_at_k`.
+
+    Args:
+        rewards: real numbers, (..., n).
+        k: how many samples are drawn.
+        m: how many of them count, 1 ≤ m ≤ k.
+        options: of `max_at_k`.
+    """
     return l_statistic_at_k(rewards, k, bottom_coefficients(k, m), **options)
 
 
 def min_at_k(rewards: Any, k: int, **options: Any) -> Array:
-    """Expected worst of k samples; on 0/1 rewards the probability that all k pass (pass^k)."""
+    """Expected worst of k samples; on 0/1 rewards the probability that all k pass (pass^k).
+
+    Args:
+        rewards: real numbers, (..., n).
+        k: how many samples are drawn.
+        options: of `max_at_k`.
+    """
     return l_statistic_at_k(rewards, k, bottom_coefficients(k, 1), **options)
 
 
 def median_at_k(rewards: Any, k: int, **options: Any) -> Array:
-    """Expected median of k samples. Options as in `max_at_k`."""
+    """Expected median of k samples. Options as in `max_at_k`.
+
+    Args:
+        rewards: real numbers, (..., n).
+        k: how many samples are drawn.
+        options: of `max_at_k`.
+    """
     return l_statistic_at_k(rewards, k, median_coefficients(k), **options)
 
 

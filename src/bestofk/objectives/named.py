@@ -101,7 +101,14 @@ class Objective:
         return all(term.entry.baseline is not None for term in self.terms)
 
     def require_samples(self, n: int) -> None:
-        """Refuse n samples per prompt before anything is sampled, if any stage needs more."""
+        """Raise before anything is sampled if any stage needs more than n samples per prompt.
+
+        Args:
+            n: samples per prompt.
+
+        Raises:
+            ValueError: the rule, n and the k that fits.
+        """
         for term in self.terms:
             if n < term.least:
                 need, why = requirement(term, n)
@@ -349,8 +356,11 @@ def objective(
 def advantages(rewards: Any, objective_: str | Objective, /, **named: Any) -> Array:
     """On-policy or, with log_ratio=, exact off-policy weights of one batch: (..., n) → (..., n).
 
-    `named` takes the inputs of `Objective.__call__` (log_ratio, entropy, live, groups, progress,
-    rng) and, when the objective is a string, the options of `objective`.
+    Args:
+        rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
+        objective_: a string such as "max@8", or an Objective.
+        named: inputs of `Objective.__call__` (log_ratio, entropy, live, groups, progress, rng,
+            prompt_weights, check) and, when the objective is a string, options of `objective`.
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")
     array([[-1., -1.,  2.],

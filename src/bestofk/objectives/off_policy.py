@@ -106,7 +106,14 @@ def off_policy_max_at_k(
 
 
 def value(rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool = False) -> Array:
-    """`off_policy_max_at_k` on float64 arrays (..., n) that are known to be good."""
+    """`off_policy_max_at_k` on float64 arrays (..., n) that are known to be good.
+
+    Args:
+        rewards: float64, (..., n).
+        log_ratio: float64, (..., n).
+        k: how many samples are drawn.
+        self_normalise: the bounded form.
+    """
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
     ordered, tosses, _ = by_rank(rewards.reshape(-1, n), log_ratio.reshape(-1, n), k)

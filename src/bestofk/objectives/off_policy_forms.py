@@ -59,7 +59,13 @@ def first_order(
 
 
 def on_policy(rewards: Array, k: int, baseline: str) -> Array:
-    """The weights at ρ = 1, by the name of the baseline."""
+    """The weights at ρ = 1, by the name of the baseline.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at.
+        baseline: "canonical", "loo-1" or "none".
+    """
     by_name = {
         "canonical": max_canonical,
         "loo-1": max_leave_one_out_minus_one,

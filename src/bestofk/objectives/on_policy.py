@@ -34,6 +34,11 @@ from .binomials import changes_without_one, subset_share, survivors
 def subset_shortfall(ordered: Array, k: int, scale: float = 1.0) -> Array:
     """r_(n) - q_i by rank: how far the k-subsets with sample i fall short of the group's best.
 
+    Args:
+        ordered: ascending rewards, (..., n).
+        k: the size of the subsets.
+        scale: multiplies the result.
+
     >>> import numpy as np
     >>> subset_shortfall(np.array([0.0, 0.0, 1.0]), 2)
     array([0.5, 0.5, 0. ])
@@ -49,6 +54,10 @@ def max_canonical(rewards: Array, k: int) -> Array:
         A_i = k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i)) = k n/(n-k) (q_i - ρ_k(B)),   k < n
 
     Claim: unbiased for ∇max@k; sums to 0 over the group. k = 1 is leave-one-out REINFORCE.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
 
     >>> import numpy as np
     >>> max_canonical(np.array([0.0, 0.0, 1.0]), 2)
@@ -69,6 +78,10 @@ def max_no_baseline(rewards: Array, k: int) -> Array:
 
     Claim: unbiased for ∇max@k; not centred, so of high variance.
 
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
+
     References:
         PKPO's s (arXiv:2505.15201), n times; the max@k paper's n·r̃_i (arXiv:2510.23393).
     """
@@ -80,6 +93,10 @@ def max_leave_one_out(rewards: Array, k: int) -> Array:
     """max@k with PKPO's leave-one-out baseline: A_i = k (q_i - n/(n-1) ρ_k(B∖i)), k < n.
 
     Claim: unbiased for ∇max@k; slightly off-centre.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
 
     References:
         PKPO's s_loo (arXiv:2505.15201), n times.
@@ -100,6 +117,10 @@ def max_leave_one_out_minus_one(rewards: Array, k: int) -> Array:
     Claim: unbiased for ∇max@k, also at k = n, where only the best sample is paid, n times its
     lead. Never pushes a sample down. k = 1 is defined as leave-one-out REINFORCE.
 
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
+
     References:
         PKPO's recommended s_loo-1 (arXiv:2505.15201), n times.
     """
@@ -119,6 +140,10 @@ def max_zscore(rewards: Array, k: int) -> Array:
     Claim: biased; the direction and size of ∇max@k are given up for a unit spread. On 0/1 rewards
     q takes two values, so this *is* GRPO except where fewer than k samples fail.
 
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
+
     References:
         The max@k paper (arXiv:2510.23393).
     """
@@ -128,6 +153,9 @@ def max_zscore(rewards: Array, k: int) -> Array:
 
 def z_score(values: Array) -> Array:
     """(v - mean) / population standard deviation along the last axis; 0 where all are equal.
+
+    Args:
+        values: (..., n).
 
     >>> import numpy as np
     >>> z_score(np.array([[0.1, 0.1, 0.1], [0.0, 0.0, 3.0]]))
@@ -155,6 +183,11 @@ def l_statistic(rewards: Array, k: int, coefficients: tuple[float, ...]) -> Arra
 
     Claim: unbiased for ∇ Σ_j α_j E[r_(j:k)]; centred.
 
+    Args:
+        rewards: float64, (..., n), all live.
+        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
+        coefficients: α_1..α_k, the lowest of k first.
+
     References:
         OrderGrad (arXiv:2606.06096).
     """
@@ -177,25 +210,40 @@ def mean(rewards: Array) -> Array:
     """Leave-one-out REINFORCE (RLOO): A_i = n/(n-1) (r_i - r̄).
 
     Claim: unbiased for the gradient of the mean reward; centred. max@1.
+
+    Args:
+        rewards: float64, (..., n), all live.
     """
     n = rewards.shape[-1]
     return dr_grpo(rewards) * (n / (n - 1))
 
 
 def reinforce(rewards: Array) -> Array:
-    """A_i = r_i. Unbiased for the gradient of the mean reward; no baseline."""
+    """A_i = r_i. Unbiased for the gradient of the mean reward; no baseline.
+
+    Args:
+        rewards: float64, (..., n), all live.
+    """
     return rewards * 1.0
 
 
 def dr_grpo(rewards: Array) -> Array:
-    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (arXiv:2503.20783)."""
+    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (arXiv:2503.20783).
+
+    Args:
+        rewards: float64, (..., n), all live.
+    """
     xp = array_namespace(rewards)
     shifted = rewards - xp.max(rewards, axis=-1, keepdims=True)
     return shifted - xp.mean(shifted, axis=-1, keepdims=True)
 
 
 def grpo(rewards: Array) -> Array:
-    """A_i = (r_i - r̄) / σ, population σ, 0 where all rewards agree (arXiv:2402.03300). Biased."""
+    """A_i = (r_i - r̄) / σ, population σ, 0 where all rewards agree (arXiv:2402.03300). Biased.
+
+    Args:
+        rewards: float64, (..., n), all live.
+    """
     return z_score(rewards)
 
 
@@ -203,6 +251,9 @@ def bon_max_mean(rewards: Array) -> Array:
     """A_i = r_i - r̄ for the best of the group (every one of them if tied), else 0. k is n.
 
     Claim: biased (as published: Chow et al. 2024, arXiv:2412.15287, in the max@k paper).
+
+    Args:
+        rewards: float64, (..., n), all live.
     """
     xp = array_namespace(rewards)
     best = rewards == xp.max(rewards, axis=-1, keepdims=True)
@@ -214,6 +265,9 @@ def bon_max_second(rewards: Array) -> Array:
 
     Claim: 1/n of max@n:loo-1, so unbiased for ∇max@n up to that factor (as published: Tang et al.
     2025, arXiv:2503.19595; verl's grpo_passk without its std).
+
+    Args:
+        rewards: float64, (..., n), all live.
     """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)
@@ -227,6 +281,9 @@ def maxrl(rewards: Array) -> Array:
 
     Claim: unbiased for Σ_{k<n} ∇max@k / k, the likelihood of success cut off at n.
 
+    Args:
+        rewards: 0/1 as float64, (..., n), all live.
+
     References:
         MaxRL (arXiv:2602.02710).
     """
@@ -238,6 +295,9 @@ def tailrl(rewards: Array) -> Array:
     """MaxRL for real rewards: rank i gets n Σ_{j≤i} gap_j / (n-j+1), then centred.
 
     Claim: unbiased for Σ_{k<n} ∇max@k / k; on 0/1 rewards the same as MaxRL.
+
+    Args:
+        rewards: float64, (..., n), all live.
 
     References:
         TailRL (arXiv:2609.02987).
@@ -255,6 +315,10 @@ def rs_grpo(rewards: Array, beta: float) -> Array:
 
     Claim: as published; β → 0 is Dr. GRPO.
 
+    Args:
+        rewards: float64, (..., n), all live.
+        beta: β, positive.
+
     References:
         RS-GRPO (arXiv:2509.24261).
     """
@@ -270,6 +334,10 @@ def layer_cake(rewards: Array, rule: Callable[[Array], Array]) -> Array:
     A real reward is a stack of layers; in each a sample has passed or not. Exact for every rule
     that is linear in rewards given their order (max@k); for Pass@k Training it gives up scale
     invariance. Costs n calls of the rule at once: O(n²) a group.
+
+    Args:
+        rewards: real numbers, (..., n).
+        rule: 0/1 rewards (..., n) → weights (..., n).
 
     >>> import numpy as np
     >>> layer_cake(np.array([0.0, 1.0, 3.0]), lambda r: max_canonical(r, 2))

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from bestofk.common import choices, unknown
 
+from .arrays import positive_integer
 from .grammar import Stage, Term
 from .inputs import INPUTS
 from .off_policy import check_truncate
@@ -88,6 +89,8 @@ def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
                         f"{term.text} takes {term.k} coefficients, lowest of k first, got {numbers}"
                     )
         return numbers
+    if name == "sets":
+        return None if value is None else positive_integer(value, "sets")
     number = float(value)
     if name == "accuracy_threshold" and not 0 <= number <= 1:
         raise ValueError(

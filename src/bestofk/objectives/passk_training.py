@@ -27,6 +27,10 @@ def analytical(rewards: Array, k: int) -> Array:
     Claim: centred; invariant to shift and scale of the rewards; exactly 0 when every k-subset has
     the same best (none correct, all correct, fewer than k wrong). k = 1 is GRPO. k ≤ n.
 
+    Args:
+        rewards: float64, (..., n), all live.
+        k: 1 ≤ k ≤ n.
+
     References:
         The paper's analytical derivation; the real-valued form is ours, equal on 0/1 rewards.
     """
@@ -45,6 +49,11 @@ def full_sampling(rewards: Array, k: int, rng: np.random.Generator | Array) -> A
     """Random disjoint sets of k: z-score the sets' bests, every member gets its set's value.
 
     The n mod k samples left over get 0. As published; needs n ≥ 2k for two sets to differ.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        k: the size of the sets, 2k ≤ n.
+        rng: a generator, or uniform numbers (..., n).
     """
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
@@ -57,14 +66,22 @@ def full_sampling(rewards: Array, k: int, rng: np.random.Generator | Array) -> A
     return unsort(xp.concat([values, rest], axis=-1), order)
 
 
-def bootstrap(rewards: Array, k: int, rng: np.random.Generator | Array) -> Array:
-    """n random k-sets: z-score their bests, a sample gets the SUM over the sets it is in.
+def bootstrap(
+    rewards: Array, k: int, rng: np.random.Generator | Array, sets: int | None = None
+) -> Array:
+    """Random k-sets: z-score their bests, a sample gets the SUM over the sets it is in.
 
     As published. Sets are drawn independently, without replacement inside a set.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        k: the size of the sets, k ≤ n.
+        rng: a generator, or uniform numbers (..., sets, n).
+        sets: how many; n by default (the paper's N_group).
     """
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
-    draws = _uniform(rng, (*rewards.shape[:-1], n, n), rewards)
+    draws = _uniform(rng, (*rewards.shape[:-1], sets or n, n), rewards)
     chosen = constant(first_of(n, k), rewards)  # by rank of the draw
     mask = unsort(xp.zeros_like(draws) + chosen, sort_with_order(draws)[1])
     low = xp.min(rewards, axis=-1, keepdims=True)[..., None]
@@ -88,6 +105,10 @@ def exceeding(rewards: Array, k: int) -> Array:
     """Analytical, scaled by 4 / (10 ln(N_pos + 0.5)) where N_pos ≥ 1: weight moves to hard prompts.
 
     0/1 rewards.
+
+    Args:
+        rewards: 0/1 as float64, (..., n), all live.
+        k: 1 ≤ k ≤ n.
     """
     xp = array_namespace(rewards)
     positives = xp.sum(rewards, axis=-1, keepdims=True)
@@ -96,7 +117,12 @@ def exceeding(rewards: Array, k: int) -> Array:
 
 
 def combination(rewards: Array, k: int) -> Array:
-    """(N_pos/n) A_pass@k + (1 - N_pos/n) A_pass@1, both analytical. 0/1 rewards."""
+    """(N_pos/n) A_pass@k + (1 - N_pos/n) A_pass@1, both analytical. 0/1 rewards.
+
+    Args:
+        rewards: 0/1 as float64, (..., n), all live.
+        k: 1 ≤ k ≤ n.
+    """
     xp = array_namespace(rewards)
     accuracy = xp.mean(rewards, axis=-1, keepdims=True)
     return accuracy * analytical(rewards, k) + (1.0 - accuracy) * analytical(rewards, 1)
@@ -116,7 +142,13 @@ def adaptive(rewards: Array, k: int, entropy: Array, threshold: float) -> Array:
 
 
 def drop_easy(rewards: Array, k: int, accuracy_threshold: float) -> Array:
-    """Analytical, and 0 for groups whose accuracy exceeds the threshold. 0/1 rewards."""
+    """Analytical, and 0 for groups whose accuracy exceeds the threshold. 0/1 rewards.
+
+    Args:
+        rewards: 0/1 as float64, (..., n), all live.
+        k: 1 ≤ k ≤ n.
+        accuracy_threshold: share of correct samples above which a group gets 0.
+    """
     xp = array_namespace(rewards)
     easy = xp.mean(rewards, axis=-1, keepdims=True) > accuracy_threshold
     values = analytical(rewards, k)

@@ -84,7 +84,14 @@ def _heads(log_odds: Array) -> tuple[Array, Array, Array]:
 def by_rank(
     rewards: Array, log_ratio: Array, k: int, *, check: bool = True
 ) -> tuple[Array, Tosses, Array]:
-    """Rewards (groups, n) by rank with the sample axis first, their tosses, and the order."""
+    """Rewards (groups, n) by rank with the sample axis first, their tosses, and the order.
+
+    Args:
+        rewards: (groups, n).
+        log_ratio: (groups, n).
+        k: the size of the subsets.
+        check: as in `toss`.
+    """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)
     logs = xp.permute_dims(by_order(log_ratio, order), (1, 0))
@@ -97,7 +104,13 @@ def _step(state: Array, moved: Array, heads: Array, tails: Array) -> Array:
 
 
 def prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[list[Array], list[Array]]:
-    """For every prefix: chance of m < k heads, and Σ over its k-sets of chance × best reward."""
+    """For every prefix: chance of m < k heads, and Σ over its k-sets of chance × best reward.
+
+    Args:
+        rewards: by rank, (n, groups) or (n, channels, groups).
+        tosses: of the same samples.
+        k: the size of the subsets.
+    """
     xp = array_namespace(rewards)
     none = xp.ones_like(tosses.heads[:1])
     counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
@@ -121,6 +134,11 @@ def with_and_without(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Arr
 
     `ends[m]` carries, for the samples after i, Σ over sets of k - m of them of chance × best;
     shifted by one and closed with r_i it is the same for sets that contain i.
+
+    Args:
+        rewards: by rank, (n, groups) or (n, channels, groups).
+        tosses: of the same samples.
+        k: the size of the subsets.
     """
     xp = array_namespace(rewards)
     counts, best = prefixes(rewards, tosses, k)
@@ -178,7 +196,13 @@ def _normalised(rewards: Array, log_ratio: Array, k: int, without: int) -> Array
 
 
 def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
-    """Σ over sets of k - 1 other samples of chance × (r_i - best)_+, i's own toss left out."""
+    """Σ over sets of k - 1 other samples of chance × (r_i - best)_+, i's own toss left out.
+
+    Args:
+        rewards: by rank, (n, groups).
+        tosses: of the same samples.
+        k: the size of the subsets, at least 2.
+    """
     xp = array_namespace(rewards)
     shifted = rewards - rewards[-1:]
     counts, best = prefixes(shifted, tosses, k - 1)
@@ -194,6 +218,11 @@ def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
 
 def scaled(values: Array, log_scale: Array, *, check: bool = True) -> Array:
     """values · exp(log_scale), through logarithms so that only the product has to be representable.
+
+    Args:
+        values: (..., groups) or (groups, n).
+        log_scale: broadcasts against values.
+        check: False does not look at the values.
 
     Raises:
         ValueError: it is not, and `check`; otherwise it is infinite there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from .findings import Findings, evaluate
 from .page import check_writable, render, write
 from .sources import Reading, Source, load
 
-__all__ = ["Findings", "Reading", "Report", "Source", "evaluate", "load", "make"]
+__all__ = ["Findings", "Reading", "Report", "Source", "evaluate", "load", "make", "page_of"]
 
 SAMPLES = 2000
 """Samples that go on a page unless told otherwise: some megabytes at most."""
@@ -31,6 +32,14 @@ class Report:
     """Of the page, in bytes."""
     files: tuple[Path, ...]
     """Figures and tables written beside it."""
+
+    def _repr_html_(self) -> str:
+        """The page itself, for a notebook: the same figures."""
+        page = html.escape(self.page.read_text(encoding="utf-8"))
+        return (
+            f'<iframe srcdoc="{page}" style="width:100%;height:56rem;border:0" '
+            'sandbox="allow-scripts allow-same-origin" title="bestofk report"></iframe>'
+        )
 
 
 def make(
@@ -60,13 +69,9 @@ def make(
         ValueError: see `evaluate`; matplotlib is missing. OSError: cannot write.
     """
     check_places(out, {"png": png, "svg": svg, "csv": csv})
-    findings = evaluate(sources, say=say, **numbers)
-    say("the page")
-    shown = excerpts(sources, findings.problems, findings.passes, findings.threshold, samples)
-    heading = title or default_title([source.name for source in sources])
-    version = importlib.metadata.version("bestofk")
-    data = page_data(findings, shown, title=heading, version=version, created=created)
-    text = render(data, title=heading, version=version)
+    findings, data, text = page_of(
+        sources, title=title, created=created, samples=samples, say=say, **numbers
+    )
     write(out, text)
     files: list[Path] = []
     for kind, folder in (("png", png), ("svg", svg)):
@@ -80,6 +85,26 @@ def make(
 
         files += write_tables(findings, csv)
     return Report(findings, out, len(text.encode("utf-8")), tuple(files))
+
+
+def page_of(
+    sources: Sequence[Source],
+    *,
+    title: str | None = None,
+    created: str | None = None,
+    samples: int = SAMPLES,
+    live: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    **numbers: Any,
+) -> tuple[Findings, dict[str, Any], str]:
+    """What was found, the data of the page, and the page. Arguments as in `make`."""
+    findings = evaluate(sources, say=say, **numbers)
+    say("the page")
+    shown = excerpts(sources, findings.problems, findings.passes, findings.threshold, samples)
+    heading = title or default_title([source.name for source in sources])
+    version = importlib.metadata.version("bestofk")
+    data = page_data(findings, shown, title=heading, version=version, created=created)
+    return findings, data, render(data, title=heading, version=version, live=live)
 
 
 def check_places(out: Path, folders: Mapping[str, Path | None]) -> None:

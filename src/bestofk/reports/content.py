@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestofk.evaluation.results import Comparison, Curve, Diversity, Extrapolation, Measure
+from bestofk.evaluation.words import effects
 
 from .excerpts import Excerpts
 from .findings import Findings
@@ -43,10 +44,13 @@ METHODS = (
     "Intervals over problems speak of the population the problems were drawn from, by a bounded "
     "bootstrap that keeps its width at 0 and 1. Intervals for these problems only are narrower: "
     "they speak of drawing samples again.",
-    "Differences are paired by problem; p-values are corrected over k and over all runs compared "
-    "in that metric (max-T by sign flips).",
-    "Beyond n, pass@k is predicted by a beta-binomial fitted to the counts, refitted in every "
-    "resample, and checked on samples held out.",
+    "Differences are paired by problem; p-values and bands come from one test, corrected over k "
+    "and over all pairs of runs in that metric (max-T by sign flips): p ≤ .05 exactly where the "
+    "95% band excludes 0.",
+    "Beyond n, pass@k is an average over families of distributions of difficulty (Beta, Beta with "
+    "problems that are never solved, logit-normal) that continues the curve; its interval is over "
+    "every distribution that the samples allow. It is checked on samples held out, and not drawn "
+    "where the check fails.",
 )
 
 
@@ -95,12 +99,12 @@ def page_data(
 
 
 def verdicts(findings: Findings) -> list[str]:
-    """One line per comparison with the first run, in the first metric."""
+    """The effect of every run against the first, in the first metric."""
     if not findings.comparisons:
         return []
     lead = findings.comparisons[0]
     return [
-        f"{one.metric}: {one.verdict}"
+        effects(one)
         for one in findings.comparisons
         if one.metric == lead.metric and one.a == lead.a
     ]
@@ -207,6 +211,7 @@ def difference(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
             "better": crossing.better_after,
         },
         "verdict": one.verdict,
+        "effects": effects(one),
         "problems": len(one.problems),
         "n_a": one.n_a,
         "n_b": one.n_b,
@@ -300,8 +305,8 @@ def extrapolation(one: Extrapolation, findings: Findings, names: Sequence[str]) 
             "low": one.holdout_interval.low,
             "high": one.holdout_interval.high,
         },
+        "families": list(one.families),
         "confidence": one.confidence,
-        "resamples": one.resamples,
         "seed": one.seed,
     }  # fmt: skip
 

@@ -122,12 +122,12 @@ def diversity(findings: Findings) -> Rows:
 
 def extrapolation(findings: Findings) -> Rows:
     yield ("run", "k", "estimate", "low", "high", "unreliable", "reasons", "beta_a", "beta_b",
-           "problems", "n_min", "n_max", "confidence", "resamples", "seed")  # fmt: skip
+           "problems", "n_min", "n_max", "confidence", "seed")  # fmt: skip
     for e in findings.extrapolations:
         for i, k in enumerate(e.k):
             yield (e.name, k, e.estimate[i], e.interval.low[i], e.interval.high[i],
                    str(e.unreliable).lower(), "; ".join(e.reasons), e.a, e.b, e.problems, *e.n,
-                   e.confidence, e.resamples, e.seed)  # fmt: skip
+                   e.confidence, e.seed)  # fmt: skip
 
 
 def training(findings: Findings) -> Rows:

@@ -229,16 +229,17 @@ def training(ax: Any, runs: Sequence[Mapping[str, Any]], metric: Mapping[str, An
 
 def beyond(ax: Any, runs: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> str:
     for e in found:
-        shade, doubt = colour(e["run"]), " (unreliable)" if e["unreliable"] else ""
-        ax.plot(e["observed"]["k"], e["observed"]["mean"], color=shade)
-        ax.plot(e["k"], e["mean"], color=shade, ls=":" if doubt else "--",
-                label=label(runs, e["run"]) + doubt)  # fmt: skip
-        ax.fill_between(e["k"], e["low"], e["high"], color=shade, alpha=0.16, lw=0)
+        shade, gone = colour(e["run"]), " (no prediction)" if e["unreliable"] else ""
+        name = label(runs, e["run"]) + gone
+        ax.plot(e["observed"]["k"], e["observed"]["mean"], color=shade, label=name)
+        if not gone:  # a prediction that failed its check is not drawn
+            ax.plot(e["k"], e["mean"], color=shade, ls="--")
+            ax.fill_between(e["k"], e["low"], e["high"], color=shade, alpha=0.16, lw=0)
     powers(ax, max(e["k"][-1] for e in found))
     ax.set_ylabel("pass@k")
     ax.legend()
     return (
-        "solid measured, broken predicted (beta-binomial), "
+        "solid measured, broken predicted, "
         f"n = {per_run(found, lambda e: span(e['n']))}, "
         f"k = 1…{per_run(found, last_k)}, {per_run(found, lambda e: str(e['problems']))} problems, "
         f"{seeds(runs, [e['run'] for e in found])}; {found[0]['confidence']:.0%} intervals"

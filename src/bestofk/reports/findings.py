@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +13,8 @@ from bestofk.evaluation import Comparison, Curve, Diversity, Extrapolation, Metr
 
 from .sources import Source
 
+MOST_PAIRED = 6
+"""Every two of so many runs are compared; of more, each with the first."""
 NAMED = 5
 """Problem ids named in a note before it says "and so many more"."""
 
@@ -49,7 +50,7 @@ def evaluate(
     k_max: int | None = None,
     beyond: int = 16,
     confidence: float = 0.95,
-    resamples: int = 2000,
+    resamples: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> Findings:
@@ -84,11 +85,8 @@ def evaluate(
         curves[metric] = tuple(evaluation.curve(run, metric, **drawn, **depth) for run in runs)
         if len(runs) > 1:
             say(f"{metric}, paired")
-            flips = {
-                **drawn,
-                "resamples": 2 * resamples,
-            }  # p-values need more: `compare` draws 4000
-            comparisons += evaluation.compare(runs, metric, **flips, **depth)
+            pairs: Literal["first", "all"] = "all" if len(runs) <= MOST_PAIRED else "first"
+            comparisons += evaluation.compare(runs, metric, pairs=pairs, **drawn, **depth)
     judged = threshold is not None or not graded
     say("diversity, beyond n")
     return Findings(
@@ -180,7 +178,6 @@ def extrapolations(
     found = []
     for run in runs:
         n = int(run.live[run.live > 0].min())
-        reach = np.unique(np.geomspace(n, beyond * n, 13).round().astype(int))
-        resamples = max(400, math.ceil(20 / (1 - options["confidence"])))
-        found.append(evaluation.extrapolate(run, reach.tolist(), resamples=resamples, **options))
+        reach = np.unique(np.geomspace(n, min(beyond, 16) * n, 5).round().astype(int))
+        found.append(evaluation.extrapolate(run, reach.tolist(), **options))
     return tuple(found)

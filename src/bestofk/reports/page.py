@@ -42,12 +42,17 @@ def part(name: str) -> str:
     return importlib.resources.files("bestofk.reports").joinpath(name).read_text(encoding="utf-8")
 
 
-def render(data: Mapping[str, Any], *, title: str, version: str) -> str:
-    """The page as text. `data` is what page/*.js read; see `content.page_data`."""
+def render(data: Mapping[str, Any], *, title: str, version: str, live: bool = False) -> str:
+    """The page as text. `data` is what page/*.js read; see `content.page_data`.
+
+    Args:
+        live: the page asks its server for a newer one (`watching`).
+    """
     script = "\n".join(["(() => {", '"use strict";', *map(part, SCRIPTS), "})();"])
+    script += "\n" + part("page/live.js") if live else ""
     style = "\n".join(map(part, STYLES))
     values = {
-        "csp": policy(script, style),
+        "csp": policy(script, style) + ("; connect-src 'self'" if live else ""),
         "version": html.escape(utf8(version)),
         "title": html.escape(utf8(title)),
         "style": style,

@@ -307,7 +307,7 @@ def prepare(
 ) -> list[Prompt]:
     """The prompts, all proven: every reference completion scores exactly 1.0.
 
-    Raises ValueError naming each refused id; `drop=True` leaves the refused ones out instead.
+    Raises ValueError naming every id that does not; `drop=True` leaves those prompts out instead.
     """
     refused = refusals(verifier, prompts)
     if refused and not drop:
@@ -319,7 +319,9 @@ def prepare(
         )
     kept = [prompt for prompt in prompts if prompt.id not in refused]
     if not kept:
-        raise ValueError("no prompt is left to train on: none was given, or every one was refused")
+        raise ValueError(
+            "no prompt is left to train on: none was given, or no reference completion scores 1.0"
+        )
     return kept
 
 

@@ -9,6 +9,7 @@ interrupted in the main thread either, but it is named on stderr.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -74,7 +75,7 @@ class _Watchdog:
         if self.deadline is not None:  # a judge that calls a judge: the outer limit holds
             yield
             return
-        if not self.started or signal.getsignal(_SIGNAL) is not self._interrupt:
+        if not self.started:
             signal.signal(_SIGNAL, self._interrupt)
             self._start()
         self.seconds, self.name = seconds, name
@@ -120,3 +121,11 @@ class _Watchdog:
 
 
 _WATCHDOG = _Watchdog()
+
+
+def _after_fork() -> None:
+    """The thread that watches is the parent's."""
+    _WATCHDOG.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,16 +22,19 @@ from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import Plan, make_plan
+from bestofk.sampling.group_plan import MemoryPlan, make_plan
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
-LOOK = 8
+LOOK = 12
 """Tokens between two looks of the host, where rows can end before their limit."""
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Largest mean |log-prob difference| to a plain forward pass at the first call."""
+"""Largest mean |log-prob difference| of a completion to a plain forward pass over it."""
+CHECKED, CHECK_EVERY = 4, 64
+"""The first calls, and every so many, compare one completion that way: steps are compiled and
+recorded, and what was recorded is used again."""
 
 
 def can_run(model: PreTrainedModel) -> str | None:
@@ -62,6 +64,7 @@ class GroupSampler:
         precision: str = "fp32",
         memory_gib: float | None = None,
         compiled: bool = True,
+        copied: bool = False,
     ) -> None:
         """
         Args:
@@ -70,24 +73,26 @@ class GroupSampler:
             precision: "bf16" samples from weights cast to bfloat16, once per call.
             memory_gib: the card's memory that sizes are planned from; by default all it has.
             compiled: compile layers and record CUDA graphs. Without, every step is launched anew.
+            copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
         """
         if max_rows < 1:
             raise ValueError(f"max_rows is at least 1, got {max_rows}")
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
         self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        self.memory_gib, self.compiled = memory_gib, compiled
+        self.memory_gib, self.compiled, self.copied = memory_gib, compiled, copied
         self.ends = end_tokens(model, tokenizer)
         self.present = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)
         self.mirror: Mirror | None = None
         self.engine: GroupEngine | None = None
         self.reason: str | None = None
         self.agreement: tuple[float, float] | None = None
-        """Mean and largest |log-prob difference| to a plain forward pass, at the first call."""
+        """Mean and largest |log-prob difference| to a plain forward pass, when last compared."""
+        self.calls = 0
         self.stats: dict[str, float] = {}
         """Of the last call: seconds by part, tokens, steps, share of slots that were at work."""
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> MemoryPlan | None:
         """Sizes of what the engine holds, once it has been used."""
         return self.engine.plan if self.engine else None
 
@@ -130,12 +135,15 @@ class GroupSampler:
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, params.n, params.max_new_tokens)
         engine = self._prepared(encoded, params)
+        self.calls += 1
+        due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
         self.stats = {"prepare_s": time.perf_counter() - began, "steps": 0, "slot_steps": 0}
         for turn in _turns(encoded, params, engine.plan):
             rows = _Turn(self, engine, [encoded[p] for p in turn], draws[turn], params)
             for at, done in rows.run():
                 group = Group(prompts[turn[at]], tuple(done), encoded[turn[at]])
-                if self.agreement is None and params.temperature:
+                if due and params.temperature:
+                    due = False
                     self._agree(engine, group, params)
                 yield turn[at], group
         total = time.perf_counter() - began
@@ -145,7 +153,7 @@ class GroupSampler:
     def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
-            self.mirror = Mirror(self.model, self.dtype)
+            self.mirror = Mirror(self.model, self.dtype, copied=self.copied)
         else:
             self.mirror.refresh(self.model)
         rows = len(encoded) * params.n
@@ -175,7 +183,7 @@ class GroupSampler:
 
     @torch.no_grad()
     def _agree(self, engine: GroupEngine, group: Group, params: Sampling) -> None:
-        """Compare a first completion's log-probs with a plain forward pass over all of it.
+        """Compare a completion's log-probs with a plain forward pass over all of it.
 
         Raises:
             CannotRun: they differ by more than rounding.
@@ -198,7 +206,9 @@ class GroupSampler:
             )
 
 
-def _turns(encoded: Sequence[tuple[int, ...]], params: Sampling, plan: Plan) -> Iterator[list[int]]:
+def _turns(
+    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: MemoryPlan
+) -> Iterator[list[int]]:
     """Prompts cut into turns whose prompts and outputs have room."""
     turn: list[int] = []
     tokens = 0
@@ -229,12 +239,15 @@ class _Turn:
             raise CannotRun(f"{params.n} completions of {self.span} tokens exceed its plan")
         self.lengths = np.zeros(count, dtype=np.int64)
         self.left = np.full(len(prompts), params.n)
-        self.waiting = deque(range(count))
+        self.begun = 0
+        """Rows that are or were in a slot; the others wait."""
+        self.sizes = np.array([len(ids) - 1 for ids in prompts])
+        self.last = np.array([ids[-1] for ids in prompts])
         slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.span))
         self.table = Table(engine.plan.slots, engine.rows_per_tile)
         self.widths = engine.widths(slots)
         self.width = self._narrowest(count)
-        engine.begin(sorted(sampler.ends), self.span, draws, [len(ids) - 1 for ids in prompts])
+        engine.begin(sorted(sampler.ends), self.span, draws, self.sizes)
 
     def _narrowest(self, rows: int) -> int:
         return min((w for w in self.widths if w >= rows), default=self.widths[0])
@@ -243,7 +256,7 @@ class _Turn:
         """(place, completions) of each prompt, as they are completed."""
         engine, table, stats = self.engine, self.table, self.sampler.stats
         began = time.perf_counter()
-        self.starts = engine.prefill([ids[:-1] for ids in self.prompts])
+        self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
         stats["prefill_s"] = stats.get("prefill_s", 0.0) + time.perf_counter() - began
         changed = self._admit()
         ready: tuple[list[int], Any] | None = None
@@ -269,15 +282,14 @@ class _Turn:
 
     def _admit(self) -> bool:
         """Put waiting rows into free slots."""
-        n, table = self.params.n, self.table
-        free = table.free(self.width)[: len(self.waiting)]
-        for slot in free:
-            row = self.waiting.popleft()
-            ids = self.prompts[row // n]
-            table.admit(
-                int(slot), row=row, prompt=row // n, start=self.starts[row // n],
-                length=len(ids) - 1, last=ids[-1],
-            )  # fmt: skip
+        free = self.table.free(self.width)[: len(self.lengths) - self.begun]
+        row = np.arange(self.begun, self.begun + len(free))
+        prompt = row // self.params.n
+        self.table.admit(
+            free, row=row, prompt=prompt, start=self.starts[prompt], length=self.sizes[prompt],
+            last=self.last[prompt],
+        )  # fmt: skip
+        self.begun += len(free)
         return bool(len(free))
 
     def _harvest(self) -> tuple[tuple[list[int], Any] | None, bool]:
@@ -342,8 +354,8 @@ class _Turn:
         shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
         texts = texts_of(sampler.tokenizer, shown)
         done = [
-            completion(*row, sampler.tokenizer, sampler.ends, self.params.stop, text=text)
-            for *row, text in zip(ids, logs, texts)
+            completion(row, logp, sampler.tokenizer, sampler.ends, self.params.stop, text)
+            for row, logp, text in zip(ids, logs, texts)
         ]
         for at, p in enumerate(complete):
             yield p, done[at * n : (at + 1) * n]

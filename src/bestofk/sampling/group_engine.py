@@ -14,7 +14,7 @@ from torch import Tensor
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_mirror import Mirror
 from bestofk.sampling.group_ops import TILE, TILED, Field, pick
-from bestofk.sampling.group_plan import Plan, rounded
+from bestofk.sampling.group_plan import MemoryPlan, rounded
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.sampler import Sampling
 
@@ -31,7 +31,7 @@ READ_ONCE = 96
 class GroupEngine:
     """Everything a decoding step reads and writes, at addresses that do not change."""
 
-    def __init__(self, mirror: Mirror, plan: Plan, *, compiled: bool) -> None:
+    def __init__(self, mirror: Mirror, plan: MemoryPlan, *, compiled: bool) -> None:
         """
         Args:
             compiled: compile the layers, one by one, and record steps as CUDA graphs.
@@ -45,7 +45,7 @@ class GroupEngine:
         self.rows_per_tile = max(1, TILE // max(shares), 16 // min(shares))
         self.slots = self._table(len(Field), plan.slots)
         self.feed = torch.zeros(2, plan.slots, dtype=torch.long, device=self.device)
-        self.tiles = self._table(plan.slots, 2 + self.rows_per_tile)
+        self.tiles = self._table(max(1, plan.slots // TILED), 2 + self.rows_per_tile)
         self.span = self._table(1)
         self.ends = self._table(ENDS)
         self.uniform, self.log_probs = (
@@ -74,7 +74,7 @@ class GroupEngine:
         return torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
     def begin(
-        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: Sequence[int]
+        self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: np.ndarray
     ) -> None:
         """A turn: tokens that end a row, tokens per row at most, the numbers to draw with."""
         if len(ends) > ENDS:
@@ -113,8 +113,8 @@ class GroupEngine:
         """
         key = ("prompts", *ids.shape)
         if key in self.graphs:
-            graph, *buffers = self.graphs[key]
-            for buffer, new in zip(buffers, (ids, into)):
+            graph, read, _ = self.graphs[key]
+            for buffer, new in zip(read, (ids, into)):
                 buffer.copy_(new)
             graph.replay()
             return
@@ -129,7 +129,8 @@ class GroupEngine:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self._pool):
                     self.mirror.forward(ids, positions)
-                self.graphs[key] = (graph, ids, into)
+                # A graph reads from where its tensors were: all of them must stay.
+                self.graphs[key] = (graph, (ids, into), positions)
             self._seen.add(key)
         finally:
             for site in self.mirror.sites:
@@ -142,7 +143,7 @@ class GroupEngine:
             self.split = self.long and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
         self._ready(width, params)
         if tiles is not None:
-            self.tiles.copy_(torch.from_numpy(tiles))
+            self.tiles.copy_(torch.from_numpy(tiles[: len(self.tiles)]))
         self.slots.copy_(torch.from_numpy(table.fields))
         self.feed.copy_(torch.from_numpy(table.feed))
 
@@ -218,10 +219,13 @@ class GroupEngine:
     @contextmanager
     def _compiled_layers(self) -> Iterator[None]:
         """Layers by their compiled code, which is one for all of them."""
-        with torch._dynamo.config.patch(recompile_limit=64):  # type: ignore[attr-defined]
+        with torch._dynamo.config.patch(recompile_limit=64):
             for layer in self.mirror.layers:
                 if id(layer) not in self._impl:
-                    self._impl[id(layer)] = torch.compile(layer._call_impl)
+                    # Rotations of queries and keys, for one, are then a single kernel.
+                    self._impl[id(layer)] = torch.compile(
+                        layer._call_impl, options={"combo_kernels": True}
+                    )
                 layer._compiled_call_impl = self._impl[id(layer)]
             try:
                 yield

@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bestofk.sampling.group_ops import TILED
-
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
 
@@ -27,7 +25,7 @@ def _scores(q, k, scale, cap, CAP: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _join(x, seen, v, top, total, acc):  # type: ignore[no-untyped-def]
+def _join(x, seen, v, top, total, acc):
     """One more block of keys in a running softmax."""
     x = tl.where(seen, x, NONE)
     high = tl.maximum(top, tl.max(x, 1))
@@ -106,9 +104,13 @@ def row_kernel(  # type: ignore[no-untyped-def]
     wide = d < D
     inside = (g < G)[:, None] & wide[None, :]
     out = OUT + (slot * HK + h) * G * D + g[:, None] * D + d[None, :]
-    if tl.load(SLOTS + S + slot) == 0:
-        t = tl.load(SLOTS + slot)
-        span = tl.load(SPAN)
+    # All loads before the branch: they wait for memory together.
+    ended = tl.load(SLOTS + S + slot)
+    t = tl.load(SLOTS + slot)
+    span = tl.load(SPAN)
+    length = tl.load(SLOTS + 3 * S + slot)
+    start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
+    if ended == 0:
         q = tl.load(Q + slot * sq0 + (h * G + g)[:, None] * sq1 + d[None, :],
                     mask=inside, other=0.0)  # fmt: skip
         k = tl.load(K + slot * sk0 + h * sk1 + d, mask=wide, other=0.0)
@@ -122,7 +124,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
         top = x * LOG2E
         total = tl.full((M,), 1.0, tl.float32)
         acc = tl.zeros((M, DP), tl.float32) + v.to(tl.float32)[None, :]
-        length = tl.load(SLOTS + 3 * S + slot)
         if SPLIT:
             if length > 0:
                 row = (slot * HK + h) * G + g
@@ -136,7 +137,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
                 acc = acc * left[:, None] + part * right[:, None]
                 top = both
         else:
-            start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
             first = 0
             if WINDOW:
                 first = tl.maximum(length + t - window + 1, 0) // B * B
@@ -248,10 +248,12 @@ def shapes(size: int, bytes_each: int) -> dict[str, int]:
     """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds."""
     if size * bytes_each > 256:
         return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
+    if size > 64:
+        return {**TUNED, "tile_block": 64}
     return TUNED
 
 
-TUNED = {"block": 64, "warps": 2, "stages": 2, "tile_block": 64, "tile_stages": 2}
+TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages": 2}
 
 
 def attend(
@@ -272,7 +274,7 @@ def attend(
         top = torch.empty(rows, heads, device=query.device)
         total = torch.empty_like(top)
         gp = power(g)
-        prefix_kernel[(max(1, rows // TILED), shared)](
+        prefix_kernel[(max(1, rows * len(tiles) // most), shared)](
             query, prefix_keys, prefix_values, acc, top, total, slots, tiles, scale, cap, window,
             query.stride(0), query.stride(1), most, HK=shared, G=g, GP=gp,
             ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,

@@ -54,10 +54,11 @@ class Site:
 class Mirror:
     """The policy's modules with weights shared or cast, and its attention sites."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, copied: bool = False) -> None:
         """
         Args:
-            model: the policy, LoRA adapters included; its weights are real (not of a hollow copy).
+            model: the policy, LoRA adapters included, with all of its weights.
+            copied: copy the weights whatever their dtype: the policy's tensors do not stay.
 
         Raises:
             CannotRun: with the reason.
@@ -67,7 +68,7 @@ class Mirror:
         self.dtype = dtype
         adapted = any(hasattr(module, "get_delta_weight") for module in base.modules())
         floats = {p.dtype for p in base.parameters() if p.is_floating_point()}
-        self.own = adapted or floats != {dtype}
+        self.own = copied or adapted or floats != {dtype}
         """Whether the weights are a copy, to be refreshed."""
         self.casts = 0
         self.model = _copied(base, dtype, self.own)
@@ -148,7 +149,7 @@ class Mirror:
             if type(module) is nn.Linear
         ]
         for module in self.model.modules():
-            module.engine_look = seen  # type: ignore[assignment]
+            module.engine_look = seen
         device = next(self.model.parameters()).device
         ids = torch.tensor([[0, 1]], device=device)
         try:
@@ -276,7 +277,7 @@ def engine_attention(
     else:
         for store, new in ((module.engine_pk, key), (module.engine_pv, value)):
             rows = new.transpose(1, 2).flatten(0, 1)
-            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator]
+            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator,arg-type]
     return causal(query, key, value, scale, window, cap).transpose(1, 2), None
 
 

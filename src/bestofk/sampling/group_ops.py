@@ -63,7 +63,7 @@ def attend(
         prefix_keys, prefix_values: (C, shared heads, d), the prompts one after another.
         own_keys, own_values: flat, (S, shared heads, T, d) with T in `span`.
         slots: (5, S), see `Field`.
-        tiles: (S, 2 + rows): start and length of a prompt, then slots of its rows or -1.
+        tiles: (S / TILED, 2 + rows): start and length of a prompt, then slots of its rows or -1.
         window: keys a token sees, itself included; 0 is all.
         cap: of the scores (cap · tanh(x / cap)); 0 is none.
         split: read each prompt once per tile, not once per row.

@@ -12,7 +12,7 @@ OWN = 0.75
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Sizes of the engine's tensors. They depend on the call, the model and the card's total
     memory, never on what happens to be free."""
 
@@ -45,7 +45,7 @@ def make_plan(
     lengths: Sequence[int],
     max_rows: int,
     share: float = SHARE,
-) -> Plan:
+) -> MemoryPlan:
     """Sizes for calls like this one.
 
     Args:
@@ -59,7 +59,7 @@ def make_plan(
 
     >>> make_plan(token_bytes=1000, total_bytes=1e6, rows=64, new_tokens=10, lengths=[5] * 4,
     ...           max_rows=2048)
-    Plan(slots=16, own_tokens=260, prefix_tokens=85, out_tokens=2080)
+    MemoryPlan(slots=16, own_tokens=260, prefix_tokens=90, out_tokens=2080)
     """
     room = int(share * total_bytes / token_bytes)
     longest = max(lengths)
@@ -77,7 +77,9 @@ def make_plan(
         slots -= slots % 16 if slots > 16 else 0
     own = min(most, slots * new_tokens + slots * new_tokens * 5 // 8)
     prefix = max(longest, min(room - own, max(2 * sum(lengths), 16_384)))
-    return Plan(slots, own, prefix, max(rows, 8 * slots) * new_tokens + slots * new_tokens * 5)
+    return MemoryPlan(
+        slots, own, prefix, max(rows, 8 * slots) * new_tokens + slots * new_tokens * 5
+    )
 
 
 def rounded(rows: int) -> int:

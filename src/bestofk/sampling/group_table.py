@@ -25,12 +25,21 @@ class Table:
         self.rows_per_tile = rows_per_tile
 
     def admit(
-        self, slot: int, *, row: int, prompt: int, start: int, length: int, last: int
+        self,
+        slots: np.ndarray,
+        *,
+        row: np.ndarray,
+        prompt: np.ndarray,
+        start: np.ndarray,
+        length: np.ndarray,
+        last: np.ndarray,
     ) -> None:
-        """Begin a row: it is fed the last token of its prompt, whose other tokens are in store."""
-        self.fields[:, slot] = (0, 0, start, length, row)
-        self.feed[:, slot] = (last, length)
-        self.prompt[slot] = prompt
+        """Begin rows: each is fed the last token of its prompt, whose other tokens are in store."""
+        self.fields[Field.DRAWN, slots] = self.fields[Field.ENDED, slots] = 0
+        self.fields[Field.START, slots], self.fields[Field.LENGTH, slots] = start, length
+        self.fields[Field.ROW, slots] = row
+        self.feed[0, slots], self.feed[1, slots] = last, length
+        self.prompt[slots] = prompt
 
     def finished(self) -> np.ndarray:
         """Slots whose row has ended."""

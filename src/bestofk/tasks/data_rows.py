@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bestofk.common import can_connect
+
 Made = TypeVar("Made")
 Row = Mapping[str, Any]
 FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
@@ -211,6 +213,9 @@ def _from_hub(source: str) -> list[Row]:
         import datasets
     except ImportError as error:
         raise ValueError(f"{source} needs datasets: pip install 'bestofk[data]'") from error
+    offline = datasets.config.HF_HUB_OFFLINE
+    # Offline, its library takes what is cached at once; otherwise it would try for a minute.
+    datasets.config.HF_HUB_OFFLINE = offline or not can_connect(datasets.config.HF_ENDPOINT)
     try:
         loaded = datasets.load_dataset(
             match["name"],
@@ -220,6 +225,8 @@ def _from_hub(source: str) -> list[Row]:
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"{source} could not be read: {error}; {_way_out(source)}") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
     return [dict(row) for row in loaded]
 
 

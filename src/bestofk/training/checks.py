@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 import re
 
 from bestofk.common import unknown
@@ -26,6 +28,7 @@ def check(config: Config) -> Objective:
     objective = make_objective(config)
     objective.require_samples(config.sampling.samples_per_prompt)
     _loss(config, objective)
+    _truncate(objective)
     _steps(config)
     if config.sampling.refill and "entropy" in objective.needs:
         raise ValueError(
@@ -50,6 +53,47 @@ def check_installed(config: Config) -> None:
     for name in config.run.trackers:
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"run.trackers names {name}: pip install 'bestofk[{name}]'")
+
+
+BYTES_PER_TOKEN = 80
+"""Of host memory for a sampled token: its random number, its id and its log-prob as objects."""
+GIB = 2.0**30
+
+
+def check_memory(config: Config, processes: int = 1, room: float | None = None) -> None:
+    """Raise where the tokens of one step, or of one evaluation, do not fit into this machine.
+
+    Args:
+        room: Bytes; by default the machine's memory.
+    """
+    have = machine_memory() if room is None else room
+    asked, shown = config.sampling, config.evaluation
+    drawn = {
+        "a step": {
+            "sampling.prompts_per_step": asked.prompts_per_step,
+            "sampling.samples_per_prompt": asked.samples_per_prompt,
+            "sampling.max_new_tokens": asked.max_new_tokens,
+        },
+        "an evaluation": {
+            "evaluation.prompts": shown.prompts if shown.every else 0,
+            "evaluation.samples_per_prompt": shown.samples_per_prompt,
+            "sampling.max_new_tokens": asked.max_new_tokens,
+        },
+    }
+    for what, sizes in drawn.items():
+        need = math.prod(sizes.values()) * BYTES_PER_TOKEN / processes
+        if need > have:
+            listed = " × ".join(f"{name} = {size:,}" for name, size in sizes.items())
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise ValueError(
+                f"{what} draws up to {listed} tokens, which take about {need / GIB:,.0f} GiB of "
+                f"memory, and this machine has {have / GIB:,.0f} GiB: lower {largest}"
+            )
+
+
+def machine_memory() -> float:
+    """Bytes."""
+    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_objective(config: Config) -> Objective:
@@ -87,6 +131,15 @@ def _lora(config: Config) -> None:
         raise ValueError(
             "model.options.lora_alpha and lora_targets belong to LoRA, and model.lora_rank = 0 "
             "trains every weight: set model.lora_rank, for example 16"
+        )
+
+
+def _truncate(objective: Objective) -> None:
+    if objective.truncate is not None and objective.truncate <= 0:
+        raise ValueError(
+            f"objective_options.truncate is above 0 in training, got {objective.truncate:g}: it is "
+            "the largest log-ratio, and at 0 or below it also changes samples whose probability "
+            "did not"
         )
 
 
@@ -135,12 +188,11 @@ def _loss(config: Config, objective: Objective) -> None:
 def _engine(config: Config) -> None:
     options = engine_options(config)
     if config.sampling.engine != "vllm":
-        for name in ("server", "agreement"):
-            if getattr(options, name):
-                raise ValueError(
-                    f"sampling.engine_options.{name} is for sampling.engine = 'vllm', got "
-                    f"{config.sampling.engine!r}"
-                )
+        if options.server:
+            raise ValueError(
+                "sampling.engine_options.server is for sampling.engine = 'vllm', got "
+                f"{config.sampling.engine!r}"
+            )
         return
     if options.server:
         local(options.server)

@@ -47,14 +47,21 @@ def differing(config: Config) -> str:
 
 
 def task_line(config: Config) -> str:
-    """The task in a line; data that cannot be read from here are not an error."""
+    """The task in a line, and its verifier; data that cannot be read are not an error."""
     from bestofk import tasks
+    from bestofk.training.setup import make_verifier
 
     try:
         task = tasks.task(config.task.name, **config.task.options)
     except OSError as error:
         return f"task: {config.task.name}; its data cannot be read from here ({error})"
-    return f"task: {task.name}, {task.summary or 'no summary'}; data licence: {task.licence}"
+    make_verifier(config, task)
+    judged = config.task.verifier or task.verifier
+    summary = task.summary.replace(f", judged by {task.verifier}", "") or "no summary"
+    return (
+        f"task: {task.name}, {summary}; data licence: {task.licence}; "
+        f"judged by the verifier {judged}"
+    )
 
 
 def group_lines(config: Config, objective: Objective) -> list[str]:
@@ -101,6 +108,12 @@ def memory_lines(config: Config) -> list[str]:
         if not named:
             return [*lines, "memory: not known without it"]
         shape = {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])}
+    context, new = shape.get("context"), config.sampling.max_new_tokens
+    if context and new >= context:
+        raise ValueError(
+            f"sampling.max_new_tokens = {new}, and {config.model.path} has positions for {context} "
+            "tokens, prompt and completion together: lower it"
+        )
     need = memory(config, shape)
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items())
     split = (
@@ -124,7 +137,7 @@ def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
     trained = weights
     if config.model.lora_rank and hidden:
         trained = min(weights, 2.0 * config.model.lora_rank * hidden * layers * 7)
-    tokens = float(options.tokens_per_micro_batch)
+    tokens = float(options.tokens_per_micro_batch or 16_384)
     saved = 2.0 if options.gradient_checkpointing else 34.0
     heads = shape.get("heads") or 1
     cache = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low

@@ -38,13 +38,14 @@ class Processes:
         check_launcher(os.environ)
         check_device(device)
         self.accelerator = Accelerator(
-            cpu=device == "cpu",
+            cpu=on_cpu(device),  # which it must be told to start a group of processes there
             log_with=list(trackers) or None,
             project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
         )
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
         self.device: str = str(self.accelerator.device) if device == "auto" else device
+        check_alone(self.size, os.environ)
 
     def check_share(self, prompts: int, mini_batches: int) -> None:
         """Raise where the processes cannot share a batch equally, in whole groups."""
@@ -82,6 +83,23 @@ class Processes:
         self.accelerator.end_training()
         if self.size == 1 and dist.is_initialized():
             dist.destroy_process_group()  # the group of one that sharding made
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a run with this `model.device` computes on the CPU here."""
+    import torch
+
+    return device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
+
+
+def check_alone(size: int, environ: Mapping[str, str]) -> None:
+    """Raise where a process was started as one of several and would train as if alone."""
+    started = environ.get("WORLD_SIZE", "1")
+    if size == 1 and started.isdigit() and int(started) > 1:
+        raise ValueError(
+            f"the launcher started {started} processes, and this one found no way to the others: "
+            "each would train the whole run. Set model.device = 'cpu', or start one process"
+        )
 
 
 def check_device(name: str) -> None:

@@ -10,10 +10,8 @@ from bestofk.learning import Learner
 from bestofk.sampling import Sampler, Sampling, WeightHolder
 from bestofk.training.processes import Processes
 from bestofk.training.statistics import sampler_gap
-from bestofk.types import Prompt
+from bestofk.types import Group, Prompt
 
-AGREEMENT = {"fp32": 1e-3, "bf16": 0.2}
-"""Largest mean |log-prob difference| per token, by the precision of the run."""
 PROBED = 32
 """Tokens of each of a probe's completions, at most."""
 
@@ -64,13 +62,21 @@ def probe(
     sampler: Sampler, learner: Learner, processes: Processes, prompt: Prompt, params: Sampling
 ) -> float:
     """Mean |log-prob difference| of sampler and learner over a small group, on all processes."""
+    groups = probe_groups(sampler, learner, prompt, params)
+    return sampler_gap(learner.score(groups), groups, processes)["sampler_gap_mean"]
+
+
+def probe_groups(
+    sampler: Sampler, learner: Learner, prompt: Prompt, params: Sampling
+) -> list[Group]:
+    """A small group from the sampler, drawn from the whole distribution."""
     short = Sampling(
         samples_per_prompt=4,
         max_new_tokens=min(PROBED, params.max_new_tokens),
         temperature=params.temperature,
     )
-    groups = sampler.sample([prompt], seed=learner.steps, params=short)
-    return sampler_gap(learner.score(groups), groups, processes)["sampler_gap_mean"]
+    with whole_policy(sampler, learner):
+        return list(sampler.sample([prompt], seed=learner.steps, params=short))
 
 
 def whole_policy(sampler: Sampler, learner: Learner) -> AbstractContextManager[Any]:

@@ -19,17 +19,20 @@ from bestofk import runs
 from bestofk.config import Config, leaves
 from bestofk.learning import Learner, NonFinite
 from bestofk.objectives import Objective
-from bestofk.rare_settings import engine_options, run_options
+from bestofk.rare_settings import run_options
 from bestofk.sampling import WeightHolder
-from bestofk.training import sampler_sync
+from bestofk.training import health, sampler_sync
 from bestofk.training.batch import RolloutBatch
-from bestofk.training.checks import best_metric, cautions, check, check_installed
+from bestofk.training.checks import best_metric, cautions, check, check_installed, check_memory
+from bestofk.training.context import check_context
 from bestofk.training.display import Display, make_display
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
 from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
 from bestofk.training.reward_shaping import with_overlong_penalty
+from bestofk.training.scoring_aside import ScoringAside
 from bestofk.training.setup import RunParts, make_parts
+from bestofk.training.statistics import sampler_gap
 from bestofk.training.validation import evaluate
 from bestofk.types import Group, Prompt, Verdict, Verifier
 
@@ -62,6 +65,8 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent in each phase of the present step."""
     sampler_check: dict[str, float] = field(default_factory=dict)
+    probed: bool = False
+    """Whether sampler and learner were compared since this process started."""
 
     @property
     def learner(self) -> Learner:
@@ -120,15 +125,30 @@ class Session:
         """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""
         if not prompts:
             return []
+        check_context(prompts, self.parts.policy, self.config.sampling.max_new_tokens)
         seed = seed_of(self.config.run.seed, "train", step, attempt)
         sampler = self.parts.sampler
         with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
-            return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+            if not hasattr(sampler, "stream"):
+                return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
+            found: dict[int, Group] = {}
+            for at, group in sampler.stream(prompts, seed=seed, params=self.config.sampling):
+                found[at] = group
+                self._aside.submit(group)
+            return [found[at] for at in range(len(prompts))]
+
+    @cached_property
+    def _aside(self) -> ScoringAside:
+        return ScoringAside(self.parts.score)
 
     def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
-        """A verdict for each completion."""
+        """A verdict for each completion; groups that were sampled first may have theirs already."""
         with self.timed("score"):
-            verdicts, options = self.parts.score(groups), run_options(self.config)
+            if hasattr(self.parts.sampler, "stream"):
+                verdicts = self._aside.collect(groups)
+            else:
+                verdicts = self.parts.score(groups)
+            options = run_options(self.config)
             return with_overlong_penalty(
                 groups,
                 verdicts,
@@ -146,20 +166,53 @@ class Session:
             with self.timed("learn"):
                 yield
         except NonFinite as error:
-            rows = self.processes.gather(sample_rows(step, batch, tokens=True))
-            kept = self.run.path
-            if self.processes.main:
-                kept = self.run.save_failure(step, failure_writer(rows, error))
             raise ValueError(
                 f"step {step} was stopped before it changed the weights: {error}; its batch is in "
-                f"{kept}; the last checkpoint is intact; in a new run, lower "
-                "optimizer.learning_rate or set objective_options.truncate"
+                f"{self._keep_failed(step, batch, error)}; the last checkpoint is intact; in a new "
+                "run, lower optimizer.learning_rate or set objective_options.truncate"
             ) from error
+        self._check_weights(step, batch)
+
+    def _keep_failed(self, step: int, batch: RolloutBatch, error: Exception) -> Path:
+        """Write the batch of a step that failed into the run's folder; all processes call it."""
+        rows = self.processes.gather(sample_rows(step, batch, tokens=True))
+        if not self.processes.main:
+            return self.run.path
+        return self.run.save_failure(step, failure_writer(rows, error))
+
+    def _check_weights(self, step: int, batch: RolloutBatch) -> None:
+        """Raise where a step has made a weight NaN or infinite, before anything is saved."""
+        found = self.processes.gather(health.unsound_weight(self.learner.model))
+        name = next((name for name in found if name is not None), None)
+        if name is None:
+            return
+        error = ValueError(f"the weight {name} is not finite after step {step}")
+        raise ValueError(
+            f"{error}; nothing of this step is saved but its batch, in "
+            f"{self._keep_failed(step, batch, error)}; the last checkpoint is intact; in a new "
+            "run, lower optimizer.learning_rate"
+        )
+
+    def _check_gap(self, step: int, batch: RolloutBatch, gap: float) -> None:
+        """Raise where the groups of a step were not drawn from the policy the learner scored."""
+        if self.config.sampling.truncated:
+            return  # their log-probs are of the truncated distribution; the first probe is not
+        limit = health.gap_limit(self.config)
+        try:
+            health.check_gap(
+                gap, limit, self.parts.sampler, self.learner, batch.groups[:1], self.processes
+            )
+        except ValueError as error:
+            kept = self._keep_failed(step, batch, error)
+            raise ValueError(
+                f"step {step}: {error}. Its batch is in {kept}; the last checkpoint is intact"
+            ) from None
 
     def record(
         self, step: int, batch: RolloutBatch, weights: np.ndarray, stats: dict[str, float]
     ) -> None:
         """Write down a step: its metrics, and the completions of all processes with weights."""
+        self._check_gap(step, batch, stats["sampler_gap_mean"])
         self.state = replace(
             self.state,
             step=step,
@@ -199,20 +252,26 @@ class Session:
         )
 
     def _refresh_sampler(self) -> None:
-        limit = engine_options(self.config).agreement
-        limit = limit or sampler_sync.AGREEMENT[self.config.model.precision]
-        sampler, learner = self.parts.sampler, self.learner
-        if not isinstance(sampler, WeightHolder):
-            return
-        prompt = self.prompt_at(learner.steps)
-        params = self.config.sampling
-        probe = partial(
-            sampler_sync.probe, sampler, learner, self.processes, prompt=prompt, params=params
-        )
-        with self.timed("update"):
-            self.sampler_check = sampler_sync.refresh(
-                sampler, learner, self.processes, probe, limit
+        """Give the sampler the present weights where it has its own, and check what it draws."""
+        sampler, learner, processes = self.parts.sampler, self.learner, self.processes
+        limit, params = health.gap_limit(self.config), self.config.sampling
+        if isinstance(sampler, WeightHolder):
+            prompt = self.prompt_at(learner.steps)
+            probe = partial(
+                sampler_sync.probe, sampler, learner, processes, prompt=prompt, params=params
             )
+            with self.timed("update"):
+                self.sampler_check = sampler_sync.refresh(sampler, learner, processes, probe, limit)
+        elif not self.probed:
+            prompt = self.prompt_at(self.state.position)
+            with sampler_sync.whole_policy(sampler, learner):
+                health.check_output(
+                    self.parts.policy.model, self.parts.policy.tokenizer, prompt, self.state.step
+                )
+            groups = sampler_sync.probe_groups(sampler, learner, prompt, params)
+            gap = sampler_gap(learner.score(groups), groups, processes)["sampler_gap_mean"]
+            health.check_gap(gap, limit, sampler, learner, groups, processes)
+        self.probed = True
 
     def _evaluate(self) -> None:
         """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
@@ -257,7 +316,9 @@ class Session:
         write = model_writer(
             self.config, self.objective, self.parts.policy, self.parts.task, self.run
         )
+        model, tokenizer = self.parts.policy.model, self.parts.policy.tokenizer
         with self.learner.whole():
+            health.check_output(model, tokenizer, self.prompt_at(0), self.state.step)
             if self.processes.main:
                 place(write)
 
@@ -274,6 +335,7 @@ def open_session(
         trackers=config.run.trackers,
         folder=config.run.dir,
     )
+    check_memory(config, processes.size)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, found = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
     display = make_display(processes, config.run.steps, objective.k)

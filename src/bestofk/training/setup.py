@@ -15,6 +15,7 @@ from bestofk.rare_settings import engine_options, model_options, run_options
 from bestofk.rewards import BatchVerifier, UnscoredGuard, score, verifier
 from bestofk.rewards.user_functions import BatchFunctionVerifier, FunctionVerifier
 from bestofk.sampling import Sampler
+from bestofk.training.context import check_task_context
 from bestofk.training.processes import Processes
 from bestofk.types import Group, Verdict, Verifier
 
@@ -36,8 +37,17 @@ class RunParts:
 def make_parts(config: Config, processes: Processes, verifier: Verifier | None = None) -> RunParts:
     """Load the task and the model. The task first: it is quick, and may not exist."""
     task, score = make_task(config, verifier)
-    policy, reference = load_policy(config, processes.device)
     options = model_options(config)
+    check_task_context(
+        config,
+        task,
+        *models.describe_policy(
+            config.model.path,
+            trust_remote_code=options.trust_remote_code,
+            revision=options.revision,
+        ),
+    )
+    policy, reference = load_policy(config, processes.device)
     learner = Learner(
         policy.model,
         optimisation=config.optimizer,
@@ -53,7 +63,7 @@ def make_parts(config: Config, processes: Processes, verifier: Verifier | None =
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
-    return RunParts(task, score, policy, learner, make_sampler(config, policy))
+    return RunParts(task, score, policy, learner, make_sampler(config, policy, processes.device))
 
 
 def make_task(config: Config, own: Verifier | None = None) -> tuple[tasks.Task, Score]:
@@ -129,8 +139,8 @@ def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
     return load(lora), reference
 
 
-def make_sampler(config: Config, policy: models.Policy) -> Sampler:
-    """The engine that draws completions."""
+def make_sampler(config: Config, policy: models.Policy, device: str = "cpu") -> Sampler:
+    """The engine that draws completions; `auto` is the group engine on CUDA, else transformers."""
     options = engine_options(config)
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
     if options.server:
@@ -141,6 +151,22 @@ def make_sampler(config: Config, policy: models.Policy) -> Sampler:
         from bestofk.sampling.vllm import VLLMEngine
 
         return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=options.vllm)
+    cuda = str(device).startswith("cuda")
+    if config.sampling.engine == "group" and not cuda:
+        raise ValueError(
+            f"sampling.engine = 'group' needs a CUDA GPU and the device is {device}: use 'auto' or "
+            "'transformers'"
+        )
+    if cuda and config.sampling.engine in ("auto", "group"):
+        from bestofk.sampling.group import GroupSampler
+
+        return GroupSampler(
+            policy.model,
+            policy.tokenizer,
+            max_rows=options.max_rows,
+            precision=config.model.precision,
+            copied=model_options(config).fsdp,
+        )
     from bestofk.sampling.decode import ModelSampler
 
     return ModelSampler(

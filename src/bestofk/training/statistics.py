@@ -20,7 +20,10 @@ def sampler_log_probs(groups: Sequence[Group]) -> np.ndarray:
 def sampler_gap(
     scores: Scores, groups: Sequence[Group], processes: ProcessGroup
 ) -> dict[str, float]:
-    """How far the sampler's token log-probs are from the learner's, over all processes."""
+    """How far the sampler's token log-probs are from the learner's, over all processes.
+
+    Log-probs that are NaN are infinitely far; a sampler that reports none has no gap.
+    """
     pairs = [
         np.abs(token_scores - np.array(completion.logprobs))
         for row, group in zip(scores.tokens, groups)
@@ -31,8 +34,9 @@ def sampler_gap(
     largest = float(gaps.max()) if gaps.size else 0.0
     gathered = processes.gather((float(gaps.sum()), gaps.size, largest))
     total, count = sum(part[0] for part in gathered), sum(part[1] for part in gathered)
+    mean = total / count if count else 0.0
     return {
-        "sampler_gap_mean": total / count if count else float("nan"),
+        "sampler_gap_mean": float("inf") if np.isnan(mean) else mean,
         "sampler_gap_max": max(part[2] for part in gathered),
     }
 

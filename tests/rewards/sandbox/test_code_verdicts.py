@@ -235,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stdio": []}, "no tests"),
     ({"asserts": ["assert f(1) == 3"]}, "scores 0"),
     ({"asserts": ["assert f(1) == 2", "assert f(1) == 3"]}, "scores 0.5"),
-    ({"asserts": ["raise ValueError", "assert f(1) == 2"]}, "scores 0"),
+    ({"asserts": ["raise ValueError", "assert f(1) == 2"]}, "what comes before the tests fails"),
     ({"asserts": ["assert f(object()) == 2"]}, "passed by value"),
     ({"asserts": ["assert f(1 == 2"]}, "SyntaxError"),
     ({"asserts": ["assert eval(str(f(1))) == 2"]}, "must not execute"),

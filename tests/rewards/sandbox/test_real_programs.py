@@ -118,7 +118,7 @@ def test_mbpp_pays_nothing_for_nothing(patient: CodeVerifier) -> None:
     verdicts = patient(prompts, ["x = 1"] * len(prompts))
     judged = zip(prompts, verdicts, strict=True)
     unscored = {p.id: v.detail for p, v in judged if v.status == "unscored"}
-    assert list(unscored) == ["367", "601", "927"], unscored  # refused, see above
+    assert list(unscored) == ["367", "533", "601", "927"], unscored  # not accepted, see above
     assert {v.reward for v in verdicts if v.status != "unscored"} == {0.0}
 
 
@@ -147,6 +147,25 @@ def test_leetcode_references_mostly_score_one(patient: CodeVerifier) -> None:
     broken = {id: why for id, why in refused.items() if "passes every test" not in why}
     assert len(broken) <= 0.05 * len(prompts), broken
     assert len(refused) <= 0.1 * len(prompts), refused
+
+
+@pytest.mark.slow
+def test_leetcode_references_that_import_a_package_say_how_to_get_it(
+    patient: CodeVerifier, new_sandbox: New
+) -> None:
+    pytest.importorskip("sortedcontainers")
+    names = ("leetcode-train.jsonl.gz", "leetcode-test.jsonl.gz")
+    prompts = [
+        p for name in names for p in leetcode(name) if "sortedcontainers" in str(p.reference)
+    ]
+    assert len(prompts) > 10
+    refused = refusals(patient, prompts)
+    assert len(refused) == len(prompts)
+    assert all('packages = ["sortedcontainers"]' in why for why in refused.values()), refused
+    limits = Limits(cpu_per_test=30.0, cpu_per_program=60.0, memory=2 << 30)
+    with new_sandbox(workers=2, limits=limits, packages=("sortedcontainers",)) as sandbox:
+        left = refusals(CodeVerifier(sandbox=sandbox), prompts)
+    assert len(left) <= 1, left
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ function legend(runs) {
 }
 
 let tables = 0;
-function dataTable(head, rows, { caption, left = [], scroll = "scroll" }) {
+function dataTable(head, rows, { caption, left = [], scroll = "scroll", className = "table" }) {
   const id = `table-${(tables += 1)}`;
   const cell = (kind, value, column) =>
     el(kind, { class: left.includes(column) ? "left" : null, scope: kind === "th" ? "col" : null }, value);
@@ -130,7 +130,7 @@ function dataTable(head, rows, { caption, left = [], scroll = "scroll" }) {
     );
   return el(
     "div",
-    { class: "table" },
+    { class: className },
     el("p", { class: "caption", id }, caption),
     el(
       "div",

@@ -47,8 +47,8 @@ function boot() {
   const browser = sampleBrowser();
   const open = (problems) => browser?.open(problems);
   const sections = [
-    summary(),
     coverage(),
+    summary(),
     differences(),
     scatter(open),
     diversity(),

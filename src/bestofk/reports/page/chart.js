@@ -91,7 +91,17 @@ function xRange(spec) {
 }
 
 // The letter of each run at the end of its line: colour is never the only way to tell lines apart.
-function endLabels(u, columns) {
+// The first figure says name and last value there, where the screen is wide enough.
+const endText = (one, value, spec, width) => {
+  if (!spec.names) return one.mark ?? letter(one.run);
+  const name = width < 600 ? letter(one.run) : shorten(DATA.runs[one.run].name);
+  return `${name} ${fixed(value)}`;
+};
+const shorten = (name) => (name.length > 16 ? `${visible(name).slice(0, 15)}…` : visible(name));
+const endRoom = (spec, width) =>
+  !spec.names ? 22 : 24 + 7 * Math.max(...spec.series.map((one) => endText(one, 0, spec, width).length));
+
+function endLabels(u, columns, spec) {
   const ends = [];
   columns.forEach((one, i) => {
     if (!u.series[one.index].show || one.noLabel) return;
@@ -99,7 +109,7 @@ function endLabels(u, columns) {
     while (row >= 0 && one.y[row] === null) row -= 1;
     if (row < 0) return;
     ends.push({
-      text: one.mark ?? letter(one.run),
+      text: endText(one, one.y[row], spec, u.width),
       fill: runColour(one.run),
       i,
       x: u.valToPos(u.data[0][row], "x", true),
@@ -107,14 +117,14 @@ function endLabels(u, columns) {
     });
   });
   ends.sort((a, b) => a.y - b.y);
-  const gap = 12 * devicePixelRatio;
+  const gap = (spec.names ? 16 : 12) * devicePixelRatio;
   for (let i = 1; i < ends.length; i += 1) {
     if (Math.abs(ends[i].x - ends[i - 1].x) < 30 * devicePixelRatio)
       ends[i].y = Math.max(ends[i].y, ends[i - 1].y + gap);
   }
   const { ctx } = u;
   ctx.save();
-  ctx.font = `700 ${11.5 * devicePixelRatio}px ${colour("--sans")}`;
+  ctx.font = `700 ${(spec.names ? 13 : 11.5) * devicePixelRatio}px ${colour("--sans")}`;
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
   for (const end of ends) {
@@ -268,20 +278,20 @@ function lineChart(spec) {
         show = shown[one.run];
       if (one.low) {
         const edge = {
-          stroke: "transparent",
-          width: 0,
+          stroke: `${stroke}80`,
+          width: 1,
           points: { show: false },
           spanGaps: true,
           show,
         };
-        bands.push({ series: [series.length, series.length + 1], fill: `${stroke}2b` });
+        bands.push({ series: [series.length, series.length + 1], fill: `${stroke}${columns.length > 2 ? "1a" : "26"}` });
         series.push({ ...edge }, { ...edge });
         data.push(one.high, one.low);
       }
       one.index = series.length;
       series.push({
         stroke,
-        width: 2,
+        width: spec.names ? 2.5 : 2,
         dash: one.dash,
         spanGaps: true,
         show,
@@ -297,7 +307,7 @@ function lineChart(spec) {
         bands,
         axes: axes(spec),
         legend: { show: false },
-        padding: [8, 22, 0, 0],
+        padding: [8, endRoom(spec, width), 0, 0],
         scales: {
           x: { time: false, distr: spec.log ? 3 : 1, log: 2, range: xRange(spec) },
           y: { range: yRange(spec) },
@@ -305,7 +315,7 @@ function lineChart(spec) {
         cursor: { y: false, drag: { x: false, y: false, setScale: false }, points: { size: 8 } },
         hooks: {
           drawClear: [(u) => guides(u, spec)],
-          draw: [(u) => endLabels(u, columns)],
+          draw: [(u) => endLabels(u, columns, spec)],
           setCursor: [
             (u) =>
               u.cursor.idx === null || u.cursor.left < 0 ? tip.hide() : reading(u, u.cursor.idx, false),

@@ -2,11 +2,11 @@
 
 // --- the paired difference
 function crossingText(d) {
-  if (!d.crossing) return "the curves do not cross";
+  if (!d.crossing) return "The curves do not cross";
   const { k, low, high, better } = d.crossing;
   const from = low < 1 ? "below 1" : Number(low.toPrecision(3)),
     to = high === null ? "beyond the last k" : Number(high.toPrecision(3));
-  return `crossing at k ≈ ${Number(k.toPrecision(3))}, ${percent(d.confidence)} interval from ${from} to ${to}; ${better} is ahead after it`;
+  return `Crossing at k ≈ ${Number(k.toPrecision(3))}, ${percent(d.confidence)} interval from ${from} to ${to}; ${better} is ahead after it`;
 }
 
 function differenceSpec(d) {
@@ -29,7 +29,7 @@ function differenceSpec(d) {
     write: signed,
     horizontal: [0],
     vertical: mark || [],
-    series: [{ run: d.b, x: d.k, y: d.difference, low: d.low, high: d.high, mark: name, noLabel: true }],
+    series: [{ run: d.b, x: d.k, y: d.difference, low: d.band.low, high: d.band.high, mark: name, noLabel: true }],
   };
 }
 
@@ -97,19 +97,19 @@ function differences() {
       `k = 1…${count(d.k.at(-1))}`,
       `${count(d.problems)} problems that both runs have`,
       seedsOf([d.a, d.b]),
-      `intervals at each k, ${percent(d.confidence)}, ${count(d.resamples)} resamples, seed ${d.seed}`,
+      `band over all k and all pairs, ${percent(d.confidence)}, ${count(d.resamples)} sign flips, seed ${d.seed}`,
     ].join(" · ");
     host.replaceChildren(
       el(
         "div",
         {},
-        el("p", { class: "verdict" }, el("strong", {}, d.verdict)),
+        el("p", { class: "verdict" }, el("strong", {}, d.effects), " ", d.verdict),
         el(
           "div",
           { class: "figures" },
           figure(`${letter(d.b)} − ${letter(d.a)}, paired by problem`, {
             chart: main.host,
-            caption: `Above zero ${DATA.runs[d.b].name} is ahead of ${DATA.runs[d.a].name}; ${crossingText(d)}.`,
+            caption: `Above zero ${DATA.runs[d.b].name} is ahead of ${DATA.runs[d.a].name}; where the band leaves zero, the difference is significant. ${crossingText(d)}.`,
             facts,
             table: () => differenceTable(d),
           }),

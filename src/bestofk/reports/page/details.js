@@ -128,17 +128,10 @@ function extrapolation() {
   if (!DATA.extrapolation.length) return null;
   const all = DATA.extrapolation;
   const series = all.flatMap((e) => [
-    { run: e.run, x: e.observed.k, y: e.observed.mean, noLabel: true, prefix: "measured: " },
-    {
-      run: e.run,
-      x: e.k,
-      y: e.mean,
-      low: e.low,
-      high: e.high,
-      dash: e.unreliable ? [2, 5] : [7, 4],
-      mark: e.unreliable ? `${letter(e.run)}?` : null,
-      prefix: e.unreliable ? "unreliable: " : "predicted: ",
-    },
+    { run: e.run, x: e.observed.k, y: e.observed.mean, noLabel: !e.unreliable, prefix: "measured: " },
+    ...(e.unreliable
+      ? [] // a prediction that failed its check is not drawn
+      : [{ run: e.run, x: e.k, y: e.mean, low: e.low, high: e.high, dash: [7, 4], prefix: "predicted: " }]),
   ]);
   const ends = UNIQUE(all.map((e) => e.n[0]));
   const chart = lineChart({
@@ -157,7 +150,7 @@ function extrapolation() {
     `k = ${perRun(all, (e) => `${count(e.k[0])}…${count(e.k.at(-1))}`)}`,
     `${perRun(all, (e) => count(e.problems))} problems`,
     seedsOf(all.map((e) => e.run)),
-    `${percent(all[0].confidence)} intervals, refitted in ${count(all[0].resamples)} resamples, seed ${all[0].seed}`,
+    `${percent(all[0].confidence)} intervals over every distribution that the samples allow, seed ${all[0].seed}`,
   ].join(" · ");
   const table = () =>
     dataTable(
@@ -180,9 +173,8 @@ function extrapolation() {
     el(
       "span",
       { class: `flag ${e.unreliable ? "bad" : "good"}` },
-      e.unreliable ? "unreliable" : "passed its check",
+      e.unreliable ? "not drawn" : "passed its check",
     ),
-    `Beta(${general(e.a)}, ${general(e.b)})`,
     e.holdout.n ? `${count(e.holdout.n)} samples each` : "–",
     check(e),
     e.reasons.join("; ") || "–",
@@ -190,7 +182,7 @@ function extrapolation() {
   return section(
     "beyond",
     "Beyond n",
-    "What more samples per problem would reach, if success probabilities over problems follow a beta distribution. A model, not a measurement: it is checked on samples held out, and a curve that fails its check is marked.",
+    "What more samples per problem would reach: an average over families of distributions of difficulty, with an interval over all that the samples allow. A model, not a measurement: it is checked on samples held out, and a prediction that fails its check is not drawn.",
     el(
       "div",
       { class: "figures" },
@@ -199,15 +191,15 @@ function extrapolation() {
         runs: all.map((e) => e.run),
         chart: chart.host,
         caption:
-          "Solid: measured. Dashed: predicted, with its interval, which holds only if the model does. Dotted, with a question mark: unreliable.",
+          "Solid: measured. Dashed: predicted, with its interval.",
         facts,
         table,
       }),
     ),
     dataTable(
-      ["run", "check", "fitted", "fitted on", "prediction against measurement", "why unreliable"],
+      ["run", "check", "fitted on", "prediction against measurement", "why not drawn"],
       rows,
-      { left: [1, 2, 3, 4, 5], caption: "Hold-out check of each prediction" },
+      { left: [1, 2, 3, 4], caption: "Hold-out check of each prediction" },
     ),
   );
 }

@@ -41,8 +41,20 @@ function promptBox(prompt) {
   return el("details", { open: prompt.length < 700 }, el("summary", {}, "Prompt"), text);
 }
 
+// How far apart the runs are on a problem: the largest difference between their shares or rewards.
+const worthOf = (g) => (g.passed === null ? g.best_reward : g.scored ? g.passed / g.scored : null);
+function disagreement(problem) {
+  const worth = problem.runs.map(worthOf).filter(isNumber);
+  return worth.length > 1 ? Math.max(...worth) - Math.min(...worth) : 0;
+}
+const opening = (prompt) => {
+  const line = (prompt ?? "").replace(/\s+/g, " ").trim();
+  return line.length > 90 ? `${line.slice(0, 89)}…` : line;
+};
+
 class SampleBrowser {
   constructor({ problems }) {
+    problems = [...problems].sort((one, other) => disagreement(other) - disagreement(one));
     this.problems = problems;
     this.words = problems.map((one) => `${idOf(one)}\n${one.prompt ?? ""}`.toLowerCase());
     this.filter = { text: "", run: null, status: null, low: null, high: null, only: null };
@@ -133,6 +145,7 @@ class SampleBrowser {
       { type: "button", "aria-current": current, onclick: open },
       el("bdi", { class: "id" }, idOf(problem)),
       el("span", { class: "soft num" }, counts),
+      problem.prompt !== null && el("bdi", { class: "opening soft" }, opening(problem.prompt)),
     );
     return button;
   }
@@ -243,7 +256,7 @@ function sampleBrowser() {
   const part = section(
     "samples",
     "Samples",
-    `${rule} ${count(kept)} of ${count(total)} samples are on this page.`,
+    `${rule} ${count(kept)} of ${count(total)} samples are on this page${DATA.runs.length > 1 ? "; problems on which the runs disagree most come first" : ""}.`,
     browser.controls(),
     el("div", { class: "controls" }, browser.said, browser.clear),
     el(

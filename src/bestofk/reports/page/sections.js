@@ -105,25 +105,32 @@ function summary() {
     count(DATA.runs[curve.run].unscored),
   ]);
   const kind = measure.label.replace("k", "");
+  const caption = `${measure.label} with ${percent(measure.curves[0].confidence)} intervals over problems. ${measure.about}`;
+  const head = [
+    ...columns.map((k) => kind + k),
+    ...(mean ? ["mean reward"] : []),
+    "n",
+    "problems",
+    "samples",
+    "unscored",
+  ];
+  // A narrow screen shows the same table on its side, so that nothing has to be scrolled to.
+  const turned = head.map((name, i) => [name, ...rows.map((row) => copyOf(row[i + 1]))]);
   return section(
     "summary",
     "Summary",
     null,
     notices(DATA.notes),
+    el(
+      "div",
+      { class: "narrow" },
+      legendOf(measure.curves.map((curve) => curve.run)),
+      dataTable(["", ...measure.curves.map((curve) => tag(curve.run))], turned, { caption }),
+    ),
     dataTable(
-      [
-        "run",
-        ...columns.map((k) => kind + k),
-        ...(mean ? ["mean reward"] : []),
-        "n",
-        "problems",
-        "samples",
-        "unscored",
-      ],
+      ["run", ...head],
       rows,
-      {
-        caption: `${measure.label} with ${percent(measure.curves[0].confidence)} intervals over problems. ${measure.about}`,
-      },
+      { caption, className: "table broad" },
     ),
     el(
       "p",
@@ -138,6 +145,14 @@ function summary() {
     ),
   );
 }
+
+const copyOf = (cell) => (Array.isArray(cell) ? cell.map((part) => (part instanceof Node ? part.cloneNode(true) : part)) : cell);
+const legendOf = (runs) =>
+  el(
+    "p",
+    { class: "small" },
+    runs.map((run) => [runName(run), " "]),
+  );
 
 // --- coverage curves
 const BANDS = [
@@ -184,8 +199,11 @@ function coverage() {
         return { run: c.run, x: c.k, y: c.mean, low, high };
       });
     const runs = measure.curves.map((c) => c.run);
+    const lead = measure === DATA.measures[0];
     const chart = lineChart({
       title: `${measure.label} against k`,
+      height: lead ? 420 : 300,
+      names: lead,
       xLabel: "k (samples drawn, log scale)",
       xName: "k",
       yLabel: measure.label,
@@ -194,6 +212,7 @@ function coverage() {
       series: series(),
     });
     const box = figure(measure.label, {
+      wide: lead,
       runs,
       chart: chart.host,
       caption: measure.about,
@@ -217,7 +236,8 @@ function coverage() {
   return section(
     "coverage",
     "Coverage",
-    "What drawing k samples and keeping the best is worth. The shaded intervals over problems speak of other problems of this kind; those for these problems only speak of drawing again.",
+    null,
+    host,
     el(
       "div",
       { class: "controls" },
@@ -226,7 +246,11 @@ function coverage() {
         redraw();
       }),
     ),
-    host,
+    el(
+      "p",
+      { class: "soft" },
+      "What drawing k samples and keeping the best is worth. The shaded intervals over problems speak of other problems of this kind; those for these problems only speak of drawing again.",
+    ),
     notices(notes),
   );
 }

@@ -1,6 +1,6 @@
 """Tests → statements that can be counted one by one. Pure functions on the text of a task's tests.
 
-What cannot be told apart from a test that pays everybody is refused here, with the way out.
+A test that every program might pass is an error here, with the way out.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
                 unseen = statement
     if unseen is not None:
         raise ValueError(
-            f"nobody would see `{_shown(unseen)}` fail, since no test comes after it: assert what "
-            "it should give, or remove it"
+            f"no test comes after `{_shown(unseen)}`, and its failure would go unnoticed: assert "
+            "what it should give, or remove it"
         )
     _refuse_unused(body, inner, helpers)
     last = max((at for at, (_, is_test) in enumerate(cut) if is_test), default=-1)

@@ -1,8 +1,9 @@
 """Programs without a thought, and whether a task's tests pay them in full.
 
 A k-sample objective finds the constant that passes every test of a task long before it finds the
-program. Such a task teaches nothing, so `prepare` refuses it. For calls and for stdin/stdout that
-is a comparison; for asserts most constants are ruled out by looking, and the rest are run.
+program. Such a task teaches nothing, so `prepare` does not accept it. For calls and for
+stdin/stdout that is a comparison; for asserts most constants are ruled out by looking, and the rest
+are run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Null:
 
 
 def reason(what: str, passed: int, total: int) -> str:
-    """Why a task is refused that pays such a program."""
+    """Why a task that such a program solves is not accepted."""
     if passed < total:
         return f"a program that {what} passes {passed} of {total} tests: let each call the program"
     return f"a program that {what} passes every test: add tests with other answers"

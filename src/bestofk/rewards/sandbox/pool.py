@@ -58,7 +58,7 @@ class Sandbox:
         tier: the least tier that will do; a machine that offers less raises `SandboxError`.
             3 = root: own namespaces and user id per worker; 2 = user namespaces (bubblewrap where
             it is needed for that); 1 = landlock and seccomp, nothing writable; 0 = limits only,
-            refused without `allow_unsafe=True`.
+            an error without `allow_unsafe=True`.
         at_most: use no more than this tier (to test a lower one); loud when it costs safety.
         workers: programs run at once; the number of usable cores unless told.
         limits: default limits of every run.
@@ -101,10 +101,10 @@ class Sandbox:
 
     def _first_worker(self, least: int, most: int) -> tuple[Worker, int]:
         """The strongest tier that withstands the self-test, and the worker that did."""
-        refused = []
+        not_offered = []
         for tier, self._wrapped in _ways(least, most):
             if tier == 3 and os.geteuid() != 0:
-                refused.append("tier 3: needs root")
+                not_offered.append("tier 3: needs root")
                 continue
             way = f"tier {tier}" + " by bubblewrap" * self._wrapped
             worker = None
@@ -112,16 +112,16 @@ class Sandbox:
                 worker = Worker(self._configuration(tier))
                 worked = attack(worker, self.limits) if tier else []
             except OSError as error:
-                refused.append(f"{way}: {error}")
+                not_offered.append(f"{way}: {error}")
             else:
                 if not worked:
-                    _be_loud(tier, most, refused)
+                    _warn_of_low_tier(tier, most, not_offered)
                     return worker, tier
-                refused.append(f"{way}: a hostile program could {', '.join(worked)}")
+                not_offered.append(f"{way}: a hostile program could {', '.join(worked)}")
             if worker is not None:
                 worker.close()
         raise SandboxError(
-            f"no sandbox of tier {least} or better on this machine; {'; '.join(refused)}; "
+            f"no sandbox of tier {least} or better on this machine; {'; '.join(not_offered)}; "
             "`bestofk doctor` says what to install"
         )
 
@@ -288,11 +288,11 @@ def _ways(least: int, most: int) -> Iterator[tuple[int, bool]]:
             yield tier, True
 
 
-def _be_loud(tier: int, most: int, refused: list[str]) -> None:
+def _warn_of_low_tier(tier: int, most: int, not_offered: list[str]) -> None:
     if tier == 0 or most < 3:
         warnings.warn(
             f"the sandbox runs at tier {tier} ({TIERS[tier]}): at_most={most}"
-            + "".join(f"; {reason}" for reason in refused),
+            + "".join(f"; {reason}" for reason in not_offered),
             RuntimeWarning,
             stacklevel=4,
         )

@@ -13,6 +13,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from .guest.codec import CodecError, decode, encode
@@ -138,6 +139,12 @@ def attack(worker: Worker, limits: Limits) -> list[str]:
     Raises:
         OSError: the hostile program could not be run at all.
     """
+    patient = replace(  # limits that are short for programs must not make a cold machine fail
+        limits,
+        cpu_per_test=max(limits.cpu_per_test, 20.0),
+        cpu_per_program=max(limits.cpu_per_program, 20.0),
+        blocked_per_program=max(limits.blocked_per_program, 20.0),
+    )
     with _bait() as (path, token, port, abstract):
         mark = f"bestofk-{token[:12]}"
         args = [path, token, port, abstract, mark, limits.memory, limits.descriptors]
@@ -147,7 +154,7 @@ def attack(worker: Worker, limits: Limits) -> list[str]:
             "cases": [(args, {}, None)],
         }
         try:
-            packet, wall = request("check", eager=True, pure=False, limits=limits)
+            packet, wall = request("check", eager=True, pure=False, limits=patient)
             report, data = worker.check(packet, wall, ATTACKS.encode(), encode(job))
             ((ok, value),) = decode(data)
         except (WorkerLost, CodecError, ValueError) as error:

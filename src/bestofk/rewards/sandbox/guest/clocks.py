@@ -8,8 +8,9 @@ machine does. The kernel counts that in the second field of /proc/PID/schedstat:
 
 Where the schedstat of the process does not tell everything (it covers one thread) or does not
 exist, the state of its threads is sampled at every tick instead. Waiting for a disk is not
-blocked either, and a tick never counts more than its own length: time in which this very process
-was not scheduled (a throttled cgroup, a suspended machine, a jump of the clock) is nobody's.
+blocked either, and a tick never counts more than a tenth of a second: time in which this very
+process was not scheduled (a throttled cgroup, a suspended machine, a jump of the clock) is charged
+to no program.
 """
 
 from __future__ import annotations

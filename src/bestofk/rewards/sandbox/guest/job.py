@@ -13,7 +13,7 @@ from typing import Any
 from . import kernel, wire
 from .clocks import TICK, BlockedClock, tick_milliseconds
 from .codec import CodecError
-from .processes import CheckerProcess, Process, ProcessTable
+from .process_table import CheckerProcess, Process, ProcessTable
 
 _SLICE = struct.pack("@ll", 0, int(TICK * 1e6))
 """How long the checker waits for the program before it looks at the clocks (a timeval)."""
@@ -21,7 +21,7 @@ _CHECKER_CPU = 1.0
 """CPU seconds that a checker has beyond those of its program."""
 
 
-class Job:
+class WatchedJob:
     """What every job has: a process of the model's, its clocks, and events to wait for."""
 
     def __init__(self, table: ProcessTable, request: dict[str, Any], files: list[int]) -> None:
@@ -117,7 +117,7 @@ class Job:
         }
 
 
-class CallJob(Job):
+class CallJob(WatchedJob):
     """`module:function` on plain values."""
 
     def run(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class CallJob(Job):
         self.code, self.reason = process.code, process.reason
 
 
-class CheckJob(Job):
+class CheckJob(WatchedJob):
     """A program and its tests: the checker asks for the program, and says when it is done."""
 
     def __init__(

@@ -22,7 +22,7 @@ from . import kernel, memory, program, seccomp, wire
 from .clocks import ProcFiles
 from .job import CallJob, CheckJob
 from .lockdown import LOW, keep_low_descriptors_free, limit_server
-from .processes import ProcessTable
+from .process_table import ProcessTable
 from .zygote import NoProcess
 
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a

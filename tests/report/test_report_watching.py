@@ -1,0 +1,115 @@
+"""`bestofk report --watch`: a page on loopback that follows a run while it grows."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from bestofk.reports import load, make
+from bestofk.reports.watching import WatchedPage, server_of
+
+
+def get(url: str, host: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+
+
+def write_step(folder: Path, step: int) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"kind": "train", "step": step, "reward": 0.1 * step, "seconds": 1.0}) + "\n"
+        )
+
+
+def test_the_page_is_made_again_exactly_when_a_file_has_changed(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> str:
+        if not (tmp_path / "metrics.jsonl").exists():
+            raise ValueError("an empty run <b>")
+        made.append(1)
+        return f"page {len(made)}"
+
+    page = WatchedPage([tmp_path], make)
+    assert page.refresh()
+    assert "an empty run &lt;b&gt;" in page.text
+    write_step(tmp_path, 1)
+    assert page.refresh()
+    assert page.text == "page 1"
+    first = page.stamp
+    assert not page.refresh()
+    assert (page.text, page.stamp) == ("page 1", first)
+    write_step(tmp_path, 2)
+    assert page.refresh()
+    assert page.text == "page 2"
+    assert page.stamp != first
+
+
+def test_only_this_machine_is_answered_and_only_two_paths_exist(tmp_path: Path) -> None:
+    page = WatchedPage([tmp_path], lambda: "hello")
+    page.refresh()
+    with server_of(page, 0) as server:
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{port}"
+        assert get(f"{url}/") == (200, "hello")
+        assert get(f"{url}/stamp") == (200, page.stamp)
+        assert get(f"{url}/../etc/passwd")[0] == 404
+        assert get(f"{url}/", host="evil.example:80")[0] == 404
+        with pytest.raises(OSError, match="choose another --port"):
+            server_of(page, int(port))
+        server.shutdown()
+
+
+def test_the_command_follows_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text("[run]\nseed = 0\n")
+    write_step(run, 1)
+    command = [sys.executable, "-m", "bestofk", "report", "--watch", str(run), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0]
+        deadline = time.monotonic() + 60
+        while "Training" not in (text := get(url)[1]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert '"step":[1]' in text
+        assert "connect-src 'self'" in text
+        before = get(url + "stamp")[1]
+        write_step(run, 2)
+        while get(url + "stamp")[1] == before and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert '"step":[1,2]' in get(url)[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_notebook_shows_the_page_itself(tmp_path: Path) -> None:
+    rows = [{"problem_id": i // 4, "reward": int(i % 3 == 0)} for i in range(40)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = make(load([str(file)]), tmp_path / "a.html", resamples=400, beyond=0)
+    shown = report._repr_html_()
+    srcdoc = re.search(r'srcdoc="([^"]*)"', shown)
+    assert srcdoc is not None
+    assert html.unescape(srcdoc[1]) == (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -1,0 +1,251 @@
+"""The group engine by its plain twins, on CPU: draws, refills, compaction, fallbacks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.group import GroupSampler, can_run
+from bestofk.sampling.group_mirror import Joined, Mirror
+from bestofk.sampling.group_ops import Field
+from bestofk.sampling.group_plan import make_plan
+from bestofk.sampling.group_table import Table
+from bestofk.types import Group, Prompt
+from policies import MODELS, fixed, letters, llama, table
+
+PROMPTS = [Prompt(str(i), "abcdefghij"[: 1 + (i * 3) % 9], "test") for i in range(5)]
+TOKENIZER = letters(26, end=1)
+
+
+def rows(groups: list[Group]) -> list[Any]:
+    return [(c.tokens, c.text, c.finish_reason) for group in groups for c in group.completions]
+
+
+def log_probs(groups: list[Group]) -> np.ndarray:
+    return np.concatenate([c.logprobs for group in groups for c in group.completions])
+
+
+PARAMS = {
+    "plain": Sampling(samples_per_prompt=4, max_new_tokens=20),
+    "truncated": Sampling(
+        samples_per_prompt=3, max_new_tokens=9, temperature=0.7, top_p=0.8, top_k=20
+    ),
+    "greedy": Sampling(samples_per_prompt=2, max_new_tokens=9, temperature=0.0),
+    "stop": Sampling(samples_per_prompt=4, max_new_tokens=30, stop=("c", "da")),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("params", PARAMS)
+def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None:
+    """Shared prefixes, ragged prompts, windows and caps: the same tokens and log-probs."""
+    model, asked = fixed(MODELS[name]), PARAMS[params]
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked)
+    sampler = GroupSampler(model, TOKENIZER)
+    found = sampler.sample(PROMPTS, seed=3, params=asked)
+    assert sampler.reason is None
+    assert rows(found) == rows(expected)
+    np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
+
+
+def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
+    """40 rows through 16 slots: rows begin late, move to other slots, and draw the same."""
+    prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(10)]
+    params = Sampling(samples_per_prompt=4, max_new_tokens=70)
+    model = fixed(llama)
+    wide = GroupSampler(model, TOKENIZER).sample(prompts, seed=1, params=params)
+    narrow = GroupSampler(model, TOKENIZER, max_rows=16)
+    found = narrow.sample(prompts, seed=1, params=params)
+    assert narrow.plan is not None
+    assert narrow.plan.slots == 16
+    assert rows(found) == rows(wide)
+    whole = GroupSampler(model, TOKENIZER)
+    assert rows(whole.sample(prompts, seed=1, params=params)) == rows(wide)
+    assert whole.stats["slot_steps"] < whole.stats["steps"] * 64  # the batch became narrower
+
+
+def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
+    params = Sampling(samples_per_prompt=3, max_new_tokens=8)
+    model = fixed(llama)
+    expected = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=1, params=params)
+    small = GroupSampler(model, TOKENIZER, memory_gib=3e-5)
+    assert rows(small.sample(PROMPTS, seed=1, params=params)) == rows(expected)
+    assert small.plan is not None
+    assert small.plan.slots * 8 < 15 * 8
+    with pytest.raises(ValueError, match=r"GiB for its keys and values.*fewer new tokens"):
+        GroupSampler(model, TOKENIZER, memory_gib=1e-6).sample(PROMPTS, seed=1, params=params)
+
+
+def test_groups_come_as_they_are_completed() -> None:
+    """The row that ends early is not kept back by its neighbours."""
+    sampler = GroupSampler(fixed(llama), TOKENIZER, max_rows=16)
+    prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(12)]
+    params = Sampling(samples_per_prompt=4, max_new_tokens=30)
+    order = [at for at, _ in sampler.stream(prompts, seed=2, params=params)]
+    assert sorted(order) == list(range(12))
+    assert order[0] in range(4)  # of the first to be put in
+
+
+def test_draws_do_not_depend_on_the_other_prompts_nor_on_the_order() -> None:
+    model, params = fixed(llama), Sampling(samples_per_prompt=3, max_new_tokens=12)
+    together = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=7, params=params)
+    alone = GroupSampler(model, TOKENIZER).sample(PROMPTS[3:4], seed=7, params=params)
+    turned = GroupSampler(model, TOKENIZER).sample(PROMPTS[::-1], seed=7, params=params)
+    assert rows(together[3:4]) == rows(alone)
+    assert rows(together) == rows(turned[::-1])
+
+
+def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same() -> None:
+    model = table(np.random.default_rng(0).normal(size=(26, 26)), end=1)
+    reason = can_run(model)
+    assert reason == "Table does not use transformers' attention interface"
+    params = Sampling(samples_per_prompt=2, max_new_tokens=5)
+    sampler = GroupSampler(model, TOKENIZER)
+    with pytest.warns(UserWarning, match=f"does not run Table: {reason}; sampling with"):
+        found = sampler.sample(PROMPTS, seed=0, params=params)
+    assert sampler.reason == reason
+    assert rows(found) == rows(
+        ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        sampler.sample(PROMPTS, seed=0, params=params)
+
+
+def test_a_model_that_attends_otherwise_than_it_says_is_found_out() -> None:
+    """An attention layer that adds to its output depending on how many tokens it is given."""
+    model = fixed(llama)
+    attention: Any = model.model.layers[1].self_attn
+    plain = type(attention).forward
+
+    class Odd(type(attention)):  # type: ignore[misc]
+        def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            out, weights = plain(self, hidden_states, *args, **kwargs)
+            return out + 3.0 * (hidden_states.shape[1] > 1), weights
+
+    attention.__class__ = Odd
+    sampler = GroupSampler(model, TOKENIZER)
+    with pytest.warns(UserWarning, match="log-probs are .* away from those of a plain forward"):
+        sampler.sample(PROMPTS, seed=0, params=Sampling(samples_per_prompt=2, max_new_tokens=9))
+    assert sampler.reason is not None
+
+
+def test_can_run_names_what_stands_in_the_way() -> None:
+    from transformers import BertConfig, BertLMHeadModel, MambaConfig, MambaForCausalLM
+
+    shape: dict[str, Any] = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bert = BertLMHeadModel(BertConfig(**shape, intermediate_size=48)).eval()
+        mamba = MambaForCausalLM(MambaConfig(**shape)).eval()
+    assert can_run(bert) == "it does not attend causally"
+    assert "attention interface" in str(can_run(mamba))
+    assert can_run(fixed(llama)) is None
+
+
+def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
+    model = fixed(llama)
+    same, cast = Mirror(model, torch.float32), Mirror(model, torch.bfloat16)
+    assert not same.own
+    assert {id(p) for p in same.model.parameters()} == {id(p) for p in model.parameters()}
+    assert cast.own
+    assert cast.casts == 1
+    assert sum(isinstance(m, Joined) for m in cast.model.modules()) == 3 * 5
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    cast.refresh(model)
+    ids = torch.arange(6)[None]
+    with cast.as_before(), torch.no_grad():
+        found = cast.forward(ids, ids).float()
+        expected = model(ids).logits[:, -1]
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+    assert cast.casts == 2
+
+
+def test_lora_is_sampled_with_its_adapters() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model: Any = get_peft_model(fixed(llama), config)
+    params = Sampling(samples_per_prompt=2, max_new_tokens=12)
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+    sampler = GroupSampler(model, TOKENIZER)
+    assert rows(sampler.sample(PROMPTS, seed=0, params=params)) == rows(expected)
+    assert sampler.mirror is not None
+    assert sampler.mirror.own
+
+
+def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16")
+    params = Sampling(samples_per_prompt=4, max_new_tokens=2)
+    sampler.sample(PROMPTS, seed=0, params=params)
+    engine = sampler.engine
+    assert engine is not None
+    counter = CompileCounterWithBackend("eager")
+    for layer in engine.mirror.layers:
+        layer._compiled_call_impl = torch.compile(layer._call_impl, backend=counter, fullgraph=True)
+    engine.slots[Field.ENDED] = 1
+    for width in (32, 16, 24):
+        engine._step(width, params)
+    assert counter.frame_count == 2  # the first width, and one for all others
+
+
+def test_the_plan_follows_the_call_and_the_card() -> None:
+    common: dict[str, Any] = {
+        "token_bytes": 1000, "rows": 512, "new_tokens": 100, "lengths": [50] * 32,
+        "max_rows": 2048,
+    }  # fmt: skip
+    plan = make_plan(total_bytes=1e9, **common)
+    assert plan.slots == 512
+    assert plan.own_tokens >= 51_200
+    assert plan.prefix_tokens >= 32 * 50
+    assert plan == make_plan(total_bytes=1e9, **common)
+    assert plan.holds(512, 100, 50)
+    assert plan.holds(512, 150, 50)
+    assert not plan.holds(512, 400, 50)
+    for total in (1e6, 3e6, 1e7, 1e8):
+        tight = make_plan(total_bytes=total, **common)
+        assert (tight.own_tokens + tight.prefix_tokens) * 1000 <= 0.35 * total + 1000
+        assert tight.slots * 100 <= tight.own_tokens
+
+
+def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        made = Table(40, rows_per_tile=4)
+        slots = draw.permutation(40)[: draw.integers(1, 40)]
+        prompt = draw.integers(0, 6, len(slots))
+        made.admit(slots, row=slots, prompt=prompt, start=10 * prompt, length=prompt + 1,
+                   last=np.full(len(slots), 3))  # fmt: skip
+        made.fields[Field.ENDED, draw.permutation(40)[:10]] = 1
+        tiles = made.tiles()
+        found = []
+        for start, length, *places in tiles.tolist():
+            own = [slot for slot in places if slot >= 0]
+            assert places == own + [-1] * (4 - len(own))
+            assert {made.prompt[slot] for slot in own} <= {start // 10}
+            assert not own or length == start // 10 + 1
+            found += own
+        assert sorted(found) == made.active().tolist()
+        width = 16
+        if len(made.active()) <= width:
+            before = sorted(made.fields[Field.ROW, made.active()].tolist())
+            moving, into = made.compact(width)
+            assert (moving >= width).all()
+            assert (into < width).all()
+            assert sorted(made.fields[Field.ROW, made.active()].tolist()) == before
+            assert made.active().max(initial=0) < width

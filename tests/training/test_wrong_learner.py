@@ -1,0 +1,268 @@
+"""A learner or a sampler that computes the wrong thing stops the run and says why."""
+
+import json
+from typing import ClassVar
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from bestofk.cli import main
+from bestofk.config import read
+from bestofk.models import Policy, load, save, tiny
+from bestofk.runs import read_metrics
+from bestofk.training import health
+from bestofk.training.train import train
+from bestofk.types import Prompt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NO_EVALUATION = {"every": 0}
+
+
+class ForgetfulConfig(LlamaConfig):
+    model_type = "forgetful"
+
+
+class ForgetfulModel(LlamaForCausalLM):
+    """Decoding with a cache gives sharper logits than one pass over the text, after some calls."""
+
+    config_class = ForgetfulConfig
+    sound_calls: ClassVar[int] = 0
+    """Calls with a cache before it goes wrong."""
+
+    def forward(self, *args, past_key_values=None, **kwargs):
+        out = super().forward(*args, past_key_values=past_key_values, **kwargs)
+        if past_key_values is not None and past_key_values.get_seq_length() > 20:
+            ForgetfulModel.sound_calls -= 1
+            if ForgetfulModel.sound_calls < 0:
+                out.logits = out.logits * 3.0
+        return out
+
+
+def saved(folder):
+    """A small model of this class with random weights, in a folder."""
+    AutoConfig.register("forgetful", ForgetfulConfig, exist_ok=True)
+    AutoModelForCausalLM.register(ForgetfulConfig, ForgetfulModel, exist_ok=True)
+    plain = tiny.untrained(hidden=32, layers=2, heads=2, inner=64, seed=1)
+    model = ForgetfulModel(ForgetfulConfig(**plain.config.to_dict() | {"model_type": "forgetful"}))
+    model.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # logits that differ
+    save(Policy(model, tiny.tokenizer(), "wrong"), folder)
+    return folder
+
+
+def forgetful(tmp_path, sound_calls):
+    ForgetfulModel.sound_calls = sound_calls
+    return {"path": str(saved(tmp_path / "forgetful"))}
+
+
+def test_a_sampler_that_draws_from_another_policy_is_noticed_before_the_first_step(
+    recipe, tmp_path
+):
+    config = read(recipe(model=forgetful(tmp_path, 0), sampling={"max_new_tokens": 12}))
+    with pytest.raises(ValueError, match=r"per token away from the learner's, more than 0.001"):
+        train(config)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_gap_that_opens_later_stops_the_run_with_cause_and_batch(recipe, tmp_path, capsys):
+    path = recipe(
+        model=forgetful(tmp_path, 12),
+        sampling={"max_new_tokens": 12},
+        evaluation=NO_EVALUATION,
+        run={"checkpoint_every": 1},
+        optimizer={"learning_rate": 1e-4},
+    )
+    assert main(["train", str(path)]) == 2
+    said = capsys.readouterr().err
+    done = [line["step"] for line in read_metrics(tmp_path / "run")]
+    assert 1 <= len(done) < 7
+    step = done[-1] + 1
+    assert f"step {step}: the sampler's log-probs are" in said
+    assert "ForgetfulModel decodes step by step with its cache and gets other logits" in said
+    assert "raise sampling.engine_options.agreement" in said
+    assert (tmp_path / "run" / "failed" / f"step-{step:06d}" / "batch.jsonl").exists()
+    kept = [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
+    assert max(kept) == f"step-{done[-1]:06d}"  # none of the step that was wrong
+
+
+def test_the_limit_is_a_setting_of_every_engine(recipe, tmp_path):
+    wide = {"max_new_tokens": 12, "engine_options": {"agreement": 50.0}}
+    config = read(recipe(model=forgetful(tmp_path, 0), sampling=wide, run={"steps": 2}))
+    assert train(config).step == 2
+    assert read_metrics(tmp_path / "run")[1]["sampler_gap_mean"] > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_limits_leave_room_for_rounding(recipe, tmp_path, precision):
+    model = {"path": "tiny-countdown", "precision": precision}
+    config = read(
+        recipe(model=model, sampling={"max_new_tokens": 24}, evaluation=NO_EVALUATION,
+               run={"steps": 2}, optimizer={"learning_rate": 1e-3})
+    )  # fmt: skip
+    train(config)
+    gaps = [line["sampler_gap_mean"] for line in read_metrics(tmp_path / "run")]
+    assert max(gaps) < health.AGREEMENT[precision] / 4
+
+
+def test_a_layout_that_leaves_something_out_is_named_as_the_cause(recipe, tmp_path, monkeypatch):
+    """The packed layout is given a wrong picture of which tokens see which."""
+    from bestofk.learning import learner as module
+    from bestofk.learning import packed_attention
+    from bestofk.training.session import open_session
+
+    config = read(recipe(model={"path": "tiny-countdown"}, sampling={"max_new_tokens": 12}))
+    with open_session(config, resume=False, checkpoint=None) as session:
+        prompt = session.prompt_at(0)
+        from bestofk.training import sampler_sync
+
+        groups = sampler_sync.probe_groups(
+            session.parts.sampler, session.learner, prompt, config.sampling
+        )
+        session.learner.score(groups)  # it compares the layouts once, and they agree
+        plain = packed_attention.group_attention
+
+        def blind(module, query, key, value, mask, segments=None, **kwargs):
+            scale = 1.0 if segments is None else 0.0  # all keys look alike where rows are packed
+            return plain(module, query * scale, key, value, mask, segments=segments, **kwargs)
+
+        packed_attention.AttentionInterface.register(packed_attention.BACKEND, blind)
+        try:
+            cause = health.likely_cause(
+                session.parts.sampler, session.learner, groups, 1e-3, session.processes
+            )
+        finally:
+            packed_attention.AttentionInterface.register(packed_attention.BACKEND, plain)
+    assert "the learner's packed layout: completions scored one by one agree" in cause
+    assert module.Learner is type(session.learner)
+
+
+def test_weights_that_blew_up_never_end_in_done(recipe, tmp_path, capsys):
+    path = recipe(evaluation=NO_EVALUATION, run={"steps": 1}, optimizer={"warmup_steps": 0})
+    assert main(["train", str(path), "--optimizer.learning-rate", "3e38"]) == 2
+    told = capsys.readouterr()
+    assert "done" not in told.out
+    assert "optimizer.learning_rate" in told.err
+    assert not (tmp_path / "run" / "final").exists()
+
+
+def test_a_weight_that_is_not_finite_is_found_by_name(small_model):
+    model = load(small_model).model
+    assert health.unsound_weight(model) is None
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = float("inf")
+    assert health.unsound_weight(model) == "model.layers.1.mlp.up_proj.weight"
+
+
+def test_a_model_whose_logits_are_not_finite_is_not_saved(small_model):
+    policy, prompt = load(small_model), Prompt("p", "1 2 = 3:", "countdown", {})
+    health.check_output(policy.model, policy.tokenizer, prompt, 3)
+    with torch.no_grad():
+        policy.model.model.norm.weight.fill_(3e38)
+    assert health.unsound_weight(policy.model) is None
+    with pytest.raises(ValueError, match="after step 3 the model gives logits that are NaN or inf"):
+        health.check_output(policy.model, policy.tokenizer, prompt, 3)
+
+
+def test_an_infinite_learning_rate_is_an_error(recipe):
+    with pytest.raises(ValueError, match=r"learning_rate is a finite number, got inf"):
+        read(recipe(optimizer={"learning_rate": float("inf")}))
+
+
+def context_model(tmp_path, length):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small = tiny.tokenizer()
+    facts = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": length}
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(small), eos_token_id=small.eos_token_id, bos_token_id=None, **facts
+        )
+    )
+    save(Policy(model, small, "gpt2"), tmp_path / "gpt2")
+    return str(tmp_path / "gpt2")
+
+
+def test_prompt_and_completion_must_fit_into_the_model_s_context(recipe, tmp_path):
+    path = context_model(tmp_path, 40)
+    fits = read(recipe(model={"path": path}, run={"steps": 1}))
+    assert train(fits).step == 1
+    long = read(recipe(model={"path": path}, sampling={"max_new_tokens": 32},
+                       run={"dir": str(tmp_path / "long")}))  # fmt: skip
+    said = r"has \d+ tokens, sampling.max_new_tokens = 32, and the model has positions for 40"
+    with pytest.raises(ValueError, match=said):
+        train(long)
+    assert not (tmp_path / "long" / "metrics.jsonl").exists()
+
+
+def test_the_prompts_of_every_step_and_of_the_evaluation_are_counted(recipe, tmp_path):
+    """One long prompt among the data: in the last row to be trained on, or in the evaluation."""
+    for name, where in (("late", "train"), ("shown", "validation")):
+        files = {}
+        for split in ("train", "validation"):
+            texts = ["1+1="] * 7 + ["1+" * 30 if split == where else "2+2="]
+            rows = [{"prompt": f"{i}{text}", "a": "2"} for i, text in enumerate(texts)]
+            file = tmp_path / f"{name}-{split}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            files[split] = str(file)
+        task = {"name": "dataset", "verifier": "training_judges:digits",
+                "options": {**files, "answer": "a", "style": "text"}}  # fmt: skip
+        config = read(
+            recipe(model={"path": context_model(tmp_path, 40)}, task=task,
+                   sampling={"prompts_per_step": 2}, evaluation={"prompts": 8},
+                   run={"steps": 4, "dir": str(tmp_path / name)})
+        )  # fmt: skip
+        with pytest.raises(ValueError, match=r"has 6\d tokens.*take shorter prompts"):
+            train(config)
+        assert not (tmp_path / name / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--sampling.samples-per-prompt", "1000000000000"], "lower sampling.samples_per_prompt"),
+        (["--sampling.max-new-tokens", "1000000000000"], "lower sampling.max_new_tokens"),
+        (["--evaluation.samples-per-prompt", "1000000000000"], "evaluation.samples_per_prompt"),
+        (["--objective-options.truncate", "0"], "truncate is above 0 in training, got 0"),
+        (["--objective-options.truncate=-0.5"], "truncate is above 0 in training, got -0.5"),
+        (["--model.options.lora_alpha", "3"], "set model.lora_rank"),
+        (["--model.options.lora_targets", '["q_proj"]'], "set model.lora_rank"),
+        (["--run.trackers", "tensorbord"], "did you mean 'tensorboard'?"),
+        (["--model.path", "no-such-owner/no-such-model"], "cannot be reached"),
+    ],
+)
+def test_settings_that_cannot_work_are_errors_before_anything_is_loaded(
+    recipe, tmp_path, capsys, monkeypatch, flags, said
+):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert main(["train", str(recipe()), *flags]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "pip install" not in told
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(recipe, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for folder in ("/proc/nobody/writes/here", str(tmp_path / "file" / "run")):
+        assert main(["train", str(recipe()), "--run.dir", folder]) == 2
+        told = capsys.readouterr().err
+        assert f"run.dir = {folder!r} cannot be written" in told
+        assert "Errno" not in told
+
+
+def test_a_dry_run_names_the_verifier_that_would_judge(recipe, capsys):
+    for flags, judge in ((["--task.verifier", "exact"], "exact"), ([], "training_judges:digits")):
+        assert main(["train", str(recipe()), "--dry-run", *flags]) == 0
+        assert f"judged by the verifier {judge}\n" in capsys.readouterr().out
+    assert main(["train", str(recipe()), "--dry-run", "--task.verifier", "exakt"]) == 2
+    assert "did you mean 'exact'?" in capsys.readouterr().err
+
+
+def test_warm_up_longer_than_the_run_is_noted(recipe, capsys):
+    path = recipe(optimizer={"warmup_steps": 100}, run={"steps": 1}, evaluation=NO_EVALUATION)
+    assert main(["train", str(path)]) == 0
+    assert "does not reach optimizer.learning_rate" in capsys.readouterr().out
