@@ -30,7 +30,7 @@ class RubricVerifier(BatchVerifier):
 
     def __init__(self, environment: Any, name: str) -> None:
         self.environment, self.name = environment, f"verifiers:{name}"
-        groups = getattr(environment.rubric, "_get_group_reward_funcs", list)()
+        groups: list[Any] = getattr(environment.rubric, "_get_group_reward_funcs", list)()
         if groups:
             raise ValueError(
                 f"environment {name!r} has reward functions of whole groups "
