@@ -12,6 +12,16 @@ from bestofk.cli._settings import COMMON, settings
 from bestofk.config import OPTION_FIELDS, Config, leaves
 from bestofk.objectives.catalog import CATALOG
 
+WITHOUT_TORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from bestofk.cli import main
+"""
+
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -108,10 +118,7 @@ def test_every_setting_of_a_recipe_is_explained():
 
 def test_a_missing_package_names_the_extra():
     """`bestofk model NAME` without torch, as in an environment with the core alone."""
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from bestofk.cli import main; sys.exit(main(['model', 'tiny-maze']))"
-    )
+    code = WITHOUT_TORCH + "sys.exit(main(['model', 'tiny-maze']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "pip install 'bestofk[train]'" in done.stderr
@@ -148,10 +155,7 @@ def test_flags_of_every_verb():
 
 
 def test_a_dry_run_works_without_torch():
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from bestofk.cli import main; sys.exit(main(['train', 'countdown-tiny', '--dry-run']))"
-    )
+    code = WITHOUT_TORCH + "sys.exit(main(['train', 'countdown-tiny', '--dry-run']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "rollouts: 1,024 completions a step" in done.stdout

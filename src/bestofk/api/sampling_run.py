@@ -29,7 +29,7 @@ def sample_model(
     from bestofk.sampling.decode import ModelSampler
     from bestofk.training.batch import RolloutBatch
     from bestofk.training.record import sample_rows
-    from bestofk.training.setup import make_prompts, make_verifier
+    from bestofk.training.task_setup import make_prompts, make_verifier
 
     task = make_prompts(config)
     usual = "test" if "test" in task.splits else config.evaluation.split

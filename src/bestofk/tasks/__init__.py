@@ -45,7 +45,15 @@ def factory(name: str) -> Callable[..., Task]:
 
 
 def task(name: str, /, **options: Any) -> Task:
-    """The task of that name with these options, all of which have defaults."""
+    """The task of that name with these options, all of which have defaults.
+
+    "verifiers:ENVIRONMENT" is a single-turn environment of the verifiers package.
+    """
+    prefix, _, environment_name = name.partition(":")
+    if prefix == "verifiers" and environment_name:
+        from bestofk.tasks.verifiers_env import environment
+
+        return environment(environment_name, **options)
     make = factory(name)
     check_options(name, make, options)
     return make(**options)

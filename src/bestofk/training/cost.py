@@ -49,7 +49,7 @@ def differing(config: Config) -> str:
 def task_line(config: Config) -> str:
     """The task in a line, and its verifier; data that cannot be read are not an error."""
     from bestofk import tasks
-    from bestofk.training.setup import make_verifier
+    from bestofk.training.task_setup import make_verifier
 
     try:
         task = tasks.task(config.task.name, **config.task.options)

@@ -16,7 +16,7 @@ from bestofk.sampling import Sampler
 from bestofk.tasks import Task
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.processes import Processes
-from bestofk.training.setup import Score
+from bestofk.training.task_setup import Score
 from bestofk.types import Group, Verdict
 
 
