@@ -115,16 +115,16 @@ def can_connect(url: str, *, seconds: float = 5.0) -> bool:
     if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
         parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 80)
-    found = threading.Event()
+    result = threading.Event()
 
     def knock() -> None:  # in a thread, because the search for an address has no time limit
         try:
             socket.create_connection((parts.hostname or "", port), timeout=seconds).close()
-            found.set()
+            result.set()
         except OSError:
             pass
 
     thread = threading.Thread(target=knock, daemon=True)
     thread.start()
     thread.join(seconds)
-    return found.is_set()
+    return result.is_set()

@@ -203,10 +203,10 @@ class Run:
             self._rewind(-1, -1)
             return None
         self._verify(there[-1])
-        found = self.newest()
-        assert found is not None
-        self._rewind(found.step, found.state.get("state", {}).get("validated", found.step))
-        return found
+        result = self.newest()
+        assert result is not None
+        self._rewind(result.step, result.state.get("state", {}).get("validated", result.step))
+        return result
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint as it stands: for processes that only read."""
@@ -328,14 +328,14 @@ def read_jsonl(file: Path) -> Iterator[dict[str, Any]]:
         if not line:
             continue
         try:
-            found = json.loads(line)
+            result = json.loads(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines) - 1:
                 return
             raise ValueError(f"{file}, line {number + 1} is not JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(result, dict):
             raise ValueError(f"{file}, line {number + 1} is not an object but {str(line)[:60]}")
-        yield found
+        yield result
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -364,8 +364,8 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         if isinstance(error, OSError):
             raise
         # torch and safetensors report a full disk in exceptions of their own.
-        told = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
-        raise OSError(errno.ENOSPC if full else errno.EIO, told) from error
+        reported = "no space left on the disk" if full else f"{type(error).__name__}: {error}"
+        raise OSError(errno.ENOSPC if full else errno.EIO, reported) from error
     return path
 
 

@@ -44,12 +44,12 @@ def weigh_and_measure(
     """
     weights = weigh(replace(goal, trust_region=None))
     k = max(term.k for term in goal.at(progress))
-    found = {
+    result = {
         "log_ratio_max": float(log_ratio[live].abs().max()) if live.any() else 0.0,
         "effective_share": effective_share(ratio_divergence(log_ratio[live]), k),
     }
     if goal.trust_region is not None:
         kept = trust_region_mask(weights, log_ratio, *goal.trust_region)
         weights = torch.where(kept, weights, torch.zeros_like(weights))
-        found["masked"] = float((~kept[live]).double().mean()) if live.any() else 0.0
-    return weights, found
+        result["masked"] = float((~kept[live]).double().mean()) if live.any() else 0.0
+    return weights, result

@@ -122,19 +122,19 @@ class BestOfKMixin(_Host):
 
     def _weigh(self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any) -> Tensor:
         """(P, n): the objective's weights of samples that were just drawn."""
-        goal, state = self.goal, self.state
+        objective, state = self.goal, self.state
         inputs: dict[str, Any] = {"progress": progress_of(state)}
-        least = max(term.least for term in goal.at(inputs["progress"]))
+        least = max(term.least for term in objective.at(inputs["progress"]))
         if rewards.shape[-1] < least and not self.model.training:
             return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
-        if "rng" in goal.needs:
+        if "rng" in objective.needs:
             seed = [self.args.seed, state.global_step, self._step]
             inputs["rng"] = np.random.default_rng(seed)
-        if "entropy" in goal.needs:
+        if "entropy" in objective.needs:
             inputs["entropy"] = self._entropy(output).cpu().reshape(rewards.shape)
         if self.exact_steps:
             inputs["log_ratio"] = torch.zeros_like(rewards)
-        weights, whole = shared(goal, rewards, live, **inputs)
+        weights, whole = shared(objective, rewards, live, **inputs)
         metrics["dropped"].extend((~whole).float().flatten().tolist())
         return weights
 

@@ -28,12 +28,12 @@ def replaced_methods(trainer: type, mixin: type) -> list[str]:
                 f"{trainer.__name__}: BestOfKMixin goes in front of a GRPOTrainer, whose "
                 f"{method} it extends, as in class Mine(BestOfKMixin, GRPOTrainer)"
             )
-    found = []
+    result = []
     for method in ("compute_loss", "_compute_loss", "_prepare_inputs"):
         owner = next(each for each in trainer.__mro__ if each is not mixin and method in vars(each))
         if owner is not GRPOTrainer:
-            found.append(f"{owner.__module__}.{owner.__qualname__}.{method}")
-    return found
+            result.append(f"{owner.__module__}.{owner.__qualname__}.{method}")
+    return result
 
 
 def check_host(replaced: Sequence[str], several_steps: bool) -> list[str]:
@@ -62,10 +62,10 @@ def check_model(model: nn.Module, several_steps: bool) -> list[str]:
     Raises:
         ValueError: several steps per batch: the ratio of two passes would be noise.
     """
-    found = next(dropout(model), None)
-    if found is None:
+    result = next(dropout(model), None)
+    if result is None:
         return []
-    rate = f"dropout is active in the model ({found})"
+    rate = f"dropout is active in the model ({result})"
     way_out = (
         "set disable_dropout=True in the GRPOConfig, attention_dropout=0 in the model's config, "
         "and lora_dropout=0"

@@ -55,20 +55,20 @@ def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> None:
     def weigh(goal: Objective) -> Tensor:
         return shared(goal, rewards, live, **inputs)[0]
 
-    weights, found = weigh_and_measure(trainer.goal, weigh, log_ratio, live, inputs["progress"])
+    weights, result = weigh_and_measure(trainer.goal, weigh, log_ratio, live, inputs["progress"])
     start = trainer.accelerator.process_index * len(mine)
     own = weights.reshape(-1)[start : start + len(mine)]
     for batch, part in zip(batches, own.split([len(batch[REWARDS]) for batch in batches])):
         batch["advantages"] = part.to(batch["advantages"])
-    for name, value in found.items():
+    for name, value in result.items():
         trainer._metrics["train"][name].append(value)
 
 
 @torch.no_grad()
 def log_ratios(trainer: Any, batches: Sequence[dict[str, Any]]) -> Tensor:
     """(rows,): log π_θ − log π_old of each completion, over the tokens of the loss, in float64."""
-    found = []
+    result = []
     for batch in batches:
         moved = score_rows(trainer, batch)[0].double() - batch[OLD].double()
-        found.append(torch.where(in_loss(batch).bool(), moved, 0.0).sum(dim=1))
-    return torch.cat(found)
+        result.append(torch.where(in_loss(batch).bool(), moved, 0.0).sum(dim=1))
+    return torch.cat(result)

@@ -187,8 +187,8 @@ def _check_one_step(goal: Objective, args: Any) -> None:
         "self_normalise": goal.self_normalise,
         f"off_policy={goal.off_policy!r}": goal.off_policy in ("first-order", "own-ratio"),
     }
-    for name, asked in forms.items():
-        if asked and on_policy(args):
+    for name, requested in forms.items():
+        if requested and on_policy(args):
             raise ValueError(
                 f"objective {goal.text} with {name}: one optimiser step per batch has no ratios "
                 "for it to act on; leave it out, or raise num_iterations or steps_per_generation"

@@ -61,11 +61,11 @@ def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, .
     """TRL's per-token log-probs of the completions (and entropies) under the current weights."""
     names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
     prompt, completion, before, after = (rows[name] for name in names)
-    found: tuple[Any, ...] = trainer._get_per_token_logps_and_entropies(
+    result: tuple[Any, ...] = trainer._get_per_token_logps_and_entropies(
         trainer.model, torch.cat([prompt, completion], 1), torch.cat([before, after], 1),
         completion.shape[1], trainer.args.per_device_train_batch_size, **named,
     )  # fmt: skip
-    return found
+    return result
 
 
 def record(metrics: Any, rewards: Tensor, weights: Tensor, k: int, passing: float) -> None:

@@ -47,11 +47,11 @@ def estimate(
         index: a uid per row, or a RolloutRow (the V1 trainer's keys name the rollout).
         config: verl's `algorithm`, with a `bestofk` table.
     """
-    goal = chosen(config)
+    objective = chosen(config)
     if index is None:
         raise ValueError("adv_estimator=bestofk needs a uid for every row; this batch has none")
     weights = row_weights(
-        goal,
+        objective,
         token_level_rewards.sum(-1),
         [
             r if isinstance(r, RolloutRow) else RolloutRow(str(r), str(i))
@@ -59,7 +59,7 @@ def estimate(
         ],
         response_mask.bool().any(-1),
         progress=PROGRESS.get(),
-        rng=int(torch.randint(2**31, ())) if "rng" in goal.needs else None,
+        rng=int(torch.randint(2**31, ())) if "rng" in objective.needs else None,
     )
     advantages = weights.unsqueeze(-1) * response_mask
     return advantages, advantages

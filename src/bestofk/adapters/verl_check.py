@@ -27,21 +27,23 @@ def check(config: Any = None) -> str:
     import verl  # loads the plug-ins
     from verl.trainer.ppo import core_algos
 
-    found = core_algos.ADV_ESTIMATOR_REGISTRY.get(NAME)
-    if found is None or found.__module__ != MODULE:
-        raise RuntimeError(f"verl {verl.__version__} has no estimator {NAME!r} here: {_why(found)}")
-    said = f"bestofk {version('bestofk')} is registered with verl {verl.__version__}"
-    return said if config is None else f"{said}: {_checked(config)}"
+    result = core_algos.ADV_ESTIMATOR_REGISTRY.get(NAME)
+    if result is None or result.__module__ != MODULE:
+        raise RuntimeError(
+            f"verl {verl.__version__} has no estimator {NAME!r} here: {_why(result)}"
+        )
+    stated = f"bestofk {version('bestofk')} is registered with verl {verl.__version__}"
+    return stated if config is None else f"{stated}: {_checked(config)}"
 
 
 def _why(found: Any) -> str:
     if found is not None:
         return f"the name is taken by {found.__module__}.{found.__qualname__}"
-    asked = NAME in [point.name for point in entry_points(group="verl.plugins")]
+    requested = NAME in [point.name for point in entry_points(group="verl.plugins")]
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
-    if asked and policy != "auto" and NAME not in [part.strip() for part in policy.split(",")]:
+    if requested and policy != "auto" and NAME not in [part.strip() for part in policy.split(",")]:
         return f"VERL_USE_EXTERNAL_PLUGINS={policy} leaves it out: unset it, or add {NAME}"
-    if not asked:
+    if not requested:
         return (
             "this environment does not list its entry point: install bestofk again with pip, "
             f"or set VERL_USE_EXTERNAL_MODULES={MODULE}"
@@ -54,10 +56,10 @@ def _why(found: Any) -> str:
 
 
 def _checked(config: Any) -> str:
-    goal, biased = check_settings(config)
+    objective, biased = check_settings(config)
     loss = ", exact off-policy weights" if exact_loss(config) else ""
-    said = f"objective {goal}, {config.actor_rollout_ref.rollout.n} samples per prompt{loss}"
-    return "\n".join([said, *(f"biased update: {each}" for each in biased)])
+    stated = f"objective {objective}, {config.actor_rollout_ref.rollout.n} samples per prompt{loss}"
+    return "\n".join([stated, *(f"biased update: {each}" for each in biased)])
 
 
 def main(argv: list[str]) -> int:

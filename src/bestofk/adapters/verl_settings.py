@@ -46,12 +46,12 @@ def chosen(algorithm: Mapping[str, Any] | None) -> Objective:
             f"(algorithm.bestofk is {options})"
         )
     named = {key: value for key, value in options.items() if key not in ("objective", "passing")}
-    made = objective(options["objective"], **named)
-    if "entropy" in made.needs:
+    built = objective(options["objective"], **named)
+    if "entropy" in built.needs:
         raise ValueError(
-            f"objective {made} needs entropy, which verl does not give: choose another design"
+            f"objective {built} needs entropy, which verl does not give: choose another design"
         )
-    return made
+    return built
 
 
 def exact_loss(config: Any) -> bool:
@@ -79,15 +79,15 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
         raise ValueError(
             f"algorithm.adv_estimator is {config.algorithm.adv_estimator}{loss}: set it to {NAME}"
         )
-    made = chosen(config.algorithm)
+    built = chosen(config.algorithm)
     n = config.actor_rollout_ref.rollout.n
     try:
-        made.require_samples(n)
+        built.require_samples(n)
     except ValueError as error:
         raise ValueError(f"{ROLLOUT}.n={n}: {error}") from error
-    for error_ in _exact_errors(config, made) if exact_loss(config) else _errors(config, made):
+    for error_ in _exact_errors(config, built) if exact_loss(config) else _errors(config, built):
         raise ValueError(error_)
-    return made, list(cautions(config, made))
+    return built, list(cautions(config, built))
 
 
 def _errors(config: Any, made: Objective) -> Iterator[str]:

@@ -59,17 +59,17 @@ def weigh_each_step(workers: Any) -> None:
 
     @functools.wraps(train_batch)
     def weighed(self: Any, data: Any) -> Any:
-        told = tu.get(data, NAME)
-        if told is None:
+        reported = tu.get(data, NAME)
+        if reported is None:
             return train_batch(self, data)
-        found = weigh(self, data, json.loads(told))
+        result = weigh(self, data, json.loads(reported))
         token = WEIGHED.set(True)
         try:
             output = train_batch(self, data)
         finally:
             WEIGHED.reset(token)
         if output is not None:
-            tu.get(output, "metrics").update(found)
+            tu.get(output, "metrics").update(result)
         return output
 
     workers.TrainingWorker.train_batch = weighed
@@ -103,12 +103,12 @@ def weigh(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
         return row_weights(goal, scores, named, live, **inputs)
 
     goal = chosen({NAME: told["options"]})
-    weights, found = weigh_and_measure(goal, make, log_ratio, live, told["progress"])
+    weights, result = weigh_and_measure(goal, make, log_ratio, live, told["progress"])
     start = sum(len(part) for part in everyone[:rank])
     own = weights[start : start + len(mine)].to(data["old_log_probs"].dtype)
     pieces = [float(weight) * mask.to(own.dtype) for weight, mask in zip(own, masks, strict=True)]
     data["advantages"] = torch.nested.as_nested_tensor(pieces, layout=torch.jagged)
-    return found
+    return result
 
 
 def log_ratios(worker: Any, data: Any, masks: list[torch.Tensor]) -> list[float]:

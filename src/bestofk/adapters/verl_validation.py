@@ -24,7 +24,7 @@ def validation_metrics(
     k is 1, 2, 4, … up to the samples of a prompt, and the objective's own. A value that is None or
     NaN was not scored and does not count; a prompt with fewer than k values is left out of that k.
     """
-    found: dict[str, list[float]] = defaultdict(list)
+    result: dict[str, list[float]] = defaultdict(list)
     for name in [name for name in ("reward", "acc") if name in infos]:
         groups: dict[tuple[str, str], list[float]] = defaultdict(list)
         for source, uid, value in zip(sources, uids, infos[name], strict=True):
@@ -34,7 +34,7 @@ def validation_metrics(
             n = len(values)
             for size in sorted({2**i for i in range(n.bit_length())} | ({k} if k <= n else set())):
                 where = f"val-core/{source}/{name}"
-                found[f"{where}/max@{size}"].append(float(max_at_k(values, size)))
+                result[f"{where}/max@{size}"].append(float(max_at_k(values, size)))
                 passed = pass_at_k(values, size, threshold=passing)
-                found[f"{where}/pass@{size}"].append(float(passed))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+                result[f"{where}/pass@{size}"].append(float(passed))
+    return {name: float(np.mean(values)) for name, values in result.items()}

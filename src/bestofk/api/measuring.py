@@ -77,7 +77,7 @@ def evaluate(
         what = what.sample(n=max(wanted) if wanted else None)
     samples = read(what)
     chosen = metric or default_metric([samples], threshold)
-    found = evaluation.curve(
+    result = evaluation.curve(
         samples,
         chosen,
         k_max=max(wanted) if wanted else None,
@@ -86,7 +86,7 @@ def evaluate(
         seed=seed,
         **options,
     )
-    return EvaluationResult(found, tuple(wanted or powers(found.k)))
+    return EvaluationResult(result, tuple(wanted or powers(result.k)))
 
 
 def compare(
@@ -118,7 +118,7 @@ def compare(
     if runs[0].name == runs[1].name:
         runs = [read(run, name=f"{run.name} ({letter})") for run, letter in zip(runs, "ab")]
     chosen = metric or default_metric(runs, threshold)
-    (found,) = evaluation.compare(
+    (result,) = evaluation.compare(
         runs,
         chosen,
         k_max=max(k) if k else None,
@@ -127,7 +127,7 @@ def compare(
         seed=seed,
         **options,
     )
-    return ComparisonResult(found, tuple(sorted(set(k)) if k else powers(found.k)))
+    return ComparisonResult(result, tuple(sorted(set(k)) if k else powers(result.k)))
 
 
 def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) -> ReportFile:
@@ -144,9 +144,9 @@ def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) 
     from bestofk.reports import load, make
 
     runs = what if isinstance(what, list | tuple) else [what]
-    made = make(load([_argument(run) for run in runs]), Path(out), **options)
-    verdicts = tuple(f"{one.metric}: {one.verdict}" for one in made.findings.comparisons)
-    return ReportFile(made.page, made.size, verdicts)
+    built = make(load([_argument(run) for run in runs]), Path(out), **options)
+    verdicts = tuple(f"{one.metric}: {one.verdict}" for one in built.findings.comparisons)
+    return ReportFile(built.page, built.size, verdicts)
 
 
 def _argument(run: Any) -> str:
@@ -187,5 +187,5 @@ def default_metric(runs: Sequence[Samples], threshold: float | None) -> Metric:
 def powers(ks: np.ndarray) -> list[int]:
     """1, 2, 4, … and the last k."""
     last = int(ks[-1])
-    found = [2**i for i in range(last.bit_length()) if 2**i in ks]
-    return sorted({*found, last})
+    result = [2**i for i in range(last.bit_length()) if 2**i in ks]
+    return sorted({*result, last})

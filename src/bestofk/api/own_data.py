@@ -25,9 +25,9 @@ def named_reward(reward: Any) -> tuple[Verifier | None, str | None]:
     if isinstance(reward, str):
         verifier_by_name(reward)
         return None, reward
-    made = from_function(reward)
+    built = from_function(reward)
     module = getattr(reward, "__module__", None) or type(reward).__module__
-    return made, f"{module}:{getattr(reward, '__qualname__', made.name)}"
+    return built, f"{module}:{getattr(reward, '__qualname__', built.name)}"
 
 
 def data_options(

@@ -94,7 +94,7 @@ class EvaluationResult:
         return [(f"{name}{k}" if name else "mean", self.at(k)) for k in self.shown]
 
     def __repr__(self) -> str:
-        return "\n".join([self.title, *(f"  {name:<9} {found!r}" for name, found in self.rows())])
+        return "\n".join([self.title, *(f"  {name:<9} {result!r}" for name, result in self.rows())])
 
     def _repr_html_(self) -> str:
         rows = [(name, f"{e.value:.3f}", f"{e.low:.3f} – {e.high:.3f}") for name, e in self.rows()]
@@ -137,21 +137,22 @@ class ComparisonResult:
 
     def at(self, k: int) -> Estimate:
         """The difference b - a at one k."""
-        (found,) = np.flatnonzero(self.comparison.k == k) if k in self.comparison.k else (None,)
-        if found is None:
+        (result,) = np.flatnonzero(self.comparison.k == k) if k in self.comparison.k else (None,)
+        if result is None:
             have = f"k = {self.comparison.k[0]}..{self.comparison.k[-1]}"
             raise ValueError(f"the comparison has {have}, not {k}: draw more samples per problem")
         interval = self.comparison.interval
         return Estimate(
-            float(self.comparison.difference[found]),
-            float(interval.low[found]),
-            float(interval.high[found]),
+            float(self.comparison.difference[result]),
+            float(interval.low[result]),
+            float(interval.high[result]),
         )
 
     @property
     def title(self) -> str:
-        found = self.comparison
-        return f"{found.b} minus {found.a}: {found.metric}, {len(found.problems):,} paired problems"
+        result = self.comparison
+        paired = f"{len(result.problems):,} paired problems"
+        return f"{result.b} minus {result.a}: {result.metric}, {paired}"
 
     def __repr__(self) -> str:
         lines = [f"  k = {k:<5} {self.at(k)!r}" for k in self.shown]
@@ -160,34 +161,34 @@ class ComparisonResult:
     def _repr_html_(self) -> str:
         rows = []
         for k in self.shown:
-            found = self.at(k)
+            result = self.at(k)
             rows.append(
-                (f"k = {k}", f"{found.value:+.3f}", f"{found.low:+.3f} – {found.high:+.3f}")
+                (f"k = {k}", f"{result.value:+.3f}", f"{result.low:+.3f} – {result.high:+.3f}")
             )
         header = ("", "difference", f"{self.comparison.confidence:.0%}")
         return _table(self.title, header, rows) + f"<p>{html.escape(self.verdict)}</p>"
 
     def to_pandas(self) -> Any:
         """One row per k: difference, low, high, p (corrected over k)."""
-        found = self.comparison
+        result = self.comparison
         return _pandas().DataFrame(
             {
-                "k": found.k,
-                "difference": found.difference,
-                "low": found.interval.low,
-                "high": found.interval.high,
-                "p": found.p_value,
+                "k": result.k,
+                "difference": result.difference,
+                "low": result.interval.low,
+                "high": result.interval.high,
+                "p": result.p_value,
             }
         )
 
     def plot(self, ax: Any = None) -> Any:
         """The difference against k with its interval; returns the matplotlib axes."""
         ax = _axes(ax)
-        found = self.comparison
-        ax.plot(found.k, found.difference, label=f"{found.b} − {found.a}")
-        ax.fill_between(found.k, found.interval.low, found.interval.high, alpha=0.2)
+        result = self.comparison
+        ax.plot(result.k, result.difference, label=f"{result.b} − {result.a}")
+        ax.fill_between(result.k, result.interval.low, result.interval.high, alpha=0.2)
         ax.axhline(0.0, color="grey", linewidth=0.8)
-        return _dressed(ax, f"difference in {found.metric}")
+        return _dressed(ax, f"difference in {result.metric}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,9 +204,9 @@ class ReportFile:
         return "\n".join([f"{self.path} ({self.size / 1e6:.1f} MB)", *self.verdicts])
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{html.escape(text)}</p>" for text in self.verdicts)
+        stated = "".join(f"<p>{html.escape(text)}</p>" for text in self.verdicts)
         path = html.escape(str(self.path), quote=True)
-        return f'<p><a href="{path}">{path}</a></p>{said}'
+        return f'<p><a href="{path}">{path}</a></p>{stated}'
 
 
 class SignalResult(Signal):

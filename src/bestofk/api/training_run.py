@@ -105,8 +105,8 @@ class TrainedRun:
         about = f"{self.path}: {self.config.objective}, {self.config.run.steps} steps"
         name = best_metric(self.config, make_objective(self.config))
         lines = [line for line in self.metrics if line["kind"] == "evaluation"]
-        found = [line["results"][name]["value"] for line in lines if name in line["results"]]
-        return f"{about}; {name} {found[0]:.3f} → {found[-1]:.3f}" if found else about
+        result = [line["results"][name]["value"] for line in lines if name in line["results"]]
+        return f"{about}; {name} {result[0]:.3f} → {result[-1]:.3f}" if result else about
 
     def _repr_html_(self) -> str:
         import html
@@ -211,9 +211,9 @@ def run_to_the_end(config: Config, verifier: Verifier | None, *, resume: bool) -
     end = run_loop(config, resume=resume, verifier=verifier)
     if end.signal is not None:
         again = f"bestofk.train(..., resume={str(end.path)!r})"
-        said = f"stopped at step {end.step}; resume with {again}"
-        print(said)
-        raise KeyboardInterrupt(said) if end.signal == SIGINT else SystemExit(128 + end.signal)
+        stated = f"stopped at step {end.step}; resume with {again}"
+        print(stated)
+        raise KeyboardInterrupt(stated) if end.signal == SIGINT else SystemExit(128 + end.signal)
     push_final(config, end.path)
     return TrainedRun(end.path, config, verifier)
 

@@ -78,12 +78,12 @@ def whole_numbers(text: str, option: str) -> list[int]:
     [1, 4]
     """
     try:
-        found = [int(each) for each in text.replace(" ", "").split(",") if each]
+        result = [int(each) for each in text.replace(" ", "").split(",") if each]
     except ValueError:
         raise ValueError(f"{option} takes whole numbers like 1,4,16; got {text!r}") from None
-    if found and min(found) < 1:
-        raise ValueError(f"{option} takes k of at least 1, got {min(found)}")
-    return found
+    if result and min(result) < 1:
+        raise ValueError(f"{option} takes k of at least 1, got {min(result)}")
+    return result
 
 
 def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
@@ -92,14 +92,14 @@ def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
     >>> pairs(("reward=score", "step=10"), "--where")
     {'reward': 'score', 'step': '10'}
     """
-    found = {}
+    result = {}
     for text in texts:
         for each in text.split(",") if option == "--map" else [text]:
             key, equals, value = each.partition("=")
             if not equals or not key:
                 raise ValueError(f"{option} takes key=value, got {each!r}")
-            found[key.strip()] = value.strip()
-    return found
+            result[key.strip()] = value.strip()
+    return result
 
 
 def named(text: str) -> tuple[str | None, str]:

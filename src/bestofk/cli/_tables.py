@@ -33,15 +33,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wide: bool = 
     from rich.console import Console
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    built = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(header):
-        made.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+        built.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
-        made.add_row(*row)
+        built.add_row(*row)
     console = Console(highlight=False)
     if wide or not console.is_terminal:
         console = Console(highlight=False, width=160 if wide else WIDTH)
-    console.print(made)
+    console.print(built)
 
 
 def cut(name: str, most: int = 12) -> str:
@@ -60,16 +60,16 @@ def say(text: str) -> None:
 
 def source(samples: Samples) -> None:
     """Where a run came from and how its columns were understood."""
-    told = samples.metadata
-    pairs = ", ".join(f"{role}={column}" for role, column in told.get("mapping", {}).items())
+    reported = samples.metadata
+    pairs = ", ".join(f"{role}={column}" for role, column in reported.get("mapping", {}).items())
     sizes = samples.sizes
     n = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-    say(f"{samples.name}: {told.get('path', '')} ({told.get('format', '')}; {pairs})")
+    say(f"{samples.name}: {reported.get('path', '')} ({reported.get('format', '')}; {pairs})")
     say(
         f"  {len(samples.problems):,} problems × {n} samples"
         + (f", {samples.unscored:,} unscored" if samples.unscored else "")
     )
-    for note in told.get("notes", ()):
+    for note in reported.get("notes", ()):
         say(f"  {note}")
 
 

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     if at and chosen.k:
         raise ValueError("--at chooses the k that are tested and shown: leave --k out")
     runs = read_all(chosen.runs, chosen)
-    found = compare(
+    result = compare(
         runs,
         metric_of(chosen, runs),
         at=at or None,
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> int:
         **chosen.numbers(),
     )
     if chosen.json:
-        print(_tables.as_json(found))
+        print(_tables.as_json(result))
         return 0
     for run in runs:
         _tables.source(run)
-    for each in found:
+    for each in result:
         _tables.comparison(each, chosen.ks(), wide=chosen.wide)
     return 0

@@ -69,17 +69,17 @@ def sandbox_tiers() -> dict[int, str]:
     """Tier → "" where the attack self-test found nothing, else the reason it is not offered."""
     from bestofk.rewards.sandbox import Sandbox, SandboxError
 
-    found = {}
+    result = {}
     for tier in (3, 2, 1):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 Sandbox(tier=tier, at_most=tier, workers=1).close()
-            found[tier] = ""
+            result[tier] = ""
         except SandboxError as error:
             reason = str(error).partition(f"tier {tier}: ")[2]
-            found[tier] = reason.rpartition("; `bestofk doctor`")[0] or str(error)
-    return found
+            result[tier] = reason.rpartition("; `bestofk doctor`")[0] or str(error)
+    return result
 
 
 def version_of(distribution: str) -> str | None:
@@ -98,8 +98,8 @@ def host_state(host: str) -> str:
     version = version_of(host)
     if version is None:
         return f"{ours}, with a version that is not known"
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[: len(least)])
-    if found < least:
+    result = tuple(int(part) for part in re.findall(r"\d+", version)[: len(least)])
+    if result < least:
         return f"too old: {version}, {ours} needs {'.'.join(map(str, least))} or newer"
     return f"{version}: {ours}"
 
@@ -144,9 +144,9 @@ def page(facts: dict[str, Any]) -> str:
             lines.append(f"     to get it: {ADVICE[tier]}")
     lines += ["", "Extras (pip install 'bestofk[NAME]')"]
     for name, (_, purpose) in EXTRAS.items():
-        found = facts["extras"][name]
-        missing = [package for package, version in found.items() if version is None]
-        have = ", ".join(f"{p} {v}" for p, v in found.items() if v is not None)
+        result = facts["extras"][name]
+        missing = [package for package, version in result.items() if version is None]
+        have = ", ".join(f"{p} {v}" for p, v in result.items() if v is not None)
         state = f"have {have}" if not missing else f"missing {', '.join(missing)}"
         lines.append(f"  {name:<12} {state}  ({purpose})")
     lines += [

@@ -96,16 +96,16 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
     if chosen.json:
         print(_tables.as_json(everything))
         return 0
-    for run, found in zip(runs, everything):
+    for run, result in zip(runs, everything):
         _tables.source(run)
-        for each in found["curves"]:
+        for each in result["curves"]:
             _tables.curve(each, chosen.ks() if each.metric != "mean" else (), wide=chosen.wide)
-        if found["extrapolation"] is not None:
-            _tables.extrapolation(found["extrapolation"])
-        if found["diversity"] is not None:
-            _tables.diversity(found["diversity"])
-        if found["off_policy"] is not None:
-            _tables.off_policy(found["off_policy"])
+        if result["extrapolation"] is not None:
+            _tables.extrapolation(result["extrapolation"])
+        if result["diversity"] is not None:
+            _tables.diversity(result["diversity"])
+        if result["off_policy"] is not None:
+            _tables.off_policy(result["off_policy"])
     return 0
 
 

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"one or two pilot files, got {len(chosen.pilot)}")
     pilots = [read(path) for path in chosen.pilot]
     people = population(pilots, k=chosen.k, shape=chosen.population, threshold=chosen.threshold)
-    found = plan(
+    result = plan(
         chosen.k,
         width=chosen.width,
         power=chosen.power,
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         confidence=chosen.confidence,
     )
     if chosen.json:
-        print(_tables.as_json(found))
+        print(_tables.as_json(result))
     else:
-        _tables.plan(found)
+        _tables.plan(result)
     return 0

@@ -108,15 +108,15 @@ def summary(runs: Mapping[str, Path], chosen: Config) -> str:
     """pass@k of the start and of both runs, each with its interval."""
     from bestofk.runs import read_metrics
 
-    found = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
-    rows = {"start": found[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in found.items()}
+    result = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
+    rows = {"start": result[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in result.items()}
     names = [f"pass@{k}" for k in (1, 4, 16, 64)]
     width = max(map(len, rows))
-    asked, line = chosen.sampling, rows["start"]
+    requested, line = chosen.sampling, rows["start"]
     head = (
         f"countdown, {chosen.evaluation.split} split: {line['prompts']} problems × "
         f"{line['samples_per_prompt']} samples, 95 % intervals over problems; "
-        f"{chosen.run.steps} steps × {asked.prompts_per_step} × {asked.samples_per_prompt} "
+        f"{chosen.run.steps} steps × {requested.prompts_per_step} × {requested.samples_per_prompt} "
         f"rollouts each, seed {chosen.run.seed}"
     )
     table = [f"{'':<{width}}  " + "  ".join(f"{name:<18}" for name in names)]
@@ -139,7 +139,7 @@ def report(runs: Mapping[str, Path], page: Path) -> list[str]:
     first = next(iter(runs.values()))
     start = f"start={first / 'evaluations' / '000000.jsonl'}"
     sources = load([start, *(f"{name}={path}" for name, path in runs.items())])
-    made = make(sources, page)
+    built = make(sources, page)
     trained = [source.samples for source in sources[1:] if source.samples is not None]
-    found = [*made.findings.comparisons, *compare(trained, "pass@k")]
-    return [f"{one.metric}: {one.verdict}" for one in found]
+    result = [*built.findings.comparisons, *compare(trained, "pass@k")]
+    return [f"{one.metric}: {one.verdict}" for one in result]

@@ -160,9 +160,9 @@ def extra_fields(text: str) -> dict[str, Any]:
     {'top_a': 0.1}
     """
     try:
-        found = json.loads(text or "{}")
+        result = json.loads(text or "{}")
     except json.JSONDecodeError as error:
         raise ValueError(f"--extra-body takes a JSON object, got {text!r} ({error.msg})") from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise ValueError(f"--extra-body takes a JSON object like '{{\"a\": 1}}', got {text!r}")
-    return found
+    return result

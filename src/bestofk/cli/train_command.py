@@ -113,8 +113,8 @@ def beside_recipe(config: Config, folder: Path) -> Config:
     name = config.task.verifier
     if name and ".py:" in name:
         file, _, function = name.rpartition(":")
-        found = _found(file, folder)
-        config = replaced(config, "task.verifier", f"{found}:{function}")
+        result = _found(file, folder)
+        config = replaced(config, "task.verifier", f"{result}:{function}")
     for key in ("train", "validation", "test", "path"):
         given = config.task.options.get(key)
         if isinstance(given, str):

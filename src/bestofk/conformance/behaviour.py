@@ -85,14 +85,14 @@ def _no_contrast(name: str, why: str) -> Callable[[str, np.ndarray | Exception],
 def counts(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
     """c = 0, c = n, and fewer than k wrong samples, where every k-set succeeds."""
     even = "though the samples do not differ"
-    found = [
+    result = [
         _no_contrast("none is right", even)("c = 0", _tried(estimator, _group(n, 0), moved=True)),
         _no_contrast("all are right", even)("c = n", _tried(estimator, _group(n, n), moved=True)),
     ]
     if 1 < k < n or (k == n and n > 2):
         judge = _no_contrast(f"{k - 1} < k are wrong", "though every k-set has a success")
-        found.append(judge("N_neg < k", _tried(estimator, _group(n, n - k + 1), moved=True)))
-    return found
+        result.append(judge("N_neg < k", _tried(estimator, _group(n, n - k + 1), moved=True)))
+    return result
 
 
 def too_few(estimator: JudgedFunction, k: int, n: int, own_k: bool) -> list[Finding]:
@@ -216,7 +216,7 @@ def _masked(
 
 def numbers(estimator: JudgedFunction, n: int) -> list[Finding]:
     """Integer and boolean rewards must be read as 0 and 1; the input must survive."""
-    found = []
+    result = []
     floats = _group(n, 1)
     expected = _tried(estimator, floats)
     if isinstance(expected, Exception):
@@ -225,15 +225,15 @@ def numbers(estimator: JudgedFunction, n: int) -> list[Finding]:
         weights = _tried(estimator, floats.astype(kind))
         if isinstance(weights, Exception):
             text = f"raises on {name}: {described(weights, 90)}"
-            found.append(Finding(name, "note", text))
+            result.append(Finding(name, "note", text))
         elif not np.allclose(weights, expected, rtol=1e-5, atol=1e-8, equal_nan=True):
             text = f"0/1 as {name} gets {_numbers(weights)}, as floats {_numbers(expected)}"
-            found.append(Finding(name, "bad", text))
-    if not found:
-        found.append(Finding("integers", "ok", "integer and boolean rewards get the same weights"))
+            result.append(Finding(name, "bad", text))
+    if not result:
+        result.append(Finding("integers", "ok", "integer and boolean rewards get the same weights"))
     if estimator.writes_into_input(floats):
-        found.append(Finding("input", "bad", "writes into the rewards it is given"))
-    return found
+        result.append(Finding("input", "bad", "writes into the rewards it is given"))
+    return result
 
 
 def shift_and_scale(estimator: JudgedFunction, n: int) -> list[Finding]:
@@ -247,28 +247,28 @@ def shift_and_scale(estimator: JudgedFunction, n: int) -> list[Finding]:
     plain, shifted, scaled = (np.asarray(each) for each in (plain, shifted, scaled))
     if not all(np.isfinite(each).all() for each in (plain, shifted, scaled)):
         return []
-    found = []
+    result = []
     if _same(shifted, plain, 1e-4):
-        found.append(Finding("shift", "ok", "adding a constant to all rewards changes nothing"))
+        result.append(Finding("shift", "ok", "adding a constant to all rewards changes nothing"))
     else:
         text = (
             "adding a constant to all rewards changes the weights: variance depends on the offset"
         )
-        found.append(Finding("shift", "note", text))
+        result.append(Finding("shift", "note", text))
     if not np.any(np.abs(plain) > 1e-12):
-        return found
+        return result
     if _same(scaled, 3 * plain, 1e-4):
-        found.append(_clipping(estimator, rewards, plain))
+        result.append(_clipping(estimator, rewards, plain))
     elif _same(scaled, plain, 1e-3):
         text = "weights do not change with the scale of rewards: a normaliser"
-        found.append(Finding("scale", "note", text))
+        result.append(Finding("scale", "note", text))
     else:
         text = (
             "weights neither grow with the scale of rewards nor ignore it: rewards are clipped, or "
             "the function is not linear in them"
         )
-        found.append(Finding("scale", "note", text))
-    return found
+        result.append(Finding("scale", "note", text))
+    return result
 
 
 def _clipping(

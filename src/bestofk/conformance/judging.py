@@ -49,12 +49,12 @@ def judge(
             label, k, n, off_policy, "unusable", summary, "", 0, True, None, None, (), (), ()
         )
     takes_real = not isinstance(_probe_real(estimator, n), Exception)
-    found = behaviour.order(estimator, n, takes_real)
-    in_order = found[0].status == "ok"
+    result = behaviour.order(estimator, n, takes_real)
+    in_order = result[0].status == "ok"
     outcomes = _outcomes(estimator, n, in_order, seed)
     make = off_policy_cases if off_policy else on_policy_cases
     policies = [p for p in make(k, outcomes.answers, seed) if takes_real or p.kind == "0/1"]
-    random = found[0].check == "random"
+    random = result[0].check == "random"
     cases, trouble, noise = _enumerate(estimator, policies, outcomes, k, DRAWS if random else 1)
     fits = {
         kind: fit([c for c in cases if c.kind == kind], k, n, max(EXACT, noise))
@@ -64,16 +64,16 @@ def judge(
     at_once = fit([c for c in cases if c.spread == 0], k, n, max(EXACT, noise))
     other = other_objective(policies, cases, k, n)
     table = behaviour.by_count(estimator, n)
-    found += trouble
-    found += _centring(estimator, outcomes, policies) if not off_policy else []
-    found += behaviour.counts(estimator, k, n) + _real(estimator, n)
-    found += behaviour.too_few(estimator, k, n, n > k and other is None)
+    result += trouble
+    result += _centring(estimator, outcomes, policies) if not off_policy else []
+    result += behaviour.counts(estimator, k, n) + _real(estimator, n)
+    result += behaviour.too_few(estimator, k, n, n > k and other is None)
     if not random:  # these compare two calls
-        found += behaviour.ties(estimator, n, takes_real) + behaviour.padding(estimator, n)
-        found += behaviour.numbers(estimator, n)
-        found += behaviour.shift_and_scale(estimator, n) if takes_real else []
-    found += _shape(estimator)
-    normaliser = any(each.check == "scale" and "normaliser" in each.text for each in found)
+        result += behaviour.ties(estimator, n, takes_real) + behaviour.padding(estimator, n)
+        result += behaviour.numbers(estimator, n)
+        result += behaviour.shift_and_scale(estimator, n) if takes_real else []
+    result += _shape(estimator)
+    normaliser = any(each.check == "scale" and "normaliser" in each.text for each in result)
     verdict, summary = _sentence(k, n, zero_one, real, other, normaliser, trouble)
     wrong = ("biased", "varying scale", "0/1 only")
     if off_policy and verdict in wrong and at_once and at_once.constant:
@@ -82,13 +82,13 @@ def judge(
         summary += f"; two calls differ: means over {DRAWS} draws, to within {noise:.1%}"
     elif verdict in ("exact", "scaled") and 1 <= k < n:
         sweep = _other_sizes(estimator, fits, k, n, in_order, seed)
-        found += sweep
+        result += sweep
         if any(each.status == "bad" for each in sweep):
             verdict = "this n only"
             summary += f"; but only with n = {n}, see below"
     return Conformance(
         label, k, n, off_policy, verdict, summary, _called_with(estimator), len(outcomes.draws),
-        outcomes.ordered, zero_one, real, tuple(cases), tuple(found), table,
+        outcomes.ordered, zero_one, real, tuple(cases), tuple(result), table,
     )  # fmt: skip
 
 
@@ -127,22 +127,22 @@ def _enumerate(
     result is how far such a mean may be off by chance, relative to the gradient (six standard
     errors, the worst policy).
     """
-    made: dict[bytes, list[np.ndarray]] = {}
+    built: dict[bytes, list[np.ndarray]] = {}
     cases, trouble, noise = [], {}, 0.0
     for policy in policies:
         key = policy.rewards.tobytes() + policy.log_ratio.tobytes()
-        if key not in made:
+        if key not in built:
             rewards = policy.rewards[outcomes.draws]
             logs = policy.log_ratio[outcomes.draws] if estimator.off_policy else None
-            made[key] = []
+            built[key] = []
             for _ in range(draws):
                 weights, problem = _weights(estimator, rewards, logs, once=draws == 1)
-                made[key].append(weights)
+                built[key].append(weights)
                 if problem and policy.kind not in trouble:
                     trouble[policy.kind] = problem
-        cases.append(case(policy, outcomes, np.mean(made[key], axis=0), k))
+        cases.append(case(policy, outcomes, np.mean(built[key], axis=0), k))
         if draws > 1:
-            updates = np.array([outcomes.expected_update(policy, w) for w in made[key]])
+            updates = np.array([outcomes.expected_update(policy, w) for w in built[key]])
             error = np.sqrt(updates.var(axis=0, ddof=1).sum() / draws)
             noise = max(noise, 6 * float(error / np.linalg.norm(policy.gradient(k))))
     return cases, list(trouble.values()), noise
@@ -168,15 +168,15 @@ def _other_sizes(
         if isinstance(_probe(estimator, size), Exception):
             raised.append(size)
             continue
-        found = fit(_enumerate(estimator, policies, outcomes, k)[0], k, size)
-        assert found is not None
-        names = [set(each.convention.split(" = ")) - {""} for each in (first, found)]
-        same = found.constant is not None and first.constant is not None
-        if found.constant is not None and first.constant is not None and not names[0] & names[1]:
-            same = bool(np.isclose(found.constant, first.constant, rtol=1e-4))
+        result = fit(_enumerate(estimator, policies, outcomes, k)[0], k, size)
+        assert result is not None
+        names = [set(each.convention.split(" = ")) - {""} for each in (first, result)]
+        same = result.constant is not None and first.constant is not None
+        if result.constant is not None and first.constant is not None and not names[0] & names[1]:
+            same = bool(np.isclose(result.constant, first.constant, rtol=1e-4))
         if not same:
-            text = f"at n = {size} the same claim fails: scale {span(*found.scale)}, cosine "
-            return [Finding("other n", "bad", text + span(*found.cosine))]
+            text = f"at n = {size} the same claim fails: scale {span(*result.scale)}, cosine "
+            return [Finding("other n", "bad", text + span(*result.cosine))]
         good.append(size)
     parts = [f"holds at n = {', '.join(map(str, good))} too"] if good else []
     parts += [f"raises at n = {', '.join(map(str, raised))}"] if raised else []

@@ -125,11 +125,11 @@ def _moved(move: str, what: str, values: np.ndarray) -> str:
 def _ended(names: Sequence[str], values: np.ndarray, mean: np.ndarray, where: str) -> str:
     """'max@8 and Pass@8 Training ended above it at pass@64 (…)', or each for itself."""
     words = {"higher": "above it", "lower": "below it", "no different": "level with it"}
-    found = [words[compare(run, mean)] for run in values]
+    result = [words[compare(run, mean)] for run in values]
     shares = [percentage(run.mean()) for run in values]
-    if len(set(found)) == 1:
-        return f"{' and '.join(names)} ended {found[0]} {where} ({', '.join(shares)})"
-    each = [f"{name} ended {how} ({share})" for name, how, share in zip(names, found, shares)]
+    if len(set(result)) == 1:
+        return f"{' and '.join(names)} ended {result[0]} {where} ({', '.join(shares)})"
+    each = [f"{name} ended {how} ({share})" for name, how, share in zip(names, result, shares)]
     return f"{where} {' and '.join(each)}"
 
 

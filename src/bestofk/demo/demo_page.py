@@ -76,8 +76,8 @@ def _label(chart: Chart) -> str:
 
 
 def _spoken(chart: Chart, names: Sequence[str], place: int) -> str:
-    said = ", ".join(f"{name} {values[place]}" for name, values in zip(names, chart.values))
-    return f"{chart.place_names[place]}: {said}"
+    stated = ", ".join(f"{name} {values[place]}" for name, values in zip(names, chart.values))
+    return f"{chart.place_names[place]}: {stated}"
 
 
 def _table(results: Results) -> str:

@@ -84,13 +84,13 @@ def compare(
     rng = np.random.default_rng(seed)
     tests = sign_flip_tests(np.concatenate(gaps, axis=1), confidence, resamples, rng, size)
     solved = [_solved(run, rows, threshold, metric) for run, rows in zip(runs, kept)]
-    found = []
+    result = []
     for number, (a, b) in enumerate(couples):
         part = tests.of(slice(number * len(k), (number + 1) * len(k)))
         names = (runs[a].name, runs[b].name)
         findings = _findings(gaps[number], k, part, names, size, confidence, rng)
         notes_here = notes + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
-        found.append(
+        result.append(
             Comparison(
                 a=names[0],
                 b=names[1],
@@ -113,7 +113,7 @@ def compare(
                 **findings,
             )
         )
-    return found
+    return result
 
 
 def _chosen_k(at: Sequence[int] | None, metric: Metric) -> np.ndarray | None:
@@ -216,10 +216,10 @@ def _common(
     limits, notes = [], list[str]()
     for run in runs:
         here = _subset(run, shared)
-        rows, limit, told = select(here, metric, k_max, small)
+        rows, limit, reported = select(here, metric, k_max, small)
         chosen.append({here.problems[row] for row in rows})
         limits.append(limit)
-        notes += [f"{run.name}: {note}" for note in told]
+        notes += [f"{run.name}: {note}" for note in reported]
     common = tuple(sorted(set.intersection(*chosen)))
     if not common:
         raise ValueError("no problem has enough scored samples in every run: ask for a smaller k")

@@ -48,8 +48,8 @@ def read(
     chosen = Choice(columns or {}, where or {}, encoding, judge)
     collector, mapped = read_fast(file, chosen, progress) or _gather(file, chosen, progress)
     if not collector.problems:
-        told = ", ".join(f"{column}={value}" for column, value in chosen.where.items())
-        raise BadFile(file, None, "it holds no sample" + (f" with {told}" if told else ""))
+        reported = ", ".join(f"{column}={value}" for column, value in chosen.where.items())
+        raise BadFile(file, None, "it holds no sample" + (f" with {reported}" if reported else ""))
     metadata = {
         **collector.uniform,
         "path": str(file),
@@ -105,9 +105,9 @@ def locate(path: str | Path) -> Path:
         (path, "*.jsonl"),
         (path, "*.parquet"),
     ):
-        found = sorted(folder.glob(pattern), key=lambda file: (len(file.name), file.name))
-        if found:
-            return found[-1]
+        result = sorted(folder.glob(pattern), key=lambda file: (len(file.name), file.name))
+        if result:
+            return result[-1]
     raise BadFile(
         path, None, "a folder without samples (*.jsonl, *.parquet or *.eval): name a file"
     )
@@ -116,10 +116,10 @@ def locate(path: str | Path) -> Path:
 def _gather(file: Path, chosen: Choice, progress: Progress) -> tuple[Collector, Mapped]:
     """Every sample into columns; the careful way, which finds the line of every error."""
     collector = Collector()
-    found = Mapped("empty", {})
+    result = Mapped("empty", {})
     uniform: dict[str, tuple[int, Any]] = {}
     for row, mapped in sample_rows(file, chosen, progress, uniform):
-        found, fields = mapped, row.fields
+        result, fields = mapped, row.fields
         problem = collector.number(row.problem_id)
         collector.problem.append(problem)
         collector.reward.append(row.reward)
@@ -150,7 +150,7 @@ def _gather(file: Path, chosen: Choice, progress: Progress) -> tuple[Collector, 
             f"the same problem and sample number as line {twice[0]}: were two runs written to one "
             "file? Remove one of them, or do not read the numbers (--map sample_id=)",
         )
-    return collector, found
+    return collector, result
 
 
 def _sample_number(file: Path, row: SampleRow) -> int:

@@ -178,12 +178,12 @@ def _inspect_score(record: Record, overrides: Mapping[str, str]) -> dict[str, st
 def _guess(record: Record) -> dict[str, str]:
     """Columns by common names; capitals, spaces and dashes do not matter."""
     plain = {re.sub(r"[\s-]+", "_", name.strip().lower()): name for name in reversed(list(record))}
-    found = {}
+    result = {}
     for role, names in ALIASES.items():
         column = next((plain[name] for name in names if name in plain), None)
         if column is not None:
-            found[role] = column
-    return found
+            result[role] = column
+    return result
 
 
 def _unscored_hint(record: Record, role: str) -> str:

@@ -74,13 +74,13 @@ def header_of(archive: Archive) -> dict[str, Any]:
     for name in ("header.json", "_journal/start.json"):
         if name in names:
             try:
-                found: Any = json.loads(archive.read(name))
+                result: Any = json.loads(archive.read(name))
             except (ValueError, RecursionError) as error:
                 if isinstance(error, BadFile):
                     raise
                 raise BadFile(archive.path, None, f"{name} is not JSON ({error})") from None
-            if isinstance(found, dict) and isinstance(found.get("eval"), dict):
-                return found
+            if isinstance(result, dict) and isinstance(result.get("eval"), dict):
+                return result
     raise BadFile(archive.path, None, "a zip archive without an inspect log in it")
 
 

@@ -191,12 +191,12 @@ def t_quantile(probability: float, freedom: int) -> float:
     if freedom > 100_000:
         return NormalDist().inv_cdf(probability)
     low, high = 0.0, 1.0
-    goal = 2.0 * probability - 1.0
-    while _t_central(high, freedom) < goal:
+    objective = 2.0 * probability - 1.0
+    while _t_central(high, freedom) < objective:
         high *= 2.0
     for _ in range(80):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if _t_central(middle, freedom) < goal else (low, middle)
+        low, high = (middle, high) if _t_central(middle, freedom) < objective else (low, middle)
     return (low + high) / 2.0
 
 

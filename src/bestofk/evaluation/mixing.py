@@ -72,9 +72,9 @@ def _times(count: np.ndarray, log: np.ndarray) -> np.ndarray:
 def families(counts: Counts) -> dict[str, np.ndarray]:
     """Weights (G,) of each family at its maximum likelihood."""
     shape = fit(counts.passes, counts.samples, counts.share[None])[0]
-    found = {"beta": _best(counts, [(np.log(shape[0]), np.log(shape[1]))], _beta_weights)}
+    result = {"beta": _best(counts, [(np.log(shape[0]), np.log(shape[1]))], _beta_weights)}
     start = np.log(shape)
-    found["beta with a mass at 0"] = _best(
+    result["beta with a mass at 0"] = _best(
         counts,
         [(-2.0, start[0], start[1]), (0.0, 0.0, 0.0), (-1.0, 0.0, 1.0)],
         _inflated_weights,
@@ -83,8 +83,8 @@ def families(counts: Counts) -> dict[str, np.ndarray]:
     mean = np.clip(mean / counts.share.sum(), 0.01, 0.99)
     centre = float(np.log(mean / (1 - mean)))
     starts = [(centre, 0.0), (centre - 1.0, 1.0)]
-    found["logit-normal"] = _best(counts, starts, _logit_normal_weights)
-    return found
+    result["logit-normal"] = _best(counts, starts, _logit_normal_weights)
+    return result
 
 
 def _widths(p: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def _best(
     shape: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """The family's weights at the likeliest parameters: pattern search, step halved when stuck."""
-    best, found = -np.inf, np.empty(0)
+    best, result = -np.inf, np.empty(0)
     for start in starts:
         theta = np.array(start, dtype=float)
         weights = shape(counts.p, theta)
@@ -137,13 +137,13 @@ def _best(
                 for sign in (1.0, -1.0):
                     trial = theta.copy()
                     trial[axis] += sign * step
-                    made = shape(counts.p, trial)
-                    if (there := counts.likelihood(made)) > value + 1e-9:
-                        theta, value, weights, moved = trial, there, made, True
+                    built = shape(counts.p, trial)
+                    if (there := counts.likelihood(built)) > value + 1e-9:
+                        theta, value, weights, moved = trial, there, built, True
             step = step if moved else step / 2
         if value > best:
-            best, found = value, weights
-    return found
+            best, result = value, weights
+    return result
 
 
 def likeliest(counts: Counts, start: np.ndarray | None = None, steps: int = 300) -> np.ndarray:

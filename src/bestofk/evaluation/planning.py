@@ -93,18 +93,18 @@ def pair_of(people: Population, k: int, effect: float) -> Pair:
         ValueError: there is no room for such an effect.
     """
     here = 1.0 - float(miss(np.array(people.a), np.array(people.b), k))
-    goal = here + abs(effect)
-    if goal >= 0.9995:
+    objective = here + abs(effect)
+    if objective >= 0.9995:
         raise ValueError(
             f"pass@{k} is {here:.3f} in this population ({people.described}): it cannot rise by "
             f"{abs(effect):g}; plan for a smaller effect or a smaller k"
         )
     low, high = people.a, people.a + 1.0
-    while 1.0 - float(miss(np.array(high), np.array(people.b), k)) < goal:
+    while 1.0 - float(miss(np.array(high), np.array(people.b), k)) < objective:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        enough = 1.0 - float(miss(np.array(middle), np.array(people.b), k)) >= goal
+        enough = 1.0 - float(miss(np.array(middle), np.array(people.b), k)) >= objective
         low, high = (low, middle) if enough else (middle, high)
     one, other = np.random.default_rng(0).normal(size=(2, POOL))
 
@@ -117,8 +117,8 @@ def pair_of(people: Population, k: int, effect: float) -> Pair:
     wide, narrow = 0.0, 1.0  # the correlation that gives the differences their variance
     for _ in range(8):
         middle = (wide + narrow) / 2
-        made = pool(middle)
-        spread = float(((1 - made.first) ** k - (1 - made.second) ** k).var())
+        built = pool(middle)
+        spread = float(((1 - built.first) ** k - (1 - built.second) ** k).var())
         wide, narrow = (middle, narrow) if spread > people.drift else (wide, middle)
     return pool((wide + narrow) / 2)
 
@@ -220,9 +220,9 @@ def plan(
             pair = pair_of(people, k, effect)
             goals[samples] = power_of(pair, k, samples, at=at, confidence=confidence, seed=seed)
     rows = []
-    for samples, goal in goals.items():
-        count = problems or least_problems(goal, target)
-        rows.append(PlanRow(samples, count, count * samples * runs, goal.reached(count)))
+    for samples, objective in goals.items():
+        count = problems or least_problems(objective, target)
+        rows.append(PlanRow(samples, count, count * samples * runs, objective.reached(count)))
     enough = [row for row in rows if (row.value <= target if width else row.value >= target)]
     notes: tuple[str, ...] = ()
     if not enough and problems:

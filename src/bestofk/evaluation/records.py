@@ -276,12 +276,12 @@ def _parquet(path: Path, progress: Progress) -> Iterator[tuple[int, dict[str, An
         while True:
             try:
                 batch = next(batches, None)
-                found = [] if batch is None else batch.to_pylist()
+                result = [] if batch is None else batch.to_pylist()
             except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
                 raise BadFile(part, row + 1, f"the parquet file is damaged ({error})") from None
             if batch is None:
                 break
-            for record in found:
+            for record in result:
                 row += 1
                 yield row, record
             progress(row, total)

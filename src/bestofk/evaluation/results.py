@@ -142,13 +142,13 @@ class Curve:
         Raises:
             ValueError: the curve has no such k.
         """
-        found = np.flatnonzero(self.k == k)
-        if not found.size:
+        result = np.flatnonzero(self.k == k)
+        if not result.size:
             raise ValueError(
                 f"the curve of {self.name!r} has k = {self.k[0]}..{self.k[-1]}, not {k}: "
                 "draw more samples per problem, or extrapolate"
             )
-        return int(found[0])
+        return int(result[0])
 
 
 @dataclass(frozen=True)

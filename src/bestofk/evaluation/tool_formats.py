@@ -110,10 +110,10 @@ def judged(text: Any, judge: str) -> str | None:
     """
     if judge == "target":
         return str(text).strip()
-    found = re.search(judge.removeprefix("regex:"), str(text))
-    if found is None:
+    result = re.search(judge.removeprefix("regex:"), str(text))
+    if result is None:
         return None
-    return found.group(1) if found.re.groups else found.group(0)
+    return result.group(1) if result.re.groups else result.group(0)
 
 
 def check_judge(judge: str | None) -> None:
@@ -195,7 +195,7 @@ def verifiers_episode(record: Record, columns: Mapping[str, str]) -> Iterable[di
             for each in wanted.values()
             if each
         )
-        said = [
+        stated = [
             node["message"].get("content")
             for node in trace.get("nodes") or ()
             if (node.get("message") or {}).get("role") == "assistant"
@@ -203,7 +203,7 @@ def verifiers_episode(record: Record, columns: Mapping[str, str]) -> Iterable[di
         yield {
             "problem_id": problem,
             "prompt": data.get("prompt"),
-            "completion": said[-1] if said else None,
+            "completion": stated[-1] if stated else None,
             "reward": total if scored else None,
         }
 

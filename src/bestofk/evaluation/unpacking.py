@@ -47,11 +47,11 @@ def unpacked(path: Path, raw: IO[bytes]) -> Any:
 
 def unpacking_errors() -> tuple[type[Exception], ...]:
     """What is raised by a compressed file that is cut off or damaged."""
-    found: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+    result: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
     try:
-        return (*found, importlib.import_module("zstandard").ZstdError)
+        return (*result, importlib.import_module("zstandard").ZstdError)
     except ImportError:
-        return found
+        return result
 
 
 def zstandard(path: Path) -> Any:

@@ -79,16 +79,16 @@ def verdict(
     how = f"p ≤ {level:.2g}, corrected over all k" if len(k) > 1 else f"p ≤ {level:.2g}"
     if not sure.any():
         top = int(np.abs(difference).argmax())
-        found = (
+        result = (
             f"No significant difference between {a} and {b} at {scope} (largest "
             f"{difference[top]:+.3f} at k = {k[top]}, p = {p_value[top]:.2g})"
         )
         visible = float(half[top] + POWER * error[top])
         if not np.isfinite(visible):
-            return f"{found}; {problems} problems are too few for this test (6 or more)."
+            return f"{result}; {problems} problems are too few for this test (6 or more)."
         if visible > 1:
-            return f"{found}; {problems} problems are too few to show any but a complete change."
-        return f"{found}; {problems} problems would have shown one of about {visible:.3f}."
+            return f"{result}; {problems} problems are too few to show any but a complete change."
+        return f"{result}; {problems} problems would have shown one of about {visible:.3f}."
     parts = []
     for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
         if mask.any():

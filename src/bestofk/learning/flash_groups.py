@@ -124,10 +124,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, parts, queries, keys, prompt_at, out, total = ctx.saved_tensors
-    found = flash_groups_backward(
+    result = flash_groups_backward(
         grad, query, key, value, out, total, parts, queries, keys, prompt_at, *ctx.sizes
     )
-    return *found, *[None] * 8
+    return *result, *[None] * 8
 
 
 flash_groups.register_autograd(_differentiate, setup_context=_keep)
@@ -137,10 +137,10 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, ends_q: Tensor, ends_k: Tensor, most_q: int, most_k: int,
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    found = torch.ops.aten._flash_attention_forward(
+    result = torch.ops.aten._flash_attention_forward(
         q, k, v, ends_q, ends_k, most_q, most_k, 0.0, causal, False, scale=scale
     )
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 def _backward(
@@ -148,11 +148,11 @@ def _backward(
     ends_k: Tensor, most_q: int, most_k: int, causal: bool, scale: float,
 ) -> Three:  # fmt: skip
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is not
-    found: Three = torch.ops.aten._flash_attention_backward(
+    result: Three = torch.ops.aten._flash_attention_backward(
         grad, q, k, v, out, total, ends_q, ends_k, most_q, most_k, 0.0, causal, seed, seed,
         scale=scale,
     )  # fmt: skip
-    return found
+    return result
 
 
 def _chances(

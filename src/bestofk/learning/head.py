@@ -108,13 +108,13 @@ class WeighedHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         make = _fast(_pull_known, hidden.device)
         into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
-        found = []
+        result = []
         for part in _stretches(len(target), size):
             logits = hidden[part] @ into.by.t()
             log_prob, entropy, grad = make(logits, target[part], coefficient[part], inverse)
             into.add(part, grad)
-            found.append((log_prob, entropy))
-        log_probs, entropies = (torch.cat(each) for each in zip(*found))
+            result.append((log_prob, entropy))
+        log_probs, entropies = (torch.cat(each) for each in zip(*result))
         ctx.save_for_backward(into.hidden, into.weight)
         ctx.mark_non_differentiable(log_probs, entropies)
         return (coefficient * log_probs).sum(), log_probs, entropies
@@ -144,11 +144,11 @@ def scores(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies without gradient."""
     make = _fast(values, hidden.device)
-    found = [
+    result = [
         make(hidden[part] @ weight.t(), target[part], inverse)
         for part in _stretches(len(target), size)
     ]
-    log_probs, entropies = (torch.cat(each) for each in zip(*found))
+    log_probs, entropies = (torch.cat(each) for each in zip(*result))
     return log_probs, entropies
 
 

@@ -79,8 +79,8 @@ def layout_gap(
     padded = BUILD["padded"](groups, rows, device)
     exact = score(padded, True)
     noise = float((score(padded, False) - exact).abs().mean()) if reduced else 0.0
-    found = score(BUILD[layout](groups, rows, device), False)
-    return float((found - exact).abs().mean()), LIMIT + NOISE * noise
+    result = score(BUILD[layout](groups, rows, device), False)
+    return float((result - exact).abs().mean()), LIMIT + NOISE * noise
 
 
 def report(model: Any, gap: float, limit: float, *, asked: str) -> None:

@@ -145,14 +145,14 @@ class Learner:
         entropies = [[_EMPTY] * len(group.completions) for group in groups]
         self.model.eval()
         with self._as_reference() if reference else nullcontext(self.scorer) as scorer:
-            found = []
+            result = []
             for chosen, real in self._cut(groups, rows):
                 batch = self._built(groups, chosen)
                 with self._autocast():
                     log_prob, entropy = scorer(batch)
                 if real:
-                    found.append((batch, log_prob, entropy))
-        for batch, log_prob, entropy in found:
+                    result.append((batch, log_prob, entropy))
+        for batch, log_prob, entropy in result:
             pieces = zip(
                 batch.rows,
                 log_prob.cpu().split(batch.lengths),

@@ -72,15 +72,15 @@ class Scorer(nn.Module):
         inverse = 1.0 / self.temperature
         with torch.autocast(kind, enabled=False):
             if coefficient is not None:
-                found: tuple[Tensor, ...] = WeighedHead.apply(
+                result: tuple[Tensor, ...] = WeighedHead.apply(
                     hidden, weight, batch.target, coefficient, inverse, size
                 )
-                return found
+                return result
             if torch.is_grad_enabled():
-                made: tuple[Tensor, ...] = HeadLogProbs.apply(
+                built: tuple[Tensor, ...] = HeadLogProbs.apply(
                     hidden, weight, batch.target, inverse, size
                 )
-                return made
+                return built
             return scores(hidden, weight.to(hidden.dtype), batch.target, inverse, size)
 
     def _chunked(self, head: nn.Module, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,14 +77,14 @@ def filled(copied: nn.Module, scorer: nn.Module, model: nn.Module) -> Iterator[N
     """While inside, the hollow copy has the model's weights, all of them; all processes enter."""
     settle(scorer)
     empty = [dict(module._parameters) for module in copied.modules()]
-    made: dict[int, nn.Parameter] = {}
+    built: dict[int, nn.Parameter] = {}
     try:
         for mine, theirs in zip(copied.modules(), model.modules(), strict=True):
             for name, p in theirs._parameters.items():
                 if p is not None:
-                    if id(p) not in made:
-                        made[id(p)] = nn.Parameter(whole(p), p.requires_grad)
-                    mine._parameters[name] = made[id(p)]
+                    if id(p) not in built:
+                        built[id(p)] = nn.Parameter(whole(p), p.requires_grad)
+                    mine._parameters[name] = built[id(p)]
         yield
     finally:
         for mine, before in zip(copied.modules(), empty, strict=True):

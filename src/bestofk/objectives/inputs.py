@@ -85,12 +85,12 @@ def group_entropies(
 
 def _by_group(values: np.ndarray, layout: Layout) -> np.ndarray:
     """Means over the live samples of each group; NaN where a group is left out."""
-    found = np.full(layout.groups, np.nan)
+    result = np.full(layout.groups, np.nan)
     for bucket in layout.buckets:
         if bucket.rows is None:
             return values.reshape(-1, bucket.n).mean(axis=-1)
-        found[bucket.groups] = values.reshape(-1)[bucket.rows].mean(axis=-1)
-    return found
+        result[bucket.groups] = values.reshape(-1)[bucket.rows].mean(axis=-1)
+    return result
 
 
 def group_weights(weights: Any, rewards: Array, layout: Layout, *, check: bool = True) -> Array:

@@ -41,13 +41,13 @@ def trust_region_mask(weights: Any, log_ratio: Any, low: float, high: float) -> 
     array([False,  True,  True, False])
     """
     low, high = region((low, high))
-    made, _ = as_float64(weights, "weights")
+    built, _ = as_float64(weights, "weights")
     logs, _ = as_float64(log_ratio, "log_ratio")
-    if tuple(made.shape) != tuple(logs.shape):
+    if tuple(built.shape) != tuple(logs.shape):
         raise ValueError(
-            f"weights {tuple(made.shape)} and log_ratio {tuple(logs.shape)} must have one shape"
+            f"weights {tuple(built.shape)} and log_ratio {tuple(logs.shape)} must have one shape"
         )
-    return inside(made, logs, low, high)
+    return inside(built, logs, low, high)
 
 
 def inside(weights: Array, log_ratio: Array, low: float, high: float) -> Array:
@@ -176,13 +176,13 @@ def clipped_weights(
         raise ValueError(f"kl is the coefficient of the penalty, at least 0, got {kl}")
     if kl and reference_log_ratio is None:
         raise ValueError("kl > 0 needs reference_log_ratio=, log π_θ - log π_reference")
-    made, restore = as_float64(weights, "weights")
+    built, restore = as_float64(weights, "weights")
     logs, _ = as_float64(log_ratio, "log_ratio")
-    xp = array_namespace(made)
+    xp = array_namespace(built)
     upper = math.log1p(high)
     lower = math.log1p(-low) if low < 1 else -math.inf
-    kept = ~(((made > 0) & (logs > upper)) | ((made < 0) & (logs < lower)))
-    result = xp.where(kept, made * xp.exp(logs), xp.zeros_like(made))
+    kept = ~(((built > 0) & (logs > upper)) | ((built < 0) & (logs < lower)))
+    result = xp.where(kept, built * xp.exp(logs), xp.zeros_like(built))
     if kl:
         reference, _ = as_float64(reference_log_ratio, "reference_log_ratio")
         result = result + kl * xp.expm1(-reference)

@@ -114,10 +114,10 @@ def diversity(findings: Findings) -> Rows:
     yield ("run", "measure", "m", "value", "low", "high", "problems", "confidence")
     for one in findings.diversities:
         for field, _, _ in DIVERSITY:
-            found = getattr(one, field)
-            if not math.isnan(found.value):
-                yield (one.name, field, one.m, found.value, found.low, found.high, found.problems,
-                       one.confidence)  # fmt: skip
+            result = getattr(one, field)
+            if not math.isnan(result.value):
+                numbers = (result.value, result.low, result.high, result.problems)
+                yield (one.name, field, one.m, *numbers, one.confidence)
 
 
 def extrapolation(findings: Findings) -> Rows:

@@ -53,12 +53,12 @@ def bests(rewards: np.ndarray) -> list[tuple[int, int]]:
     [(1, 0), (2, 1), (4, 3), (5, 3)]
     """
     depths = sorted({2**i for i in range(64) if 2**i < rewards.size} | {rewards.size})
-    found = []
+    result = []
     for k in depths:
         first = rewards[:k]
         if not np.isnan(first).all():
-            found.append((k, int(np.nanargmax(first))))
-    return found
+            result.append((k, int(np.nanargmax(first))))
+    return result
 
 
 def choose(rewards: np.ndarray, quota: int) -> list[int]:
@@ -153,8 +153,10 @@ def excerpts(
             texts = {index: rows.get(at.start + index, {}) for index in picks[place]}
             group = group_of(run, samples.rewards[at], texts, threshold, statuses)
             shown[place]["runs"].append(group)
-            told = (row["prompt"] for row in texts.values() if row.get("prompt") is not None)
-            shown[place]["prompt"] = shown[place]["prompt"] or next(map(prompt_text, told), None)
+            reported = (row["prompt"] for row in texts.values() if row.get("prompt") is not None)
+            shown[place]["prompt"] = shown[place]["prompt"] or next(
+                map(prompt_text, reported), None
+            )
     total = sum(samples.rewards.size for _, samples in sampled)
     return Excerpts(list(shown.values()), list(statuses), total, rule(len(chosen), len(problems)))
 

@@ -175,9 +175,9 @@ def extrapolations(
     """pass@k from n to `beyond` times n, evenly spaced on a log axis."""
     if beyond < 2:
         return ()
-    found = []
+    result = []
     for run in runs:
         n = int(run.live[run.live > 0].min())
         reach = np.unique(np.geomspace(n, min(beyond, 16) * n, 5).round().astype(int))
-        found.append(evaluation.extrapolate(run, reach.tolist(), **options))
-    return tuple(found)
+        result.append(evaluation.extrapolate(run, reach.tolist(), **options))
+    return tuple(result)

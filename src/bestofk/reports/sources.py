@@ -60,8 +60,10 @@ def words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     if isinstance(value, list | tuple | set | frozenset):
-        said = [words(item) for item in value]
-        return ", ".join(said) if len(said) <= 8 else f"{', '.join(said[:7])}, … ({len(said)})"
+        stated = [words(item) for item in value]
+        return (
+            ", ".join(stated) if len(stated) <= 8 else f"{', '.join(stated[:7])}, … ({len(stated)})"
+        )
     return str(value)
 
 
@@ -244,10 +246,10 @@ def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     >>> flatten({"seed": 1, "loss": {"name": "exact"}})
     {'seed': 1, 'loss.name': 'exact'}
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flatten(value, f"{where}{key}.")
+            result |= flatten(value, f"{where}{key}.")
         else:
-            found[where + key] = value
-    return found
+            result[where + key] = value
+    return result

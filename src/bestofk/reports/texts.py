@@ -47,7 +47,7 @@ def fetch(
         ):
             file = Path(folder) / "lines.jsonl"
             numbers = copy_lines(path, file, set(wanted))
-        found: dict[int, Mapping[str, Any]] = {}
+        result: dict[int, Mapping[str, Any]] = {}
         seen: dict[int, int] = {}
         for row in evaluation.rows(file, **options):
             line = row.line if numbers is None else numbers[row.line - 1]
@@ -55,8 +55,8 @@ def fetch(
             seen[line] = place + 1
             position = wanted.get(line, {}).get(place, -1)
             if position >= 0:
-                found[position] = row.fields
-        return found
+                result[position] = row.fields
+        return result
 
 
 def occurrence(samples: Samples, position: int) -> int:
@@ -91,7 +91,7 @@ def seeds_of(path: Path) -> str | None:
     if path.suffix not in (".jsonl", ".ndjson") or not path.stat().st_size:
         return None
     with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        found = sorted({int(seed) for seed in set(SEED.findall(text))})
-    if len(found) > 6:
-        return f"{found[0]}…{found[-1]} ({len(found)})"
-    return ", ".join(map(str, found)) or None
+        result = sorted({int(seed) for seed in set(SEED.findall(text))})
+    if len(result) > 6:
+        return f"{result[0]}…{result[-1]} ({len(result)})"
+    return ", ".join(map(str, result)) or None

@@ -43,7 +43,7 @@ STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
 
 def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """One block per figure: a label, and step and value of every run that recorded it."""
-    found = [_validation(sources, name) for name in _validated(sources)]
+    result = [_validation(sources, name) for name in _validated(sources)]
     best = sorted({key for s in sources for line in s.metrics for key in line if _is_best(key)})
     kinds = [
         *STEPS[:1],
@@ -58,7 +58,7 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
                 curves.append({"run": run, "step": steps, "value": values})
         if curves:
             facts = _facts(sources, [curve["run"] for curve in curves])
-            found.append(
+            result.append(
                 {
                     "label": label,
                     "about": about,
@@ -68,12 +68,12 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
                     "curves": curves,
                 }
             )
-    return found
+    return result
 
 
 def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """pass@k against k at the first and at the last evaluation of every run that had some."""
-    found = []
+    result = []
     for run, source in enumerate(sources):
         lines = [line for line in _lines(source, "evaluation") if line.get("results")]
         for when, line in dict(
@@ -85,7 +85,7 @@ def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
             )
             cells = [line["results"][name] for name in names]
             if cells and (when == "last" or len(lines) > 1):
-                found.append(
+                result.append(
                     {
                         "run": run,
                         "when": when,
@@ -98,7 +98,7 @@ def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
                         "high": [cell["high"] for cell in cells],
                     }
                 )
-    return found
+    return result
 
 
 def _is_best(key: str) -> bool:

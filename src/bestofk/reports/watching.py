@@ -39,7 +39,7 @@ class WatchedPage:
 
     def state(self) -> tuple[tuple[str, int, int], ...]:
         """Name, size and time of every file of the runs that a report is made from."""
-        found = []
+        result = []
         for path in self.paths:
             files = [path] if path.is_file() else sorted(path.rglob("*"))
             for file in files:
@@ -48,8 +48,8 @@ class WatchedPage:
                 except OSError:
                     continue  # gone between two looks: checkpoints come and go
                 if file.suffix in (".jsonl", ".toml", ".csv", ".parquet", ".eval"):
-                    found.append((str(file), facts.st_size, facts.st_mtime_ns))
-        return tuple(found)
+                    result.append((str(file), facts.st_size, facts.st_mtime_ns))
+        return tuple(result)
 
     def refresh(self) -> bool:
         """Make the page again if a file has changed; whether it was made."""
@@ -75,10 +75,10 @@ def handler_of(page: WatchedPage) -> type[http.server.BaseHTTPRequestHandler]:
 
     class PageHandler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Host", "").rpartition(":")[0]
+            requested = self.headers.get("Host", "").rpartition(":")[0]
             known = {"/": page.text, "/stamp": page.stamp}
             # Another name for loopback is another site's attempt to read the page.
-            body = known.get(self.path) if asked in ("127.0.0.1", "localhost") else None
+            body = known.get(self.path) if requested in ("127.0.0.1", "localhost") else None
             kind = "text/html" if self.path == "/" else "text/plain"
             data = (body if body is not None else "not found").encode()
             self.send_response(200 if body is not None else 404)

@@ -163,13 +163,13 @@ class BatchFunctionVerifier(BatchVerifier):
         if "prompts" in names or any(each.kind is each.VAR_KEYWORD for each in names.values()):
             columns["prompts"] = [prompt for prompt, _ in pairs]
         try:
-            found = limited_call(
+            result = limited_call(
                 lambda: self.function(**columns), self.time_limit * len(texts), self.name
             )
         except CallTimeout as error:
             late = f"{self.name} timed out on {len(texts)} completions: {error}"
             return [Verdict.unscored(late)] * len(texts)
-        rewards = list(found)
+        rewards = list(result)
         if len(rewards) != len(texts):
             raise ValueError(f"it returned {len(rewards)} rewards for {len(texts)} completions")
         return [

@@ -37,8 +37,8 @@ def decode_attention(
     rows, heads, _, size = query.shape
     shared = key.shape[1]
     scale = kwargs.get("scaling") or size**-0.5
-    asked = query.reshape(rows * shared, heads // shared, size) * scale
-    scores = torch.bmm(asked, key.flatten(0, 1).transpose(1, 2))
+    requested = query.reshape(rows * shared, heads // shared, size) * scale
+    scores = torch.bmm(requested, key.flatten(0, 1).transpose(1, 2))
     if attention_mask is not None:
         seen = attention_mask.expand(rows, shared, 1, -1).reshape(rows * shared, 1, -1)
         scores = (

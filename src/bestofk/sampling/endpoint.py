@@ -218,12 +218,12 @@ class _Run:
 
     async def watch(self) -> None:
         """Say so while nothing comes."""
-        said = 0.0
+        stated = 0.0
         while True:
             await asyncio.sleep(self.patience / 4)
             silent = time.monotonic() - self.last_answer
-            if silent >= self.patience and time.monotonic() - said >= self.patience:
-                said = time.monotonic()
+            if silent >= self.patience and time.monotonic() - stated >= self.patience:
+                stated = time.monotonic()
                 why = f"; the last failure was {self.cause}" if self.cause else ""
                 self.warn(
                     f"{self.endpoint.base_url}: no sample for {silent:.0f} s, {self.in_flight} "

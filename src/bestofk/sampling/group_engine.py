@@ -235,10 +235,10 @@ class GroupEngine:
 
     def widths(self, slots: int) -> list[int]:
         """Numbers of slots that steps are recorded for: all of them, halves, quarters, ..."""
-        found = [slots]
-        while found[-1] > 16:
-            found.append(min(rounded(found[-1] // 2), found[-1] - 1))
-        return found
+        result = [slots]
+        while result[-1] > 16:
+            result.append(min(rounded(result[-1] // 2), result[-1] - 1))
+        return result
 
     def fetch(self, rows: np.ndarray, span: int) -> Any:
         """Begin to copy the output of these rows to the host; call the result to wait for it."""

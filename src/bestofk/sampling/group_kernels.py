@@ -208,8 +208,8 @@ def pick_kernel(  # type: ignore[no-untyped-def]
         if not GREEDY:
             target = tl.load(UNIFORM + here) * whole
             upto = tl.cumsum(mass, 0)
-            found = tl.sum((upto <= target).to(tl.int32), 0)
-            chosen = tl.where(found < N, found, likeliest)
+            result = tl.sum((upto <= target).to(tl.int32), 0)
+            chosen = tl.where(result < N, result, likeliest)
             target = target - tl.sum(tl.where(c < chosen, mass, 0.0), 0)
         i = tl.arange(0, C)
         at = chosen * C + i

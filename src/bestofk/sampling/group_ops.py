@@ -117,8 +117,8 @@ def attend_plain(
         prompt = slice(start, start + length)
         k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[r, :, : t + 1]], dim=1)
         v = torch.cat([prefix_values[prompt].transpose(0, 1), values[r, :, : t + 1]], dim=1)
-        asked = query[r, :, 0].view(shared, heads // shared, size).float()
-        scores = asked @ k.float().transpose(1, 2) * scale
+        requested = query[r, :, 0].view(shared, heads // shared, size).float()
+        scores = requested @ k.float().transpose(1, 2) * scale
         if cap:
             scores = cap * torch.tanh(scores / cap)
         if window:

@@ -115,8 +115,8 @@ def text_of(choice: Mapping[str, Any]) -> str:
     if "message" in choice:
         message = choice["message"]
         thought = message.get("reasoning_content") or ""
-        said = message.get("content") or ""
-        return f"<think>{thought}</think>{said}" if thought else said
+        stated = message.get("content") or ""
+        return f"<think>{thought}</think>{stated}" if thought else stated
     return str(choice["text"])
 
 

@@ -95,13 +95,13 @@ class VLLMEngine:
         if self.version is None:
             raise EngineError("the engine has no weights: `update` comes before `sample`")
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
-        asked = [
+        requested = [
             SamplingParams(**request(params, own, self.ends), detokenize=bool(params.stop))
             for own in seeds(prompts, seed)
         ]
         tokens: list[Any] = [{"prompt_token_ids": list(ids)} for ids in encoded]
         with self._uncompiled():
-            outputs = self.llm.generate(tokens, asked, use_tqdm=False)
+            outputs = self.llm.generate(tokens, requested, use_tqdm=False)
         return [
             self._group(prompt, ids, output, params)
             for prompt, ids, output in zip(prompts, encoded, outputs, strict=True)
@@ -228,12 +228,12 @@ def seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
     vLLM adds the place of the sample to it. 62 bits: no two overlap but by a miracle.
     """
     seen: Counter[str] = Counter()
-    made = []
+    built = []
     for prompt in prompts:
         text = f"{seed}/{seen[prompt.id]}/{prompt.id}"
         seen[prompt.id] += 1
-        made.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 2)
-    return made
+        built.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 2)
+    return built
 
 
 def group(

@@ -166,9 +166,9 @@ class VLLMServer:
     def _checked(self, answer: Any) -> Any:
         if answer.status_code == 200:
             return answer.json() if answer.content else None
-        path, said = answer.request.url.path, answer.text[:500]
+        path, stated = answer.request.url.path, answer.text[:500]
         raise EngineError(
-            f"{self.url} answered {answer.status_code} to {path}: {said}"
+            f"{self.url} answered {answer.status_code} to {path}: {stated}"
             + WAYS.get((path, answer.status_code), "")
         )
 

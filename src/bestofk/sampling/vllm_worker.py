@@ -75,7 +75,7 @@ def private(folder: str) -> list[Path]:
     if Path(folder).parent != MEMORY or not inside:
         raise ValueError(f"weights lie in a folder of their own in {MEMORY}, got {folder}")
     for what, kind in [(Path(folder), stat.S_ISDIR), *((path, stat.S_ISREG) for path in inside)]:
-        found = os.lstat(what)
-        if not kind(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        result = os.lstat(what)
+        if not kind(result.st_mode) or result.st_uid != os.geteuid() or result.st_mode & 0o077:
             raise ValueError(f"{what} is not this user's alone")
     return inside

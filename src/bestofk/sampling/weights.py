@@ -52,8 +52,8 @@ def merged(base: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layer_of(name: str) -> str:
-    found = LAYER.match(name)
-    return found[1] if found else ""
+    result = LAYER.match(name)
+    return result[1] if result else ""
 
 
 def _as_on_disk(base: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:

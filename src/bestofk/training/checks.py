@@ -67,17 +67,17 @@ def check_memory(config: Config, processes: int = 1, room: float | None = None) 
         room: Bytes; by default the machine's memory.
     """
     have = machine_memory() if room is None else room
-    asked, shown = config.sampling, config.evaluation
+    requested, shown = config.sampling, config.evaluation
     drawn = {
         "a step": {
-            "sampling.prompts_per_step": asked.prompts_per_step,
-            "sampling.samples_per_prompt": asked.samples_per_prompt,
-            "sampling.max_new_tokens": asked.max_new_tokens,
+            "sampling.prompts_per_step": requested.prompts_per_step,
+            "sampling.samples_per_prompt": requested.samples_per_prompt,
+            "sampling.max_new_tokens": requested.max_new_tokens,
         },
         "an evaluation": {
             "evaluation.prompts": shown.prompts if shown.every else 0,
             "evaluation.samples_per_prompt": shown.samples_per_prompt,
-            "sampling.max_new_tokens": asked.max_new_tokens,
+            "sampling.max_new_tokens": requested.max_new_tokens,
         },
     }
     for what, sizes in drawn.items():

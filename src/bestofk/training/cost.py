@@ -81,12 +81,12 @@ def group_lines(config: Config, objective: Objective) -> list[str]:
 
 
 def token_lines(config: Config) -> list[str]:
-    asked, check_ = config.sampling, config.evaluation
-    rollouts = asked.prompts_per_step * asked.samples_per_prompt
+    requested, check_ = config.sampling, config.evaluation
+    rollouts = requested.prompts_per_step * requested.samples_per_prompt
     total = rollouts * config.run.steps
     times = config.run.steps // check_.every + 1 if check_.every else 0
     validation = min(times, config.run.steps + 1) * check_.prompts * check_.samples_per_prompt
-    longest = asked.max_new_tokens
+    longest = requested.max_new_tokens
     return [
         f"rollouts: {rollouts:,} completions a step, {total:,} in {config.run.steps} steps, of at "
         f"most {total * longest:,} new tokens",

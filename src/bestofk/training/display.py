@@ -156,13 +156,13 @@ def phases(line: Mapping[str, Any]) -> str:
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     """Numbers of nested mappings under slashed names."""
-    found: list[tuple[str, float]] = []
+    result: list[tuple[str, float]] = []
     for name, value in line.items():
         if isinstance(value, Mapping):
-            found += flat(value, f"{prefix}{name}/")
+            result += flat(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((prefix + name, float(value)))
-    return found
+            result.append((prefix + name, float(value)))
+    return result
 
 
 def number(value: float | None) -> str:

@@ -106,7 +106,7 @@ def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _cell(line: Mapping[str, Any], name: str) -> str:
-    found = line["results"].get(name)
-    if found is None:
+    result = line["results"].get(name)
+    if result is None:
         return "–"
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+    return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"

@@ -38,14 +38,14 @@ def with_pass_rates(
     rate_of = dict(zip(samples.problems, rates.tolist()))
 
     def make(name: str) -> Split:
-        made = task.make(name)
+        built = task.make(name)
         if name != split:
-            return made
-        known = [prompt for prompt in made if prompt.id in rate_of]
+            return built
+        known = [prompt for prompt in built if prompt.id in rate_of]
         kept = [prompt for prompt in known if low <= rate_of[prompt.id] <= high]
         if not kept:
             raise ValueError(
-                f"run.options.pass_rates: {len(known)} of {len(made)} prompts of split {split!r} "
+                f"run.options.pass_rates: {len(known)} of {len(built)} prompts of split {split!r} "
                 f"are in {file}, and none has a pass rate in [{low:g}, {high:g}]: widen "
                 "run.options.pass_rate_range, or sample this split again"
             )

@@ -121,10 +121,11 @@ def title(
     config: Config, objective: Objective, *, weights: int, processes: int, device: str
 ) -> str:
     """The run in a line."""
-    asked = config.sampling
+    requested = config.sampling
     return (
         f"{objective.text} on {config.task.name}: {config.model.path}, {weights:,} trained "
-        f"weights, {asked.prompts_per_step} prompts × {asked.samples_per_prompt} samples a step, "
+        f"weights, {requested.prompts_per_step} prompts × {requested.samples_per_prompt} samples a "
+        f"step, "
         f"{processes} process{'es' if processes > 1 else ''} on {device}, in {config.run.dir}"
     )
 

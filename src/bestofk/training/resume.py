@@ -45,7 +45,7 @@ def open_folder(
 ) -> tuple[runs.Run, runs.Checkpoint | None]:
     """The run's folder, new or found; the first process holds it, the others read."""
     options = {"samples_bytes": int(run_options(config).samples_megabytes * 1e6)}
-    folder, found = Path(config.run.dir), None
+    folder, result = Path(config.run.dir), None
     if resume:
         check_resumed(read_own_config(folder), config)
     if not processes.main:
@@ -56,14 +56,14 @@ def open_folder(
         run = runs.Run.open(folder, **options)
         try:
             check_checkpoints_are_there(run, config.run.checkpoint_every)
-            found = run.restore(checkpoint)
+            result = run.restore(checkpoint)
         except Exception:
             run.close()
             raise
     else:
         run = runs.Run.create(folder, to_toml(config), environment(), **options)
     processes.wait()
-    return run, found
+    return run, result
 
 
 def check_checkpoints_are_there(run: runs.Run, every: int) -> None:

@@ -131,11 +131,11 @@ class Session:
         with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
             if not hasattr(sampler, "stream"):
                 return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
-            found: dict[int, Group] = {}
+            result: dict[int, Group] = {}
             for at, group in sampler.stream(prompts, seed=seed, params=self.config.sampling):
-                found[at] = group
+                result[at] = group
                 self._aside.submit(group)
-            return [found[at] for at in range(len(prompts))]
+            return [result[at] for at in range(len(prompts))]
 
     @cached_property
     def _aside(self) -> ScoringAside:
@@ -182,8 +182,8 @@ class Session:
 
     def _check_weights(self, step: int, batch: RolloutBatch) -> None:
         """Raise where a step has made a weight NaN or infinite, before anything is saved."""
-        found = self.processes.gather(health.unsound_weight(self.learner.model))
-        name = next((name for name in found if name is not None), None)
+        result = self.processes.gather(health.unsound_weight(self.learner.model))
+        name = next((name for name in result if name is not None), None)
         if name is None:
             return
         error = ValueError(f"the weight {name} is not finite after step {step}")
@@ -337,16 +337,16 @@ def open_session(
     )
     check_memory(config, processes.size)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
-    run, found = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
+    run, result = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
     display = make_display(processes, config.run.steps, objective.k)
     try:
         with StopSignal() as stop, watching(run.path, processes):
             parts = make_parts(config, processes, verifier)
             stream = parts.task.split(run_options(config).split)
-            state = restore(found, config, parts.learner, stream.at)
+            state = restore(result, config, parts.learner, stream.at)
             session = Session(
                 config, objective, processes, run, parts, state, stop, display,
-                saved=state.step if found else -1,
+                saved=state.step if result else -1,
             )  # fmt: skip
             trained = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
             about = title(

@@ -48,9 +48,9 @@ def evaluate(
         tuple(group for group, _ in judged), tuple(tuple(verdicts) for _, verdicts in judged)
     )
     table = evaluation_samples(batch.groups, batch.verdicts)
-    found = evaluation_results(table, section.ks, section.threshold, config.run.seed)
+    result = evaluation_results(table, section.ks, section.threshold, config.run.seed)
     seconds = {"validate": time.perf_counter() - began}
-    line = {"kind": "evaluation", "step": step, "split": section.split, **found}
+    line = {"kind": "evaluation", "step": step, "split": section.split, **result}
     return {**line, "seconds": seconds}, batch
 
 
