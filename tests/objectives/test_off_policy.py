@@ -469,3 +469,13 @@ def test_ratios_so_far_apart_that_the_others_underflow_still_have_a_baseline():
     got = advantages(rewards, "mean", log_ratio=logs)
     others = (0.0 + 0.5 * math.exp(-1)) / (1 + math.exp(-1))
     assert got[0] == pytest.approx(1.0 - others, rel=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["", ":loo-1", ":none"])
+def test_weights_that_leave_float64_are_an_error_that_names_the_two_ways_out(variant):
+    rewards, logs = np.array([0.0, 1.0, 0.5, 0.2]), np.array([400.0, 401.0, 399.0, 0.0])
+    with pytest.raises(ValueError, match=r"weighs e\^80.*truncate=.*self_normalise"):
+        advantages(rewards, f"max@2{variant}", log_ratio=logs)
+    with pytest.raises(ValueError, match="do not fit into float64"):
+        off_policy_max_at_k(rewards, logs, 2)
+    assert np.isfinite(advantages(rewards, "max@2", log_ratio=logs, self_normalise=True)).all()

@@ -158,6 +158,8 @@ def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
     model = fixed(llama)
     same, cast = Mirror(model, torch.float32), Mirror(model, torch.bfloat16)
     assert not same.own
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(p.requires_grad for p in cast.model.parameters())
     assert {id(p) for p in same.model.parameters()} == {id(p) for p in model.parameters()}
     assert cast.own
     assert cast.casts == 1

@@ -56,6 +56,6 @@ def test_an_engine_that_is_not_installed_is_named(
 
 
 def test_only_engines_that_exist_are_offered() -> None:
-    with pytest.raises(ValueError, match="is one of auto, transformers, vllm, got 'grup'"):
+    with pytest.raises(ValueError, match=r"is one of auto, .*transformers, vllm, got 'grup'"):
         sampling(engine="grup")
     check_installed(sampling(engine="transformers"))

@@ -73,7 +73,7 @@ class Mirror:
         self.casts = 0
         self.model = _copied(base, dtype, self.own)
         self.weights = dict(self.model.named_parameters())
-        self.model.eval().requires_grad_(False)
+        self.model.eval()  # its modules are its own; shared weights stay as the learner has them
         AttentionInterface.register(BACKEND, engine_attention)
         AttentionMaskInterface.register(BACKEND, lambda *args, **kwargs: None)
         self.plain = self.model.config._attn_implementation
