@@ -127,8 +127,8 @@ def test_every_field_of_the_metrics_is_explained(tmp_path: Path) -> None:
         text = (source / file).read_text(encoding="utf-8")
         written |= set(re.findall(r'^ +"([a-z_@0-9]+)": ', text, re.MULTILINE))
         written |= set(re.findall(r'(?:merged|stats)\["([a-z_]+)"\] =', text))
-    samples = {"prompt_id", "sample", "prompt", "completion", "status", "tokens", "logprob",
-               "finish_reason", "weight", "kind", "value", "low", "high"}  # fmt: skip
+    samples = {"prompt_id", "sample", "prompt", "completion", "answer", "status", "tokens",
+               "logprob", "finish_reason", "weight", "kind", "value", "low", "high"}  # fmt: skip
     assert {"reward", "groups_dropped", "ess", "results", "inner_steps"} <= written
     assert [name for name in sorted(written - samples) if f"`{name}`" not in page] == []
 

@@ -29,7 +29,7 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(recipe, tmp_path, s
     assert all(moved)
     assert AutoTokenizer.from_pretrained(run / "final")("1 2 = 3:")["input_ids"]
     card = (run / "final" / "README.md").read_text()
-    for fact in ("**max@4**", "k = 4", "n = 8", "countdown", "pass@1", "step 3", "95 %"):
+    for fact in ("**max@4**", "k = 4", "n = 8", "countdown", "pass@1", "step 3", "95%"):
         assert fact in card, fact
     assert re.search(r"\| max@4 \| 0\.\d{3} \[0\.\d{3}, [01]\.\d{3}\] \| 0\.\d{3} \[", card)
 
@@ -216,7 +216,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(recipe, tmp_path, capsy
     path = recipe()
     assert main(["train", str(path), "--dry-run", "--run.dir", str(tmp_path / "dry")]) == 0
     said = capsys.readouterr().out
-    for fact in ('objective = "max@4"', "k up to 7", "GiB", "24,928 weights", "224 in 7 steps"):
+    for fact in ("objective = 'max@4'", "k up to 7", "GiB", "24,928 weights", "224 in 7 steps"):
         assert fact in said, fact
     assert not (tmp_path / "dry").exists()
     assert main(["train", str(path), "--dry-run", "--objective", "max@8"]) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bestofk.types import Prompt, plain_text
 
 STYLES = ("chat", "text")
 REFERENCES = {"maths": "\\boxed{{{expected}}}", "exact": "<answer>{expected}</answer>"}
-Source = Any
+Source = str | Path | Iterable[Row] | Callable[[], Sequence[Row]]
 """A file, folder or Hub id (see `data_rows.read`), rows in Python, or a function that gets rows."""
 JSON_KINDS = (str, int, float, bool, type(None), list, dict)
 
