@@ -147,7 +147,7 @@ def test_pass_needs_a_definition_when_rewards_are_graded() -> None:
         ({"confidence": 95}, "confidence lies in"),
         ({"resamples": 10}, "at least 400 resamples"),
         ({"k_max": 0}, "k must be at least 1"),
-        ({"metric": "maj@k"}, "--columns answer="),
+        ({"metric": "maj@k"}, "--map answer="),
         ({"metric": "max@k", "bounds": (0.5, 1.0)}, "outside the stated bounds"),
     ],
 )

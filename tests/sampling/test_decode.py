@@ -299,9 +299,9 @@ def test_chat_prompts_need_a_template_and_get_the_assistants_turn() -> None:
 
 
 BAD = [
-    ({"n": 0}, "n >= 1"),
+    ({"samples_per_prompt": 0}, "samples_per_prompt is at least 1"),
     ({"temperature": -1.0}, "temperature is 0 or more"),
-    ({"top_p": 0.0}, "top_p lies in"),
+    ({"top_p": 0.0}, "top_p is above 0 and at most 1"),
     ({"top_k": -1}, "top_k is 0"),
     ({"stop": ("",)}, "at least one character"),
 ]

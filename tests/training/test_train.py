@@ -251,3 +251,12 @@ def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
     assert [display.number(v) for v in (None, float("nan"), 0.0, 0.5, 0.0012)] == [
         "–", "–", "0.000", "0.500", "1.2e-03"
     ]  # fmt: skip
+
+
+def test_quiet_shows_no_steps_and_the_end_all_the_same(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("BESTOFK_QUIET", "")
+    path = recipe(run={"steps": 2}, evaluation={"every": 0})
+    assert main(["train", str(path), "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "step 1/2" not in shown
+    assert "done: " in shown

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -145,7 +146,8 @@ def need(module: str, what: str, extra: str) -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if not os.environ.get("BESTOFK_QUIET"):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _from_endpoint(

@@ -133,13 +133,10 @@ def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def report(runs: Mapping[str, Path], page: Path) -> list[str]:
     """Write the page; say in words which run is better where."""
-    from bestofk.evaluation import compare
     from bestofk.reports import load, make
 
     first = next(iter(runs.values()))
     start = f"start={first / 'evaluations' / '000000.jsonl'}"
     sources = load([start, *(f"{name}={path}" for name, path in runs.items())])
     built = make(sources, page)
-    trained = [source.samples for source in sources[1:] if source.samples is not None]
-    result = [*built.findings.comparisons, *compare(trained, "pass@k")]
-    return [f"{one.metric}: {one.verdict}" for one in result]
+    return [f"{one.metric}: {one.verdict}" for one in built.findings.comparisons]

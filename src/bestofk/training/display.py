@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ class Display:
 
     def step(self, line: Mapping[str, Any]) -> None:
         self._track(line)
-        if self.processes.main:
+        if self.processes.main and not is_quiet():
             self.say(step_line(line, self.steps, self.k, self.eta(line["step"])))
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
@@ -110,8 +111,13 @@ class LiveDisplay(Display):
         self._live.stop()
 
 
+def is_quiet() -> bool:
+    """Whether the command was given --quiet: no lines of progress."""
+    return bool(os.environ.get("BESTOFK_QUIET"))
+
+
 def make_display(processes: Processes, steps: int, k: int) -> Display:
-    live = processes.main and sys.stdout.isatty()
+    live = processes.main and sys.stdout.isatty() and not is_quiet()
     return (LiveDisplay if live else Display)(processes, steps, k)
 
 

@@ -1,4 +1,4 @@
-"""Write the inspect_ai files beside this script, with inspect_ai itself (environments/inspect.txt).
+"""Write the inspect_ai files beside this script, with inspect_ai itself (inspect-requirements.txt).
 
 python tests/evaluation/tool_files/write_inspect.py
 """

@@ -1,6 +1,6 @@
 """Write the lm-evaluation-harness files beside this script, with lm_eval itself.
 
-python tests/evaluation/tool_files/write_lm_eval.py        # environments/lm_eval.txt
+python tests/evaluation/tool_files/write_lm_eval.py        # lm_eval-requirements.txt
 """
 
 import json
