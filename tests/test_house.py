@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "reports": TYPES | {"evaluation", "runs"},
 }
 EVERYTHING_BUT = {
-    "training": {"cli", "reports", "adapters"},
+    "training": {"cli", "api", "reports", "adapters"},
     "api": {"cli", "adapters", "demo"},
     "cli": set(),
 }
