@@ -121,6 +121,22 @@ def test_a_worker_killed_while_idle_is_replaced(lone: CodeVerifier) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
 
 
+def test_workers_killed_while_idle_are_no_program_s_fault(new_sandbox: New) -> None:
+    """Four of them: more than the attempts a program has."""
+    with CodeVerifier(sandbox=new_sandbox(workers=4)) as verifier:
+        assert isinstance(verifier, CodeVerifier)
+        for _ in range(5):  # until all four have been started
+            assert {v.reward for v in verifier(prompts(8), [SLOW] * 8)} == {1.0}
+            if len(verifier.sandbox._state.all) == 4:
+                break
+        workers = list(verifier.sandbox._state.all)
+        assert len(workers) == 4
+        for worker in workers:
+            worker.process.kill()
+        verdicts = verifier(prompts(8), [RIGHT] * 8)
+        assert [v.reward for v in verdicts] == [1.0] * 8, verdicts
+
+
 # 34
 HOST_IN_TROUBLE = """
 import math, os, resource, sys

@@ -48,8 +48,12 @@ class SharedWorkers:
             finally:
                 self.line.remove(me)
                 self.turn.notify_all()
-            if self.free:
-                return self.free.pop()
+            while self.free:
+                worker = self.free.pop()
+                if worker.process.poll() is None:
+                    return worker
+                self.all.discard(worker)  # it died while idle: no program is to blame
+                worker.close()
         try:
             worker = start()
         except BaseException:

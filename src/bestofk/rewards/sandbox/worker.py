@@ -55,6 +55,10 @@ class WorkerLost(Exception):
     """The worker died while it had a program."""
 
 
+class WorkerGone(OSError):
+    """The worker was dead before it got the program: never the program's fault."""
+
+
 class WorkerSilent(OSError):
     """The worker neither answered nor died: it was stopped, or not scheduled. Never the model's
     fault, since a worker listens to no program."""
@@ -121,6 +125,7 @@ class Worker:
 
         Raises:
             WorkerLost: the worker died.
+            WorkerGone: it was dead already.
             WorkerSilent: no report came within `wall` seconds and a grace.
             OSError: this side could not even send it (no descriptors or memory left).
         """
@@ -152,7 +157,7 @@ class Worker:
         try:
             wire.send(self.socket, request, files)
         except (BrokenPipeError, ConnectionError) as error:
-            raise WorkerLost(f"it was gone: {error}") from error
+            raise WorkerGone(f"its worker had died before: {error}") from error
         return self._answer(wall + _GRACE)
 
     def _forget_tests(self) -> None:
