@@ -8,7 +8,7 @@ import numpy as np
 
 from .intervals import bounds_of_means, t_quantile, tail_rank
 from .results import Diversity, Measure, Samples
-from .values import zero_one
+from .values import passing
 
 RESAMPLES = 2000
 UNKNOWN = Measure(float("nan"), float("nan"), float("nan"), 0)
@@ -46,7 +46,7 @@ def diversity(
     if samples.answers is None:
         notes += ("the file has no answers: distinct and effective answers are not known",)
     else:
-        tables, conflicts = _by_answer(samples, filled, m, zero_one(samples, threshold))
+        tables, conflicts = _by_answer(samples, filled, m, passing(samples, threshold))
         silent = float((samples.answers < 0).mean())
         if conflicts:
             notes += (f"{conflicts} answers are judged both right and wrong in one problem",)

@@ -6,24 +6,21 @@ import numpy as np
 
 from bestofk.common import unknown
 from bestofk.objectives import max_at_k_curve
+from bestofk.objectives.estimates import zero_one
 
 from .results import METRICS, Metric, Samples
 from .voting import majority_curve
 
 
-def zero_one(samples: Samples, threshold: float | None) -> np.ndarray:
-    """(N,) rewards as 0/1 by the stated threshold (reward ≥ threshold passes); NaN stays NaN.
+def passing(samples: Samples, threshold: float | None) -> np.ndarray:
+    """(N,) 1 where a sample passes (reward ≥ threshold), 0 where it fails; NaN stays NaN.
 
     Raises:
         ValueError: rewards other than 0 and 1, and no threshold to judge them by.
     """
     rewards = samples.rewards
-    if threshold is not None:
-        if not np.isfinite(threshold):
-            raise ValueError(f"threshold must be a finite number, got {threshold}")
-        return np.where(np.isnan(rewards), np.nan, (rewards >= threshold).astype(float))
     odd = ~((rewards == 0) | (rewards == 1) | np.isnan(rewards))
-    if odd.any():
+    if threshold is None and odd.any():
         first = int(odd.argmax())
         problem = samples.problems[int(np.searchsorted(samples.offsets, first, side="right")) - 1]
         raise ValueError(
@@ -31,12 +28,12 @@ def zero_one(samples: Samples, threshold: float | None) -> np.ndarray:
             f"of {rewards[first]:g}, neither 0 nor 1: state --threshold (reward ≥ threshold "
             "passes), or ask for max@k, which takes real rewards"
         )
-    return rewards
+    return zero_one(rewards, threshold, "pass@k", check=False)
 
 
 def passes_and_samples(samples: Samples, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
     """(P,) passing and scored samples of each problem."""
-    return samples.count(zero_one(samples, threshold) == 1), samples.live
+    return samples.count(passing(samples, threshold) == 1), samples.live
 
 
 def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarray:
@@ -104,7 +101,7 @@ def _majority(
             f"{samples.name}: maj@k needs the answers that vote, and the file has no such column: "
             "name it with --map answer=..."
         )
-    return majority_curve(samples, zero_one(samples, threshold), kept, k_max, seed)[0]
+    return majority_curve(samples, passing(samples, threshold), kept, k_max, seed)[0]
 
 
 def variance_of_best(samples: Samples, kept: np.ndarray, k_max: int) -> np.ndarray:
