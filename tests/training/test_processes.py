@@ -23,7 +23,7 @@ DRAWN = {
 }
 ADAPTERS = {
     "objective": "max@4",
-    "model": {"lora_rank": 2, "gradient_checkpointing": True},
+    "model": {"lora_rank": 2, "options": {"gradient_checkpointing": True}},
     "loss": {"kl": 0.05},
 }
 SELDOM = {

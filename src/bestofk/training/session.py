@@ -123,12 +123,12 @@ class Session:
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int) -> list[Group]:
         """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""
-        if not prompts:
-            return []
         check_context(prompts, self.parts.policy, self.config.sampling.max_new_tokens)
         seed = seed_of(self.config.run.seed, "train", step, attempt)
         sampler = self.parts.sampler
         with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
+            if not prompts:  # inside: all processes gather the weights, also one without prompts
+                return []
             if not hasattr(sampler, "stream"):
                 return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
             result: dict[int, Group] = {}
