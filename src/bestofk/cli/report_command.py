@@ -184,11 +184,20 @@ def show(report: Report) -> None:
         print(printable(f"note: {note}"))
     samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
     print(
-        f"{report.page}: {len(findings.sources)} runs, {len(findings.problems)} problems, "
-        f"{samples} samples; {report.size / 1e6:.2f} MB"
+        f"{report.page}: {counted(len(findings.sources), 'run')}, "
+        f"{counted(len(findings.problems), 'problem')}, {counted(samples, 'sample')}; "
+        f"{report.size / 1e6:.2f} MB"
     )
     for path in report.files:
         print(path)
+
+
+def counted(count: int, what: str) -> str:
+    """
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{count:,} {what}" + ("s" if count != 1 else "")
 
 
 def printable(text: str) -> str:
