@@ -126,7 +126,7 @@ class Remote:
     def _request(
         self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, bool]:
-        """The call as bytes. `marshal` is quick and knows plain values only; what it refuses (a
+        """The call as bytes. `marshal` is quick and knows plain values only; what it cannot write (a
         subclass, a range) goes by our own codec. The program may read both: it trusts us."""
         try:
             request = marshal.dumps((path, args, kwargs), 2)
