@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from . import confinement as confinements
-from . import kernel, memory, program, seccomp, wire
+from . import file_errors, kernel, memory, program, seccomp, wire
 from .clocks import ProcFiles
 from .job import CallJob, CheckJob
 from .lockdown import LOW, keep_low_descriptors_free, limit_server
@@ -119,6 +119,8 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "guest"]:
         del sys.modules[name]  # a program that imports `guest` shall not find us
     program.add_site_builtins()
+    if not config["writable"]:
+        file_errors.alike_at_every_tier()
     program.open_stdin_by_name()
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
