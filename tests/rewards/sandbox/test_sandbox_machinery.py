@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -79,7 +80,9 @@ def lone(new_sandbox: New) -> Iterator[CodeVerifier]:
         yield verifier
 
 
-def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Thread:
+def kill_worker_when_busy(
+    verifier: CodeVerifier, times: int, by: signal.Signals = signal.SIGKILL
+) -> threading.Thread:
     """A thread that kills the worker that runs a program, `times` times."""
     state, killed = verifier.sandbox._state, set[int]()
 
@@ -90,7 +93,7 @@ def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Threa
                 if busy and worker.process.pid not in killed and len(descendants(os.getpid())) > 2:
                     time.sleep(0.05)
                     killed.add(worker.process.pid)
-                    worker.process.kill()
+                    worker.process.send_signal(by)
             time.sleep(0.005)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -98,18 +101,31 @@ def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Threa
     return thread
 
 
-def test_a_worker_killed_in_the_middle_costs_nothing(lone: CodeVerifier) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_killed_in_the_middle_costs_nothing(lone: CodeVerifier, times: int) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
-    thread = kill_worker_when_busy(lone, 1)
+    thread = kill_worker_when_busy(lone, times)
     verdict = lone(prompts(1), [SLOW])[0]
     thread.join(10)
     assert not thread.is_alive()
     assert (verdict.reward, verdict.status) == (1.0, "correct")
 
 
-def test_a_program_whose_worker_dies_twice_gets_zero(lone: CodeVerifier) -> None:
+def test_a_program_whose_worker_is_killed_every_time_is_unscored(lone: CodeVerifier) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
-    thread = kill_worker_when_busy(lone, 2)
+    thread = kill_worker_when_busy(lone, 3)
+    verdict = lone(prompts(1), [SLOW])[0]
+    thread.join(10)
+    assert verdict.status == "unscored", verdict
+    assert math.isnan(verdict.reward)
+    assert "killed from outside" in verdict.detail
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+
+
+def test_a_program_whose_worker_crashes_twice_gets_zero(lone: CodeVerifier) -> None:
+    """A hole in the server, if there is one, is no way to leave failures unscored."""
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+    thread = kill_worker_when_busy(lone, 2, signal.SIGSEGV)
     verdict = lone(prompts(1), [SLOW])[0]
     thread.join(10)
     assert (verdict.reward, verdict.status) == (0.0, "crashed")

@@ -221,13 +221,14 @@ class Sandbox:
     def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> JobResult:
         """One job, tried again on a fresh worker when the failure is ours.
 
-        A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
+        A job whose worker crashes twice while it has it is taken for the cause (`killer`): leaving
         such programs unscored would let a model drop its failures. The same holds for a program
-        that is killed twice, by whatever: it could do that to itself.
+        that ends twice by a signal it can send to itself. No program can send SIGKILL, to itself
+        or to its worker: where that ended either, nobody is blamed.
         """
-        deaths, kills, detail = 0, 0, ""
+        deaths, signals, detail = 0, 0, ""
         for attempt in range(ATTEMPTS):
-            if attempt and not deaths and not kills:
+            if attempt and not deaths and not signals:
                 time.sleep(0.2 * attempt)
             worker = None
             try:
@@ -245,8 +246,8 @@ class Sandbox:
                 self._state.discard(worker)
                 raise
             else:
-                kills += report["program_killed"]
-                detail = _failure_of_ours(report, kills)
+                signals += report["program_signalled"]
+                detail = _failure_of_ours(report, signals)
                 if detail:
                     self._state.discard(worker)
                     continue
@@ -271,14 +272,16 @@ def _limits(limits: Limits | None) -> Limits | None:
     return limits
 
 
-def _failure_of_ours(report: dict[str, Any], kills: int) -> str:
+def _failure_of_ours(report: dict[str, Any], signals: int) -> str:
     """Why a run has to be repeated although its worker lives; empty where it need not be."""
     if report["starved"]:
         return "the machine was too busy to give the program its CPU time"
     if report["checker_killed"]:
         return "its checker was killed from outside, as when memory is short"
-    if report["program_killed"] and kills < 2:
+    if report["program_killed"]:
         return "it was killed from outside, as when memory is short"
+    if report["program_signalled"] and signals < 2:
+        return "a signal ended it"
     return ""
 
 

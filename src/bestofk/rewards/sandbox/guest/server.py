@@ -23,7 +23,7 @@ from .clocks import ProcFiles
 from .job import CallJob, CheckJob
 from .lockdown import LOW, keep_low_descriptors_free, limit_server
 from .process_table import ProcessTable
-from .zygote import NoProcess
+from .zygote import NoProcess, ZygoteGone
 
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a
 # compiled one by 10 µs); a module that is not costs a program that wants it a few milliseconds.
@@ -151,6 +151,10 @@ def main(descriptor: int) -> None:
             wire.send(host, wire.pack({"ok": False, "error": reason}))
         os._exit(1)
     wire.send(host, wire.pack({"ok": True}))
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    try:
         server.serve()
+    except ZygoteGone as gone:
+        os._exit(gone.args[0] & 0xFF)  # as if it had ended so itself
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
     os._exit(0)
