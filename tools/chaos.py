@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,7 @@ def life(config: Config, folder: Path, log: Path, faults: bool) -> int:
     child = os.fork()
     if child:
         return child
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     said = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -317,6 +319,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", help="kept; by default a temporary one")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped in the middle of a round"))
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     counts: Counter[str] = Counter()
     began = time.monotonic()
