@@ -160,20 +160,17 @@ def written(folder: Path) -> int:
 def disturb(child: int, rng: random.Random, counts: Counter[str]) -> None:
     """Kill one of the sandbox's processes, now and then.
 
-    At most twice while one program is judged: the third time would leave it unscored, and a run
-    with a missing reward cannot be compared with the untouched one.
+    Never twice in a row while one program is judged: it is tried three times, a worker that was
+    killed before counts too, and runs with a missing reward cannot be compared.
     """
     done = Path(os.environ["CHAOS_DONE"])
     judged = done.stat().st_size if done.exists() else 0
-    if judged > counts["judged at the last kill"]:
-        counts["kills while one program is judged"] = 0
-    if counts["kills while one program is judged"] == 2 or rng.random() > 0.1:
+    if judged < counts["judged at the last kill"] + 2 or rng.random() > 0.1:
         return
     if below := descendants(child):
         with contextlib.suppress(ProcessLookupError):
             os.kill(rng.choice(below), signal.SIGKILL)
             counts["sandbox processes killed"] += 1
-            counts["kills while one program is judged"] += 1
             counts["judged at the last kill"] = judged
 
 
@@ -343,7 +340,6 @@ def main(argv: list[str]) -> int:
             log = folder / "faults.log"
             faults = log.read_bytes() if log.exists() else b""
             counts["verdicts"] = counts.pop("judged at the last kill")
-            del counts["kills while one program is judged"]
             counts["verifier calls broken"] = faults.count(b"b")
             counts["clock jumps"] = faults.count(b"j")
             counts["seconds"] = round(time.monotonic() - began)
