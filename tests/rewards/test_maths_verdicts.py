@@ -245,7 +245,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_verdict_stands() -> N
     (second,) = children() - before
     killer = threading.Timer(0.3, os.kill, (second, signal.SIGKILL))
     killer.start()
-    slow = "(" * 12 + r"2\sqrt{5}" + ")" * 12  # brackets cost the parser a second
+    slow = "0+(" * 10 + r"2\sqrt{5}" + ")" * 10  # brackets cost the parser a second
     assert ask(judge, r"\sqrt{20}", slow).reward == 1.0
     killer.join()
     assert second not in children()

@@ -264,8 +264,7 @@ def test_a_process_killed_from_outside_costs_an_honest_program_nothing(
         killer = threading.Thread(target=kill_while_busy, args=(judge, which, times), daemon=True)
         killer.start()
         verdict = judge(prompts(1, ONE), [SLOW_ONCE])[0]
-        killer.join(30)
-        assert not killer.is_alive()
+        killer.join()
         assert verdict.status == status, verdict
         assert verdict.reward == pytest.approx(reward, nan_ok=True)
         assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0

@@ -80,6 +80,11 @@ def lone(new_sandbox: New) -> Iterator[CodeVerifier]:
         yield verifier
 
 
+ONE = {"asserts": ["assert f(1) == 2"]}
+NAP = "import time\ndef f(x):\n    time.sleep(2.0)\n    return x + 1"
+"""Long enough to be killed in the middle of it, however busy the machine is."""
+
+
 def kill_worker_when_busy(
     verifier: CodeVerifier, times: int, by: signal.Signals = signal.SIGKILL
 ) -> threading.Thread:
@@ -105,17 +110,16 @@ def kill_worker_when_busy(
 def test_a_worker_killed_in_the_middle_costs_nothing(lone: CodeVerifier, times: int) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
     thread = kill_worker_when_busy(lone, times)
-    verdict = lone(prompts(1), [SLOW])[0]
-    thread.join(10)
-    assert not thread.is_alive()
+    verdict = lone(prompts(1, ONE), [NAP])[0]
+    thread.join()
     assert (verdict.reward, verdict.status) == (1.0, "correct")
 
 
 def test_a_program_whose_worker_is_killed_every_time_is_unscored(lone: CodeVerifier) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
     thread = kill_worker_when_busy(lone, 3)
-    verdict = lone(prompts(1), [SLOW])[0]
-    thread.join(10)
+    verdict = lone(prompts(1, ONE), [NAP])[0]
+    thread.join()
     assert verdict.status == "unscored", verdict
     assert math.isnan(verdict.reward)
     assert "killed from outside" in verdict.detail
@@ -126,8 +130,8 @@ def test_a_program_whose_worker_crashes_twice_gets_zero(lone: CodeVerifier) -> N
     """A hole in the server, if there is one, is no way to leave failures unscored."""
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
     thread = kill_worker_when_busy(lone, 2, signal.SIGSEGV)
-    verdict = lone(prompts(1), [SLOW])[0]
-    thread.join(10)
+    verdict = lone(prompts(1, ONE), [NAP])[0]
+    thread.join()
     assert (verdict.reward, verdict.status) == (0.0, "crashed")
     assert "killed its worker twice" in verdict.detail
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
@@ -189,7 +193,7 @@ def test_a_host_without_descriptors_scores_nan_and_recovers() -> None:
         [sys.executable, "-W", "ignore", "-c", HOST_IN_TROUBLE],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert done.stdout.split() == ["unscored", "True", "1.0"], done.stderr
@@ -227,7 +231,7 @@ def test_a_full_disk_turns_no_right_program_into_a_wrong_one(tmp_path: Path) -> 
             [sys.executable, "-W", "ignore", "-c", FULL_DISK],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
             cwd=disk,
             env={**os.environ, "TMPDIR": str(disk)},
             check=False,

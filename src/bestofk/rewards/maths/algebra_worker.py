@@ -21,7 +21,7 @@ from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 
 from bestofk.rewards.maths.algebra import exact, is_matrix, same_object
-from bestofk.rewards.maths.equality import same, same_scalar
+from bestofk.rewards.maths.equality import is_wrapped, same, same_scalar
 from bestofk.rewards.maths.plain_form import is_readable
 from bestofk.rewards.maths.quantities import quantity
 
@@ -115,6 +115,8 @@ def _parse(text: str) -> Any:
     The parser would take the variable I for the imaginary unit, so it is renamed; a mixed number
     is written as a sum, and what a point or a cross parts from a function is not its argument.
     """
+    while text.startswith("(") and "," not in text and is_wrapped(text):
+        text = text[1:-1].strip()  # each pair of brackets costs the parser a tenth of a second
     text = _ARGUMENT.sub(r"\1(\2)", text)
     text = _MIXED.sub(r"(\1+\2)", text)
     text = _FACTORIAL_POWER.sub(r"(\1!)^", text)
