@@ -179,6 +179,16 @@ def live(
 ) -> int:
     """One life of the tortured run; how it ended."""
     child = life(config, folder, log, faults=True)
+    try:
+        return tortured(child, folder, end, rng, counts)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        raise
+
+
+def tortured(child: int, folder: Path, end: str, rng: random.Random, counts: Counter[str]) -> int:
+    """Disturb a life until it ends, by `end` or by itself; how it ended."""
     target, ballast = written(folder) + rng.randint(0, 5), folder.parent / "ballast"
     below: list[int] = []
     while end != "NONE" and written(folder) < target and not is_over(child):
