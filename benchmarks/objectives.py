@@ -110,10 +110,12 @@ def traced_rows() -> list[tuple[str, ...]]:
     """torch.compile and jax.jit of the unchecked call against the eager, checked one."""
     rows = []
     rewards = torch.from_numpy(RNG.random((256, 16)))
+    many = torch.from_numpy(RNG.random((4096, 64)))
     logs = torch.from_numpy(RNG.normal(size=(256, 16)) * 0.2)
-    plain = objective("max@4")
+    plain, wide = objective("max@4"), objective("max@16")
     cases = {
         "max@4, 256 × 16": ((rewards,), lambda r, **o: plain(r, **o)),
+        "max@16, 4096 × 64": ((many,), lambda r, **o: wide(r, **o)),
         "max@4 off policy, 256 × 16": (
             (rewards, logs),
             lambda r, x, **o: plain(r, log_ratio=x, **o),

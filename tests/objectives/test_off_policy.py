@@ -394,7 +394,7 @@ def test_chunks_of_groups_change_nothing(monkeypatch):
     rng = np.random.default_rng(1)
     rewards, logs = rng.random((37, 8)), rng.normal(size=(37, 8))
     whole = advantages(rewards, "max@3", log_ratio=logs)
-    monkeypatch.setattr(off_policy, "CELLS", 5 * 8 * 3)
+    monkeypatch.setattr(off_policy, "CACHED_CELLS", 5 * 8 * 3)
     np.testing.assert_allclose(advantages(rewards, "max@3", log_ratio=logs), whole, rtol=1e-12)
 
 

@@ -59,16 +59,16 @@ def toss(log_ratio: Array, k: int, *, check: bool = True) -> Tosses:
     offset = math.log((n - k + 1) / k)
     low = xp.min(fixed, axis=0) + offset
     high = xp.max(fixed, axis=0) + offset
-    target = n * k / (n + 1)
+    excess = 2 * n * k / (n + 1) - n  # heads minus tails, when k/(n+1) of the tosses succeed
     halvings = TRACED_HALVINGS
     if check:
         width = float(xp.max(high - low)) if low.shape[0] else 0.0
         halvings = max(0, math.ceil(math.log2(max(width, 1e-9) / 0.5)))
     for _ in range(halvings):
         middle = (low + high) / 2
-        expected = xp.sum(_heads(fixed - middle)[0], axis=0)
-        low = xp.where(expected > target, middle, low)
-        high = xp.where(expected > target, high, middle)
+        many = xp.sum(xp.tanh((fixed - middle) / 2), axis=0) > excess  # p = (1 + tanh(x/2))/2
+        low = xp.where(many, middle, low)
+        high = xp.where(many, high, middle)
     log_tilt = (low + high) / 2
     heads, tails, soft = _heads(log_ratio - log_tilt)
     return Tosses(log_ratio, heads, tails, k * log_tilt + xp.sum(soft, axis=0))
