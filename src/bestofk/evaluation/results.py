@@ -268,7 +268,7 @@ class Diversity:
     """Distinct answers among the wrong ones of m samples."""
     distinct_correct: Measure
     wrong_share: Measure
-    """Distinct wrong answers over wrong answers, of problems with a wrong one; all samples count."""
+    """Distinct wrong answers over wrong answers of all samples; problems without one left out."""
     compression: Measure
     """Size of a problem's completions over their compressed size: more = more repetitive."""
     entropy: Measure
