@@ -55,9 +55,9 @@ def sampled(seed=0):
     return groups, rewards
 
 
-def run_verl(folder, rows, *, ranks, epochs, objective, **options):
+def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, settings=(), **options):
     torch.save(
-        {"rows": rows, "mini": 2 * N, "epochs": epochs, "lr": LR,
+        {"rows": rows, "mini": 2 * N, "epochs": epochs, "lr": lr, "settings": list(settings),
          "options": {"objective": objective, **options}},
         folder / "batch.pt",
     )  # fmt: skip
@@ -132,6 +132,34 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
         assert "log_ratio_max" in each["metrics"]
 
 
+def rows_of(groups, rewards):
+    return [
+        {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens,
+         "response": each.tokens, "reward": rewards[p, i], "live": 1}
+        for p, group in enumerate(groups)
+        for i, each in enumerate(group.completions)
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("floor", "taken"), [({}, 1), ({"ess_floor": 0}, 4)])
+def test_inner_steps_end_below_the_floor_and_the_optimiser_does_not_move(floor, taken, tmp_path):
+    """AdamW with weight decay at a large rate: too far away after one of four steps."""
+    adam = ["optimizer=AdamW", "weight_decay=0.1"]
+    found = run_verl(
+        tmp_path, rows_of(*sampled()), ranks=2, epochs=2, objective="max@3", lr=3e-3,
+        settings=[f"actor_rollout_ref.actor.optim.{each}" for each in adam], **floor,
+    )  # fmt: skip
+    for each in found:
+        assert each["optimiser_steps"]
+        assert set(each["optimiser_steps"]) == {taken}
+        ended = each["metrics"]["inner_steps_ended"]
+        assert ended == [0.0] * taken + [1.0] * (4 - taken)
+        assert len(each["metrics"]["lr"]) == 1  # the schedule goes on
+        assert each["metrics"]["effective_share"][1] < 0.5
+        assert len(each["seen"]) == min(taken + 1, 4)  # what has ended is not scored any more
+
+
 @given(
     prompts=st.integers(1, 4), minis=st.integers(1, 3), n=st.sampled_from([4, 8]),
     ranks=st.sampled_from([1, 2, 4]), lost=st.integers(0, 5), seed=st.integers(0, 99),
@@ -194,6 +222,8 @@ ERRORS = [
     ([], r"takes 4 optimiser steps per batch \(data.train_batch_size=1024, .*batch_size=256"),
     ([*ONE_STEP, f"{ACTOR}.ppo_epochs=4"], r"takes 4 optimiser steps .*ppo_epochs=4.*loss_mode"),
     ([*ONE_STEP, "+algorithm.bestofk.truncate=1"], r"bestofk.truncate=1 acts on ratios"),
+    ([*EXACT, "+algorithm.bestofk.ess_floor=50"], r"ess_floor=50 is a share of the samples"),
+    ([*ONE_STEP, "+algorithm.bestofk.ess_floor=0.3"], r"bestofk.ess_floor=0.3 acts on ratios"),
     ([*EXACT, f"{ACTOR}.shuffle=True"], r"actor.shuffle=True scatters groups"),
     ([*EXACT, f"{ACTOR}.ppo_mini_batch_size=300"], r"1024 is not a multiple of .*=300"),
     ([*EXACT, f"{ACTOR}.loss_agg_mode=token-mean"], r"loss_agg_mode=token-mean weighs a sample by"),
