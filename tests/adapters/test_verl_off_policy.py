@@ -17,6 +17,7 @@ pytest.importorskip("verl.trainer.ppo.v1", reason="verl's V1 trainer needs Trans
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 
 import bestofk
@@ -208,6 +209,24 @@ def test_the_loss_is_the_weight_times_the_log_prob_and_needs_the_weights_of_its_
         verl_steps.WEIGHED.reset(token)
     (slope,) = torch.autograd.grad(-loss, log_prob)
     assert torch.allclose(slope * 2, weights.float())
+
+
+def test_clipped_weights_on_tokens_are_the_gradient_of_verls_own_loss():
+    """Up to verl's dual clip, which stops the push on a negative weight above a ratio of 3."""
+    rng = np.random.default_rng(0)
+    logs, weights = rng.normal(0, 0.8, (1, 400)), rng.normal(size=(1, 400))
+    now = torch.zeros((1, 400), dtype=torch.float64, requires_grad=True)
+    actor = OmegaConf.create(
+        {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "global_batch_info": {}}
+    )
+    loss, _ = core_algos.get_policy_loss_fn("vanilla")(
+        torch.tensor(-logs), now, torch.tensor(weights), torch.ones(1, 400), "token-mean", actor
+    )
+    (slope,) = torch.autograd.grad(-loss * 400, now)
+    ours = bestofk.objectives.clipped_weights(weights, logs, 0.2, 0.28)
+    dual = (weights < 0) & (np.exp(logs) > 3.0)
+    assert dual.any()
+    np.testing.assert_allclose(slope.numpy(), np.where(dual, 0.0, ours), rtol=1e-9)
 
 
 CHOSEN = [
