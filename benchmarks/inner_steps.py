@@ -223,14 +223,27 @@ def work(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    """max@8 over rollouts of every run."""
-    for row in map(json.loads, Path(options.out).read_text().splitlines()):
-        curve = " ".join(f"{e['max']['8']:.3f}" for e in row["evaluations"])
+    """max@8 at every evaluation, the mean over the seeds of an arm; the best comes last."""
+    rows = [json.loads(row) for row in Path(options.out).read_text().splitlines()]
+    arms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["failure"] is None and row["evaluations"]:
+            key = (row["task"], row["split"], row["arm"], row["rate"])
+            arms.setdefault(key, []).append(row)
+    for (task, split, name, rate), runs in sorted(arms.items()):
+        shortest = min(len(run["evaluations"]) for run in runs)
+        curves = [[e["max"]["8"] for e in run["evaluations"][:shortest]] for run in runs]
+        curve = " ".join(f"{value:.3f}" for value in np.mean(curves, axis=0))
+        steps = np.mean([run["inner_steps"] for run in runs])
         print(
-            f"{row['task']:9} {row['arm']:28} {row['rate']:.1e} seed {row['seed']:3} {curve}  "
-            f"steps {row['inner_steps']} ess {row['ess']} sd {row['log_ratio_std']} "
-            f"{row['seconds']} s {(row['failure'] or '')[-60:]}"
+            f"{task:9} {split:10} {name:30} {rate:.1e}  {len(runs)} seeds  {curve}  "
+            f"mean after the start {np.mean(curves, axis=0)[1:].mean():.4f}  "
+            f"steps per batch {steps:.1f}"
         )
+    for row in rows:
+        if row["failure"] is not None:
+            reached = len(row["evaluations"])
+            print(f"not finished: {row['arm']} {row['rate']:.1e} seed {row['seed']}, {reached}")
 
 
 def main() -> None:
