@@ -6,7 +6,9 @@ evaluations with the successes of every problem, its inner steps and its ratios.
 
     python benchmarks/inner_steps.py tune maze curves.jsonl          # a grid of learning rates
     python benchmarks/inner_steps.py final maze finals.jsonl --rates '{"one loo-1": 6e-4}'
-    python benchmarks/inner_steps.py show curves.jsonl
+    python benchmarks/inner_steps.py show maze curves.jsonl [--figure]
+
+benchmarks/results/inner-steps.jsonl has the runs that docs/off-policy.md reports.
 
 Several processes may work on one file: each run is claimed by one of them.
 """
@@ -17,6 +19,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -98,6 +101,32 @@ ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     },
 }
 """Name → settings and the learning rates to try."""
+
+
+PAIRS = (
+    ("mini-batches 8 loo-1", "one loo-1"),
+    ("mini-batches 8 canonical", "one canonical"),
+    ("large mini-batches 8 loo-1", "large one loo-1"),
+    ("large one loo-1", "one loo-1"),
+    ("one loo-1", "one canonical"),
+    ("mini-batches 8 loo-1", "mini-batches 8 canonical"),
+    ("large mini-batches 8 loo-1", "large mini-batches 8 canonical"),
+    ("passes 3 exact loo-1", "one loo-1"),
+    ("passes 3 clipped", "one loo-1"),
+    ("passes 3 first-order", "one loo-1"),
+)
+"""Differences that `show` prints."""
+DRAWN = {
+    "one loo-1": "1 step, 64 prompts",
+    "mini-batches 8 loo-1": "8 mini-batches, 64 prompts",
+    "large one loo-1": "1 step, 256 prompts",
+    "large mini-batches 8 loo-1": "8 mini-batches, 256 prompts",
+    "passes 3 exact loo-1": "3 passes, exact",
+    "passes 3 first-order": "3 passes, first order",
+}
+"""Arms of the figure, with their labels."""
+Runs = dict[int, list[dict[str, Any]]]
+"""Seed → evaluations."""
 
 
 def jobs_of(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -195,13 +224,16 @@ def remembered(folder: Path) -> dict[str, Any]:
     return {"evaluations": evaluations, "phases": phases, **{key: mean(key) for key in keys}}
 
 
-def successes(file: Path) -> list[int]:
-    """Number of right samples of every problem."""
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def successes(file: Path) -> str:
+    """Number of right samples of every problem, a digit each (base 36)."""
     counts: dict[str, int] = {}
     for row in map(json.loads, file.read_text().splitlines() if file.is_file() else []):
         problem = str(row.get("problem", row.get("prompt_id", row.get("id"))))
         counts[problem] = counts.get(problem, 0) + int(row["reward"] >= 1.0)
-    return [counts[problem] for problem in sorted(counts)]
+    return "".join(DIGITS[counts[problem]] for problem in sorted(counts))
 
 
 def work(options: argparse.Namespace) -> None:
@@ -222,28 +254,87 @@ def work(options: argparse.Namespace) -> None:
             file.write(line)
 
 
-def show(options: argparse.Namespace) -> None:
-    """max@8 at every evaluation, the mean over the seeds of an arm; the best comes last."""
-    rows = [json.loads(row) for row in Path(options.out).read_text().splitlines()]
-    arms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
+def max_at(evaluation: dict[str, Any], k: int) -> np.ndarray:
+    """max@k of every problem, from its successes."""
+    share = [1 - math.comb(SAMPLES - c, k) / math.comb(SAMPLES, k) for c in range(SAMPLES + 1)]
+    return np.array([share[DIGITS.index(digit)] for digit in evaluation["successes"]])
+
+
+def by_arm(file: str) -> dict[tuple[str, str, str, float], dict[int, list[dict[str, Any]]]]:
+    """(task, split, arm, rate) → seed → evaluations, of the runs that ended."""
+    arms: dict[tuple[str, str, str, float], dict[int, list[dict[str, Any]]]] = {}
+    for row in map(json.loads, Path(file).read_text(encoding="utf-8").splitlines()):
         if row["failure"] is None and row["evaluations"]:
             key = (row["task"], row["split"], row["arm"], row["rate"])
-            arms.setdefault(key, []).append(row)
-    for (task, split, name, rate), runs in sorted(arms.items()):
-        shortest = min(len(run["evaluations"]) for run in runs)
-        curves = [[e["max"]["8"] for e in run["evaluations"][:shortest]] for run in runs]
-        curve = " ".join(f"{value:.3f}" for value in np.mean(curves, axis=0))
-        steps = np.mean([run["inner_steps"] for run in runs])
-        print(
-            f"{task:9} {split:10} {name:30} {rate:.1e}  {len(runs)} seeds  {curve}  "
-            f"mean after the start {np.mean(curves, axis=0)[1:].mean():.4f}  "
-            f"steps per batch {steps:.1f}"
-        )
-    for row in rows:
-        if row["failure"] is not None:
-            reached = len(row["evaluations"])
-            print(f"not finished: {row['arm']} {row['rate']:.1e} seed {row['seed']}, {reached}")
+            arms.setdefault(key, {})[row["seed"]] = row["evaluations"]
+    return arms
+
+
+def difference(first: Runs, second: Runs, k: int) -> tuple[float, float, int]:
+    """Mean over seeds and common evaluations after the start, half a 95 % interval, seeds.
+
+    The interval is over problems, each the mean over seeds and evaluations.
+    """
+    seeds, parts = sorted(first.keys() & second.keys()), []
+    for seed in seeds:
+        other = {each["rollouts"]: each for each in second[seed]}
+        parts += [
+            max_at(each, k) - max_at(other[each["rollouts"]], k)
+            for each in first[seed]
+            if each["rollouts"] and each["rollouts"] in other
+        ]
+    per_problem = np.mean(parts, axis=0)
+    return (
+        float(per_problem.mean()),
+        float(1.972 * per_problem.std(ddof=1) / math.sqrt(len(per_problem))),
+        len(seeds),
+    )
+
+
+def show(options: argparse.Namespace) -> None:
+    """max@8 at every evaluation, the mean over the seeds of an arm, and paired differences."""
+    arms = {key: runs for key, runs in by_arm(options.out).items() if key[0] == options.task}
+    for (_, split, name, rate), runs in sorted(arms.items()):
+        shortest = min(map(len, runs.values()))
+        curves = np.array([[e["max"]["8"] for e in run[:shortest]] for run in runs.values()])
+        curve = " ".join(f"{value:.3f}" for value in curves.mean(axis=0))
+        mean = curves[:, 1:].mean()
+        print(f"{split:10} {name:30} {rate:.1e} {len(runs)} seeds  {curve}  mean {mean:.4f}")
+    final = {name: runs for (_, split, name, _), runs in arms.items() if split == "test"}
+    for first, second in PAIRS:
+        if first in final and second in final:
+            for k in (1, 8):
+                mean, half, seeds = difference(final[first], final[second], k)
+                ends = f"[{mean - half:+.4f}, {mean + half:+.4f}]"
+                print(f"{first} minus {second}, max@{k}: {mean:+.4f} {ends}, {seeds} seeds")
+    if options.figure:
+        draw(final)
+
+
+def draw(final: dict[str, Runs]) -> None:
+    """docs/images/inner-steps.svg."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "bestofk", "svg.fonttype": "none", "font.size": 11,
+                         "axes.spines.top": False, "axes.spines.right": False})  # fmt: skip
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharex=True)
+    for axis, k in zip(axes, (8, 1)):
+        for name, label in DRAWN.items():
+            runs = list(final[name].values())
+            shortest = min(map(len, runs))
+            x = [each["rollouts"] / 1000 for each in runs[0][:shortest]]
+            y = [[e["max"][str(k)] for e in run[:shortest]] for run in runs]
+            axis.plot(x, np.mean(y, axis=0), marker="o", markersize=3, label=label)
+        axis.set_xlabel("thousand rollouts")
+        axis.set_ylabel(f"max@{k} on the test split")
+        axis.grid(alpha=0.3)
+    axes[1].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    target = Path(__file__).resolve().parent.parent / "docs/images/inner-steps.svg"
+    figure.savefig(target, metadata={"Date": None})
 
 
 def main() -> None:
@@ -254,6 +345,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", help="only these")
     parser.add_argument("--rates", default="{}", help="final: arm → learning rate, as JSON")
     parser.add_argument("--seeds", type=int, nargs="*")
+    parser.add_argument("--figure", action="store_true", help="show: draw it too")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--steps", type=int, help="batches of rollouts, for trying out")
     options = parser.parse_args()
