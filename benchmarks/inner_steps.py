@@ -320,7 +320,7 @@ def draw(final: dict[str, Runs]) -> None:
 
     plt.rcParams.update({"svg.hashsalt": "bestofk", "svg.fonttype": "none", "font.size": 11,
                          "axes.spines.top": False, "axes.spines.right": False})  # fmt: skip
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), sharex=True, layout="constrained")
     for axis, k in zip(axes, (8, 1)):
         for name, label in DRAWN.items():
             runs = list(final[name].values())
@@ -331,8 +331,8 @@ def draw(final: dict[str, Runs]) -> None:
         axis.set_xlabel("thousand rollouts")
         axis.set_ylabel(f"max@{k} on the test split")
         axis.grid(alpha=0.3)
-    axes[1].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     target = Path(__file__).resolve().parent.parent / "docs/images/inner-steps.svg"
     figure.savefig(target, metadata={"Date": None})
 
