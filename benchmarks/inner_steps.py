@@ -6,9 +6,7 @@ evaluations with the successes of every problem, its inner steps and its ratios.
 
     python benchmarks/inner_steps.py tune maze curves.jsonl          # a grid of learning rates
     python benchmarks/inner_steps.py final maze finals.jsonl --rates '{"one loo-1": 6e-4}'
-    python benchmarks/inner_steps.py show maze curves.jsonl [--figure]
-
-benchmarks/results/inner-steps.jsonl has the runs that docs/off-policy.md reports.
+    python benchmarks/inner_steps.py [--figure]      # the runs that docs/off-policy.md reports
 
 Several processes may work on one file: each run is claimed by one of them.
 """
@@ -32,6 +30,7 @@ from typing import Any
 import numpy as np
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+RESULTS = Path(__file__).parent / "results" / "inner-steps.jsonl"
 SAMPLES = 32
 """n of training and of evaluation."""
 ROLLOUTS = 40 * 64 * SAMPLES
@@ -339,9 +338,9 @@ def draw(final: dict[str, Runs]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("stage", choices=("tune", "final", "show"), nargs="?", default="tune")
+    parser.add_argument("stage", choices=("tune", "final", "show"), nargs="?", default="show")
     parser.add_argument("task", choices=("maze", "countdown"), nargs="?", default="maze")
-    parser.add_argument("out", nargs="?", default="inner-steps.jsonl")
+    parser.add_argument("out", nargs="?", help="file of runs")
     parser.add_argument("--arms", nargs="*", help="only these")
     parser.add_argument("--rates", default="{}", help="final: arm → learning rate, as JSON")
     parser.add_argument("--seeds", type=int, nargs="*")
@@ -349,6 +348,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--steps", type=int, help="batches of rollouts, for trying out")
     options = parser.parse_args()
+    if options.out is None:
+        if options.stage != "show":
+            parser.error("name the file that the runs are written to")
+        options.out = str(RESULTS)
     (show if options.stage == "show" else work)(options)
 
 
