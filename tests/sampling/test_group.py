@@ -54,6 +54,60 @@ def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
 
 
+def family(name: str) -> Any:
+    """Models whose layers are of the usual kind, and some whose layers only look like it."""
+    import transformers
+
+    shape: dict[str, Any] = {
+        "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.3,
+    }  # fmt: skip
+    changes: dict[str, dict[str, Any]] = {
+        "Mistral": {"sliding_window": 6},
+        "Granite": {"residual_multiplier": 0.5},
+        "Gemma": {"head_dim": 8},
+        "Qwen3": {"head_dim": 16},
+    }
+    config = getattr(transformers, f"{name}Config")(**shape, **changes.get(name, {}))
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    for module_name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # gains of one, and biases of zero, would hide a mistake
+            torch.nn.init.normal_(parameter, 0.0 if "bias" in module_name else 1.0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("params", ["plain", "stop"])
+def test_layers_of_the_usual_kind_draw_the_same(name: str, params: str) -> None:
+    """Biases, norms of heads and windows included; greedy and drawn, refilled and compacted."""
+    model, asked = fixed(lambda: family(name)), PARAMS[params]
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked)
+    sampler = GroupSampler(model, TOKENIZER, copied=True, max_rows=16)
+    found = sampler.sample(PROMPTS, seed=3, params=asked)
+    assert sampler.mirror is not None
+    assert sampler.mirror.usual is not None
+    assert rows(found) == rows(expected)
+    np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(-1.1)
+    again = sampler.sample(PROMPTS, seed=3, params=asked)
+    assert rows(again) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked))
+
+
+@pytest.mark.parametrize("name", ["Granite", "Gemma"])
+def test_layers_that_only_look_usual_are_run_by_the_model_itself(name: str) -> None:
+    """Granite scales what a layer adds; Gemma adds one to the gain of its norms."""
+    model = fixed(lambda: family(name))
+    sampler = GroupSampler(model, TOKENIZER, copied=True)
+    found = sampler.sample(PROMPTS, seed=3, params=PARAMS["plain"])
+    assert sampler.mirror is not None
+    assert sampler.mirror.usual is None
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=PARAMS["plain"])
+    assert rows(found) == rows(expected)
+
+
 def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
     """40 rows through 16 slots: rows begin late, move to other slots, and draw the same."""
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(10)]
@@ -192,7 +246,7 @@ def test_lora_is_sampled_with_its_adapters() -> None:
 def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16")
+    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16", fused=False)
     params = Sampling(samples_per_prompt=4, max_new_tokens=2)
     sampler.sample(PROMPTS, seed=0, params=params)
     engine = sampler.engine
@@ -246,8 +300,10 @@ def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
         width = 16
         if len(made.active()) <= width:
             before = sorted(made.fields[Field.ROW, made.active()].tolist())
-            moving, into = made.compact(width)
-            assert (moving >= width).all()
-            assert (into < width).all()
+            homes = dict(zip(*made.fields[[Field.ROW, Field.HOME]][:, made.active()].tolist()))
+            made.compact(width)
+            after = made.fields[[Field.ROW, Field.HOME]][:, made.active()].tolist()
+            assert dict(zip(*after)) == homes  # their keys were not moved
+            assert sorted(made.fields[Field.HOME].tolist()) == list(range(40))
             assert sorted(made.fields[Field.ROW, made.active()].tolist()) == before
             assert made.active().max(initial=0) < width

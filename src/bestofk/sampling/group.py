@@ -65,6 +65,7 @@ class GroupSampler:
         memory_gib: float | None = None,
         compiled: bool = True,
         copied: bool = False,
+        fused: bool = True,
     ) -> None:
         """
         Args:
@@ -74,12 +75,14 @@ class GroupSampler:
             memory_gib: the card's memory that sizes are planned from; by default all it has.
             compiled: compile layers and record CUDA graphs. Without, every step is launched anew.
             copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
+            fused: run layers of the usual kind (Llama, Qwen, ...) by fewer, larger kernels.
         """
         if max_rows < 1:
             raise ValueError(f"max_rows is at least 1, got {max_rows}")
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
         self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        self.memory_gib, self.compiled, self.copied = memory_gib, compiled, copied
+        self.memory_gib, self.compiled = memory_gib, compiled
+        self.copied, self.fused = copied, fused
         self.ends = end_tokens(model, tokenizer)
         self.present = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)
         self.mirror: Mirror | None = None
@@ -153,13 +156,16 @@ class GroupSampler:
     def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
-            self.mirror = Mirror(self.model, self.dtype, copied=self.copied)
+            self.mirror = Mirror(self.model, self.dtype, copied=self.copied, fused=self.fused)
         else:
             self.mirror.refresh(self.model)
         rows = len(encoded) * params.n
         longest = max(map(len, encoded))
-        if self.engine is None or not self.engine.plan.holds(
-            min(rows, self.max_rows), params.max_new_tokens, longest
+        positions = longest + params.max_new_tokens
+        if (
+            self.engine is None
+            or positions > self.engine.positions
+            or not self.engine.plan.holds(min(rows, self.max_rows), params.max_new_tokens, longest)
         ):
             self.engine = None  # frees its memory first
             plan = make_plan(
@@ -170,7 +176,9 @@ class GroupSampler:
                 lengths=[len(ids) for ids in encoded],
                 max_rows=self.max_rows,
             )
-            self.engine = GroupEngine(self.mirror, plan, compiled=self.compiled)
+            self.engine = GroupEngine(
+                self.mirror, plan, compiled=self.compiled, positions=positions
+            )
         return self.engine
 
     def _total(self) -> float:
@@ -259,9 +267,11 @@ class _Turn:
         self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
         stats["prefill_s"] = stats.get("prefill_s", 0.0) + time.perf_counter() - began
         changed = self._admit()
+        assert changed
         ready: tuple[list[int], Any] | None = None
         while table.active().size:
-            engine.push(table, self.width, self.params, rows_changed=changed)
+            if changed:
+                engine.push(table, self.width, self.params)
             steps = self._steps()
             engine.run(self.width, steps, self.params)
             stats["steps"] += steps
@@ -295,35 +305,35 @@ class _Turn:
     def _harvest(self) -> tuple[tuple[list[int], Any] | None, bool]:
         """Take finished rows out and put others in; prompts that are complete, being fetched."""
         table, n = self.table, self.params.n
-        if self.params.stop:
-            self._stop()
+        stopped = bool(self.params.stop) and self._stop()
         over = table.finished()
         if not over.size:
             return None, False
+        self.engine.pull_feed(table)
         rows = table.fields[Field.ROW, over]
         self.lengths[rows] = table.fields[Field.DRAWN, over]
         np.subtract.at(self.left, rows // n, 1)
         complete = np.unique(rows[self.left[rows // n] == 0] // n)
         table.leave(over)
-        changed = self._admit() or self._shrink()
+        changed = self._admit() or self._shrink() or stopped
         if not complete.size:
             return None, changed
         wanted = (complete[:, None] * n + np.arange(n)).ravel()
         return (complete.tolist(), self.engine.fetch(wanted, self.span)), changed
 
     def _shrink(self) -> bool:
-        """Fewer slots, when half of them are empty and nothing waits."""
+        """Fewer slots, when enough of them are empty and nothing waits."""
         active = self.table.active().size
         narrow = self._narrowest(active)
         if not active or narrow >= self.width:
             return False
-        self.engine.move(*self.table.compact(narrow), self.span)
+        self.table.compact(narrow)
         self.width = narrow
         return True
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
         """End rows whose text has come to hold a stop string, at the token where it did."""
-        table, stop = self.table, self.params.stop
+        table, stop, any_ended = self.table, self.params.stop, False
         slots = np.flatnonzero(table.prompt >= 0)
         rows = table.fields[Field.ROW, slots]
         drawn = table.fields[Field.DRAWN, slots]
@@ -342,7 +352,9 @@ class _Turn:
                 if any(word in tail for word in stop):
                     table.fields[Field.ENDED, slot] = 1
                     table.fields[Field.DRAWN, slot] = step + 1
+                    any_ended = True
                     break
+        return any_ended
 
     def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
         n, sampler = self.params.n, self.sampler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bestofk.sampling.draw import distribution
+from bestofk.sampling.group_layers import attend_usual
 from bestofk.sampling.group_mirror import Mirror
 from bestofk.sampling.group_ops import TILE, TILED, Field, pick
 from bestofk.sampling.group_plan import MemoryPlan, rounded
@@ -26,16 +27,23 @@ ENDS = 8
 """End tokens that are looked for, at most."""
 READ_ONCE = 96
 """Mean length from which a prompt is read once per tile, by a kernel of its own."""
+LANES, LANE = 2, 256
+"""Slots are decoded in so many lanes side by side, of at least so many slots each: while one waits
+for memory, another computes."""
 
 
 class GroupEngine:
     """Everything a decoding step reads and writes, at addresses that do not change."""
 
-    def __init__(self, mirror: Mirror, plan: MemoryPlan, *, compiled: bool) -> None:
+    def __init__(
+        self, mirror: Mirror, plan: MemoryPlan, *, compiled: bool, positions: int = 4096
+    ) -> None:
         """
         Args:
             compiled: compile the layers, one by one, and record steps as CUDA graphs.
+            positions: of the longest prompt with its completion.
         """
+        self.positions = 1 << (max(4096, positions) - 1).bit_length()
         self.mirror, self.plan, self.compiled = mirror, plan, compiled
         self.device = next(mirror.model.parameters()).device
         self.cuda = self.device.type == "cuda"
@@ -45,7 +53,7 @@ class GroupEngine:
         self.rows_per_tile = max(1, TILE // max(shares), 16 // min(shares))
         self.slots = self._table(len(Field), plan.slots)
         self.feed = torch.zeros(2, plan.slots, dtype=torch.long, device=self.device)
-        self.tiles = self._table(max(1, plan.slots // TILED), 2 + self.rows_per_tile)
+        self.tiles = self._table(LANES, max(1, plan.slots // TILED), 2 + self.rows_per_tile)
         self.span = self._table(1)
         self.ends = self._table(ENDS)
         self.uniform, self.log_probs = (
@@ -63,10 +71,11 @@ class GroupEngine:
             for name in ("engine_ok", "engine_ov"):
                 size = plan.own_tokens * site.shared * site.size
                 setattr(module, name, torch.zeros(size, **store))
-            module.engine_slots, module.engine_tiles = self.slots, self.tiles
             module.engine_span = self.span
             module.engine_prefill = module.engine_split = False
         self._pool: Any = None
+        self._angles = mirror.usual.angles(self.positions) if mirror.usual else None
+        self._sides = [torch.cuda.Stream() for _ in range(LANES - 1)] if self.graphed else []
         self._seen: set[Any] = set()
         self._impl: dict[int, Any] = {}
 
@@ -136,33 +145,33 @@ class GroupEngine:
             for site in self.mirror.sites:
                 site.module.engine_prefill = False  # type: ignore[assignment]
 
-    def push(self, table: Table, width: int, params: Sampling, *, rows_changed: bool) -> None:
+    def lanes(self, width: int) -> list[tuple[int, int]]:
+        """(first slot, slot after the last) of the lanes that so many slots are decoded in."""
+        count = max(1, min(LANES, width // LANE)) if self.graphed else 1
+        ends = [width * at // count for at in range(count + 1)]
+        return list(zip(ends, ends[1:]))
+
+    def push(self, table: Table, width: int, params: Sampling) -> None:
         """The host's table to the device, and a recorded step for so many slots."""
-        tiles = table.tiles() if rows_changed else None
-        if tiles is not None:
-            self.split = self.long and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
+        lanes = self.lanes(width)
+        tiles = [table.tiles(low, high) for low, high in lanes] if self.long else []
+        self.split = self.long and all(
+            int((own[:, 2] >= 0).sum()) <= max(1, (high - low) // TILED)
+            for own, (low, high) in zip(tiles, lanes)
+        )
         self._ready(width, params)
-        if tiles is not None:
-            self.tiles.copy_(torch.from_numpy(tiles[: len(self.tiles)]))
+        for into, own in zip(self.tiles, tiles):
+            into.copy_(torch.from_numpy(own[: len(into)]))
         self.slots.copy_(torch.from_numpy(table.fields))
         self.feed.copy_(torch.from_numpy(table.feed))
 
     def pull(self, table: Table) -> None:
-        """The device's table to the host; waits for the steps before."""
+        """How far the device is, to the host; waits for the steps before."""
         table.fields[:] = self.slots.cpu().numpy()
-        table.feed[:] = self.feed.cpu().numpy()
 
-    def move(self, moving: np.ndarray, places: np.ndarray, span: int) -> None:
-        """Rows' own keys and values from some slots to others."""
-        if not len(moving):
-            return
-        source, into = (torch.from_numpy(at).to(self.device) for at in (moving, places))
-        for site in self.mirror.sites:
-            for name in ("engine_ok", "engine_ov"):
-                flat = getattr(site.module, name)
-                row = site.shared * span * site.size
-                stored = flat[: flat.numel() // row * row].view(-1, row)
-                stored[into] = stored[source]
+    def pull_feed(self, table: Table) -> None:
+        """What the device feeds next, to the host: before rows move or others join them."""
+        table.feed[:] = self.feed.cpu().numpy()
 
     def run(self, width: int, steps: int, params: Sampling) -> None:
         """So many tokens for the rows in the first `width` slots; does not wait for them."""
@@ -179,14 +188,41 @@ class GroupEngine:
 
     @torch.no_grad()
     def _step(self, width: int, params: Sampling) -> None:
-        logits = self.mirror.forward(self.feed[0, :width, None], self.feed[1, :width, None])
+        lanes = self.lanes(width)
+        here = torch.cuda.current_stream() if self.graphed else None
+        for side in self._sides[: len(lanes) - 1]:
+            side.wait_stream(here)  # type: ignore[arg-type]
+        for at, (low, high) in enumerate(lanes):
+            with torch.cuda.stream(self._sides[at - 1]) if at else nullcontext():
+                self._lane(at, low, high, params)
+        for side in self._sides[: len(lanes) - 1]:
+            here.wait_stream(side)  # type: ignore[union-attr]
+
+    def _lane(self, lane: int, low: int, high: int, params: Sampling) -> None:
+        """One token for the rows in some of the slots."""
+        slots, (tokens, places) = self.slots[:, low:high], self.feed[:, low:high]
+        logits = self._logits(tokens, places, slots, self.tiles[lane])
         temperature = params.temperature
         if params.truncated and temperature:
             logits, temperature = distribution(logits, params), 1.0
         pick(
-            logits, self.slots, self.span, self.uniform, self.ends, self.feed[0], self.feed[1],
-            self.out, self.log_probs, temperature,
+            logits, slots, self.span, self.uniform, self.ends, tokens, places, self.out,
+            self.log_probs, temperature,
         )  # fmt: skip
+
+    def _logits(self, tokens: Tensor, places: Tensor, slots: Tensor, tiles: Tensor) -> Tensor:
+        if self.mirror.usual is not None and self._angles is not None:
+            cos, sin = self._angles
+            return self.mirror.usual.forward(
+                tokens,
+                lambda layer, qkv: attend_usual(
+                    layer, qkv, cos, sin, slots, tiles, self.span, self.split
+                ),
+            )
+        for site in self.mirror.sites:
+            module: Any = site.module
+            module.engine_slots, module.engine_tiles = slots, tiles
+        return self.mirror.forward(tokens[:, None], places[:, None])
 
     def _ready(self, width: int, params: Sampling) -> None:
         """Record the step for this many slots, unless there is a recording already.
@@ -219,6 +255,9 @@ class GroupEngine:
     @contextmanager
     def _compiled_layers(self) -> Iterator[None]:
         """Layers by their compiled code, which is one for all of them."""
+        if self.mirror.usual is not None:
+            yield
+            return
         with torch._dynamo.config.patch(recompile_limit=64):
             for layer in self.mirror.layers:
                 if id(layer) not in self._impl:
@@ -234,10 +273,17 @@ class GroupEngine:
                     layer._compiled_call_impl = None
 
     def widths(self, slots: int) -> list[int]:
-        """Numbers of slots that steps are recorded for: all of them, halves, quarters, ..."""
+        """Numbers of slots that steps are recorded for: all of them, halves, quarters, ...
+
+        And three quarters, where a recording takes no compilation.
+        """
         result = [slots]
         while result[-1] > 16:
-            result.append(min(rounded(result[-1] // 2), result[-1] - 1))
+            half = min(rounded(result[-1] // 2), result[-1] - 1)
+            between = rounded(result[-1] * 3 // 4)
+            if self.mirror.usual is not None and half < between < result[-1]:
+                result.append(between)
+            result.append(half)
         return result
 
     def fetch(self, rows: np.ndarray, span: int) -> Any:

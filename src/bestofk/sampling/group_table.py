@@ -18,6 +18,7 @@ class Table:
         self.fields = np.zeros((len(Field), slots), dtype=np.int32)
         """As on the device; it moves DRAWN and ENDED on, and the host reads them back."""
         self.fields[Field.ENDED] = 1
+        self.fields[Field.HOME] = np.arange(slots)
         self.feed = np.zeros((2, slots), dtype=np.int64)
         """Token and position that each slot is fed next."""
         self.prompt = np.full(slots, EMPTY, dtype=np.int64)
@@ -58,22 +59,27 @@ class Table:
         self.prompt[slots] = EMPTY
         self.fields[Field.ENDED, slots] = 1
 
-    def compact(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Move all active rows below `width`: (from, to) slots. Keys must be moved likewise."""
+    def compact(self, width: int) -> None:
+        """Move all active rows below `width`; their keys stay where they are."""
         active = self.active()
         moving = active[active >= width]
         places = np.flatnonzero(self.fields[Field.ENDED, :width] == 1)[: len(moving)]
+        left = self.fields[Field.HOME, places]
         self.fields[:, places] = self.fields[:, moving]
+        self.fields[Field.HOME, moving] = left
         self.feed[:, places] = self.feed[:, moving]
         self.prompt[places] = self.prompt[moving]
         self.leave(moving)
-        return moving, places
 
-    def tiles(self) -> np.ndarray:
-        """(slots, 2 + rows_per_tile): active siblings in tiles; see `group_ops.attend`."""
+    def tiles(self, low: int = 0, high: int | None = None) -> np.ndarray:
+        """(slots, 2 + rows_per_tile): active siblings in tiles; see `group_ops.attend`.
+
+        Of the slots from `low` to before `high`, counted from `low`.
+        """
         count, per = self.fields.shape[1], self.rows_per_tile
         tiles = np.full((count, 2 + per), EMPTY, dtype=np.int32)
         active = self.active()
+        active = active[(active >= low) & (active < (count if high is None else high))]
         if not active.size:
             return tiles
         order = active[np.argsort(self.prompt[active], kind="stable")]
@@ -84,5 +90,5 @@ class Table:
         tile = np.cumsum(first | (rank % per == 0)) - 1
         tiles[tile, 0] = self.fields[Field.START, order]
         tiles[tile, 1] = self.fields[Field.LENGTH, order]
-        tiles[tile, 2 + rank % per] = order
+        tiles[tile, 2 + rank % per] = order - low
         return tiles
