@@ -79,6 +79,10 @@ class GroupEngine:
         self._seen: set[Any] = set()
         self._impl: dict[int, Any] = {}
 
+    def holds(self, needed: MemoryPlan, positions: int) -> bool:
+        """Whether calls that this plan was made for run as well in it."""
+        return self.plan.holds(needed) and positions <= self.positions
+
     def _table(self, *shape: int) -> Tensor:
         return torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
