@@ -12,12 +12,13 @@ import torch
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.group import GroupSampler, can_run
+from bestofk.sampling.group_fields import Field
 from bestofk.sampling.group_mirror import Joined, Mirror
-from bestofk.sampling.group_ops import Field
 from bestofk.sampling.group_plan import make_plan, room_for
 from bestofk.sampling.group_table import Table
 from bestofk.types import Group, Prompt
 from policies import MODELS, fixed, letters, llama, table
+from usual_models import family
 
 PROMPTS = [Prompt(str(i), "abcdefghij"[: 1 + (i * 3) % 9], "test") for i in range(5)]
 TOKENIZER = letters(26, end=1)
@@ -52,29 +53,6 @@ def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None
     assert sampler.reason is None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
-
-
-def family(name: str) -> Any:
-    """Models whose layers are of the usual kind, and some whose layers only look like it."""
-    import transformers
-
-    shape: dict[str, Any] = {
-        "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
-        "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.3,
-    }  # fmt: skip
-    changes: dict[str, dict[str, Any]] = {
-        "Mistral": {"sliding_window": 6},
-        "Granite": {"residual_multiplier": 0.5},
-        "Gemma": {"head_dim": 8},
-        "Qwen3": {"head_dim": 16},
-    }
-    config = getattr(transformers, f"{name}Config")(**shape, **changes.get(name, {}))
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
-    for module_name, parameter in model.named_parameters():
-        if parameter.dim() == 1:  # gains of one, and biases of zero, would hide a mistake
-            torch.nn.init.normal_(parameter, 0.0 if "bias" in module_name else 1.0, 0.3)
-    return model
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from bestofk.sampling.draw import distribution
+from bestofk.sampling.group_fields import TILE, TILED, Field
 from bestofk.sampling.group_layers import attend_usual
 from bestofk.sampling.group_mirror import Mirror
-from bestofk.sampling.group_ops import TILE, TILED, Field, pick
+from bestofk.sampling.group_ops import pick
 from bestofk.sampling.group_plan import MemoryPlan, rounded
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.sampler import Sampling
@@ -27,7 +28,7 @@ ENDS = 8
 """End tokens that are looked for, at most."""
 READ_ONCE = 96
 """Mean length from which a prompt is read once per tile, by a kernel of its own."""
-LANES, LANE = 2, 256
+LANES, LANE = 4, 128
 """Slots are decoded in so many lanes side by side, of at least so many slots each: while one waits
 for memory, another computes."""
 
@@ -240,6 +241,7 @@ class GroupEngine:
             return
         began = time.perf_counter()
         self.slots[Field.ENDED] = 1
+        self.tiles.fill_(-1)  # those of a wider batch name slots this one does not have
         self.feed.zero_()
         with self._compiled_layers():
             side = torch.cuda.Stream()

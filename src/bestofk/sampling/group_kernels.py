@@ -1,7 +1,7 @@
 """Triton kernels of the group engine. Imported on a CUDA machine only; `group_ops` has their twins.
 
-All of a batch's state is on the device, in one integer table (`group_ops.Field`): a kernel launch
-has the same arguments for every token, so that one CUDA graph serves them all.
+All of a batch's state is on the device, in one integer table (`group_fields.Field`): a launch has
+the same arguments for every token, so that one CUDA graph serves them all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from bestofk.sampling.group_ops import TILED, Rotation
+from bestofk.sampling.group_fields import TILED, Rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
@@ -342,7 +342,7 @@ def attend(
         slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *common,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1), slots.stride(0), eps,
         M=max(16, power(g)), B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
-        num_stages=tuned["stages"], **flags,
+        num_stages=tuned["stages"], maxnreg=tuned.get("registers"), **flags,
     )  # fmt: skip
     return out
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bestofk.sampling.group_ops import Rotation, attend_plain
+from bestofk.sampling.group_fields import Field, Rotation
+from bestofk.sampling.group_ops import attend_plain
 
 ALIKE = {torch.float32: 1e-4, torch.bfloat16: 0.04}
 """Largest ‖difference‖ / ‖logits‖ to the model's own forward pass."""
@@ -196,8 +197,6 @@ def attend_usual(
             query, key, value, *store, tiles, span, *settings, split, rotation
         )
         return out.flatten(1)
-    from bestofk.sampling.group_ops import Field
-
     place = (slots[Field.LENGTH, : len(qkv)] + slots[Field.DRAWN, : len(qkv)]).long()[:, None]
     place = place.clamp(max=len(cos) - 1)  # of slots that have ended
     query = rotation.turned(query, place, layer.query_gain)

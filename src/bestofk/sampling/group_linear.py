@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from bestofk.sampling.group_kernels import dependent, hand_over, power
 
-OPERATIONS = 5e9
-"""Products of more floating-point operations are left to cuBLAS, which is better at large ones."""
+FEW_ROWS = 64
+"""Products of more rows are left to cuBLAS, which is better at them."""
 
 
 @triton.jit
@@ -109,9 +109,7 @@ def blocks(rows: int, outputs: int, *, pair: bool, bytes_each: int) -> dict[str,
         return {"BM": 16, "BN": 16, "BK": 128, "num_warps": 4, "num_stages": 4}
     if rows <= 64:
         return {"BM": power(rows), "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 3}
-    if rows <= 512:
-        return {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
-    return {"BM": 128, "BN": 64, "BK": 64, "num_warps": 8 if pair else 4, "num_stages": 3}
+    return {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
 
 
 def launch(
@@ -133,9 +131,9 @@ def launch(
     return out
 
 
-def in_one(rows: int, weight: Tensor) -> bool:
+def in_one(rows: int) -> bool:
     """Whether our kernel takes a product of so many rows."""
-    return rows <= 64 or 2.0 * rows * weight.numel() <= OPERATIONS
+    return rows <= FEW_ROWS
 
 
 def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -151,7 +149,7 @@ def normed_linear(
     x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """linear(norm(x))."""
-    if in_one(len(x), weight):
+    if in_one(len(x)):
         out = x.new_empty(len(x), len(weight))
         return launch(x, weight, out, bias=bias, gain=gain, eps=eps)
     return F.linear(norm(x, gain, eps), weight, bias)
@@ -161,7 +159,7 @@ def gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     """silu(gate) · up of norm(x)."""
     size = len(weight) // 2
     out = x.new_empty(len(x), size)
-    if in_one(len(x), weight):
+    if in_one(len(x)):
         return launch(x, weight, out, gain=gain, eps=eps, pair=True)
     both, pdl = F.linear(norm(x, gain, eps), weight), dependent()
     gate_kernel[(len(x), triton.cdiv(size, 1024))](
@@ -172,6 +170,6 @@ def gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
 
 def add_linear(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
     """into += linear(x)."""
-    if in_one(len(x), weight):
+    if in_one(len(x)):
         return launch(x, weight, into, add=True)
     return into.addmm_(x, weight.t())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bestofk.sampling.group_ops import Field
+from bestofk.sampling.group_fields import Field
 
 EMPTY = -1
 
