@@ -71,10 +71,10 @@ def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> N
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short prompts", "prompts read by tiles"])
-def test_lanes_and_narrow_batches_draw_the_same(long: bool) -> None:
-    """768 rows side by side in lanes, fewer and fewer of them, refilled from 1,536."""
+def test_wide_and_narrow_batches_draw_the_same(long: bool) -> None:
+    """768 rows at once, refilled from 1,536, then fewer and fewer of them."""
     model = fixed(lambda: family("Llama"), device="cuda")
-    text = "abcdefghijklmnopqrstuvwxyz" * 4
+    text = "abcdefghijklmnopqrstuvwxyz" * 5
     prompts = [Prompt(str(i), text[i : i + (100 if long else 5)], "test") for i in range(24)]
     params = Sampling(samples_per_prompt=64, max_new_tokens=25)
     expected = ModelSampler(model, letters(26, end=1)).sample(prompts, seed=5, params=params)
@@ -84,7 +84,6 @@ def test_lanes_and_narrow_batches_draw_the_same(long: bool) -> None:
         same = [a == b for a, b in zip(tokens(found), tokens(expected), strict=True)]
         assert sum(same) >= 0.97 * len(same)  # rounding may move a draw across a boundary
     assert sampler.engine is not None
-    assert len(sampler.engine.lanes(768)) > 1
     assert sampler.engine.long == long
 
 

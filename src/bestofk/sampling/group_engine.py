@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,6 @@ ENDS = 8
 """End tokens that are looked for, at most."""
 READ_ONCE = 96
 """Mean length from which a prompt is read once per tile, by a kernel of its own."""
-LANES, LANE = 4, 128
-"""Slots are decoded in so many lanes side by side, of at least so many slots each: while one waits
-for memory, another computes."""
 
 
 class GroupEngine:
@@ -54,7 +51,7 @@ class GroupEngine:
         self.rows_per_tile = max(1, TILE // max(shares), 16 // min(shares))
         self.slots = self._table(len(Field), plan.slots)
         self.feed = torch.zeros(2, plan.slots, dtype=torch.long, device=self.device)
-        self.tiles = self._table(LANES, max(1, plan.slots // TILED), 2 + self.rows_per_tile)
+        self.tiles = self._table(max(1, plan.slots // TILED), 2 + self.rows_per_tile)
         self.span = self._table(1)
         self.ends = self._table(ENDS)
         self.uniform, self.log_probs = (
@@ -72,11 +69,11 @@ class GroupEngine:
             for name in ("engine_ok", "engine_ov"):
                 size = plan.own_tokens * site.shared * site.size
                 setattr(module, name, torch.zeros(size, **store))
+            module.engine_slots, module.engine_tiles = self.slots, self.tiles
             module.engine_span = self.span
             module.engine_prefill = module.engine_split = False
         self._pool: Any = None
         self._angles = mirror.usual.angles(self.positions) if mirror.usual else None
-        self._sides = [torch.cuda.Stream() for _ in range(LANES - 1)] if self.graphed else []
         self._seen: set[Any] = set()
         self._impl: dict[int, Any] = {}
 
@@ -150,23 +147,13 @@ class GroupEngine:
             for site in self.mirror.sites:
                 site.module.engine_prefill = False  # type: ignore[assignment]
 
-    def lanes(self, width: int) -> list[tuple[int, int]]:
-        """(first slot, slot after the last) of the lanes that so many slots are decoded in."""
-        count = max(1, min(LANES, width // LANE)) if self.graphed else 1
-        ends = [width * at // count for at in range(count + 1)]
-        return list(zip(ends, ends[1:]))
-
     def push(self, table: Table, width: int, params: Sampling) -> None:
         """The host's table to the device, and a recorded step for so many slots."""
-        lanes = self.lanes(width)
-        tiles = [table.tiles(low, high) for low, high in lanes] if self.long else []
-        self.split = self.long and all(
-            int((own[:, 2] >= 0).sum()) <= max(1, (high - low) // TILED)
-            for own, (low, high) in zip(tiles, lanes)
-        )
+        tiles = table.tiles() if self.long else None
+        self.split = tiles is not None and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
         self._ready(width, params)
-        for into, own in zip(self.tiles, tiles):
-            into.copy_(torch.from_numpy(own[: len(into)]))
+        if tiles is not None:
+            self.tiles.copy_(torch.from_numpy(tiles[: len(self.tiles)]))
         self.slots.copy_(torch.from_numpy(table.fields))
         self.feed.copy_(torch.from_numpy(table.feed))
 
@@ -193,41 +180,27 @@ class GroupEngine:
 
     @torch.no_grad()
     def _step(self, width: int, params: Sampling) -> None:
-        lanes = self.lanes(width)
-        here = torch.cuda.current_stream() if self.graphed else None
-        for side in self._sides[: len(lanes) - 1]:
-            side.wait_stream(here)  # type: ignore[arg-type]
-        for at, (low, high) in enumerate(lanes):
-            with torch.cuda.stream(self._sides[at - 1]) if at else nullcontext():
-                self._lane(at, low, high, params)
-        for side in self._sides[: len(lanes) - 1]:
-            here.wait_stream(side)  # type: ignore[union-attr]
-
-    def _lane(self, lane: int, low: int, high: int, params: Sampling) -> None:
-        """One token for the rows in some of the slots."""
-        slots, (tokens, places) = self.slots[:, low:high], self.feed[:, low:high]
-        logits = self._logits(tokens, places, slots, self.tiles[lane])
+        """One token for the rows in the first `width` slots."""
+        logits = self._logits(width)
         temperature = params.temperature
         if params.truncated and temperature:
             logits, temperature = distribution(logits, params), 1.0
         pick(
-            logits, slots, self.span, self.uniform, self.ends, tokens, places, self.out,
-            self.log_probs, temperature,
+            logits, self.slots, self.span, self.uniform, self.ends, self.feed[0], self.feed[1],
+            self.out, self.log_probs, temperature,
         )  # fmt: skip
 
-    def _logits(self, tokens: Tensor, places: Tensor, slots: Tensor, tiles: Tensor) -> Tensor:
-        if self.mirror.usual is not None and self._angles is not None:
-            cos, sin = self._angles
-            return self.mirror.usual.forward(
-                tokens,
-                lambda layer, qkv: attend_usual(
-                    layer, qkv, cos, sin, slots, tiles, self.span, self.split
-                ),
-            )
-        for site in self.mirror.sites:
-            module: Any = site.module
-            module.engine_slots, module.engine_tiles = slots, tiles
-        return self.mirror.forward(tokens[:, None], places[:, None])
+    def _logits(self, width: int) -> Tensor:
+        tokens, places = self.feed[:, :width]
+        if self.mirror.usual is None or self._angles is None:
+            return self.mirror.forward(tokens[:, None], places[:, None])
+        cos, sin = self._angles
+        return self.mirror.usual.forward(
+            tokens,
+            lambda layer, qkv: attend_usual(
+                layer, qkv, cos, sin, self.slots, self.tiles, self.span, self.split
+            ),
+        )
 
     def _ready(self, width: int, params: Sampling) -> None:
         """Record the step for this many slots, unless there is a recording already.

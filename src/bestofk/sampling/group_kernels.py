@@ -293,7 +293,8 @@ def shapes(size: int, bytes_each: int, programs: int) -> dict[str, int]:
     """
     if size * bytes_each > 256:
         return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
-    tuned = TUNED if programs > FEW else {**TUNED, "block": 128, "warps": 4}
+    few = programs <= FEW and bytes_each <= 2
+    tuned = {**TUNED, "block": 128, "warps": 4} if few else TUNED
     return {**tuned, "tile_block": 64} if size > 64 else tuned
 
 
@@ -342,7 +343,7 @@ def attend(
         slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *common,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1), slots.stride(0), eps,
         M=max(16, power(g)), B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
-        num_stages=tuned["stages"], maxnreg=tuned.get("registers"), **flags,
+        num_stages=tuned["stages"], **flags,
     )  # fmt: skip
     return out
 

@@ -71,15 +71,11 @@ class Table:
         self.prompt[places] = self.prompt[moving]
         self.leave(moving)
 
-    def tiles(self, low: int = 0, high: int | None = None) -> np.ndarray:
-        """(slots, 2 + rows_per_tile): active siblings in tiles; see `group_ops.attend`.
-
-        Of the slots from `low` to before `high`, counted from `low`.
-        """
+    def tiles(self) -> np.ndarray:
+        """(slots, 2 + rows_per_tile): active siblings in tiles; see `group_ops.attend`."""
         count, per = self.fields.shape[1], self.rows_per_tile
         tiles = np.full((count, 2 + per), EMPTY, dtype=np.int32)
         active = self.active()
-        active = active[(active >= low) & (active < (count if high is None else high))]
         if not active.size:
             return tiles
         order = active[np.argsort(self.prompt[active], kind="stable")]
@@ -90,5 +86,5 @@ class Table:
         tile = np.cumsum(first | (rank % per == 0)) - 1
         tiles[tile, 0] = self.fields[Field.START, order]
         tiles[tile, 1] = self.fields[Field.LENGTH, order]
-        tiles[tile, 2 + rank % per] = order - low
+        tiles[tile, 2 + rank % per] = order
         return tiles
