@@ -13,7 +13,7 @@ from bestofk.common import processes_per_card
 from bestofk.sampling import Sampling
 from bestofk.sampling.group import GroupSampler
 from bestofk.training import engine_record
-from bestofk.training.gpu_floor import Card, learning_floor, sampling_floor
+from bestofk.training.gpu_floor import Card, learning_floor, measured_card, sampling_floor
 from bestofk.types import Prompt
 from policies import fixed, group, letters, llama
 
@@ -86,6 +86,13 @@ def test_the_floor_counts_what_must_be_read_and_computed() -> None:
     assert learning_floor(groups, weak, weights=weights, trained=weights) == pytest.approx(
         6 * weights * tokens / 10.0, rel=1e-6
     )
+
+
+def test_a_device_is_measured_once() -> None:
+    card = measured_card("cpu", 64)
+    assert card.bytes_per_second > 0
+    assert card.operations_per_second > 0
+    assert measured_card("cpu", 64) is card
 
 
 def test_a_long_first_phase_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ gradient written). The floor is the sum of the two times.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,26 +32,33 @@ class Card:
 
 
 @cache
-def measured_card(device: str) -> Card:
-    """Measure a GPU: a large copy and a large product, a few hundredths of a second each."""
+def measured_card(device: str, size: int = 8192) -> Card:
+    """Measure a device: a large copy and a large product, some milliseconds each on a GPU."""
     import torch
 
-    large = torch.empty(1 << 28, dtype=torch.float32, device=device).normal_()
-    copy = torch.empty_like(large)
-    square = torch.randn(8192, 8192, device=device).bfloat16()
+    square = torch.randn(size, size, device=device).bfloat16()
+    copy, product = torch.empty_like(square), torch.empty_like(square)
 
-    def seconds(work: object) -> float:
+    def wait() -> None:
+        if square.is_cuda:
+            torch.cuda.synchronize(square.device)
+
+    def seconds(work: Callable[[], object]) -> float:
         best = float("inf")
         for _ in range(4):
-            torch.cuda.synchronize(device)
+            wait()
             began = time.perf_counter()
-            work()  # type: ignore[operator]
-            torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - began)
+            for _ in range(8):
+                work()
+            wait()
+            best = min(best, (time.perf_counter() - began) / 8)
         return best
 
-    moved = 2.0 * large.numel() * large.element_size() / seconds(lambda: copy.copy_(large))
-    return Card(moved, 2.0 * 8192**3 / seconds(lambda: square @ square))
+    moved = 2.0 * square.numel() * square.element_size()
+    return Card(
+        moved / seconds(lambda: copy.copy_(square)),
+        2.0 * size**3 / seconds(lambda: torch.matmul(square, square, out=product)),
+    )
 
 
 def sampling_floor(
