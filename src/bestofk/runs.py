@@ -2,6 +2,7 @@
 
     config.toml          what was asked, resolved; written first
     environment.json     versions and hardware; no variables, no secrets
+    engine.json          on a GPU: the sizes of the sampler's memory
     metrics.jsonl        one line per step and one per evaluation
     samples/000012.jsonl the completions of step 12: prompt, text, reward, status, weight
     evaluations/         000050.jsonl …: the completions of each evaluation, in the same form

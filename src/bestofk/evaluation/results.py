@@ -269,6 +269,8 @@ class Diversity:
     distinct_wrong: Measure
     """Distinct answers among the wrong ones of m samples."""
     distinct_correct: Measure
+    wrong_share: Measure
+    """Distinct wrong answers over wrong answers of all samples; problems without one left out."""
     compression: Measure
     """Size of a problem's completions over their compressed size: more = more repetitive."""
     entropy: Measure
