@@ -100,8 +100,14 @@ def notebook_axes(ax: Any = None) -> Any:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError("plot() needs matplotlib: pip install 'bestofk[plot]'") from error
-    with plt.rc_context(STYLE):
+    with in_style():
         return plt.subplots(figsize=(5.0, 3.6), layout="constrained")[1]
+
+
+def in_style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)
 
 
 def plot_curve(curve: Curve, ax: Any = None) -> Any:
@@ -110,7 +116,8 @@ def plot_curve(curve: Curve, ax: Any = None) -> Any:
     run = len(ax.lines)
     runs = {run: {"name": curve.name, "seeds": "not recorded"}}
     shown = {"label": curve.metric, "curves": [curve_data(curve, run)]}
-    _printed_below(ax, coverage(ax, runs, json_safe(shown, digits=6)))
+    with in_style():
+        _printed_below(ax, coverage(ax, runs, json_safe(shown, digits=6)))
     return ax
 
 
@@ -119,7 +126,8 @@ def plot_difference(found: Comparison, ax: Any = None) -> Any:
     ax = notebook_axes(ax)
     names = (found.a, found.b)
     runs = [{"name": name, "seeds": "not recorded"} for name in names]
-    _printed_below(ax, difference(ax, runs, json_safe(difference_data(found, names), digits=6)))
+    with in_style():
+        _printed_below(ax, difference(ax, runs, json_safe(difference_data(found, names), digits=6)))
     return ax
 
 
