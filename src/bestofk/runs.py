@@ -293,7 +293,7 @@ class Run:
 
 
 def refuse_begun(path: str | Path) -> None:
-    """Refuse to start over a run that has something to lose; one that never began has not."""
+    """Raise an error where a run has begun: starting anew would overwrite its results."""
     folder = Path(path)
     if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("step-*")):
         raise FileExistsError(
