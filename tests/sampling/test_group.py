@@ -14,7 +14,7 @@ from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.group import GroupSampler, can_run
 from bestofk.sampling.group_mirror import Joined, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import make_plan
+from bestofk.sampling.group_plan import make_plan, room_for
 from bestofk.sampling.group_table import Table
 from bestofk.types import Group, Prompt
 from policies import MODELS, fixed, letters, llama, table
@@ -52,6 +52,26 @@ def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None
     assert sampler.reason is None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
+
+
+def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
+    """A probe of a few rows at start-up, then groups of many: the engine grows once and stays."""
+    model = fixed(llama)
+    sampler = GroupSampler(model, TOKENIZER)
+    few = Sampling(samples_per_prompt=2, max_new_tokens=4)
+    many = Sampling(samples_per_prompt=200, max_new_tokens=6)
+    sampler.sample(PROMPTS[:1], seed=0, params=few)
+    small = sampler.plan
+    found = sampler.sample(PROMPTS, seed=0, params=many)
+    assert sampler.reason is None
+    assert small is not None
+    assert sampler.plan is not None
+    assert sampler.plan.slots >= 1000 > small.slots
+    assert rows(found) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=many))
+    engine = sampler.engine
+    for params in (few, many):
+        sampler.sample(PROMPTS, seed=1, params=params)
+    assert sampler.engine is engine
 
 
 def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
@@ -208,7 +228,7 @@ def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
 
 def test_the_plan_follows_the_call_and_the_card() -> None:
     common: dict[str, Any] = {
-        "token_bytes": 1000, "rows": 512, "new_tokens": 100, "lengths": [50] * 32,
+        "token_bytes": 1000, "samples": 16, "new_tokens": 100, "lengths": [50] * 32,
         "max_rows": 2048,
     }  # fmt: skip
     plan = make_plan(total_bytes=1e9, **common)
@@ -216,9 +236,16 @@ def test_the_plan_follows_the_call_and_the_card() -> None:
     assert plan.own_tokens >= 51_200
     assert plan.prefix_tokens >= 32 * 50
     assert plan == make_plan(total_bytes=1e9, **common)
-    assert plan.holds(512, 100, 50)
-    assert plan.holds(512, 150, 50)
-    assert not plan.holds(512, 400, 50)
+    assert plan.holds(plan)
+    assert plan.holds(make_plan(total_bytes=1e9, **common | {"lengths": [60] * 30}))
+    for larger in ({"new_tokens": 400}, {"samples": 64}, {"lengths": [40_000]}):
+        needed = make_plan(total_bytes=1e9, **common | larger)
+        assert not plan.holds(needed)
+        room = room_for(1000, 1e9)
+        both = plan.joined(needed, room)
+        assert both.holds(plan)
+        assert both.holds(needed)
+        assert both.own_tokens + both.prefix_tokens <= room
     for total in (1e6, 3e6, 1e7, 1e8):
         tight = make_plan(total_bytes=total, **common)
         assert (tight.own_tokens + tight.prefix_tokens) * 1000 <= 0.35 * total + 1000

@@ -22,7 +22,7 @@ from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
 from bestofk.sampling.group_ops import Field
-from bestofk.sampling.group_plan import MemoryPlan, make_plan
+from bestofk.sampling.group_plan import MemoryPlan, make_plan, room_for
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
@@ -156,21 +156,23 @@ class GroupSampler:
             self.mirror = Mirror(self.model, self.dtype, copied=self.copied)
         else:
             self.mirror.refresh(self.model)
-        rows = len(encoded) * params.n
-        longest = max(map(len, encoded))
-        if self.engine is None or not self.engine.plan.holds(
-            min(rows, self.max_rows), params.max_new_tokens, longest
-        ):
-            self.engine = None  # frees its memory first
-            plan = make_plan(
-                token_bytes=self.mirror.token_bytes(),
-                total_bytes=self._total(),
-                rows=rows,
-                new_tokens=params.max_new_tokens,
-                lengths=[len(ids) for ids in encoded],
-                max_rows=self.max_rows,
-            )
-            self.engine = GroupEngine(self.mirror, plan, compiled=self.compiled)
+        token_bytes, total = self.mirror.token_bytes(), self._total()
+        needed = make_plan(
+            token_bytes=token_bytes,
+            total_bytes=total,
+            samples=params.n,
+            new_tokens=params.max_new_tokens,
+            lengths=[len(ids) for ids in encoded],
+            max_rows=self.max_rows,
+        )
+        present = self.plan
+        if self.engine is None or present is None:
+            self.engine = GroupEngine(self.mirror, needed, compiled=self.compiled)
+        elif not present.holds(needed):
+            plan = present.joined(needed, room_for(token_bytes, total))
+            if plan != present:
+                self.engine = None  # frees its memory first
+                self.engine = GroupEngine(self.mirror, plan, compiled=self.compiled)
         return self.engine
 
     def _total(self) -> float:
@@ -235,8 +237,6 @@ class _Turn:
     ) -> None:
         self.sampler, self.engine, self.prompts, self.params = sampler, engine, prompts, params
         self.span, count = params.max_new_tokens, len(prompts) * params.n
-        if count * self.span > engine.plan.out_tokens:
-            raise CannotRun(f"{params.n} completions of {self.span} tokens exceed its plan")
         self.lengths = np.zeros(count, dtype=np.int64)
         self.left = np.full(len(prompts), params.n)
         self.begun = 0

@@ -24,15 +24,33 @@ class MemoryPlan:
     """Places for keys of prompts."""
     out_tokens: int
     """Tokens of all rows of one turn."""
+    longest: int
+    """Tokens of the longest prompt it was made for."""
+    group_tokens: int
+    """New tokens of one group: a turn has at least one group."""
 
-    def holds(self, rows: int, new_tokens: int, longest: int) -> bool:
-        """Whether a call runs well in it: most of its rows at once, and its longest prompt."""
-        at_once = min(self.slots, self.own_tokens // new_tokens)
-        wanted = min(rows, self.slots)
+    def holds(self, needed: MemoryPlan) -> bool:
+        """Whether calls that `needed` was made for run as well in this one."""
         return (
-            at_once * 2 >= wanted
-            and longest <= self.prefix_tokens
-            and self.out_tokens >= new_tokens
+            self.slots >= needed.slots
+            and self.own_tokens >= needed.own_tokens
+            and self.prefix_tokens >= max(needed.longest, needed.prefix_tokens // 2)
+            and self.out_tokens >= needed.group_tokens
+        )
+
+    def joined(self, other: MemoryPlan, room: int) -> MemoryPlan:
+        """Sizes for the calls of both, within `room` tokens, so that calls of two kinds in turns
+        (training and evaluation) do not make the engine anew each time."""
+        longest = max(self.longest, other.longest)
+        own = min(room - longest, max(self.own_tokens, other.own_tokens))
+        prefix = min(room - own, max(self.prefix_tokens, other.prefix_tokens))
+        return MemoryPlan(
+            slots=max(self.slots, other.slots),
+            own_tokens=own,
+            prefix_tokens=max(longest, prefix),
+            out_tokens=max(self.out_tokens, other.out_tokens),
+            longest=longest,
+            group_tokens=max(self.group_tokens, other.group_tokens),
         )
 
 
@@ -40,34 +58,34 @@ def make_plan(
     *,
     token_bytes: int,
     total_bytes: float,
-    rows: int,
+    samples: int,
     new_tokens: int,
     lengths: Sequence[int],
     max_rows: int,
-    share: float = SHARE,
 ) -> MemoryPlan:
     """Sizes for calls like this one.
 
     Args:
         token_bytes: of one token's keys and values in all layers.
         total_bytes: the card's memory, used or not.
-        rows: completions of the call.
-        lengths: of its prompts, in tokens.
+        samples: completions of each prompt.
+        lengths: of the call's prompts, in tokens.
 
     Raises:
         ValueError: not even one row fits.
 
-    >>> make_plan(token_bytes=1000, total_bytes=1e6, rows=64, new_tokens=10, lengths=[5] * 4,
+    >>> make_plan(token_bytes=1000, total_bytes=1e6, samples=16, new_tokens=10, lengths=[5] * 4,
     ...           max_rows=2048)
-    MemoryPlan(slots=16, own_tokens=260, prefix_tokens=90, out_tokens=2080)
+    MemoryPlan(slots=16, own_tokens=260, prefix_tokens=90, out_tokens=2080, longest=5,
+    group_tokens=160)
     """
-    room = int(share * total_bytes / token_bytes)
-    longest = max(lengths)
+    room = room_for(token_bytes, total_bytes)
+    rows, longest = samples * len(lengths), max(lengths)
     if room < longest + new_tokens:
         raise ValueError(
             f"a prompt of {longest} tokens with {new_tokens} new ones needs "
             f"{(longest + new_tokens) * token_bytes / 2**30:.1f} GiB for its keys and values, and "
-            f"{share:.0%} of the GPU's memory is {share * total_bytes / 2**30:.1f} GiB: take "
+            f"{SHARE:.0%} of the GPU's memory is {SHARE * total_bytes / 2**30:.1f} GiB: take "
             "fewer new tokens"
         )
     most = max(new_tokens, min(int(OWN * room), room - longest))
@@ -78,8 +96,18 @@ def make_plan(
     own = min(most, slots * new_tokens + slots * new_tokens * 5 // 8)
     prefix = max(longest, min(room - own, max(2 * sum(lengths), 16_384)))
     return MemoryPlan(
-        slots, own, prefix, max(rows, 8 * slots) * new_tokens + slots * new_tokens * 5
+        slots=slots,
+        own_tokens=own,
+        prefix_tokens=prefix,
+        out_tokens=max(rows, 8 * slots) * new_tokens + slots * new_tokens * 5,
+        longest=longest,
+        group_tokens=samples * new_tokens,
     )
+
+
+def room_for(token_bytes: int, total_bytes: float) -> int:
+    """Tokens whose keys and values the engine may hold."""
+    return int(SHARE * total_bytes / token_bytes)
 
 
 def rounded(rows: int) -> int:
