@@ -38,9 +38,10 @@ def f(x):
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[list[int]]:
-    """Processes that only compute, each in a session of its own."""
+    """Processes that only compute, each in a session of its own, as long as this one lives."""
+    loop = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100_000))"
     processes = [
-        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+        subprocess.Popen([sys.executable, "-S", "-c", loop], start_new_session=True)
         for _ in range(count)
     ]
     try:
