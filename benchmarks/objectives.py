@@ -99,10 +99,12 @@ def cpu_rows() -> list[tuple[str, ...]]:
 
     middle = RNG.random((1024, 32))
     logs = RNG.normal(size=middle.shape) * 0.3
-    ours, peer = against(
-        lambda: advantages(middle, "max@8", log_ratio=logs), lambda: advantages(middle, "max@8")
-    )
-    rows.append(ratio("max@8 off policy, 1024 × 32", ours, peer, "on policy", "≤ 20×"))
+    for text in ("max@8:loo-1", "max@8"):
+        ours, peer = against(
+            lambda: advantages(middle, text, log_ratio=logs),  # noqa: B023
+            lambda: advantages(middle, text),  # noqa: B023
+        )
+        rows.append(ratio(f"{text} off policy, 1024 × 32", ours, peer, "on policy", "≤ 20×"))
     return rows
 
 
@@ -110,10 +112,12 @@ def traced_rows() -> list[tuple[str, ...]]:
     """torch.compile and jax.jit of the unchecked call against the eager, checked one."""
     rows = []
     rewards = torch.from_numpy(RNG.random((256, 16)))
+    many = torch.from_numpy(RNG.random((4096, 64)))
     logs = torch.from_numpy(RNG.normal(size=(256, 16)) * 0.2)
-    plain = objective("max@4")
+    plain, wide = objective("max@4"), objective("max@16")
     cases = {
         "max@4, 256 × 16": ((rewards,), lambda r, **o: plain(r, **o)),
+        "max@16, 4096 × 64": ((many,), lambda r, **o: wide(r, **o)),
         "max@4 off policy, 256 × 16": (
             (rewards, logs),
             lambda r, x, **o: plain(r, log_ratio=x, **o),

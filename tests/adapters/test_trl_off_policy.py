@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed here: pip install 'bestofk[trl]'")
 
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
@@ -358,3 +359,66 @@ def test_images_are_an_error_that_names_the_setting():
     output = {"advantages": torch.zeros(2), "pixel_values": torch.zeros(2, 3)}
     with pytest.raises(ValueError, match="num_iterations or steps_per_generation above one"):
         keep_rewards(output, torch.zeros(2), torch.ones(2).bool())
+
+
+def state_of(optimiser):
+    """Adam's moments and step counts, one copy per parameter."""
+    return [
+        {name: torch.as_tensor(value).clone() for name, value in state.items()}
+        for state in optimiser.state.values()
+    ]
+
+
+class Snapshots(TrainerCallback):
+    """The model and the optimiser after every step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **_):
+        self.seen.append((weights_of(model), state_of(optimizer.optimizer)))
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_inner_steps_end_below_the_floor_and_nothing_moves(optim, tmp_path):
+    """Four passes at a large rate: the policy is too far away after the first, until new samples.
+
+    Weight decay and momentum would both move the weights in a step of gradient zero.
+    """
+    after, judge = Snapshots(), Judge()
+    named = {"train_dataset": prompts(), "callbacks": [after]}
+    options = {"optim": optim, "learning_rate": 3e-3, "weight_decay": 0.1, "max_grad_norm": 1.0}
+    run = trainer(tmp_path, judge, named=named, num_iterations=4, max_steps=6, **options)
+    run.train()
+    lines = logged(run)
+    assert [line["inner_steps_ended"] for line in lines] == [0, 1, 1, 1, 0, 1]
+    assert judge.calls == [16, 16]
+    assert lines[1]["effective_share"] < 0.5
+    for step in (1, 2, 3, 5):
+        for before, now in zip(after.seen[step - 1][0].values(), after.seen[step][0].values()):
+            assert torch.equal(before, now)
+        for before, now in zip(after.seen[step - 1][1], after.seen[step][1], strict=True):
+            assert all(torch.equal(before[name], now[name]) for name in before)
+    moved = zip(after.seen[3][0].values(), after.seen[4][0].values())
+    assert any(not torch.equal(before, now) for before, now in moved)
+
+
+def test_a_floor_of_zero_never_ends_inner_steps(tmp_path):
+    named = {"train_dataset": prompts(), "ess_floor": 0}
+    options = {"optim": "adamw_torch", "learning_rate": 3e-3}
+    run = trainer(tmp_path, Judge(), named=named, num_iterations=3, max_steps=3, **options)
+    run.train()
+    assert [line["inner_steps_ended"] for line in logged(run)] == [0, 0, 0]
+    with pytest.raises(ValueError, match=r"ess_floor is a share .* got 1.5"):
+        trainer(tmp_path, Judge(), named={"ess_floor": 1.5}, num_iterations=3)
+
+
+def test_a_gradient_scaler_cannot_end_inner_steps_and_is_named():
+    from types import SimpleNamespace
+
+    from bestofk.adapters.trl_options import floor_of
+
+    scaled = SimpleNamespace(fp16=True, process_index=0)
+    with pytest.warns(ObjectiveWarning, match=r"fp16=True.*ess_floor=0.5.*bf16=True"):
+        assert floor_of(0.5, scaled, several_steps=True) == 0.0
+    assert floor_of(0.5, scaled, several_steps=False) == 0.5

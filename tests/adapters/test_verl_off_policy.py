@@ -17,6 +17,7 @@ pytest.importorskip("verl.trainer.ppo.v1", reason="verl's V1 trainer needs Trans
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 
 import bestofk
@@ -55,9 +56,9 @@ def sampled(seed=0):
     return groups, rewards
 
 
-def run_verl(folder, rows, *, ranks, epochs, objective, **options):
+def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, settings=(), **options):
     torch.save(
-        {"rows": rows, "mini": 2 * N, "epochs": epochs, "lr": LR,
+        {"rows": rows, "mini": 2 * N, "epochs": epochs, "lr": lr, "settings": list(settings),
          "options": {"objective": objective, **options}},
         folder / "batch.pt",
     )  # fmt: skip
@@ -132,6 +133,34 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
         assert "log_ratio_max" in each["metrics"]
 
 
+def rows_of(groups, rewards):
+    return [
+        {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens,
+         "response": each.tokens, "reward": rewards[p, i], "live": 1}
+        for p, group in enumerate(groups)
+        for i, each in enumerate(group.completions)
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("floor", "taken"), [({}, 1), ({"ess_floor": 0}, 4)])
+def test_inner_steps_end_below_the_floor_and_the_optimiser_does_not_move(floor, taken, tmp_path):
+    """AdamW with weight decay at a large rate: too far away after one of four steps."""
+    adam = ["optimizer=AdamW", "weight_decay=0.1"]
+    found = run_verl(
+        tmp_path, rows_of(*sampled()), ranks=2, epochs=2, objective="max@3", lr=3e-3,
+        settings=[f"actor_rollout_ref.actor.optim.{each}" for each in adam], **floor,
+    )  # fmt: skip
+    for each in found:
+        assert each["optimiser_steps"]
+        assert set(each["optimiser_steps"]) == {taken}
+        ended = each["metrics"]["inner_steps_ended"]
+        assert ended == [0.0] * taken + [1.0] * (4 - taken)
+        assert len(each["metrics"]["lr"]) == 1  # the schedule goes on
+        assert each["metrics"]["effective_share"][1] < 0.5
+        assert len(each["seen"]) == min(taken + 1, 4)  # what has ended is not scored any more
+
+
 @given(
     prompts=st.integers(1, 4), minis=st.integers(1, 3), n=st.sampled_from([4, 8]),
     ranks=st.sampled_from([1, 2, 4]), lost=st.integers(0, 5), seed=st.integers(0, 99),
@@ -182,6 +211,24 @@ def test_the_loss_is_the_weight_times_the_log_prob_and_needs_the_weights_of_its_
     assert torch.allclose(slope * 2, weights.float())
 
 
+def test_clipped_weights_on_tokens_are_the_gradient_of_verls_own_loss():
+    """Up to verl's dual clip, which stops the push on a negative weight above a ratio of 3."""
+    rng = np.random.default_rng(0)
+    logs, weights = rng.normal(0, 0.8, (1, 400)), rng.normal(size=(1, 400))
+    now = torch.zeros((1, 400), dtype=torch.float64, requires_grad=True)
+    actor = OmegaConf.create(
+        {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "global_batch_info": {}}
+    )
+    loss, _ = core_algos.get_policy_loss_fn("vanilla")(
+        torch.tensor(-logs), now, torch.tensor(weights), torch.ones(1, 400), "token-mean", actor
+    )
+    (slope,) = torch.autograd.grad(-loss * 400, now)
+    ours = bestofk.objectives.clipped_weights(weights, logs, 0.2, 0.28)
+    dual = (weights < 0) & (np.exp(logs) > 3.0)
+    assert dual.any()
+    np.testing.assert_allclose(slope.numpy(), np.where(dual, 0.0, ours), rtol=1e-9)
+
+
 CHOSEN = [
     "algorithm.adv_estimator=bestofk", "+algorithm.bestofk.objective=max@8",
     "actor_rollout_ref.rollout.n=16", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
@@ -194,6 +241,8 @@ ERRORS = [
     ([], r"takes 4 optimiser steps per batch \(data.train_batch_size=1024, .*batch_size=256"),
     ([*ONE_STEP, f"{ACTOR}.ppo_epochs=4"], r"takes 4 optimiser steps .*ppo_epochs=4.*loss_mode"),
     ([*ONE_STEP, "+algorithm.bestofk.truncate=1"], r"bestofk.truncate=1 acts on ratios"),
+    ([*EXACT, "+algorithm.bestofk.ess_floor=50"], r"ess_floor=50 is a share of the samples"),
+    ([*ONE_STEP, "+algorithm.bestofk.ess_floor=0.3"], r"bestofk.ess_floor=0.3 acts on ratios"),
     ([*EXACT, f"{ACTOR}.shuffle=True"], r"actor.shuffle=True scatters groups"),
     ([*EXACT, f"{ACTOR}.ppo_mini_batch_size=300"], r"1024 is not a multiple of .*=300"),
     ([*EXACT, f"{ACTOR}.loss_agg_mode=token-mean"], r"loss_agg_mode=token-mean weighs a sample by"),

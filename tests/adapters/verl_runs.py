@@ -76,6 +76,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     given = torch.load(folder / "batch.pt", weights_only=False)
     with initialize_config_module("verl.trainer.config", version_base=None):
         overrides = [*SETTINGS, f"actor_rollout_ref.actor.optim.lr={given['lr']}"]
+        overrides += given.get("settings", [])
         config = compose("ppo_trainer", overrides=overrides)
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
     worker.init_model()
@@ -98,7 +99,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         return found
 
     verl_steps.weigh = recorded
-    told = json.dumps({"options": given["options"], "progress": 0.0})
+    told = json.dumps({"options": given["options"], "progress": 0.0, "step": 1})
     data = tensors(
         [rows[i] for i in own], calculate_entropy=False, global_batch_size=given["mini"],
         mini_batch_size=given["mini"], epochs=given["epochs"], seed=1, bestofk=told,
@@ -115,7 +116,16 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         for name, value in worker.actor.engine.module.named_parameters()
     }
     torch.save(
-        {"seen": seen, "model": parameters, "metrics": output["metrics"]},
+        {
+            "seen": seen,
+            "model": parameters,
+            "metrics": output["metrics"],
+            "optimiser_steps": [
+                float(state["step"])
+                for state in worker.actor.engine.optimizer.state.values()
+                if "step" in state
+            ],
+        },
         folder / f"rank-{rank}.pt",
     )
 

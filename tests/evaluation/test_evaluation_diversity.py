@@ -34,12 +34,22 @@ def test_measures_of_a_small_run() -> None:
     assert found.distinct.value == pytest.approx((3 + 1) / 2)
     assert found.distinct_wrong.value == pytest.approx((2 + 1) / 2)
     assert found.distinct_correct.value == pytest.approx((1 + 0) / 2)
+    assert found.wrong_share.value == pytest.approx((2 / 2 + 1 / 3) / 2)
     assert found.effective.value == pytest.approx((16 / 6 + 1) / 2)
     assert found.entropy.value == pytest.approx((2 + 3) / 2)
     assert found.entropy_per_token.value == pytest.approx((1 + 1) / 2)
     assert found.no_answer == pytest.approx(1 / 8)
     assert found.distinct.low < found.distinct.value < found.distinct.high
     assert diversity(run, m=1).distinct.value == pytest.approx((1 + 3 / 4) / 2)
+
+
+def test_the_share_of_distinct_wrong_answers_does_not_see_the_right_ones() -> None:
+    """Unlike the count, it is the same whether two or no right samples stand beside the wrong."""
+    few = diversity(samples([[0, 0, 0]], answers=[["5", "5", "6"]]))
+    many = diversity(samples([[0, 0, 0, 1, 1]], answers=[["5", "5", "6", "4", "4"]]), m=3)
+    assert few.wrong_share.value == many.wrong_share.value == pytest.approx(2 / 3)
+    assert few.distinct_wrong.value > many.distinct_wrong.value
+    assert diversity(samples([[1, 1]], answers=[["4", "4"]])).wrong_share.problems == 0
 
 
 def test_repetitive_texts_compress_more() -> None:

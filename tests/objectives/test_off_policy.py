@@ -394,7 +394,7 @@ def test_chunks_of_groups_change_nothing(monkeypatch):
     rng = np.random.default_rng(1)
     rewards, logs = rng.random((37, 8)), rng.normal(size=(37, 8))
     whole = advantages(rewards, "max@3", log_ratio=logs)
-    monkeypatch.setattr(off_policy, "CELLS", 5 * 8 * 3)
+    monkeypatch.setattr(off_policy, "CACHED_CELLS", 5 * 8 * 3)
     np.testing.assert_allclose(advantages(rewards, "max@3", log_ratio=logs), whole, rtol=1e-12)
 
 
@@ -479,3 +479,14 @@ def test_weights_that_leave_float64_are_an_error_that_names_the_two_ways_out(var
     with pytest.raises(ValueError, match="do not fit into float64"):
         off_policy_max_at_k(rewards, logs, 2)
     assert np.isfinite(advantages(rewards, "max@2", log_ratio=logs, self_normalise=True)).all()
+
+
+@pytest.mark.parametrize("k", [2, 3, 5, 8])
+def test_loo_minus_one_has_no_negative_weight_and_pays_the_lowest_exactly_nothing(k):
+    rng = np.random.default_rng(k)
+    rewards = rng.choice([0.1, 0.3, 0.7, 1.1], (400, 8)) + rng.choice([0.0, 5.3], (400, 1))
+    weights = advantages(rewards, f"max@{k}:loo-1", log_ratio=rng.normal(size=(400, 8)))
+    assert weights.min() == 0
+    lowest = rewards == rewards.min(axis=1, keepdims=True)
+    assert (weights[lowest] == 0).all()
+    assert (weights > 0).any()

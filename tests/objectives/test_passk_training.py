@@ -110,6 +110,10 @@ def test_bootstrap_sums_over_its_sets_and_centres_on_average():
     # Σ_i A_i = Σ_sets k·z(set) = 0 in every group
     np.testing.assert_allclose(many.sum(axis=-1), 0.0, atol=1e-9)
     assert many[:, 0].mean() > 0 > many[:, 1:].mean()
+    # The only success, in j of the 8 sets, gets j times the z-score √((8 - j)/j) of those sets
+    squares = {round(float(value), 9) for value in many[:, 0] ** 2}
+    assert len(squares) > 3
+    assert squares <= {j * (8 - j) for j in range(8)}
     again = advantages(np.tile(rewards, (4000, 1)), "passk-training@3:bootstrap", rng=0)
     np.testing.assert_array_equal(many, again)
 

@@ -21,8 +21,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from bestofk.adapters.trl_host import check_host, check_model, check_rows, replaced_methods
-from bestofk.adapters.trl_off_policy import for_loss, keep_rewards, weigh_step
-from bestofk.adapters.trl_options import as_objective, by_name, exact_steps, prepared
+from bestofk.adapters.trl_off_policy import InnerStepsEnded, for_loss, keep_rewards, weigh_step
+from bestofk.adapters.trl_options import as_objective, by_name, exact_steps, floor_of, prepared
 from bestofk.adapters.trl_rows import (
     combined,
     in_loss,
@@ -47,6 +47,8 @@ class BestOfKMixin(_Host):
     goal: Any = None
     """The Objective; on a class, its default. (`Trainer.objective` belongs to transformers.)"""
     _buffered_inputs: Any
+    _ended = False
+    """Whether the inner steps on the present batch have ended."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class BestOfKMixin(_Host):
         objective: str | Objective | None = None,
         truncate: float | None = None,
         trust_region: float | tuple[float, float] | None = None,
+        ess_floor: float = 0.5,
         loss_type: str | None = None,
         passing: float = 1.0,
         **named: Any,
@@ -67,6 +70,8 @@ class BestOfKMixin(_Host):
             objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`.
             truncate, trust_region: options of `bestofk.objective` for several optimiser steps per
                 batch, where the objective is given as a string.
+            ess_floor: with several optimiser steps per batch, the steps on a batch end when the
+                effective share of its samples, exp(-2kD), falls below this; 0 never ends them.
             loss_type: TRL's; None replaces TRL's default by the unbiased "dr_grpo".
             passing: rewards of at least this count as a pass in the logged pass@k; an objective
                 with a threshold uses that.
@@ -81,6 +86,7 @@ class BestOfKMixin(_Host):
         self.passing = passing if self.goal.threshold is None else self.goal.threshold
         args = prepared(self.goal, GRPOConfig() if args is None else args, loss_type)
         self.exact_steps = exact_steps(self.goal, args)
+        self.ess_floor = floor_of(ess_floor, args, several_steps=self.exact_steps)
         cautions = check_host(replaced, self.exact_steps)
         named |= by_name(others, named)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **named)
@@ -144,13 +150,31 @@ class BestOfKMixin(_Host):
             batch: dict[str, Any] = super()._prepare_inputs(generation_batch)
             return batch
         micro, accumulated = self.args.steps_per_generation, self.args.gradient_accumulation_steps
-        if self._step % (micro * self.num_iterations) == 0 or self._buffered_inputs is None:
+        inner = self._step % (micro * self.num_iterations)
+        if inner == 0 or self._buffered_inputs is None:
             rows = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = split_tensor_dict(rows, micro)
+            self._buffered_inputs, self._ended = split_tensor_dict(rows, micro), False
         at = self._step % micro
         if at % accumulated == 0:
-            weigh_step(self, self._buffered_inputs[at : at + accumulated])
+            if not self._ended:
+                share = weigh_step(self, self._buffered_inputs[at : at + accumulated])
+                self._ended = inner >= accumulated and share < self.ess_floor
+            self._metrics["train"]["inner_steps_ended"].append(float(self._ended))
+        if self._ended:
+            raise InnerStepsEnded
         return for_loss(self._buffered_inputs[at])
+
+    def training_step(self, *args: Any, **named: Any) -> Tensor:
+        """As TRL does it; after the inner steps of a batch have ended, nothing is computed.
+
+        Without a gradient the optimiser changes neither the weights nor its own state.
+        """
+        try:
+            loss: Tensor = super().training_step(*args, **named)
+        except InnerStepsEnded:
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        return loss
 
     @torch.no_grad()
     def _entropy(self, output: dict[str, Any]) -> Tensor:

@@ -22,6 +22,10 @@ OLD = "old_per_token_logps"
 IMAGES = ("pixel_values", "num_images")
 
 
+class InnerStepsEnded(Exception):
+    """The policy has moved too far from this batch: its remaining optimiser steps are left out."""
+
+
 def keep_rewards(output: dict[str, Any], rewards: Tensor, live: Tensor) -> None:
     """Let each row carry its reward (NaN where it is not live) to the optimiser steps.
 
@@ -43,8 +47,12 @@ def for_loss(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name not in (REWARDS, OLD)}
 
 
-def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> None:
-    """Write the exact weights of one optimiser step's groups, of all processes together."""
+def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
+    """Write the exact weights of one optimiser step's groups, of all processes together.
+
+    Returns:
+        The effective share of their samples, the same on all processes.
+    """
     known = torch.cat([batch[REWARDS] for batch in batches]).double()
     mine = torch.stack([known, log_ratios(trainer, batches)], dim=1)
     everyone = trainer.accelerator.gather(mine).cpu().reshape(-1, trainer.num_generations, 2)
@@ -62,6 +70,7 @@ def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> None:
         batch["advantages"] = part.to(batch["advantages"])
     for name, value in result.items():
         trainer._metrics["train"][name].append(value)
+    return result["effective_share"]
 
 
 @torch.no_grad()

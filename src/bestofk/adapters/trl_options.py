@@ -129,6 +129,27 @@ def exact_steps(goal: Objective, args: Any) -> bool:
     return not on_policy(args) and goal.takes_log_ratio and goal.off_policy != "none"
 
 
+def floor_of(ess_floor: float, args: Any, *, several_steps: bool) -> float:
+    """The effective share below which the inner steps on a batch end.
+
+    Raises:
+        ValueError: not in [0, 1].
+    """
+    if not 0 <= ess_floor <= 1:
+        raise ValueError(f"ess_floor is a share of the samples, in [0, 1], got {ess_floor}")
+    if several_steps and ess_floor and args.fp16:
+        if args.process_index == 0:
+            warnings.warn(
+                "fp16=True: its gradient scaler does not accept an optimiser step without "
+                f"gradients, so inner steps do not end at ess_floor={ess_floor}; use bf16=True, "
+                "or watch effective_share and pass ess_floor=0",
+                ObjectiveWarning,
+                stacklevel=3,
+            )
+        return 0.0
+    return ess_floor
+
+
 ONE_STEP = "take one optimiser step per batch (num_iterations=1, steps_per_generation left out)"
 
 

@@ -16,7 +16,11 @@ from bestofk.objectives import Objective, objective
 
 NAME = "bestofk"
 MODULE = "bestofk.adapters.verl"
-FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
+FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp", "ess_floor")
+OWN = ("objective", "passing", "ess_floor")
+"""Entries of `algorithm.bestofk` that are not options of `bestofk.objective`."""
+ESS_FLOOR = 0.5
+"""Inner steps on a batch end below this effective share, unless `algorithm.bestofk.ess_floor`."""
 ACTOR, ALGORITHM, ROLLOUT = "actor_rollout_ref.actor", "algorithm", "actor_rollout_ref.rollout"
 WITHOUT_LENGTHS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
 LENGTHS = (
@@ -45,13 +49,28 @@ def chosen(algorithm: Mapping[str, Any] | None) -> Objective:
             "adv_estimator=bestofk needs an objective: add +algorithm.bestofk.objective=max@8 "
             f"(algorithm.bestofk is {options})"
         )
-    named = {key: value for key, value in options.items() if key not in ("objective", "passing")}
+    named = {key: value for key, value in options.items() if key not in OWN}
     built = objective(options["objective"], **named)
     if "entropy" in built.needs:
         raise ValueError(
             f"objective {built} needs entropy, which verl does not give: choose another design"
         )
     return built
+
+
+def ess_floor_of(options: Mapping[str, Any]) -> float:
+    """The effective share below which the inner steps on a batch end.
+
+    Raises:
+        ValueError: not a number in [0, 1].
+    """
+    floor = options.get("ess_floor", ESS_FLOOR)
+    if not isinstance(floor, int | float) or not 0 <= floor <= 1:
+        raise ValueError(
+            f"algorithm.bestofk.ess_floor={floor} is a share of the samples, in [0, 1]; 0 never "
+            "ends the inner steps on a batch"
+        )
+    return float(floor)
 
 
 def exact_loss(config: Any) -> bool:
@@ -80,6 +99,7 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
             f"algorithm.adv_estimator is {config.algorithm.adv_estimator}{loss}: set it to {NAME}"
         )
     built = chosen(config.algorithm)
+    ess_floor_of(options_of(config.algorithm))
     n = config.actor_rollout_ref.rollout.n
     try:
         built.require_samples(n)

@@ -3,7 +3,8 @@
 In the worker, before verl trains on a mini-batch: score it under the current weights, gather uid,
 reward, liveness and log-ratio of its rows over the data-parallel ranks, let `bestofk.objectives`
 make the weights, and write them where verl reads advantages. `verl_trainer` has put whole groups
-into the mini-batch. The loss is then the unclipped −(1/rows) Σ A_i Σ_t log π(y_it).
+into the mini-batch. The loss is then the unclipped −(1/rows) Σ A_i Σ_t log π(y_it). When the
+policy has moved too far from the batch, its remaining optimiser steps are left out.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from verl.utils import tensordict_utils as tu
 
 from bestofk.adapters.inner_steps import weigh_and_measure
 from bestofk.adapters.verl_rollouts import RolloutRow, row_weights
-from bestofk.adapters.verl_settings import NAME, chosen
+from bestofk.adapters.verl_settings import NAME, chosen, ess_floor_of
 from bestofk.objectives import Objective
 
+ENDED = "_bestofk_ended"
+"""Attribute of a worker: the trainer's step on whose batch the inner steps have ended."""
 WEIGHED: ContextVar[bool] = ContextVar("weighed", default=False)
 """Whether the mini-batch in training has exact weights."""
 
@@ -62,17 +65,35 @@ def weigh_each_step(workers: Any) -> None:
         reported = tu.get(data, NAME)
         if reported is None:
             return train_batch(self, data)
-        result = weigh(self, data, json.loads(reported))
+        told = json.loads(reported)
+        ended = getattr(self, ENDED, None) == told["step"]
+        result = {} if ended else weigh(self, data, told)
+        if ended or result["effective_share"] < ess_floor_of(told["options"]):
+            setattr(self, ENDED, told["step"])
+            return without_update(self, data, result)
         token = WEIGHED.set(True)
         try:
             output = train_batch(self, data)
         finally:
             WEIGHED.reset(token)
         if output is not None:
-            tu.get(output, "metrics").update(result)
+            tu.get(output, "metrics").update(result | {"inner_steps_ended": 0.0})
         return output
 
     workers.TrainingWorker.train_batch = weighed
+
+
+def without_update(worker: Any, data: Any, result: dict[str, float]) -> Any:
+    """What verl expects of a mini-batch, where neither weights nor optimiser state may move.
+
+    The learning rate is stepped once per batch, by its last mini-batch.
+    """
+    metrics: dict[str, Any] = result | {"inner_steps_ended": 1.0}
+    if tu.get(data, "update_lr_scheduler", default=False):
+        metrics["lr"] = worker.engine.lr_scheduler_step()
+    if not worker.engine.is_mp_src_rank_with_outputs():
+        return None
+    return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
 
 
 def weigh(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
@@ -81,7 +102,7 @@ def weigh(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
     Args:
         worker: verl's TrainingWorker.
         data: the rows, as nested tensors.
-        told: the trainer's `algorithm.bestofk` and `progress`.
+        told: the trainer's `algorithm.bestofk`, `progress` and number of the batch, `step`.
     """
     masks = [mask.bool() for mask in data["response_mask"].unbind()]
     ratios = log_ratios(worker, data, masks)

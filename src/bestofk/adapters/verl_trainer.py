@@ -65,7 +65,8 @@ def _told(update: Callable[..., Any]) -> Callable[..., Any]:
     def told(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
         if exact_loss(self.config):
             options = options_of(self.config.algorithm)
-            batch.extra_info[NAME] = json.dumps({"options": options, "progress": progress_of(self)})
+            news = {"options": options, "progress": progress_of(self), "step": self.global_steps}
+            batch.extra_info[NAME] = json.dumps(news)
         return update(self, batch, *args, **named)
 
     return told

@@ -196,6 +196,7 @@ def diversity(found: Diversity) -> None:
         ("effective number of answers", found.effective),
         (f"distinct wrong answers among {found.m}", found.distinct_wrong),
         (f"distinct correct answers among {found.m}", found.distinct_correct),
+        ("distinct share of the wrong answers", found.wrong_share),
         ("compression ratio of completions", found.compression),
         ("entropy of a completion, nats", found.entropy),
         ("entropy per token, nats", found.entropy_per_token),

@@ -64,6 +64,7 @@ def diversity(
         effective=over(tables.get("effective"), (1.0, float(sizes.max()))),
         distinct_wrong=over(tables.get("wrong"), (0.0, float(m))),
         distinct_correct=over(tables.get("correct"), (0.0, float(m))),
+        wrong_share=over(tables.get("wrong share"), (0.0, 1.0)),
         compression=over(ratios),
         entropy=over(_surprise(samples, filled, per_token=False)),
         entropy_per_token=over(_surprise(samples, filled, per_token=True)),
@@ -87,9 +88,10 @@ def expected_distinct(counts: np.ndarray, n: int, m: int) -> float:
 def _by_answer(
     samples: Samples, filled: np.ndarray, m: int, correct: np.ndarray
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Per problem: distinct, effective, distinct wrong and distinct correct; and contradictions."""
+    """Per problem: the counts and shares that `diversity` averages; and contradictions."""
     assert samples.answers is not None
-    rows: dict[str, list[float]] = {"distinct": [], "effective": [], "wrong": [], "correct": []}
+    names_of_rows = ("distinct", "effective", "wrong", "correct", "wrong share")
+    rows: dict[str, list[float]] = {name: [] for name in names_of_rows}
     conflicts = 0
     for problem in filled:
         span = samples.of(int(problem))
@@ -104,6 +106,9 @@ def _by_answer(
         conflicts += int((passing & failing).sum())
         rows["wrong"].append(expected_distinct(counts[failing & ~passing], n, m))
         rows["correct"].append(expected_distinct(counts[passing], n, m))
+        wrong = answer[given & (right == 0)]
+        if wrong.size:
+            rows["wrong share"].append(len(np.unique(wrong)) / wrong.size)
     return {name: np.array(values) for name, values in rows.items()}, conflicts
 
 

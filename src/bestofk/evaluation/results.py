@@ -180,7 +180,9 @@ class Comparison:
     band: Interval
     """Simultaneous over k and over all comparisons made together."""
     p_value: np.ndarray
-    """(K,) two-sided, corrected over k and over all comparisons made (max-T, sign flips)."""
+    """(K,) two-sided, corrected over k and over all comparisons made (max-T, sign flips).
+
+    With few problems or skewed differences the larger of this and the bounded test's p-value."""
     p_value_single: np.ndarray
     """(K,) two-sided at that k alone, uncorrected."""
     wins: np.ndarray
@@ -267,6 +269,8 @@ class Diversity:
     distinct_wrong: Measure
     """Distinct answers among the wrong ones of m samples."""
     distinct_correct: Measure
+    wrong_share: Measure
+    """Distinct wrong answers over wrong answers of all samples; problems without one left out."""
     compression: Measure
     """Size of a problem's completions over their compressed size: more = more repetitive."""
     entropy: Measure

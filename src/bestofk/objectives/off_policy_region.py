@@ -150,7 +150,8 @@ def clipped_weights(
         m_i = 0 if (A_i > 0 and ρ_i > 1 + high) or (A_i < 0 and ρ_i < 1 - low), else 1
 
     with ℓ' = log π_θ - log π_reference. The comparison for the exact weights: A are on-policy
-    weights, and only the own ratio of a sample (or token) enters.
+    weights, and only the own ratio of a sample (or token) enters. The max@k paper's equation 4 has
+    ratios of whole completions and the KL to π_old: pass log_ratio as reference_log_ratio too.
 
     Claim: biased off policy; at ρ = 1 and β = 0 it is A.
 
@@ -168,8 +169,9 @@ def clipped_weights(
     array([1.10517092, 0.        ])
 
     References:
-        Bagirov et al. 2025 (arXiv:2510.23393), the clipped loss with KL of their experiments, with
-        their weights (`max@k:none` is n times them) as A.
+        Bagirov et al. 2025 (arXiv:2510.23393), equation 4; A is a z-score there (equation 5 for
+        rewards, `max@k:zscore` for their "BoN mean"). They do not state the estimator of the KL;
+        this one is GRPO's (Shao et al. 2024, arXiv:2402.03300).
     """
     low, high = region((low, high))
     if not 0 <= kl < math.inf:

@@ -59,16 +59,16 @@ def toss(log_ratio: Array, k: int, *, check: bool = True) -> Tosses:
     offset = math.log((n - k + 1) / k)
     low = xp.min(fixed, axis=0) + offset
     high = xp.max(fixed, axis=0) + offset
-    target = n * k / (n + 1)
+    excess = 2 * n * k / (n + 1) - n  # heads minus tails, when k/(n+1) of the tosses succeed
     halvings = TRACED_HALVINGS
     if check:
         width = float(xp.max(high - low)) if low.shape[0] else 0.0
         halvings = max(0, math.ceil(math.log2(max(width, 1e-9) / 0.5)))
     for _ in range(halvings):
         middle = (low + high) / 2
-        expected = xp.sum(_heads(fixed - middle)[0], axis=0)
-        low = xp.where(expected > target, middle, low)
-        high = xp.where(expected > target, high, middle)
+        many = xp.sum(xp.tanh((fixed - middle) / 2), axis=0) > excess  # p = (1 + tanh(x/2))/2
+        low = xp.where(many, middle, low)
+        high = xp.where(many, high, middle)
     log_tilt = (low + high) / 2
     heads, tails, soft = _heads(log_ratio - log_tilt)
     return Tosses(log_ratio, heads, tails, k * log_tilt + xp.sum(soft, axis=0))
@@ -198,19 +198,24 @@ def _normalised(rewards: Array, log_ratio: Array, k: int, without: int) -> Array
 def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
     """Σ over sets of k - 1 other samples of chance × (r_i - best)_+, i's own toss left out.
 
+    A set that contains the sample before i leads it by nothing, so from rank to rank the sum keeps
+    the sets without that sample and adds the gap times all sets: no term is negative.
+
     Args:
         rewards: by rank, (n, groups).
         tosses: of the same samples.
         k: the size of the subsets, at least 2.
     """
     xp = array_namespace(rewards)
-    shifted = rewards - rewards[-1:]
-    counts, best = prefixes(shifted, tosses, k - 1)
-    full = xp.zeros_like(rewards[0])  # chance of exactly k - 1 heads in the prefix
-    leads = []
-    for i in range(rewards.shape[0]):
-        leads.append(shifted[i] * full - best[i])
-        full = _step(full, counts[i][k - 2], tosses.heads[i], tosses.tails[i])
+    none = xp.ones_like(tosses.heads[:1])
+    counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
+    lead = xp.zeros_like(rewards[0])
+    leads = [lead]
+    for i in range(1, rewards.shape[0]):
+        heads, tails = tosses.heads[i - 1], tosses.tails[i - 1]
+        counts = _step(counts, xp.concat([xp.zeros_like(none), counts[:-1]], axis=0), heads, tails)
+        lead = tails * lead + (rewards[i] - rewards[i - 1]) * counts[k - 1]
+        leads.append(lead)
     none_after = xp.flip(xp.cumulative_prod(xp.flip(tosses.tails, axis=0), axis=0), axis=0)
     none_after = xp.concat([none_after[1:], xp.ones_like(none_after[:1])], axis=0)
     return xp.stack(leads) * none_after

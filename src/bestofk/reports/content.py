@@ -32,6 +32,7 @@ DIVERSITY = (
     ("effective", "effective number of answers", "1 / Σ share²; 1 = always the same"),
     ("distinct_wrong", "distinct wrong answers", "among the wrong ones of m samples"),
     ("distinct_correct", "distinct correct answers", "among the correct ones of m samples"),
+    ("wrong_share", "distinct share of wrong answers", "distinct wrong over wrong; 1 = no repeats"),
     ("compression", "compression ratio", "text size over compressed size; more = more repetitive"),
     ("entropy", "entropy per completion", "mean −log-probability, nats"),
     ("entropy_per_token", "entropy per token", "nats"),

@@ -138,7 +138,7 @@ def _shown(node: ast.AST) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# ------------------------------------------------------------------------------ what is refused
+# --------------------------------------------------------------------------- what is not accepted
 _EXECUTES = {
     "eval", "exec", "compile", "__import__", "pickle", "marshal", "shelve", "ctypes", "subprocess",
     "importlib", "runpy", "code",

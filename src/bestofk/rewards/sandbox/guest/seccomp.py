@@ -1,14 +1,14 @@
-"""A seccomp filter that allows what a Python program needs and refuses everything else.
+"""A seccomp filter that allows what a Python program needs and denies everything else.
 
 An allow-list, so that calls which do not exist yet (and io_uring, userfaultfd, bpf, keyrings,
-SysV memory, ptrace, perf, namespaces ...) are refused without being named. Refused calls fail with
+SysV memory, ptrace, perf, namespaces ...) are denied without being named. Denied calls fail with
 EPERM instead of killing, so that a library can fall back. A few calls are allowed by argument:
 threads but no processes, signals only to oneself (and not SIGKILL), no descriptor passing, no
 asynchronous signals through fcntl (which would reach other processes of the same user).
 
 Filters stack and the strictest answer counts, so it comes in two parts: the server takes the
 long allow-list, with what it needs itself on top, once; each child takes the short list that
-refuses the server's own calls again, which is cheap to install.
+denies the server's own calls again, which is cheap to install.
 """
 
 from __future__ import annotations
