@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: install quickstart test test-all fuzz chaos test-gpu test-adapters check bench docs build clean
+.PHONY: install quickstart test test-all fuzz chaos test-gpu test-adapters check bench results docs build clean
 HOSTS := verl skyrl openrlhf vllm verifiers
 .DEFAULT_GOAL := help
 
@@ -18,6 +18,7 @@ help:
 	@echo "make chaos        training under kills, full disks, clock jumps and a failing verifier (30 minutes)"
 	@echo "make check        lint, format, types"
 	@echo "make bench        tables of ratios against peers measured in the same run"
+	@echo "make results      the tables and figures of docs/results.md from the committed counts"
 	@echo "make docs         build the site into docs/_build/html"
 
 $(BIN)/python:
@@ -80,6 +81,10 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
+
+# Tables and figures of docs/results.md from the counts in results/counts.
+results: $(VENV)/.dev
+	$(BIN)/python results/make.py
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

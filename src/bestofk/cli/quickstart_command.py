@@ -12,7 +12,7 @@ from bestofk.config import Config, from_dict
 
 ONE_SAMPLE = "grpo"
 STEPS = 100
-RATE = 3e-4
+RATE = 1.5e-4
 
 
 def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int) -> Config:

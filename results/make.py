@@ -1,0 +1,316 @@
+"""Makes the tables of docs/results.md and its figures from results/counts: python results/make.py
+
+`--check` changes nothing and fails where a table or figure is not what the counts give.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import numpy as np
+from run import arms_of
+
+from bestofk.evaluation.max_t import sign_flip_tests
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+PAGES = (
+    DOCS / "results.md",
+    DOCS / "results-tried.md",
+    HERE.parent / "README.md",
+    HERE.parent / "recipes" / "countdown-tiny" / "README.md",
+)
+KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTROLS = ("grpo", "grpo, small steps")
+COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255")
+plt.rcParams.update(
+    {
+        "svg.hashsalt": "bestofk",
+        "svg.fonttype": "none",
+        "font.size": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+    }
+)
+
+
+def best_of_k(rewards: Any, shares: np.ndarray) -> np.ndarray:
+    """max@k of one problem from how often each reward came: Σ_v v (P(max ≤ v) - P(max < v)).
+
+    Args:
+        rewards: the number of successes, or pairs of a reward and how often it came, ascending.
+        shares: (n + 1, k) the probability that k of the n samples lie among the t lowest.
+    """
+    if isinstance(rewards, int):
+        return 1.0 - shares[len(shares) - 1 - rewards]
+    values, counts = np.array(rewards, dtype=float).T
+    upto = shares[np.cumsum(counts.astype(int))]
+    return values @ np.diff(upto, axis=0, prepend=0.0)
+
+
+def shares_of(samples: int, ks: Sequence[int]) -> np.ndarray:
+    """(n + 1, k): C(t, k) / C(n, k)."""
+    rows = range(samples + 1)
+    return np.array([[math.comb(t, k) / math.comb(samples, k) for k in ks] for t in rows])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All evaluations of a study."""
+
+    ks: tuple[int, ...]
+    values: dict[tuple[str, int], np.ndarray]
+    """(seeds, problems, k) by arm and step."""
+    seconds: dict[str, float]
+    """Of training, on average over seeds, by arm."""
+
+    @property
+    def arms(self) -> list[str]:
+        """In the order of the study."""
+        return list(dict.fromkeys(arm for arm, _ in self.values))
+
+    def last(self, arm: str) -> np.ndarray:
+        """(seeds, problems, k) at the end of training."""
+        return self.values[arm, max(step for name, step in self.values if name == arm)]
+
+    def start(self) -> np.ndarray:
+        """(seeds, problems, k) before training, with the seeds of the first arm."""
+        return self.values[self.arms[0], 0]
+
+    def path(self, arm: str) -> np.ndarray:
+        """(steps, problems, k), the mean over seeds at each evaluation."""
+        steps = sorted(step for name, step in self.values if name == arm)
+        return np.stack([self.values[arm, step].mean(axis=0) for step in steps])
+
+
+def read(study: str) -> Runs:
+    """The counts of a study, its arms in the order they are stated."""
+    stated = tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
+    order = {arm: place for place, arm in enumerate(arms_of(stated))}
+    with (HERE / "counts" / f"{study}.jsonl").open(encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    ks = tuple(k for k in KS if k <= lines[0]["samples"])
+    shares = shares_of(lines[0]["samples"], ks)
+    by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+    seconds: dict[str, list[float]] = {}
+    for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
+        problems = [best_of_k(rewards, shares) for rewards in line["counts"]]
+        by_seed.setdefault((line["arm"], line["step"]), {})[line["seed"]] = np.array(problems)
+        seconds.setdefault(line["arm"], []).append(line["seconds"])
+    values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
+    return Runs(ks, values, {arm: max(spent) for arm, spent in seconds.items()})
+
+
+def number(value: float, signed: bool = False) -> str:
+    """Three digits, as the tables have them: .385, +.012, −.100."""
+    text = f"{abs(value):.3f}".removeprefix("0")
+    return ("−" if value < 0 else "+" if signed else "") + text
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in (list(head), *map(list, rows))]
+    lines.insert(1, "|" + "---|" * (lines[0].count("|") - 1))
+    return "\n".join(lines)
+
+
+def reached(
+    runs: Runs, metric: str, shown: Sequence[int], arms: Sequence[str] | None = None
+) -> str:
+    """What every arm reached: mean and standard deviation over seeds."""
+    places = [runs.ks.index(k) for k in shown]
+
+    def row(name: str, values: np.ndarray) -> list[str]:
+        means = values.mean(axis=1)
+        spread = means.std(axis=0, ddof=1) if len(means) > 1 else np.zeros(len(runs.ks))
+        cells = [f"{number(means[:, p].mean())} ± {number(float(spread[p]))}" for p in places]
+        return [name, str(len(values)), *cells]
+
+    rows = [
+        row("start", runs.start()),
+        *(row(f"`{arm}`", runs.last(arm)) for arm in arms or runs.arms),
+    ]
+    return table(["", "seeds", *(f"{metric}@{k}" for k in shown)], rows)
+
+
+def against(runs: Runs, other: np.ndarray, metric: str, shown: Sequence[int], but: str = "") -> str:
+    """Differences to `other` (seeds, problems, k), with simultaneous 95 % intervals: one max-T test
+    over all arms and all k, on problems, each problem's values averaged over seeds."""
+    arms = [arm for arm in runs.arms if arm != but]
+    gaps = [runs.last(arm).mean(axis=0) - other.mean(axis=0) for arm in arms]
+    tests = sign_flip_tests(np.hstack(gaps), 0.95, 20_000, np.random.default_rng(0))
+    size = len(runs.ks)
+    rows = []
+    for place, (arm, gap) in enumerate(zip(arms, gaps, strict=True)):
+        own = tests.of(slice(place * size, (place + 1) * size))
+        cells = []
+        for k in shown:
+            at = runs.ks.index(k)
+            middle, half = float(gap[:, at].mean()), tests.critical * float(own.error[at])
+            cells.append(
+                f"{number(middle, True)} [{number(middle - half, True)}, "
+                f"{number(middle + half, True)}]{'*' if own.corrected[at] < 0.01 else ''}"
+            )
+        rows.append([f"`{arm}`", *cells])
+    return table(["", *(f"{metric}@{k}" for k in shown)], rows)
+
+
+def at_equal_pass_1(runs: Runs, k: int) -> str:
+    """pass@k above GRPO's own checkpoints at the same pass@1, interpolated between evaluations,
+    with bootstrap intervals over problems."""
+    at, problems = runs.ks.index(k), runs.start().shape[1]
+    counts = np.random.default_rng(0).multinomial(problems, [1 / problems] * problems, 2000)
+    weights = np.vstack([np.ones(problems), counts]) / problems  # the problems, then 2,000 draws
+    rows = []
+    for arm in [arm for arm in runs.arms if arm not in CONTROLS]:
+        mine = weights @ runs.last(arm).mean(axis=0)
+        cells = []
+        for control in CONTROLS:
+            path = np.einsum("dp,spk->dsk", weights, runs.path(control)[..., [0, at]])
+            rising = np.maximum.accumulate(path[..., 0], axis=1)
+            there = [
+                np.interp(one, x, y)
+                for one, x, y in zip(mine[:, 0], rising, path[..., 1], strict=True)
+            ]
+            gain = mine[:, at] - there
+            low, high = np.quantile(gain[1:], [0.025, 0.975])
+            cells.append(f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]")
+        rows.append([f"`{arm}`", number(mine[0, 0]), number(mine[0, at]), *cells])
+    head = ["", "pass@1", f"pass@{k}", *(f"above `{name}` at that pass@1" for name in CONTROLS)]
+    return table(head, rows)
+
+
+def tried(study: str, metric: str, shown: Sequence[int]) -> str:
+    """Every configuration of a search, one line each."""
+    runs = read(study)
+    places = [runs.ks.index(k) for k in shown]
+    rows = [["start", *(number(float(runs.start()[..., p].mean())) for p in places)]]
+    for arm in runs.arms:
+        means = runs.last(arm).mean(axis=(0, 1))
+        rows.append([f"`{arm}`", *(number(float(means[p])) for p in places)])
+    return table(["", *(f"{metric}@{k}" for k in shown)], rows)
+
+
+def draw_front(runs: Runs) -> None:
+    """Left: pass@1 against pass@64, GRPO's checkpoints as a path. Right: curves over k."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))
+    one, many = 0, runs.ks.index(64)
+    for control, style in zip(CONTROLS, ("-", "--"), strict=True):
+        path = runs.path(control).mean(axis=1)
+        left.plot(path[:, one], path[:, many], style, color="black", marker=".", lw=1)
+        left.annotate(
+            control, path[-1, [one, many]], (4, -12), textcoords="offset points", ha="center"
+        )
+    start = runs.start().mean(axis=(0, 1))
+    left.plot(start[one], start[many], "s", color="gray")
+    left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
+    for arm, colour in zip((a for a in runs.arms if a not in CONTROLS), COLOURS, strict=False):
+        means = runs.last(arm).mean(axis=1)
+        middle, spread = means.mean(axis=0), means.std(axis=0, ddof=1)
+        left.errorbar(middle[one], middle[many], spread[many], spread[one], "o", color=colour, ms=5)
+        away, side = LABELS.get(arm, ((6, 6), "left"))
+        where = {"textcoords": "offset points", "ha": side, "color": colour, "size": 9}
+        left.annotate(arm, middle[[one, many]], away, **where)
+    left.set(xlabel="pass@1", ylabel="pass@64")
+    chosen = ("grpo", *(arm for arm in SHOWN if arm in runs.arms))
+    right.plot(runs.ks, start, color="gray", marker="s", ms=4, label="start")
+    for arm in chosen:
+        colour = (
+            "black"
+            if arm in CONTROLS
+            else COLOURS[[a for a in runs.arms if a not in CONTROLS].index(arm)]
+        )
+        right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
+    right.set_xscale("log", base=2)
+    right.set_xticks(runs.ks, [str(k) for k in runs.ks])
+    right.set(xlabel="k", ylabel="pass@k")
+    right.legend(frameon=False)
+    figure.tight_layout()
+
+
+LABELS = {
+    "maxrl": ((8, -9), "left"),
+    "max@1+64": ((8, 1), "left"),
+    "max@1+16+64, KL": ((7, 7), "left"),
+    "maxrl+max@64, KL": ((-6, -27), "left"),
+    "passk-training@16": ((-5, 15), "center"),
+    "maxrl, KL": ((2, 13), "center"),
+}
+"""Where names stand beside their points: in points, and which end."""
+SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
+
+
+def tables() -> dict[str, str]:
+    """By the name of the mark in the page."""
+    made = {}
+    front = read("countdown")
+    shown = (1, 4, 16, 64, 128, 256)
+    made["front"] = reached(front, "pass", shown)
+    made["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), ("grpo", *SHOWN))
+    made["front-start"] = against(front, front.start(), "pass", shown)
+    made["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
+    made["front-equal"] = at_equal_pass_1(front, 64)
+    small = read("countdown-n32")
+    made["n32"] = reached(small, "pass", shown)
+    made["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
+    made["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
+    made["tried-n32"] = tried("countdown-screen", "pass", (1, 4, 16, 64, 128))
+    made["tried-maze"] = tried("maze-screen", "pass", (1, 4, 16, 64, 128))
+    made["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
+    for name, metric in (("maze", "pass"), ("closeness", "max")):
+        if (HERE / "counts" / f"{name}.jsonl").exists():
+            runs = read(name)
+            made[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
+            made[f"{name}-grpo"] = against(
+                runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
+            )
+    return made
+
+
+def filled(page: str, made: dict[str, str]) -> str:
+    """The page with every table between its marks."""
+    for name, text in made.items():
+        begin, end = f"<!-- results: {name} -->", f"<!-- /results: {name} -->"
+        page = re.sub(
+            f"{begin}.*?{end}", lambda _, t=text, b=begin, e=end: f"{b}\n{t}\n{e}", page, flags=re.S
+        )
+    return page
+
+
+def main() -> int:
+    check, stale = sys.argv[1:] == ["--check"], []
+    made = tables()
+    draw_front(read("countdown"))
+    picture = io.StringIO()
+    plt.savefig(picture, metadata={"Date": None})
+    plt.close()
+    new = {page: filled(page.read_text(encoding="utf-8"), made) for page in PAGES if page.exists()}
+    new[DOCS / "images" / "results-front.svg"] = picture.getvalue()
+    for path, text in new.items():
+        old = path.read_text(encoding="utf-8") if path.exists() else None
+        if old != text:
+            stale.append(path)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(f"{path.name} {'is not what the counts give: make results' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

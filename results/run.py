@@ -1,0 +1,217 @@
+"""Runs a study: every arm and seed of a file in results/studies, several at a time.
+
+    python results/run.py countdown --jobs 2                 # all of it; continues where it stopped
+    python results/run.py countdown --arms grpo,maxrl --seeds 0 --device cuda
+
+An arm is a recipe with changed settings; `bestofk train RECIPE --flags` is all that is run, and the
+flags are printed by `--dry-run`. What remains of a run is one line per evaluation in
+results/counts/STUDY.jsonl: the rewards of every problem, as counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def arms_of(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by the arm's name; lists under `grid` make one arm for each combination."""
+    made = {}
+    for name, own in study["arms"].items():
+        grid = study.get("grid", {}) | own.get("grid", {})
+        for values in itertools.product(*grid.values()):
+            chosen = dict(zip(grid, values, strict=True))
+            label = " ".join([name, *(f"{key.split('.')[-1]}={chosen[key]}" for key in chosen)])
+            plain = {key: value for key, value in own.items() if key != "grid"}
+            made[label] = study.get("settings", {}) | plain | chosen
+    return made
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Settings as flags of `bestofk train`."""
+    words = []
+    for key, value in settings.items():
+        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return words
+
+
+def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
+    """One record for each evaluation of a finished run."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    seconds = 0.0
+    spent = {0: 0.0}
+    for line in metrics:
+        if line["kind"] == "train":
+            seconds += sum(line["seconds"].values())
+            spent[line["step"]] = round(seconds, 1)
+    for line in metrics:
+        if line["kind"] != "evaluation":
+            continue
+        rewards: dict[str, collections.Counter[float]] = {}
+        with (folder / "evaluations" / f"{line['step']:06d}.jsonl").open() as file:
+            for sample in map(json.loads, file):
+                counter = rewards.setdefault(sample["prompt_id"], collections.Counter())
+                counter[round(sample["reward"], 6)] += 1
+        problems = [dict(sorted(rewards[name].items())) for name in sorted(rewards)]
+        binary = all(set(one) <= {0.0, 1.0} for one in problems)
+        yield {
+            "step": line["step"],
+            "samples": line["samples_per_prompt"],
+            "seconds": spent[line["step"]],
+            "entropy": round(line["entropy"], 4),
+            "distinct_wrong": (line.get("distinct_wrong") or {}).get("value"),
+            "counts": [one.get(1.0, 0) for one in problems] if binary
+            else [sorted(one.items()) for one in problems],
+        }  # fmt: skip
+
+
+def work() -> None:
+    """Train what each line of the input says, in this process: libraries and compiled kernels are
+    loaded once. One line of the output for each."""
+    from bestofk.cli import main as bestofk
+
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        words, log = json.loads(line)
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            code = bestofk(words) or 0
+        except SystemExit as stop:
+            code = int(bool(stop.code))
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        print(code, file=answers, flush=True)
+
+
+class Study:
+    """The runs that wait, and the file their counts go to."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        text = (HERE / "studies" / f"{asked.study}.toml").read_text(encoding="utf-8")
+        study = tomllib.loads(text)
+        self.asked, self.recipe, self.arms = asked, study["recipe"], arms_of(study)
+        self.out = asked.out / f"{asked.study}.jsonl"
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen = asked.arms.split(",") if asked.arms else list(self.arms)
+        seeds = [int(seed) for seed in asked.seeds.split(",")] if asked.seeds else study["seeds"]
+        for name in set(chosen) - set(self.arms):
+            sys.exit(f"no arm {name!r} in {asked.study}: {', '.join(self.arms)}")
+        lines = map(json.loads, self.out.open()) if self.out.exists() else []
+        done = {(line["arm"], line["seed"]) for line in lines}
+        jobs = [(arm, seed) for seed in seeds for arm in chosen]
+        self.waiting = collections.deque(job for job in jobs if job not in done)
+        self.failed: list[str] = []
+        self.began = time.monotonic()
+        self.lock = threading.Lock()
+
+    def words(self, arm: str, seed: int) -> tuple[list[str], Path]:
+        """The training of one arm with one seed, as words after `bestofk`, and its folder."""
+        folder = self.asked.work / self.asked.study / re.sub(r"[^\w@+.-]", "_", f"{arm}-{seed}")
+        settings = self.arms[arm] | {"model.device": self.asked.device}
+        settings |= {"run.seed": seed, "run.dir": folder}
+        return ["train", self.recipe, *flags(settings)], folder
+
+    def serve(self, process: subprocess.Popen[str]) -> None:
+        """Give a worker one run after the other."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        while True:
+            with self.lock:
+                if not self.waiting:
+                    process.stdin.close()
+                    return
+                arm, seed = self.waiting.popleft()
+            words, folder = self.words(arm, seed)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            log = f"{folder}.log"
+            try:
+                print(json.dumps([words, log]), file=process.stdin, flush=True)
+                answer = process.stdout.readline().strip()
+            except BrokenPipeError:
+                answer = ""
+            with self.lock:
+                took = f"{time.monotonic() - self.began:5.0f} s"
+                if answer != "0":
+                    self.failed.append(arm)
+                    print(f"{took}  {arm} seed {seed} did not end well: {log}", flush=True)
+                    if not answer:
+                        return
+                    continue
+                with self.out.open("a") as file:
+                    for record in evaluations(folder):
+                        line = {"arm": arm, "seed": seed} | record
+                        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                print(f"{took}  {arm} seed {seed}", flush=True)
+            shutil.rmtree(folder)
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--worker"]:
+        work()
+        return 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", help="name of a file in results/studies")
+    parser.add_argument("--arms", help="only these, separated by commas")
+    parser.add_argument("--seeds", help="only these, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=float, help="seconds; what is not done then is dropped")
+    parser.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=HERE / "counts")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
+    asked = parser.parse_args()
+    study = Study(asked)
+    if asked.dry_run:
+        for job in study.waiting:
+            print("bestofk", shlex.join(study.words(*job)[0]))
+        return 0
+    workers, threads = [], []
+    for core in range(asked.jobs):
+        pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
+        process = subprocess.Popen(
+            [*pin, sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        workers.append(process)
+        threads.append(threading.Thread(target=study.serve, args=(process,), daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        left = asked.limit and max(0.0, asked.limit - (time.monotonic() - study.began))
+        thread.join(left)
+    for process in workers:
+        process.kill()
+    for thread in threads:
+        thread.join(5)
+    print(f"{len(study.waiting)} not begun, {len(study.failed)} did not end well")
+    return int(bool(study.failed or study.waiting))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The published results are what the committed counts give."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bestofk import config, max_at_k
+
+RESULTS = Path(__file__).parent.parent / "results"
+STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.toml"))
+sys.path.insert(0, str(RESULTS))
+
+import make  # noqa: E402
+import run  # noqa: E402
+
+
+def test_tables_and_figures_match_the_counts() -> None:
+    script = [sys.executable, str(RESULTS / "make.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_changed_count_changes_the_table() -> None:
+    runs = make.read("countdown-n32")
+    before = make.reached(runs, "pass", (1, 64))
+    runs.last("grpo")[:, :20] += 0.1
+    assert make.reached(runs, "pass", (1, 64)) != before
+
+
+@pytest.mark.parametrize("samples", [4, 9])
+def test_best_of_k_from_counts_is_that_of_the_samples(samples: int) -> None:
+    ks = [k for k in (1, 2, 4) if k <= samples]
+    shares = make.shares_of(samples, ks)
+    for seed in range(20):
+        rewards = np.random.default_rng(seed).integers(0, 4, samples) / 3
+        values, counts = np.unique(rewards, return_counts=True)
+        pairs = [[float(v), int(c)] for v, c in zip(values, counts, strict=True)]
+        expected = [float(max_at_k(rewards, k)) for k in ks]
+        np.testing.assert_allclose(make.best_of_k(pairs, shares), expected, atol=1e-12)
+        passes = int((rewards == 1).sum())
+        expected = [float(max_at_k((rewards == 1).astype(float), k)) for k in ks]
+        np.testing.assert_allclose(make.best_of_k(passes, shares), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_arm_is_a_recipe_that_can_be_run(study: str) -> None:
+    stated = tomllib.loads((RESULTS / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
+    recipe = RESULTS.parent / stated["recipe"]
+    for settings in run.arms_of(stated).values():
+        words = run.flags(settings)
+        assert len(words) == 2 * len(settings)
+        nested: dict[str, object] = {}
+        for key, value in settings.items():
+            *rooms, name = key.split(".")
+            place = nested
+            for room in rooms:
+                place = place.setdefault(room, {})  # type: ignore[assignment]
+            place[name] = json.loads(value) if name == "weights" else value
+        config.from_dict(config.Config, nested)
+    assert config.read(recipe).task.name in ("countdown", "maze")
