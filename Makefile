@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 WORKERS ?= 2
 
 .PHONY: install quickstart test test-all fuzz chaos test-gpu test-adapters check bench results docs build clean
-HOSTS := verl skyrl openrlhf vllm verifiers
+HOSTS := verl skyrl openrlhf vllm verifiers inspect
 .DEFAULT_GOAL := help
 
 help:

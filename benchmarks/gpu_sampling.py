@@ -1,6 +1,6 @@
 """The group engine on one GPU: tokens per second with log-probs, by shape; needs CUDA.
 
-    python benchmarks/gpu_sampling.py [shape ...]      e.g. 64x16x64x256, or 15b, tail, growth
+    python benchmarks/gpu_sampling.py [shape ...]      e.g. 64x16x64x256, or 15b, tail
 
 A shape is prompts × samples × prompt tokens × new tokens. Times are of whole `sample` calls:
 prompts encoded, prefilled and decoded, completions with text and log-probs on the host.
@@ -16,7 +16,7 @@ import torch
 
 from _gpu import kernels, made, needs_cuda, prompts, qwen_15b, seconds, smollm_135m, words
 from bestofk.sampling import Sampling
-from bestofk.sampling.group import GroupSampler
+from bestofk.sampling.group import CHECKED, GroupSampler
 
 SHAPES = ("32x16x64x128", "64x16x64x256", "16x64x512x128")
 
@@ -29,11 +29,12 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     params = Sampling(samples_per_prompt=n, max_new_tokens=new)
     asked = prompts(count, length, vocabulary)
     first = seconds(lambda: sampler.sample(asked, seed=0, params=params), 1)[0]
+    seconds(lambda: sampler.sample(asked, seed=0, params=params), CHECKED)  # they check themselves
     again = seconds(lambda: sampler.sample(asked, seed=0, params=params))
     best, stats = min(again), dict(sampler.stats)
     engine = sampler.engine
     assert engine is not None, sampler.reason
-    replay = seconds(lambda: engine.run(count * n, 1, params), 5)
+    replay = seconds(lambda: engine.run(engine.widths(count * n)[0], 1, params), 5)
     assert sampler.agreement is not None
     result = {
         "shape": shape, "tokens_per_s": count * n * new / best, "seconds": again,

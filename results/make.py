@@ -257,34 +257,34 @@ SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
 
 def tables() -> dict[str, str]:
     """By the name of the mark in the page."""
-    made = {}
+    texts = {}
     front = read("countdown")
     shown = (1, 4, 16, 64, 128, 256)
-    made["front"] = reached(front, "pass", shown)
-    made["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), ("grpo", *SHOWN))
-    made["front-start"] = against(front, front.start(), "pass", shown)
-    made["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
-    made["front-equal"] = at_equal_pass_1(front, 64)
+    texts["front"] = reached(front, "pass", shown)
+    texts["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), ("grpo", *SHOWN))
+    texts["front-start"] = against(front, front.start(), "pass", shown)
+    texts["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
+    texts["front-equal"] = at_equal_pass_1(front, 64)
     small = read("countdown-n32")
-    made["n32"] = reached(small, "pass", shown)
-    made["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
-    made["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
-    made["tried-n32"] = tried("countdown-screen", "pass", (1, 4, 16, 64, 128))
-    made["tried-maze"] = tried("maze-screen", "pass", (1, 4, 16, 64, 128))
-    made["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
+    texts["n32"] = reached(small, "pass", shown)
+    texts["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
+    texts["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
+    texts["tried-n32"] = tried("countdown-screen", "pass", (1, 4, 16, 64, 128))
+    texts["tried-maze"] = tried("maze-screen", "pass", (1, 4, 16, 64, 128))
+    texts["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
     for name, metric in (("maze", "pass"), ("closeness", "max")):
         if (HERE / "counts" / f"{name}.jsonl").exists():
             runs = read(name)
-            made[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
-            made[f"{name}-grpo"] = against(
+            texts[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
+            texts[f"{name}-grpo"] = against(
                 runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
             )
-    return made
+    return texts
 
 
-def filled(page: str, made: dict[str, str]) -> str:
+def filled(page: str, texts: dict[str, str]) -> str:
     """The page with every table between its marks."""
-    for name, text in made.items():
+    for name, text in texts.items():
         begin, end = f"<!-- results: {name} -->", f"<!-- /results: {name} -->"
         page = re.sub(
             f"{begin}.*?{end}", lambda _, t=text, b=begin, e=end: f"{b}\n{t}\n{e}", page, flags=re.S
@@ -294,12 +294,12 @@ def filled(page: str, made: dict[str, str]) -> str:
 
 def main() -> int:
     check, stale = sys.argv[1:] == ["--check"], []
-    made = tables()
+    texts = tables()
     draw_front(read("countdown"))
     picture = io.StringIO()
     plt.savefig(picture, metadata={"Date": None})
     plt.close()
-    new = {page: filled(page.read_text(encoding="utf-8"), made) for page in PAGES if page.exists()}
+    new = {page: filled(page.read_text(encoding="utf-8"), texts) for page in PAGES if page.exists()}
     new[DOCS / "images" / "results-front.svg"] = picture.getvalue()
     for path, text in new.items():
         old = path.read_text(encoding="utf-8") if path.exists() else None

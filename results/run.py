@@ -33,15 +33,15 @@ HERE = Path(__file__).parent
 
 def arms_of(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings by the arm's name; lists under `grid` make one arm for each combination."""
-    made = {}
+    arms = {}
     for name, own in study["arms"].items():
         grid = study.get("grid", {}) | own.get("grid", {})
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values, strict=True))
             label = " ".join([name, *(f"{key.split('.')[-1]}={chosen[key]}" for key in chosen)])
             plain = {key: value for key, value in own.items() if key != "grid"}
-            made[label] = study.get("settings", {}) | plain | chosen
-    return made
+            arms[label] = study.get("settings", {}) | plain | chosen
+    return arms
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
@@ -107,16 +107,18 @@ def work() -> None:
 class Study:
     """The runs that wait, and the file their counts go to."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        text = (HERE / "studies" / f"{asked.study}.toml").read_text(encoding="utf-8")
+    def __init__(self, options: argparse.Namespace) -> None:
+        text = (HERE / "studies" / f"{options.study}.toml").read_text(encoding="utf-8")
         study = tomllib.loads(text)
-        self.asked, self.recipe, self.arms = asked, study["recipe"], arms_of(study)
-        self.out = asked.out / f"{asked.study}.jsonl"
+        self.options, self.recipe, self.arms = options, study["recipe"], arms_of(study)
+        self.out = options.out / f"{options.study}.jsonl"
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen = asked.arms.split(",") if asked.arms else list(self.arms)
-        seeds = [int(seed) for seed in asked.seeds.split(",")] if asked.seeds else study["seeds"]
+        chosen = options.arms.split(",") if options.arms else list(self.arms)
+        seeds = (
+            [int(seed) for seed in options.seeds.split(",")] if options.seeds else study["seeds"]
+        )
         for name in set(chosen) - set(self.arms):
-            sys.exit(f"no arm {name!r} in {asked.study}: {', '.join(self.arms)}")
+            sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
         lines = map(json.loads, self.out.open()) if self.out.exists() else []
         done = {(line["arm"], line["seed"]) for line in lines}
         jobs = [(arm, seed) for seed in seeds for arm in chosen]
@@ -127,8 +129,8 @@ class Study:
 
     def words(self, arm: str, seed: int) -> tuple[list[str], Path]:
         """The training of one arm with one seed, as words after `bestofk`, and its folder."""
-        folder = self.asked.work / self.asked.study / re.sub(r"[^\w@+.-]", "_", f"{arm}-{seed}")
-        settings = self.arms[arm] | {"model.device": self.asked.device}
+        folder = self.options.work / self.options.study / re.sub(r"[^\w@+.-]", "_", f"{arm}-{seed}")
+        settings = self.arms[arm] | {"model.device": self.options.device}
         settings |= {"run.seed": seed, "run.dir": folder}
         return ["train", self.recipe, *flags(settings)], folder
 
@@ -183,14 +185,14 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE / "counts")
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
-    asked = parser.parse_args()
-    study = Study(asked)
-    if asked.dry_run:
+    options = parser.parse_args()
+    study = Study(options)
+    if options.dry_run:
         for job in study.waiting:
             print("bestofk", shlex.join(study.words(*job)[0]))
         return 0
     workers, threads = [], []
-    for core in range(asked.jobs):
+    for core in range(options.jobs):
         pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
         process = subprocess.Popen(
             [*pin, sys.executable, __file__, "--worker"],
@@ -203,7 +205,7 @@ def main() -> int:
         threads.append(threading.Thread(target=study.serve, args=(process,), daemon=True))
         threads[-1].start()
     for thread in threads:
-        left = asked.limit and max(0.0, asked.limit - (time.monotonic() - study.began))
+        left = options.limit and max(0.0, options.limit - (time.monotonic() - study.began))
         thread.join(left)
     for process in workers:
         process.kill()

@@ -3,13 +3,15 @@
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # As the command does: threads that spin while they wait make a busy machine crawl.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No test is timed, examples are the same on every machine, and a busy machine changes nothing.
-settings.register_profile("bestofk", deadline=None, derandomize=True)
+settings.register_profile(
+    "bestofk", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("bestofk")
 
 

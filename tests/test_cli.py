@@ -1,14 +1,23 @@
 """The command as a person meets it: help, mistakes, pipes."""
 
+import contextlib
+import dataclasses
+import importlib
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import bestofk
 from bestofk.cli import VERBS, main
+from bestofk.cli._options import VerbOptions, field_texts, flags_of, parsed
+from bestofk.cli._sampling_job import SampleOptions
 from bestofk.cli._settings import COMMON, settings
+from bestofk.cli.eval_command import EvalOptions
 from bestofk.config import OPTION_FIELDS, Config, leaves
 from bestofk.objectives.catalog import CATALOG
 
@@ -92,19 +101,163 @@ def test_a_closed_pipe_is_not_a_traceback(words, first):
     assert done.stderr == ""
 
 
-def test_help_fits_80_columns_and_one_screen(capsys):
-    main(["--help"])
-    assert max(map(len, capsys.readouterr().out.splitlines())) < 82
-    main(["train", "--help"])
+WITH_OPTIONS = [*(verb for verb in VERBS if verb != "train"), "tasks show"]
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "tasks show", ""])
+def test_help_fits_80_columns_and_one_screen(verb, capsys):
+    helped([*verb.split(), "--help"])
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("usage: bestofk")
     assert max(map(len, lines)) < 80
     assert len(lines) <= 40
+    assert "--json" in lines[-1] or not verb
+    if verb:
+        helped([*verb.split(), "--help-all"])
+        everything = capsys.readouterr().out
+        assert max(map(len, everything.splitlines())) < 80
+        for shown in ("\n".join(lines), everything):
+            assert "None" not in shown
+            assert "[]" not in shown
+            assert not re.search(r"--(\S+).*--no-\1", shown, re.DOTALL)
+
+
+def helped(words):
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 0
+
+
+def test_train_help_shows_the_settings_that_most_people_change(capsys):
+    main(["train", "--help"])
+    lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("  --") and "." in line for line in lines) >= 17
-    main(["train", "--help-all"])
-    everything = capsys.readouterr().out
-    assert max(map(len, everything.splitlines())) < 80
-    assert "--no-" not in everything
-    assert "None" not in everything
+
+
+def options_of(verb):
+    module = importlib.import_module(f"bestofk.cli.{verb.split()[0]}_command")
+    kinds = [each for each in vars(module).values() if isinstance(each, type)]
+    kinds = [each for each in kinds if issubclass(each, VerbOptions) and each is not VerbOptions]
+    kinds = [each for each in kinds if each.__name__ != "FileOptions"]
+    (kind,) = [each for each in kinds if verb.split()[0] != "tasks"
+               or (each.__name__ == "Show") == (verb == "tasks show")]  # fmt: skip
+    return kind
+
+
+@pytest.mark.parametrize("verb", WITH_OPTIONS)
+def test_every_option_is_explained_by_help_all(verb, capsys):
+    helped([*verb.split(), "--help-all"])
+    shown = capsys.readouterr().out
+    texts = field_texts(options_of(verb))
+    for each in dataclasses.fields(options_of(verb)):
+        assert each.name == "json" or texts[each.name], each.name
+        assert each.name == "json" or all(flag in shown for flag in flags_of(each)[:1])
+
+
+@pytest.mark.parametrize("verb", WITH_OPTIONS)
+def test_a_mistyped_option_is_one_line_with_a_way_out(verb, capsys):
+    assert main([*verb.split(), "--jsn"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "--json" in error or "is missing" in error
+    assert "--help" in error
+
+
+def test_values_are_checked_and_suggested(capsys):
+    for words, message in (
+        ("demo --seed x", "--seed takes a whole number, got 'x'"),
+        ("plan --k 4 --width wide", "--width takes a number, got 'wide'"),
+        ("report a --metrics pas@k", "did you mean 'pass@k'?"),
+        ("plan --k 4 --population 1", "--population: expected 2 arguments"),
+        ("plan --width 0.1", "--k is missing"),
+        ("demo now", "unexpected argument 'now'"),
+    ):
+        assert main(words.split()) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_options_take_lists_repeats_and_underscores(capsys):
+    parse = ["--task_option", "a=1", "--task-option", "b=2", "c=3", "--temperature", "0.5", "1"]
+    found = parsed(
+        SampleOptions, ["m", *parse, "--price", "1", "2", "--stop=x y"], "bestofk sample"
+    )
+    assert found.task_option == ("a=1", "b=2", "c=3")
+    assert found.temperature == (0.5, 1.0)
+    assert (found.price, found.stop, found.target) == ((1.0, 2.0), ("x y",), "m")
+    between = parsed(EvalOptions, ["a", "--k", "1", "b", "--bounds", "-1", "1"], "bestofk eval")
+    assert (between.targets, between.bounds) == (("a", "b"), (-1.0, 1.0))
+    assert not parsed(EvalOptions, ["a", "--no-diversity"], "bestofk eval").diversity
+
+
+PRINTED = {
+    "demo": "demo --steps 5 --worlds 3 --out demo.html",
+    "train": "train countdown-tiny --run.steps 1 --sampling.prompts_per_step 2 "
+    "--sampling.samples_per_prompt 17 --evaluation.every 0 --run.dir run",
+    "objectives": "objectives",
+    "tasks": "tasks",
+    "tasks show": "tasks show countdown --n 1",
+    "model": "model tiny-maze",
+    "sample": "sample tiny-countdown --task countdown --task-option style=compact --problems 2 "
+    "--n 2 --max-new-tokens 4 --out drawn.jsonl",
+    "eval": "eval a.jsonl --k 1,2",
+    "compare": "compare a.jsonl b.jsonl",
+    "plan": "plan --k 2 --width 0.2",
+    "report": "report a.jsonl b.jsonl --out page.html",
+    "doctor": "doctor",
+    "completion": "completion bash",
+}
+
+
+@pytest.fixture
+def two_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, shift in (("a", 0), ("b", 1)):
+        rows = [
+            {"problem_id": f"p{p}", "sample_id": s, "reward": int((p + s + shift) % 3 == 0)}
+            for p in range(12)
+            for s in range(4)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def documented(verb):
+    """The fields that the page on JSON output names first for a verb."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "json.md").read_text()
+    (part,) = re.findall(rf"^## bestofk {verb}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    table = part.partition("| field | |\n|---|---|\n")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()]
+    return set(re.findall(r"`([^`]+)`", " ".join(cells)))
+
+
+@pytest.mark.parametrize("verb", PRINTED)
+def test_json_of_every_verb_has_the_documented_fields(verb, two_files, capsys):
+    assert main([*PRINTED[verb].split(), "--json", "--quiet"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    first = printed[0] if isinstance(printed, list) else printed
+    assert documented(verb)
+    assert documented(verb) == set(first)
+
+
+def test_every_verb_is_on_the_page_on_json_output():
+    assert {*VERBS, "tasks show"} == {*PRINTED, "quickstart"}
+    assert all(documented(verb) for verb in (*PRINTED, "quickstart"))
+
+
+@pytest.mark.parametrize(
+    "verb", ["demo", "objectives", "tasks", "sample", "eval", "compare", "plan"]
+)
+def test_quiet_leaves_standard_error_empty_and_the_environment_as_it_was(verb, two_files, capsys):
+    assert main([*PRINTED[verb].split(), "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out
+    assert "BESTOFK_QUIET" not in os.environ
+
+
+@pytest.mark.parametrize("verb", WITH_OPTIONS)
+def test_verbose_shows_the_traceback_of_every_verb(verb, capsys):
+    with pytest.raises(ValueError):
+        main([*verb.split(), "--nowhere", "--verbose"])
+    assert "BESTOFK_TRACEBACK" not in os.environ
 
 
 def test_every_setting_of_a_recipe_is_explained():

@@ -18,8 +18,9 @@ MAY_IMPORT = {
     "bounds": {"common"},
     "types": {"common"},
     "objectives": {"common"},
-    "tasks": TYPES,
-    "rewards": TYPES,
+    "tasks": TYPES | {"inspect_bridge"},
+    "rewards": TYPES | {"inspect_bridge"},
+    "inspect_bridge": set(),
     "sampling": TYPES,
     "learning": TYPES,
     "models": TYPES,
@@ -80,7 +81,7 @@ def test_rooms_import_only_what_the_house_allows(path):
 
 
 def test_the_table_would_notice():
-    assert imports(SOURCE / "cli" / "objectives_command.py") == {"objectives"}
+    assert imports(SOURCE / "cli" / "objectives_command.py") == {"cli", "objectives"}
     assert "objectives" in imports(SOURCE / "demo" / "__init__.py") | imports_of_room("demo")
 
 

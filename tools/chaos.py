@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,7 @@ def life(config: Config, folder: Path, log: Path, faults: bool) -> int:
     child = os.fork()
     if child:
         return child
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     said = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -158,12 +160,12 @@ def written(folder: Path) -> int:
 def disturb(child: int, rng: random.Random, counts: Counter[str]) -> None:
     """Kill one of the sandbox's processes, now and then.
 
-    Never twice while one program is judged: a program that is killed twice counts as the cause,
-    since it could do that to itself.
+    Never twice in a row while one program is judged: it is tried three times, a worker that was
+    killed before counts too, and runs with a missing reward cannot be compared.
     """
     done = Path(os.environ["CHAOS_DONE"])
     judged = done.stat().st_size if done.exists() else 0
-    if judged < counts["judged at the last kill"] + 3 or rng.random() > 0.1:
+    if judged < counts["judged at the last kill"] + 2 or rng.random() > 0.1:
         return
     if below := descendants(child):
         with contextlib.suppress(ProcessLookupError):
@@ -177,6 +179,16 @@ def live(
 ) -> int:
     """One life of the tortured run; how it ended."""
     child = life(config, folder, log, faults=True)
+    try:
+        return tortured(child, folder, end, rng, counts)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        raise
+
+
+def tortured(child: int, folder: Path, end: str, rng: random.Random, counts: Counter[str]) -> int:
+    """Disturb a life until it ends, by `end` or by itself; how it ended."""
     target, ballast = written(folder) + rng.randint(0, 5), folder.parent / "ballast"
     below: list[int] = []
     while end != "NONE" and written(folder) < target and not is_over(child):
@@ -248,7 +260,7 @@ def facts(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name not in CLOCKED}
 
 
-CLOCKED = ("seconds", "tokens_per_second")
+CLOCKED = ("seconds", "tokens_per_second", "floor_share")
 
 
 def check_same(whole: Path, ended: Path) -> None:
@@ -314,6 +326,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", help="kept; by default a temporary one")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped in the middle of a round"))
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     counts: Counter[str] = Counter()
     began = time.monotonic()

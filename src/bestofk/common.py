@@ -128,3 +128,13 @@ def can_connect(url: str, *, seconds: float = 5.0) -> bool:
     thread.start()
     thread.join(seconds)
     return result.is_set()
+
+
+def processes_per_card(cards: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Processes of this run that share one GPU: the launcher says how many run on this machine.
+
+    >>> processes_per_card(1, {"LOCAL_WORLD_SIZE": "2"}), processes_per_card(8, {})
+    (2, 1)
+    """
+    here = environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, -(-int(here if here.isdigit() else 1) // max(1, cards)))

@@ -2,6 +2,7 @@
 
     config.toml          what was asked, resolved; written first
     environment.json     versions and hardware; no variables, no secrets
+    engine.json          on a GPU: the sizes of the sampler's memory
     metrics.jsonl        one line per step and one per evaluation
     samples/000012.jsonl the completions of step 12: prompt, text, reward, status, weight
     evaluations/         000050.jsonl …: the completions of each evaluation, in the same form
@@ -292,7 +293,7 @@ class Run:
 
 
 def refuse_begun(path: str | Path) -> None:
-    """Refuse to start over a run that has something to lose; one that never began has not."""
+    """Raise an error where a run has begun: starting anew would overwrite its results."""
     folder = Path(path)
     if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("step-*")):
         raise FileExistsError(

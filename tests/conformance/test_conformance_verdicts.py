@@ -65,7 +65,7 @@ def test_pass_at_k_is_exact_and_its_refusal_of_real_rewards_is_respected() -> No
     real = result.finding("real")
     assert real is not None
     assert real.status == "ok"
-    assert "refused" in str(result)
+    assert "raise an error" in str(result)
 
 
 def test_centring_is_reported() -> None:
@@ -248,7 +248,7 @@ def _padding(fn: Callable[..., Any]) -> tuple[str, str]:
 def test_what_a_dead_sample_does_is_told_apart() -> None:
     assert _padding(lambda r: advantages(r, "mean"))[0] == "ok"
     status, text = _padding(lambda r: r - r.mean(axis=-1, keepdims=True))
-    assert (status, "spoils" in text) == ("bad", True)
+    assert (status, "siblings NaN" in text) == ("bad", True)
 
     def as_zero(rewards: np.ndarray) -> np.ndarray:
         return np.asarray(advantages(np.nan_to_num(rewards), "mean"))

@@ -194,7 +194,7 @@ def test_json_keeps_its_fields(two: tuple[str, str], capsys: pytest.CaptureFixtu
     assert set(json.loads(capsys.readouterr().out)[0]) >= COMPARISON_FIELDS
     assert main(["plan", "--k", "4", "--width", "0.1", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) >= PLAN_FIELDS
-    documented = Path(__file__).parents[2].joinpath("docs/evaluation.md").read_text()
+    documented = Path(__file__).parents[2].joinpath("docs/reference/json.md").read_text()
     for field in CURVE_FIELDS | COMPARISON_FIELDS | PLAN_FIELDS:
         assert f"`{field}`" in documented, field
 

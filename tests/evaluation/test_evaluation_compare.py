@@ -11,6 +11,7 @@ import pytest
 from bestofk.evaluation import Samples, compare, curve, samples
 from bestofk.evaluation.comparison import crossings, find_crossing
 from bestofk.evaluation.max_t import sign_flip_tests
+from bestofk.evaluation.rare_losses import bounded_test, least_gain, skewed
 from bestofk.evaluation.words import effects, verdict
 
 
@@ -65,8 +66,9 @@ def test_intervals_exclude_zero_exactly_where_their_p_value_is_small(problems: i
     significant = 0
     for seed in range(25):
         rng = np.random.default_rng(seed)
-        chance = rng.beta(0.5, 0.8, problems)
-        other = np.clip(chance + rng.choice([0.0, 0.25], problems), 0, 1)
+        chance = rng.beta(0.3, 3.0, problems)
+        gains = [0.4, 1.0] if problems < 30 else [0.0, 0.25]  # few problems show large gains only
+        other = np.clip(chance + rng.choice(gains, problems), 0, 1)
         found = compare(pair(chance, other, 16, seed), resamples=1000)[0]
         for ends, p in ((found.band, found.p_value), (found.interval, found.p_value_single)):
             outside = (ends.low > 0) | (ends.high < 0)
@@ -83,7 +85,10 @@ def test_few_problems_are_enumerated_and_seeds_change_nothing() -> None:
     runs = pair(rng.beta(1, 1, 10), rng.beta(2, 1, 10), 8, 1)
     first, second = (compare(runs, seed=seed)[0] for seed in (0, 1))
     assert first.p_value.tolist() == second.p_value.tolist()
-    assert np.allclose(first.p_value * 2**9, np.round(first.p_value * 2**9))
+    gaps = first.values_b - first.values_a
+    flips = sign_flip_tests(gaps, 0.95, 1000, rng).corrected
+    assert np.allclose(flips * 2**9, np.round(flips * 2**9))
+    assert (first.p_value >= flips).all()
 
 
 def test_ends_keep_their_third_digit_over_seeds() -> None:
@@ -236,8 +241,7 @@ def test_identical_runs_tie_everywhere_and_the_interval_is_not_of_zero_width() -
 
 def test_verdicts_in_words() -> None:
     k, gap = np.arange(1, 5), np.array([-0.1, 0.0, 0.1, 0.2])
-    error, half = np.full(4, 0.01), np.full(4, 0.02)
-    rest = (half, error, 0.05, 30)
+    rest = (np.full(4, 0.028), 0.05, 30)
     text = verdict(("A", "B"), k, gap, np.array([0.01, 0.5, 0.01, 0.01]), *rest)
     assert text.startswith(
         "B is better at k ≥ 3 (+0.200 at k = 4), worse at k = 1 (-0.100 at k = 1) than A"
@@ -260,14 +264,60 @@ def test_identical_runs_are_called_identical_and_five_problems_too_few() -> None
     assert (found.band.low == -1).all()
 
 
-def test_skewed_differences_are_warned_about() -> None:
-    rng = np.random.default_rng(0)
-    base = (rng.random((200, 16)) < 0.1).astype(float)
-    better = base.copy()
-    better[:12] = 1.0
-    found = compare([samples(base, name="A"), samples(better, name="B")], resamples=1000)[0]
-    assert (found.p_value <= 0.05).any()
-    assert any("skewed" in note for note in found.notes)
+@pytest.mark.parametrize("problems", [12, 30, 60])
+def test_rare_large_losses_are_no_false_alarm(problems: int) -> None:
+    rng = np.random.default_rng(problems)
+    trials, wrong, flips = 200, 0, 0
+    for trial in range(trials):
+        lost = rng.random(problems) < 1 / 12  # equally good: 1/12 · .8 = 11/12 · .8/11
+        chance, other = np.where(lost, 0.9, 0.1), np.where(lost, 0.1, 0.1 + 0.8 / 11)
+        found = compare(pair(chance, other, 64, trial), at=[1], resamples=500)[0]
+        gaps = found.values_b - found.values_a
+        wrong += bool(found.p_value[0] <= 0.05)
+        flips += bool(sign_flip_tests(gaps, 0.95, 500, rng).single[0] <= 0.05)
+    assert wrong / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+    assert flips >= wrong
+    assert problems > 12 or flips / trials > 0.2  # what sign flips alone would have called
+
+
+def test_a_verdict_is_held_back_with_the_reason_where_rare_losses_may_be_missed() -> None:
+    rewards = np.zeros((12, 64))
+    rewards[:, :6] = 1.0
+    better = rewards.copy()
+    better[:, 6:12] = 1.0
+    runs = [samples(rewards, name="A"), samples(better, name="B")]
+    found = compare(runs, at=[1])[0]
+    assert found.p_value[0] > 0.05
+    assert found.band.low[0] < 0 < found.band.high[0]
+    assert found.verdict.startswith("No significant difference between A and B at k = 1")
+    assert "12 problems would have shown one of about 0.360" in found.verdict
+    assert any("12 problems can miss a rare large loss" in note for note in found.notes)
+    many = compare(
+        [samples(np.tile(run.rewards.reshape(12, 64), (4, 1)), name=run.name) for run in runs],
+        at=[1],
+    )[0]
+    assert many.p_value[0] <= 0.05
+    assert not many.notes
+
+
+def test_the_bounded_test_is_the_sign_test_on_wins_and_the_power_law_on_equal_gains() -> None:
+    wins = np.zeros((20, 1))
+    wins[:8] = 1.0
+    assert bounded_test(wins, 1.0, 0.95).p_value[0] == pytest.approx(2 / 2**8, abs=2e-3)
+    equal = bounded_test(np.full((12, 1), 0.2), 1.0, 0.95)
+    assert equal.p_value[0] == pytest.approx(2 * 1.2**-12, abs=0.02)
+    half = bounded_test(np.full((12, 1), 0.1), 0.5, 0.95)
+    assert half.p_value[0] == pytest.approx(equal.p_value[0], abs=1e-6)
+    assert least_gain(12, 1.0, 2 * 1.2**-12) == pytest.approx(0.2)
+
+
+def test_a_long_tail_counts_where_it_is_on_the_other_side_of_the_mean() -> None:
+    gaps = np.full((100, 1), 0.1)
+    gaps[:2] = -1.0
+    assert skewed(gaps).tolist() == [True]
+    assert skewed(-gaps).tolist() == [True]
+    gaps[:2] = 3.0
+    assert skewed(gaps).tolist() == [False]
 
 
 def test_effects_name_both_ends_and_the_crossing() -> None:

@@ -32,6 +32,40 @@ def ask(judge: MathsVerifier, gold: str, answer: str) -> Verdict:
     return judge([Prompt("p", "", "t", {"expected": gold})], [f"\\boxed{{{answer}}}"])[0]
 
 
+def nested(start: str, step: str, times: int) -> str:
+    for _ in range(times):
+        start = step.format(start)
+    return start
+
+
+FRACTION = nested("1", r"1+\frac{{1}}{{{}}}", 15)
+MATRIX = r"\begin{{pmatrix}}{}&{}\\{}&{}\end{{pmatrix}}"
+FIBONACCI = (573147844013817084101, *[354224848179261915075] * 2, 218922995834555169026)
+# Answers that took seconds or never came to an end: expected, right, wrong.
+HEAVY = [
+    ("2^{10^9}", "4^{500000000}", "4^{500000000}+1"),
+    ("2^{1000000007}", r"2^{1000000006}\cdot 2", r"2^{1000000006}\cdot 3"),
+    ("10^{2005}-1", "(10^{401}-1)" + "(" + "+".join(f"10^{{{401 * n}}}" for n in range(5)) + ")",
+     "10^{2005}"),
+    ("2^{2019}", r"\sum_{k=0}^{2019}\binom{2019}{k}", r"\sum_{k=1}^{2019}\binom{2019}{k}"),
+    (r"\binom{2020}{1010}", r"\frac{2020!}{1010!^2}", r"\frac{2020!}{1010!}"),
+    (r"1-\frac{1}{2024!}", r"\sum_{k=1}^{2023}\frac{k}{(k+1)!}",
+     r"\sum_{k=1}^{2022}\frac{k}{(k+1)!}"),
+    (r"\frac{9999}{10000}", r"\sum_{k=1}^{9999}\frac{1}{k(k+1)}",
+     r"\sum_{k=1}^{9998}\frac{1}{k(k+1)}"),
+    (r"\frac{1597}{987}", FRACTION, f"{FRACTION}+1"),
+    ("3", r"\log_2 3\cdot\log_3 4\cdot\log_4 5\cdot\log_5 6\cdot\log_6 7\cdot\log_7 8",
+     r"\log_2 3\cdot\log_3 4\cdot\log_4 5\cdot\log_5 6\cdot\log_6 7\cdot\log_7 9"),
+    (r"\frac{89}{2}", r"\sum_{k=1}^{89}\sin^2 k^\circ", r"\sum_{k=1}^{88}\sin^2 k^\circ"),
+    (MATRIX.format(*FIBONACCI), MATRIX.format(1, 1, 1, 0) + "^{100}",
+     MATRIX.format(1, 1, 1, 0) + "^{99}"),
+    (r"\left[\frac{1}{\sqrt{2}},\sqrt[3]{2+\sqrt{5}}\right]",
+     r"[\frac{\sqrt{2}}{2},\frac{1+\sqrt{5}}{2}]",
+     r"[\frac{\sqrt{2}}{2},\frac{1+\sqrt{5}}{2})"),
+    (r"\sqrt{\sqrt[3]{5}-\sqrt[3]{4}}", r"\frac{\sqrt[3]{2}+\sqrt[3]{20}-\sqrt[3]{25}}{3}",
+     r"\frac{\sqrt[3]{2}+\sqrt[3]{20}-\sqrt[3]{24}}{3}"),
+]  # fmt: skip
+
 EQUAL = [
     (r"4\sqrt{2}", r"\sqrt{32}"),
     (r"4\sqrt{2}", r"4\sqrt(2)"),
@@ -56,8 +90,10 @@ EQUAL = [
     ("y=2x+1", "2x+1"),
     ("x>3", "3<x"),
     (r"x^2", r"x \cdot x"),
+    *[(gold, answer) for gold, answer, _ in HEAVY],
 ]
 DIFFERENT = [
+    *[(gold, answer) for gold, _, answer in HEAVY],
     (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
     ("0", "1/2004!"),
     ("4", r"4\sqrt(2)"),
@@ -209,7 +245,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_verdict_stands() -> N
     (second,) = children() - before
     killer = threading.Timer(0.3, os.kill, (second, signal.SIGKILL))
     killer.start()
-    slow = "(" * 12 + r"2\sqrt{5}" + ")" * 12  # brackets cost the parser a second
+    slow = "0+(" * 10 + r"2\sqrt{5}" + ")" * 10  # brackets cost the parser a second
     assert ask(judge, r"\sqrt{20}", slow).reward == 1.0
     killer.join()
     assert second not in children()

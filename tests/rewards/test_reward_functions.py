@@ -65,7 +65,7 @@ def test_the_command_finds_a_module_in_the_working_folder(tmp_path: Path) -> Non
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "reward", done.stderr
 
@@ -137,10 +137,10 @@ def test_a_reward_that_hangs_is_unscored_and_the_run_goes_on(batch: bool) -> Non
     def whole(completions: list) -> list[float]:
         return [pair(PROMPT, text) for text in completions]
 
-    judge = from_function(whole if batch else pair, time_limit=0.3)
+    judge = from_function(whole if batch else pair, time_limit=1.0)
     verdicts = judge([PROMPT], ["slow"]) + judge([PROMPT], ["fine"])
     assert [v.status for v in verdicts] == ["unscored", "correct"]
-    assert "no answer within 0.3 s" in verdicts[0].detail
+    assert "no answer within 1 s" in verdicts[0].detail
 
 
 def test_an_exception_is_told_with_file_line_and_sample(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def hangs(prompt: Prompt, text: str) -> float:
 def test_a_call_that_takes_too_long_is_named_and_spoils_no_other(
     threads: int, from_thread: bool
 ) -> None:
-    judge = from_function(hangs, time_limit=0.3, threads=threads)
+    judge = from_function(hangs, time_limit=1.0, threads=threads)
     prompts = [Prompt(f"sample-{i}", "say", "test", {}) for i in range(5)]
     verdicts: list[Verdict] = []
 
@@ -214,12 +214,12 @@ def test_a_call_that_takes_too_long_is_named_and_spoils_no_other(
     if from_thread:
         thread = threading.Thread(target=ask)
         thread.start()
-        thread.join(60)
+        thread.join()
     else:
         ask()
     assert [v.status for v in verdicts] == ["partial", "unscored"] * 2 + ["partial"]
-    assert verdicts[1].detail == "hangs timed out on sample sample-1: no answer within 0.3 s"
-    assert time.monotonic() - started < 20  # it waits for none of them
+    assert verdicts[1].detail == "hangs timed out on sample sample-1: no answer within 1 s"
+    assert time.monotonic() - started < 28  # it waits for none of them
 
 
 def test_a_function_may_use_alarms_of_its_own_under_a_time_limit() -> None:
@@ -259,7 +259,7 @@ from bestofk.types import Prompt
 prompt = Prompt("p", "", "t", {})
 def wait(prompt, text):
     return time.sleep(20 * (text == "wait")) is None
-judge = from_function(wait, time_limit=0.2)
+judge = from_function(wait, time_limit=1.0)
 assert judge([prompt], [""])[0].reward == 1.0
 child = os.fork()
 verdict = judge([prompt], ["wait"])[0]

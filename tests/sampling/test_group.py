@@ -12,12 +12,13 @@ import torch
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.group import GroupSampler, can_run
+from bestofk.sampling.group_fields import Field
 from bestofk.sampling.group_mirror import Joined, Mirror
-from bestofk.sampling.group_ops import Field
 from bestofk.sampling.group_plan import make_plan, room_for
 from bestofk.sampling.group_table import Table
 from bestofk.types import Group, Prompt
 from policies import MODELS, fixed, letters, llama, table
+from usual_models import family
 
 PROMPTS = [Prompt(str(i), "abcdefghij"[: 1 + (i * 3) % 9], "test") for i in range(5)]
 TOKENIZER = letters(26, end=1)
@@ -52,6 +53,37 @@ def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None
     assert sampler.reason is None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("params", ["plain", "stop"])
+def test_layers_of_the_usual_kind_draw_the_same(name: str, params: str) -> None:
+    """Biases, norms of heads and windows included; greedy and drawn, refilled and compacted."""
+    model, asked = fixed(lambda: family(name)), PARAMS[params]
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked)
+    sampler = GroupSampler(model, TOKENIZER, copied=True, max_rows=16)
+    found = sampler.sample(PROMPTS, seed=3, params=asked)
+    assert sampler.mirror is not None
+    assert sampler.mirror.usual is not None
+    assert rows(found) == rows(expected)
+    np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(-1.1)
+    again = sampler.sample(PROMPTS, seed=3, params=asked)
+    assert rows(again) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked))
+
+
+@pytest.mark.parametrize("name", ["Granite", "Gemma"])
+def test_layers_that_only_look_usual_are_run_by_the_model_itself(name: str) -> None:
+    """Granite scales what a layer adds; Gemma adds one to the gain of its norms."""
+    model = fixed(lambda: family(name))
+    sampler = GroupSampler(model, TOKENIZER, copied=True)
+    found = sampler.sample(PROMPTS, seed=3, params=PARAMS["plain"])
+    assert sampler.mirror is not None
+    assert sampler.mirror.usual is None
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=PARAMS["plain"])
+    assert rows(found) == rows(expected)
 
 
 def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
@@ -212,7 +244,7 @@ def test_lora_is_sampled_with_its_adapters() -> None:
 def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16")
+    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16", fused=False)
     params = Sampling(samples_per_prompt=4, max_new_tokens=2)
     sampler.sample(PROMPTS, seed=0, params=params)
     engine = sampler.engine
@@ -273,8 +305,10 @@ def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
         width = 16
         if len(made.active()) <= width:
             before = sorted(made.fields[Field.ROW, made.active()].tolist())
-            moving, into = made.compact(width)
-            assert (moving >= width).all()
-            assert (into < width).all()
+            homes = dict(zip(*made.fields[[Field.ROW, Field.HOME]][:, made.active()].tolist()))
+            made.compact(width)
+            after = made.fields[[Field.ROW, Field.HOME]][:, made.active()].tolist()
+            assert dict(zip(*after)) == homes  # their keys were not moved
+            assert sorted(made.fields[Field.HOME].tolist()) == list(range(40))
             assert sorted(made.fields[Field.ROW, made.active()].tolist()) == before
             assert made.active().max(initial=0) < width

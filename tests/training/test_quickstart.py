@@ -1,5 +1,6 @@
 """The quickstart: two runs from one start, a table with intervals, a page."""
 
+import json
 import re
 
 import pytest
@@ -27,7 +28,11 @@ def test_the_quickstart_trains_compares_and_writes_a_page(tmp_path, capsys):
     assert {name for name in a if a[name] != b[name]} == {"objective", "run.dir"}
     starts = [read_metrics(tmp_path / "q" / name)[0] for name in ("one-sample", "k-samples")]
     assert starts[0]["results"] == starts[1]["results"]  # the same start, judged on the same draws
-    assert main(words) == 0  # a second one replaces the first
+    assert main([*words, "--json"]) == 0  # a second one replaces the first
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == {"folder", "page", "results"}
+    assert set(printed["results"]) == {"start", "grpo", "passk-training@16"}
+    assert 0 <= printed["results"]["start"]["pass@4"]["value"] <= 1
 
 
 def test_the_quickstart_removes_no_folder_that_is_not_its_own(tmp_path, capsys):

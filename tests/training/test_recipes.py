@@ -1,9 +1,12 @@
 """Every recipe in the repository is one that a run would accept."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bestofk import models
 from bestofk.cli import main
 from bestofk.config import read
 from bestofk.training.checks import check
@@ -26,3 +29,20 @@ def test_a_recipe_is_accepted_and_has_a_readme(path, monkeypatch, capsys):
 def test_the_recipes_the_documentation_names_are_there():
     names = {path.parent.name for path in RECIPES}
     assert {"countdown-tiny", "maze-tiny", "gsm8k-smollm2", "code-smollm2", "maths-7b"} <= names
+
+
+def test_a_supervised_start_learns_the_solutions(tmp_path):
+    script = RECIPES[0].parents[1] / "supervised-start" / "train.py"
+    words = ["countdown", "--model", "tiny-countdown", "--style", "compact", "--device", "cpu"]
+    size = ["--limit", "32", "--batch", "16", "--epochs", "20", "--learning-rate", "2e-3"]
+    done = subprocess.run(
+        [sys.executable, script, *words, *size, "--out", tmp_path / "start"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+    start = models.load("tiny-countdown").model.lm_head.weight
+    assert not models.load(tmp_path / "start").model.lm_head.weight.equal(start)

@@ -98,7 +98,7 @@ def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):
     assert "once more to leave at once" in child.stderr.readline() + child.stderr.readline()
     assert child.poll() is None
     child.terminate()
-    assert child.wait(timeout=100) == -15
+    assert child.wait(timeout=900) == -15
     child.stdout.close()
     child.stderr.close()
 

@@ -50,10 +50,10 @@ def usage() -> str:
         [
             "usage: bestofk VERB [options]      bestofk VERB --help explains one verb",
             "",
-            "Train and evaluate language models for best-of-k: draw k samples, keep the best.",
+            "Train and evaluate language models for best-of-k: k samples, keep the best",
             "",
             *lines,
-            "Every verb: --quiet (no progress), --verbose (tracebacks), --help",
+            "Every verb: --json, --quiet (no progress), --verbose (tracebacks), --help",
             "Exit status: 0 done, 1 failed or stopped early, 2 bad input, 130 interrupted",
         ]
     )
@@ -89,10 +89,20 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
         return 2
-    for flag, variable in EVERYWHERE.items():
-        if flag in rest:
-            rest.remove(flag)
-            os.environ[variable] = "1"
+    stated = [variable for flag, variable in EVERYWHERE.items() if flag in rest]
+    rest = [word for word in rest if word not in EVERYWHERE]
+    before = {variable: os.environ.get(variable) for variable in stated}
+    os.environ.update(dict.fromkeys(stated, "1"))
+    try:
+        return _run_verb(verb, rest)
+    finally:
+        for variable, value in before.items():
+            os.environ.pop(variable)
+            if value is not None:
+                os.environ[variable] = value
+
+
+def _run_verb(verb: str, rest: list[str]) -> int:
     warnings.showwarning = _show_warning
     # Threads of PyTorch that spin while they wait make a busy machine crawl; set before it loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

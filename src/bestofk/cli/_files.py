@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
+from bestofk.cli._options import VerbOptions, option
 
 if TYPE_CHECKING:
     from bestofk.evaluation import Metric, Samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions:
+class FileOptions(VerbOptions):
     """How files are read and numbers are made."""
 
-    k: Annotated[str, tyro.conf.arg(metavar="1,4,16")] = ""
+    k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
     """pass@k, max@k, maj@k, pass^k or mean; by default pass@k for 0/1 rewards, else max@k."""
     threshold: float | None = None
     """A reward of at least this passes."""
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = option("LOW HIGH", default=None)
     """The least and the greatest reward there can be, where that is not 0 and 1."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
-    map: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--columns"])] = ()
-    """role=column, to override the detected mapping; `role=` leaves a column out. Roles:
-    problem_id, sample_id, reward, answer, completion, prompt, ... (docs/files.md)."""
-    where: tuple[str, ...] = ()
-    """column=value: only such records count."""
+    map: tuple[str, ...] = option("ROLE=COLUMN", "--columns", default=())
+    """Override the detected columns; `ROLE=` leaves one out. Roles: problem_id, sample_id, reward,
+    answer, completion, prompt, ..."""
+    where: tuple[str, ...] = option("COLUMN=VALUE", default=())
+    """Read such records only."""
     judge: str = ""
-    """How to score the responses of a file that scored only some of them: `target` compares each
-    with the target; `regex:PATTERN` compares the pattern's first group."""
+    """Score the responses of a file that scored only some of them: `target` compares each with the
+    target, `regex:PATTERN` its first group."""
     encoding: str = "utf-8"
     """Encoding of text files."""
     confidence: float = 0.95
@@ -43,8 +43,6 @@ class FileOptions:
     """Seed of the bootstrap: the same seed gives the same numbers."""
     wide: bool = False
     """Show all columns: bands, t intervals, wins and losses."""
-    json: bool = False
-    """Print everything as JSON instead of tables (docs/evaluation.md, JSON output)."""
 
     def numbers(self) -> dict[str, Any]:
         """What `curve` and `compare` take."""

@@ -6,15 +6,16 @@ import hashlib
 import importlib.util
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from bestofk.cli._progress import bar
+from bestofk.cli._options import VerbOptions, argument, option
+from bestofk.cli._progress import bar, is_quiet
 from bestofk.cli._sample_file import SampleFile
+from bestofk.cli.tasks_command import parse_options
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
@@ -29,43 +30,132 @@ PROMPTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to sample, and how."""
+class SampleOptions(VerbOptions):
+    """Draw n samples per problem of a task, score them, write a JSON line for each.
 
-    target: str
-    """A model's name or folder, or an endpoint's URL."""
-    task: str
-    options: Mapping[str, Any]
-    split: str
-    problems: int
-    """0 = all of the split."""
-    sampling: Sampling
-    seed: int
-    out: Path
+    An interrupted run resumes where it stopped: run the same command again.
+    """
+
+    examples: ClassVar = (
+        "bestofk sample MODEL --task countdown --n 64 --out a.jsonl",
+        "bestofk sample http://localhost:8000/v1 --model M --task countdown",
+    )
+
+    groups: ClassVar = {
+        "What": ("target", "task", "task_option", "split", "problems", "n", "out"),
+        "Sampling": ("temperature", "top_p", "max_new_tokens", "stop", "seed"),
+        "Endpoint": ("model", "key_variable", "concurrency", "timeout", "retries"),
+    }
+
+    target: str = argument("MODEL|URL")
+    """Model (name, folder or GGUF file), or URL of an OpenAI-compatible endpoint."""
+    task: str = ""
+    """Task to sample on; `bestofk tasks` lists them."""
+    task_option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Options of the task."""
+    split: str = ""
+    """Split of the task; by default test."""
+    problems: int = 0
+    """Number of problems of the split; 0 is all."""
+    n: int = 16
+    """Samples per problem."""
+    temperature: tuple[float, ...] = (1.0,)
+    """One, or several for a sweep (a file each)."""
+    top_p: float = 1.0
+    """Nucleus sampling: the share of probability kept."""
+    top_k: int = 0
+    """Most probable tokens kept; 0 keeps all."""
+    max_new_tokens: int = 256
+    """Longest completion, in tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    seed: int = 0
+    """Seed of the samples."""
+    out: Path | None = None
+    """File for the samples; by default TASK-MODEL.jsonl."""
     model: str = ""
-    """The model's name at the endpoint."""
-    key_variable: str = "OPENAI_API_KEY"
+    """Model's name at an endpoint."""
+    key_variable: str = option("NAME", default="OPENAI_API_KEY")
+    """Environment variable with the endpoint's key. The key itself is never printed or stored."""
     api: Literal["chat", "completions"] = "chat"
+    """Which API of the endpoint is used."""
     concurrency: int = 8
+    """Requests in flight at once."""
     per_request: int = 1
+    """Samples per request."""
     logprobs: bool = False
-    max_requests: int = 0
-    max_tokens: int = 0
+    """Ask the endpoint for log-probabilities."""
     timeout: float = 600.0
+    """Seconds without an answer before a request is repeated."""
     retries: int = 8
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of every request."""
-    price: tuple[float, float] | None = None
-    """For a million prompt tokens, and a million completion tokens."""
+    """Times a failing request is repeated; repeats do not count against the cap."""
+    extra_body: str = option("JSON", default="")
+    """JSON object with further fields of every request, such as '{"reasoning_effort": "low"}'."""
+    price: tuple[float, float] | None = option("IN OUT", default=None)
+    """Prices of a million prompt tokens and of a million completion tokens, for the cost line."""
+    max_requests: int = 0
+    """Cap on requests; by default a quarter more than needed."""
+    max_tokens: int = 0
+    """Cap on tokens in all; by default a quarter more than the most that can come."""
     device: str = ""
+    """Device of a model sampled here; by default cuda where there is one."""
     dtype: str = "float32"
+    """Precision of a model sampled here."""
+
+    def check(self) -> None:
+        """Raise a ValueError for what no sampling can start from."""
+        if not self.task:
+            raise ValueError(
+                f"sampling from {self.target!r} needs a task: state --task NAME (bestofk tasks "
+                "lists them); for a file of samples, use bestofk eval"
+            )
+        if not self.temperature:
+            raise ValueError("--temperature takes at least one number")
+        if self.price is not None and min(self.price) < 0:
+            raise ValueError(f"--price takes two prices of at least 0, got {self.price}")
+        extra_fields(self.extra_body)
+        if self.remote:
+            need("httpx", "sampling from an endpoint", "api")
+            if not self.model:
+                raise ValueError("an endpoint serves models by name: state --model NAME")
 
     @property
     def remote(self) -> bool:
         return self.target.startswith(("http://", "https://"))
 
+    @property
+    def sampling(self) -> Sampling:
+        """At the first temperature."""
+        return Sampling(
+            samples_per_prompt=self.n,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature[0],
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+        )
 
-def run_of(job: Job) -> dict[str, Any]:
+    @property
+    def file(self) -> Path:
+        plain = (self.model or self.target.rstrip("/").rsplit("/", 1)[-1]).replace("/", "-")
+        return self.out or Path(f"{self.task}-{plain}.jsonl")
+
+
+def extra_fields(text: str) -> dict[str, Any]:
+    """
+    >>> extra_fields('{"top_a": 0.1}')
+    {'top_a': 0.1}
+    """
+    try:
+        result = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--extra-body takes a JSON object, got {text!r} ({error.msg})") from None
+    if not isinstance(result, dict):
+        raise ValueError(f"--extra-body takes a JSON object like '{{\"a\": 1}}', got {text!r}")
+    return result
+
+
+def run_of(job: SampleOptions) -> dict[str, Any]:
     """What every line of the file repeats: model, sampling and run id.
 
     The run id is fixed by all that shapes the samples. n is not part of it: a run may be continued
@@ -81,36 +171,34 @@ def run_of(job: Job) -> dict[str, Any]:
         model,
         job.api,
         job.task,
-        dict(job.options),
+        parse_options(job.task_option),
         job.split,
         sampling,
         job.seed,
     ]
     if job.extra_body:
-        shaped.append(dict(job.extra_body))
+        shaped.append(extra_fields(job.extra_body))
     digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
     return {"model": model, "sampling": sampling, "run_id": digest[:12]}
 
 
-def at_temperature(job: Job, temperature: float, among: int) -> Job:
-    """The job at one temperature of a sweep, with a file of its own: a.jsonl → a.t0.7.jsonl."""
-    sampling = replace(job.sampling, temperature=temperature)
-    if among < 2:
-        return replace(job, sampling=sampling)
-    name = f"{job.out.name.removesuffix('.jsonl')}.t{temperature:g}.jsonl"
-    return replace(job, sampling=sampling, out=job.out.with_name(name))
+def by_temperature(job: SampleOptions) -> list[SampleOptions]:
+    """A job for each temperature of a sweep, with a file of its own: a.jsonl → a.t0.7.jsonl."""
+    if len(job.temperature) < 2:
+        return [replace(job, out=job.file)]
+    plain = job.file.name.removesuffix(".jsonl")
+    return [
+        replace(job, temperature=(each,), out=job.file.with_name(f"{plain}.t{each:g}.jsonl"))
+        for each in job.temperature
+    ]
 
 
-def sample(job: Job) -> Path:
+def sample(job: SampleOptions) -> Path:
     """Draw what is missing, score it, and return the file."""
     from bestofk.rewards import UnscoredGuard, verifier
     from bestofk.tasks import task
 
-    if job.remote:  # before any file is made
-        need("httpx", "sampling from an endpoint", "api")
-        if not job.model:
-            raise ValueError("an endpoint serves models by name: state --model NAME")
-    chosen = task(job.task, **job.options)
+    chosen = task(job.task, **parse_options(job.task_option))
     usual = "test" if "test" in chosen.splits else chosen.splits[-1]
     split = chosen.split(job.split or usual)
     count = job.problems or len(split)
@@ -125,7 +213,7 @@ def sample(job: Job) -> Path:
             guard.check(verdicts)
             return verdicts
 
-        with SampleFile(job.out, run_of(job), prompts, judged) as file:
+        with SampleFile(job.file, run_of(job), prompts, judged) as file:
             missing = {p: file.missing(prompts[p], job.sampling.n) for p in prompts}
             missing = {p: samples for p, samples in missing.items() if samples}
             total = count * job.sampling.n
@@ -135,8 +223,8 @@ def sample(job: Job) -> Path:
                 _from_endpoint(job, prompts, missing, file)
             elif missing:
                 _from_model(job, prompts, missing, file)
-    say(f"{job.out}: {total:,} samples")
-    return job.out
+    say(f"{job.file}: {total:,} samples")
+    return job.file
 
 
 def need(module: str, what: str, extra: str) -> None:
@@ -146,12 +234,12 @@ def need(module: str, what: str, extra: str) -> None:
 
 
 def say(text: str) -> None:
-    if not os.environ.get("BESTOFK_QUIET"):
+    if not is_quiet():
         print(text, file=sys.stderr, flush=True)
 
 
 def _from_endpoint(
-    job: Job,
+    job: SampleOptions,
     prompts: Mapping[str, Prompt],
     missing: Mapping[str, tuple[int, ...]],
     file: SampleFile,
@@ -168,7 +256,7 @@ def _from_endpoint(
         logprobs=job.logprobs,
         timeout=job.timeout,
         retries=job.retries,
-        extra_body=job.extra_body,
+        extra_body=extra_fields(job.extra_body),
     )
     cap = announce(job, prompts, missing)
     left = sum(map(len, missing.values()))
@@ -229,7 +317,7 @@ def cost(prompt: int, completion: int, price: tuple[float, float]) -> str:
     return f"{(prompt * price[0] + completion * price[1]) / 1e6:,.2f}"
 
 
-def announce(job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, Any]) -> Any:
+def announce(job: SampleOptions, prompts: Mapping[str, Prompt], missing: Mapping[str, Any]) -> Any:
     """Say what the run can cost before it starts, and return the cap."""
     from bestofk.sampling.endpoint import Cap
 
@@ -255,7 +343,7 @@ def announce(job: Job, prompts: Mapping[str, Prompt], missing: Mapping[str, Any]
 
 
 def _from_model(
-    job: Job,
+    job: SampleOptions,
     prompts: Mapping[str, Prompt],
     missing: Mapping[str, tuple[int, ...]],
     file: SampleFile,

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import get_type_hints
 
+from bestofk.cli._options import EVERY_VERB, field_texts, kind_of, shown
 from bestofk.config import Config
 from bestofk.rare_settings import EngineOptions, ModelOptions, RunOptions
 
@@ -80,66 +78,15 @@ def _of(kind: type, where: str, rare: bool = False) -> Iterator[Setting]:
             yield from _of(RARE[name], f"{name}.", rare=True)
 
 
-def field_texts(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass, of its bases first."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(node, ast.ClassDef)
-        for before, after in zip(node.body, node.body[1:]):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if (
-                isinstance(before, ast.AnnAssign)
-                and isinstance(before.target, ast.Name)
-                and is_text
-            ):
-                texts[before.target.id] = " ".join(str(after.value.value).split())  # type: ignore
-    return texts
-
-
-def kind_of(hint: Any) -> str:
-    """A type in a word.
-
-    >>> kind_of(int), kind_of(str | None), kind_of(tuple[str, ...]), kind_of(Literal["a", "b"])
-    ('integer', 'text', 'list of text', 'a | b')
-    """
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return kind_of(inside[0])
-    if origin in (Union, UnionType):
-        return kind_of(next(part for part in inside if part is not type(None)))
-    if origin is Literal:
-        return " | ".join(map(str, inside))
-    if origin is tuple:
-        return f"list of {kind_of(inside[0])}"
-    words = {int: "integer", float: "number", str: "text", bool: "true | false"}
-    return words.get(hint, "table")
-
-
-def shown(default: Any) -> str:
-    """A default as a recipe would state it; nothing for None and for what is empty.
-
-    >>> shown(None), shown(()), shown(True), shown((0.2, 0.3)), shown(1e-05)
-    ('', '', 'true', '0.2 0.3', '1e-05')
-    """
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple | list):
-        return " ".join(map(str, default))
-    if default is None or isinstance(default, Mapping):
-        return ""
-    return str(default)
-
-
 def help_text(usage: str, *, everything: bool) -> str:
     """The help of `bestofk train`: the usual settings, or all of them."""
     by_name = {each.name: each for each in settings()}
     lines = [usage, ""]
     if not everything:
         lines += [brief(by_name[name], text) for name, text in COMMON.items()]
-        return "\n".join([*lines, "", "bestofk train --help-all explains all settings."])
+        return "\n".join(
+            [*lines, "", "bestofk train --help-all explains all settings.", EVERY_VERB]
+        )
     section = ""
     for each in settings():
         head = each.name.partition(".")[0]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
-
-import tyro
+from typing import ClassVar
 
 from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
+from bestofk.cli._options import argument, option, parsed
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(FileOptions):
     """Compare runs on the same problems, paired by problem, at every k.
 
-    Takes files of samples or run folders, each PATH or NAME=PATH; the first is the one the others
-    are compared with: bestofk compare base=a.jsonl trained=b.jsonl
+    The others are compared with the first.
     """
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Two or more files or run folders."""
-    at: Annotated[str, tyro.conf.arg(metavar="K")] = ""
+    examples: ClassVar = ("bestofk compare base=a.jsonl trained=b.jsonl",)
+
+    groups: ClassVar = {
+        "Files": ("runs", "map", "where"),
+        "Test": ("at", "all_pairs", "metric", "threshold", "bounds", "small", "confidence"),
+        "Output": ("wide", "k"),
+    }
+
+    runs: tuple[str, ...] = argument("FILE FILE ...")
+    """Two or more files of samples or run folders, each PATH or NAME=PATH."""
+    at: str = option("K", default="")
     """Test this k alone (or these, separated by commas), chosen before the data were seen: finds
     smaller differences than the test over every k."""
     all_pairs: bool = False
@@ -30,7 +36,7 @@ class CompareOptions(FileOptions):
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(CompareOptions, args=argv, prog="bestofk compare")
+    chosen = parsed(CompareOptions, argv, "bestofk compare")
     from bestofk.cli import _tables
     from bestofk.evaluation import compare
 

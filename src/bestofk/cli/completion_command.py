@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import dataclass
+from typing import ClassVar
 
+from bestofk.cli._options import VerbOptions, argument, parsed
 from bestofk.common import unknown
 
-ABOUT = """usage: bestofk completion SHELL      SHELL is bash or zsh
 
-Prints a script that completes verbs, and the settings of `bestofk train`.
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions(VerbOptions):
+    """Print a script that completes verbs, options and the settings of a recipe."""
 
-  eval "$(bestofk completion bash)"        in ~/.bashrc
-  eval "$(bestofk completion zsh)"         in ~/.zshrc, after compinit"""
+    examples: ClassVar = (
+        'eval "$(bestofk completion bash)"      in ~/.bashrc',
+        'eval "$(bestofk completion zsh)"       in ~/.zshrc, after compinit',
+    )
+
+    shell: str = argument("SHELL")
+    """bash or zsh."""
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(ABOUT)
-        return 0
-    if argv[0] not in ("bash", "zsh"):
-        raise unknown("shell", argv[0], ("bash", "zsh"))
-    print(script(argv[0]))
+    asked = parsed(CompletionOptions, argv, "bestofk completion")
+    if asked.shell not in ("bash", "zsh"):
+        raise unknown("shell", asked.shell, ("bash", "zsh"))
+    text = script(asked.shell)
+    print(json.dumps({"shell": asked.shell, "script": text}) if asked.json else text)
     return 0
 
 
@@ -40,7 +49,7 @@ def script(shell: str) -> str:
   elif [ "${{COMP_WORDS[1]}}" = train ]; then
     COMPREPLY=($(compgen -W {words} -- "$word") $(compgen -f -- "$word"))
   else
-    COMPREPLY=($(compgen -W "--help --quiet --verbose" -- "$word") $(compgen -f -- "$word"))
+    COMPREPLY=($(compgen -W "--help --json --quiet --verbose" -- "$word") $(compgen -f -- "$word"))
   fi
 }}
 complete -o filenames -F _bestofk bestofk"""

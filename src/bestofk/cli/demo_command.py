@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from bestofk.cli import VERBS
+from bestofk.cli._options import VerbOptions, parsed
+from bestofk.cli._progress import bar
 from bestofk.common import write_atomically
 from bestofk.demo import (
     Results,
@@ -40,15 +42,16 @@ IN_PYTHON = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
-    """What training for one sample does to best-of-k: a table and a page, in seconds (NumPy).
+class Demo(VerbOptions):
+    """What training for one sample does to best-of-k: a table and a page, in seconds.
 
-    One small policy is trained from one start, with equally many samples, for the mean, for max@8
-    and by Pass@8 Training, and evaluated exactly on held-out prompts.
+    One small policy is trained from one start, with equally many samples, for the
+    mean, for max@8 and by Pass@8 Training, and evaluated exactly on held-out
+    prompts. Needs NumPy only.
     """
 
     out: Path = Path("demo.html")
-    """Where the page goes: one self-contained HTML file. An existing file is replaced."""
+    """File for the page, one self-contained HTML file. An existing file is replaced."""
     svg: Path | None = None
     """Also write the figure alone, as an SVG file."""
     seed: int = Settings.seed
@@ -60,7 +63,7 @@ class Demo:
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(Demo, args=argv, prog="bestofk demo")
+    chosen = parsed(Demo, argv, "bestofk demo")
     settings = Settings(seed=chosen.seed, steps=chosen.steps, worlds=chosen.worlds)
     if chosen.svg is not None and chosen.svg.resolve() == chosen.out.resolve():
         raise ValueError(f"--out and --svg both name {chosen.out}: give two files")
@@ -72,19 +75,32 @@ def main(argv: list[str]) -> int:
     write_atomically(chosen.out, page(results, next_steps()))
     if chosen.svg is not None:
         write_atomically(chosen.svg, standalone(results))
-    show(results, time.perf_counter() - began, chosen.out)
+    seconds = time.perf_counter() - began
+    if chosen.json:
+        print(json.dumps(summary(results, seconds, chosen.out), indent=2))
+    else:
+        show(results, seconds, chosen.out)
     return 0
 
 
 def run(settings: Settings) -> Results:
     """The experiment, with a bar on standard error where a person looks on."""
-    console = Console(stderr=True)
-    columns = (TextColumn("training three runs"), BarColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=1.0)
-        return experiment(settings, lambda share: bar.update(task, completed=share))
+    with bar("training three runs", 1.0, transient=True) as advance:
+        return experiment(settings, advance)
+
+
+def summary(results: Results, seconds: float, out: Path) -> dict[str, Any]:
+    """What `--json` prints: the table, with halves of the 95% intervals over worlds."""
+    table = {
+        row.label: {
+            name: {"value": mean, "half": half}
+            for name, mean, half in zip(results.names, row.means, row.halves)
+        }
+        for row in rows(results)
+    }
+    settings = results.settings
+    facts = {"seed": settings.seed, "steps": settings.steps, "worlds": settings.worlds}
+    return {"page": str(out), "seconds": seconds, **facts, "table": table}
 
 
 def show(results: Results, seconds: float, out: Path) -> None:
@@ -122,7 +138,7 @@ def next_steps() -> list[tuple[str, str]]:
 
 
 def require_writable(target: Path) -> None:
-    """Refuse a place the page cannot go to before any work is done."""
+    """Raise a ValueError, before any work is done, where the page cannot be written."""
     folder = target.resolve().parent
     if target.is_dir():
         raise ValueError(f"{target} is a folder: give a file name, such as {target / 'demo.html'}")

@@ -15,7 +15,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
+from bestofk.cli._options import VerbOptions, parsed
 
 # extra of the package: the distributions it brings, and what for
 EXTRAS = {
@@ -55,14 +55,12 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """What this machine can promise to this user, found by trying, and what is missing."""
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(VerbOptions):
+    """What this machine supports, found by trying, and what is missing."""
 
     tier: int = 1
-    """Exit with status 1 unless the sandbox reaches this tier."""
-    json: bool = False
-    """Print one JSON object instead of a page."""
+    """Exit with status 1 unless the sandbox reaches this tier (1 to 3)."""
 
 
 def sandbox_tiers() -> dict[int, str]:
@@ -165,7 +163,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    options = tyro.cli(Options, args=argv, prog="bestofk doctor")
+    options = parsed(DoctorOptions, argv, "bestofk doctor")
     if sys.platform != "linux":
         print("the sandbox needs Linux; everything else works here", file=sys.stderr)
         return 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bestofk.cli._files import FileOptions, metric_of, named, read_all, whole_numbers
+from bestofk.cli._options import argument, known, option, parsed
 
 if TYPE_CHECKING:
     from bestofk.evaluation import Samples
@@ -24,20 +23,26 @@ ENDINGS = (
 class EvalOptions(FileOptions):
     """What best-of-k is worth: pass@k, max@k or maj@k at every k, with intervals.
 
-    bestofk eval a.jsonl b.parquet --k 1,4,16,64
-
-    Reads what inspect, lm-eval, verifiers, evalplus, verl, TRL and others write. To draw samples
-    from a model or an endpoint, use bestofk sample.
+    Reads files of inspect, lm-eval, verifiers, evalplus, verl, TRL and others.
+    To draw samples from a model or an endpoint, use bestofk sample.
     """
 
-    targets: tyro.conf.Positional[tuple[str, ...]]
-    """Files, log folders or run folders (PATH or NAME=PATH)."""
-    beyond: Annotated[str, tyro.conf.arg(metavar="128,256")] = ""
+    examples: ClassVar = ("bestofk eval a.jsonl b.parquet --k 1,4,16,64",)
+
+    groups: ClassVar = {
+        "Files": ("targets", "map", "where"),
+        "Numbers": ("k", "metric", "threshold", "bounds", "beyond", "small", "confidence"),
+        "Output": ("wide", "diversity"),
+    }
+
+    targets: tuple[str, ...] = argument("FILE ...")
+    """Files, log folders or run folders, each PATH or NAME=PATH."""
+    beyond: str = option("128,256", default="")
     """Extrapolate pass@k to these k > n, where the data allow it."""
-    off_policy: int | None = None
+    off_policy: int | None = option("K", default=None)
     """Estimate max@k of a new policy at this k, from logprob_sum and new_logprob_sum."""
     diversity: bool = True
-    """Show how different the samples of a problem are."""
+    """Leave out how different the samples of a problem are."""
     resamples: int | None = None
     """Draws of the bootstrap; by default as many as the printed digits need."""
 
@@ -45,7 +50,7 @@ class EvalOptions(FileOptions):
 def main(argv: list[str]) -> int:
     if _samples_a_model(argv):
         return _sample_first(argv)
-    chosen = tyro.cli(EvalOptions, args=argv, prog="bestofk eval")
+    chosen = parsed(EvalOptions, argv, "bestofk eval")
     if not chosen.targets:
         raise ValueError("name a file of samples; bestofk eval --help")
     return show(read_all(chosen.targets, chosen), chosen)
@@ -70,11 +75,11 @@ def _sample_first(argv: list[str]) -> int:
         "eval` will stop doing it in version 1.0",
         file=sys.stderr,
     )
-    sampling, rest = tyro.cli(SampleOptions, args=argv, return_unknown_args=True)
+    sampling, rest = known(SampleOptions, argv, "bestofk sample")
     files = sampled(sampling)
     if files is None:
         return 1
-    chosen = tyro.cli(EvalOptions, args=[*map(str, files), *rest], prog="bestofk eval")
+    chosen = parsed(EvalOptions, [*map(str, files), *rest], "bestofk eval")
     return show(read_all(chosen.targets, chosen), chosen)
 
 

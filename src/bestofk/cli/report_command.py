@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, ClassVar, Literal
 
 from bestofk.cli._files import pairs
+from bestofk.cli._options import VerbOptions, argument, option, parsed
+from bestofk.cli._progress import is_quiet
 from bestofk.reports import SAMPLES, Reading, Report, load, make, page_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(VerbOptions):
     """One self-contained page on what best-of-k is worth, and which run is better.
 
-    Takes run folders and files of samples, each PATH or NAME=PATH; the first is the one the others
-    are compared with: bestofk report base=a.jsonl trained=b.jsonl -o report.html
+    The others are compared with the first.
     """
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
-    """Run folders and files of samples: JSONL, CSV, parquet, of many tools."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    examples: ClassVar = (
+        "bestofk report base=a.jsonl trained=b.jsonl -o report.html",
+        "bestofk report --watch runs/a",
+    )
+
+    groups: ClassVar = {
+        "Files": ("runs", "out", "png", "svg", "csv"),
+        "Page": ("title", "metrics", "threshold", "bounds", "k", "samples"),
+        "Follow a run": ("watch", "port"),
+    }
+
+    runs: tuple[str, ...] = argument("RUN ...")
+    """Run folders and files of samples of many tools, each PATH or NAME=PATH."""
+    out: Path = option("FILE", "-o", default=Path("report.html"))
     """Where the page goes. An existing file is replaced."""
     title: str | None = None
-    """At the head of the page; by default the runs' names."""
-    metrics: tuple[Literal["pass@k", "max@k", "maj@k", "pass^k"], ...] | None = None
-    """Curves to show; by default pass@k, and max@k where rewards are graded."""
+    """Title of the page; by default the runs' names."""
+    metrics: tuple[Literal["pass@k", "max@k", "maj@k", "pass^k"], ...] | None = option(
+        "METRIC ...", default=None
+    )
+    """Curves to show, of pass@k, max@k, maj@k and pass^k; by default pass@k, and max@k where
+    rewards are graded."""
     threshold: float | None = None
     """A reward of at least this passes; by default 1, where rewards lie in [0, 1]."""
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = option("LOW HIGH", default=None)
     """The least and the greatest reward there can be, where that is not 0 and 1."""
-    map: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--columns"])] = ()
-    """role=column, to override the detected mapping; `role=` leaves a column out."""
-    where: tuple[str, ...] = ()
-    """column=value: only such records count."""
+    map: tuple[str, ...] = option("ROLE=COLUMN", "--columns", default=())
+    """Override the detected columns; `ROLE=` leaves one out."""
+    where: tuple[str, ...] = option("COLUMN=VALUE", default=())
+    """Read such records only."""
     encoding: str = "utf-8"
-    """Of text files."""
+    """Encoding of text files."""
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     beyond: int = 16
@@ -50,11 +64,11 @@ class ReportOptions:
     """Seed of the bootstrap: the same seed gives the same page."""
     samples: int = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
-    png: Path | None = None
+    png: Path | None = option("FOLDER", default=None)
     """Also write the figures into this folder, as PNG (needs matplotlib)."""
-    svg: Path | None = None
+    svg: Path | None = option("FOLDER", default=None)
     """The same as SVG."""
-    csv: Path | None = None
+    csv: Path | None = option("FOLDER", default=None)
     """Also write the numbers into this folder, as CSV."""
     watch: bool = False
     """Serve the page on this machine and follow the runs while they train; writes no file."""
@@ -63,12 +77,15 @@ class ReportOptions:
 
 
 def main(argv: list[str]) -> int:
-    chosen = tyro.cli(ReportOptions, args=argv, prog="bestofk report")
+    chosen = parsed(ReportOptions, argv, "bestofk report")
     if chosen.watch:
         follow(chosen)
         return 0
     report = run(chosen)
-    show(report)
+    if chosen.json:
+        print(json.dumps(summary(report), indent=2))
+    else:
+        show(report)
     return 0
 
 
@@ -77,7 +94,7 @@ def run(chosen: ReportOptions) -> Report:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=is_quiet())
     with console.status("reading", spinner="dots") as status:
 
         def say(what: str) -> None:
@@ -134,7 +151,28 @@ def follow(chosen: ReportOptions) -> None:
     def page() -> str:
         return page_of(load(chosen.runs, reading), live=True, **numbers(chosen))[2]
 
-    watch(paths, page, chosen.port, lambda text: print(printable(text), flush=True))
+    def say(text: str) -> None:
+        print(json.dumps({"said": text}) if chosen.json else printable(text), flush=True)
+
+    watch(paths, page, chosen.port, say)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """What `--json` prints."""
+    findings = report.findings
+    notes = [*findings.notes, *(note for each in findings.sources for note in each.notes)]
+    return {
+        "page": str(report.page),
+        "bytes": report.size,
+        "files": list(map(str, report.files)),
+        "runs": [each.name for each in findings.sources],
+        "problems": len(findings.problems),
+        "verdicts": [
+            {"a": one.a, "b": one.b, "metric": one.metric, "verdict": one.verdict}
+            for one in findings.comparisons
+        ],
+        "notes": notes,
+    }
 
 
 def show(report: Report) -> None:
@@ -146,11 +184,20 @@ def show(report: Report) -> None:
         print(printable(f"note: {note}"))
     samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
     print(
-        f"{report.page}: {len(findings.sources)} runs, {len(findings.problems)} problems, "
-        f"{samples} samples; {report.size / 1e6:.2f} MB"
+        f"{report.page}: {counted(len(findings.sources), 'run')}, "
+        f"{counted(len(findings.problems), 'problem')}, {counted(samples, 'sample')}; "
+        f"{report.size / 1e6:.2f} MB"
     )
     for path in report.files:
         print(path)
+
+
+def counted(count: int, what: str) -> str:
+    """
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{count:,} {what}" + ("s" if count != 1 else "")
 
 
 def printable(text: str) -> str:

@@ -4,54 +4,73 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
-import tyro
+from bestofk.cli._options import VerbOptions, argument, option, parsed
+from bestofk.common import json_safe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show:
+class TasksOptions(VerbOptions):
+    """List the tasks with their options."""
+
+    examples: ClassVar = (
+        "bestofk tasks",
+        "bestofk tasks show NAME      prompts with verified answers (--help)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show(VerbOptions):
     """Prompts of a task with reference answers, each judged by the task's verifier."""
 
-    task: Annotated[str, tyro.conf.Positional]
+    examples: ClassVar = ("bestofk tasks show countdown --n 3",)
+
+    task: str = argument("NAME")
     """Name of the task; `bestofk tasks` lists them."""
     n: int = 3
-    """How many prompts."""
+    """Number of prompts."""
     split: str = ""
     """Split to show; the first one unless stated."""
     start: int = 0
     """Position of the first prompt shown."""
-    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = field(default=())
-    """An option of the task as key=value (a JSON value or a word); may be repeated."""
+    option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Option of the task (a JSON value or a word); may be repeated."""
     judge: bool = True
-    """Judge each reference answer, in the sandbox where the task needs one."""
+    """Do not judge the reference answers."""
 
 
 def main(argv: list[str]) -> int:
-    if not argv:
-        print(listing())
-        return 0
-    if argv[0] in ("-h", "--help"):
-        print("usage: bestofk tasks                what tasks there are")
-        print(
-            "       bestofk tasks show NAME      prompts with verified reference answers (--help)"
-        )
-        return 0
-    if argv[0] != "show":
+    if argv and argv[0] == "show":
+        return show(parsed(Show, argv[1:], "bestofk tasks show"))
+    if argv and not argv[0].startswith("-"):
         raise ValueError(f"bestofk tasks, or bestofk tasks show NAME; got {argv[0]!r}")
-    return show(tyro.cli(Show, args=argv[1:], prog="bestofk tasks show"))
+    asked = parsed(TasksOptions, argv, "bestofk tasks")
+    print(json.dumps(listed(), indent=2, default=str) if asked.json else listing())
+    return 0
+
+
+def listed() -> list[dict[str, Any]]:
+    """Every task with its line and its options: what `--json` prints."""
+    from bestofk.tasks import TASKS, factory
+
+    result = []
+    for name, (_, summary) in TASKS.items():
+        options = inspect.signature(factory(name)).parameters.values()
+        defaults = {o.name: None if o.default is o.empty else o.default for o in options}
+        result.append({"name": name, "summary": summary, "options": defaults})
+    return result
 
 
 def listing() -> str:
-    """Every task with its line and its options."""
-    from bestofk.tasks import TASKS, factory
-
+    """Every task with its line and its options, within 80 columns."""
     lines = []
-    for name, (_, summary) in TASKS.items():
-        options = inspect.signature(factory(name)).parameters.values()
-        shown = ", ".join(f"{o.name}={_short(o.default)}" for o in options)
-        lines += [f"{name:<13} {summary}", f"{'':<13}   {shown}"]
+    for each in listed():
+        said = ", ".join(f"{name}={_short(value)}" for name, value in each["options"].items())
+        lines.append(f"{each['name']:<13} {each['summary']}")
+        lines += textwrap.wrap(said, 79, initial_indent=" " * 16, subsequent_indent=" " * 16)
     return "\n".join([*lines, "", "bestofk tasks show NAME --n 3 prints prompts with answers"])
 
 
@@ -96,6 +115,16 @@ def show(asked: Show) -> int:
     if judge is not None:
         with judge:
             verdicts = judge(prompts, [prompt.reference for prompt in prompts])
+    if asked.json:
+        table = {
+            "task": chosen.name,
+            "split": split_name,
+            "size": len(split),
+            "prompts": [{"id": p.id, "text": p.text, "reference": p.reference} for p in prompts],
+            "verdicts": [json_safe(asdict(verdict)) for verdict in verdicts],
+        }
+        print(json.dumps(table, indent=2, ensure_ascii=False))
+        return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
     print(f"{chosen.name}: {chosen.summary}; licence: {chosen.licence}")
     print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts\n")
     for number, prompt in enumerate(prompts):

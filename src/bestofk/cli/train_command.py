@@ -7,6 +7,7 @@ bestofk train recipe.toml --dry-run
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import bestofk
-from bestofk.common import choices, did_you_mean
+from bestofk.common import choices, did_you_mean, json_safe
 from bestofk.config import (
     OPTION_FIELDS,
     Config,
+    leaves,
     literal,
     merged,
     read,
@@ -81,7 +83,11 @@ def main(argv: list[str]) -> int:
     if words.dry_run:
         from bestofk.training.cost import dry_run
 
-        print(dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK"))))
+        said = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
+        if words.json:
+            lines = {"settings": dict(leaves(config)), "said": said.splitlines()}
+            said = json.dumps(json_safe(lines), indent=2, default=str)
+        print(said)
         return 0
     return go(config, as_json=words.json)
 
@@ -235,7 +241,8 @@ def go(
         from bestofk.training.train import train
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
-    outcome = train(config, resume=resume, checkpoint=checkpoint)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        outcome = train(config, resume=resume, checkpoint=checkpoint)
     stopped = outcome.signal is not None
     pushed = None
     if first and not stopped:

@@ -185,7 +185,7 @@ def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
         return [Finding("padding", "note", f"raises on a NaN reward: {described(padded, 90)}")]
     live, dead = padded[:n], padded[n]
     if not np.isfinite(live).all():
-        text = "one NaN reward spoils the weights of its live siblings"
+        text = "one NaN reward makes the weights of its live siblings NaN"
         return [Finding("padding", "bad", text)]
     if _same(live, alone):
         text = "a NaN reward is not counted, the n live samples get their own weights"

@@ -265,7 +265,7 @@ def _sentence(
     """The verdict and its one sentence."""
     fits = [each for each in (zero_one, real) if each is not None]
     target = _target(k)
-    only = "" if real is not None else "; on 0/1 rewards, real ones are refused"
+    only = "" if real is not None else "; on 0/1 rewards, real ones raise an error"
     but = "; but it fails on some groups, see below" if trouble else ""
     if all(max(abs(s) for s in each.scale) < 1e-9 and each.bias < 1.001 for each in fits):
         return "no signal", f"no signal: the expected update is zero under every policy{but}"

@@ -292,7 +292,7 @@ TABLES: dict[str, tuple[PublishedEstimator, ...]] = {
 
 def _scale_and_cosine(fitted: Fit | None) -> str:
     if fitted is None:
-        return "refused"
+        return "error"
     scale = span(*fitted.scale)
     if fitted.constant is not None:
         scale = fitted.convention.split(" = ")[0] or _short(fitted.constant)
@@ -321,9 +321,9 @@ def _dead(result: Conformance) -> str:
     if finding.status == "ok":
         return "ignored"
     return (
-        "refused"
+        "error"
         if finding.status == "note"
-        else ("spoils the group" if "spoils" in finding.text else "counted")
+        else ("whole group NaN" if "siblings" in finding.text else "counted")
     )
 
 

@@ -177,7 +177,7 @@ def render(result: Conformance) -> str:
             f"{result.outcomes:,} outcomes {how}, all enumerated; called with {result.called_with}"
         )
         for name, fit in (("0/1 rewards", result.zero_one), ("real rewards", result.real)):
-            lines.append(f"{name:<13}" + ("refused" if fit is None else fit_text(fit)))
+            lines.append(f"{name:<13}" + ("error" if fit is None else fit_text(fit)))
         if result.off_policy:
             lines.append(_spreads(result))
         lines += _counts(result)

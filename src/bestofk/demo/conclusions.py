@@ -92,14 +92,14 @@ def sentence(results: Results) -> str:
     """What this run shows, every verb and number of it computed; where it shows nothing, that."""
     least, most = f"pass@{KS[0]}", f"pass@{KS[-1]}"
     at_least, at_most = results.pass_at_k[:, :, -1, 0], results.pass_at_k[:, :, -1, -1]
-    base, mean, *others = range(len(results.names))
-    costs = all(compare(at_most[mean], at_most[run]) == "lower" for run in (base, others[0]))
+    start, mean, *others = range(len(results.names))
+    costs = all(compare(at_most[mean], at_most[run]) == "lower" for run in (start, others[0]))
     opening = (
         "training for the mean"
         if costs
         else "this run does not show that training for the mean costs best-of-k: it"
     )
-    moves = [compare(values[mean], values[base]) for values in (at_least, at_most)]
+    moves = [compare(values[mean], values[start]) for values in (at_least, at_most)]
     joint = "but" if set(moves) == {"higher", "lower"} else "and"
     names = [results.names[run] for run in others]
     ends = [
@@ -109,8 +109,8 @@ def sentence(results: Results) -> str:
     if all(end.startswith(together := " and ".join(names)) for end in ends):
         ends[1] = ends[1].removeprefix(f"{together} ended ")
     text = (
-        f"{opening} {_moved(moves[0], least, at_least[[base, mean]])} {joint} "
-        f"{_moved(moves[1], most, at_most[[base, mean]])}; from the same start, with as many "
+        f"{opening} {_moved(moves[0], least, at_least[[start, mean]])} {joint} "
+        f"{_moved(moves[1], most, at_most[[start, mean]])}; from the same start, with as many "
         f"samples, {' and '.join(ends)}."
     )
     return text[0].upper() + text[1:]

@@ -73,7 +73,7 @@ class Settings:
     def runs(self) -> Mapping[str, str | None]:
         """Name shown → objective trained, None for the start."""
         return {
-            "base": None,
+            "start": None,
             "mean": "mean",
             f"max@{self.k}": f"max@{self.k}",
             f"Pass@{self.k} Training": f"passk-training@{self.k}",
@@ -123,9 +123,9 @@ def experiment(
     law, *trainers = np.random.default_rng(settings.seed).spawn(len(texts))
     start, training, held_out = some_worlds(settings, law)
     first_passes, first_entropy = evaluate(start, held_out)
-    passes[:], entropy[:] = first_passes[:, None], first_entropy[:, None]  # the base stays there
+    passes[:], entropy[:] = first_passes[:, None], first_entropy[:, None]  # the start stays there
     for run, (text, rng) in enumerate(zip(texts[1:], trainers), start=1):
-        assert text is not None  # only the base is untrained
+        assert text is not None  # only the start is untrained
         policies = train(start, training, objective(text), settings, rng)
         for mark, policy in enumerate(policies):
             passes[run, :, mark], entropy[run, :, mark] = evaluate(policy, held_out)

@@ -2,7 +2,8 @@
 
 Pairing removes what the problems contribute to the noise: most problems are hard or easy for both
 runs. The test, and the intervals that follow from it, are in `max_t`: looking at every k costs
-little there, because neighbouring k are almost the same question.
+little there, because neighbouring k are almost the same question. Where its assumption is in doubt,
+a difference has to pass the test of `rare_losses` too.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any, Literal
 import numpy as np
 
 from .curves import check_confidence, reward_bounds, select
-from .intervals import LEAST_INFORMATIVE, bounds_of_means, log_grid, tail_rank
-from .max_t import SAME, FlipTests, flips_for, sign_flip_tests, skewed
+from .intervals import bounds_of_means, log_grid, tail_rank
+from .max_t import SAME, FlipTests, flips_for, sign_flip_tests
+from .rare_losses import FEW_PROBLEMS, bounded_test, least_gain
 from .results import Comparison, Crossing, Interval, Metric, Samples
 from .values import check_metric, passes_and_samples, values_by_k
-from .words import verdict
+from .words import POWER, at_k, verdict
 
 CROSSING_POINTS = 128
 CROSSING_DRAWS = 4000
-FEW_PROBLEMS = 30
 LEAST_OVERLAP = 0.5
 """Runs that have less than this share of their problems in common are warned about."""
 
@@ -57,10 +58,10 @@ def compare(
         ValueError: fewer than two runs, names used twice, no common problem, n < k.
 
     >>> from bestofk.evaluation import samples
-    >>> a = samples([[0, 0, 0, 1]] * 8, name="a")
-    >>> b = samples([[0, 1, 1, 1]] * 8, name="b")
+    >>> a = samples([[0, 0, 0, 1]] * 12, name="a")
+    >>> b = samples([[0, 1, 1, 1]] * 12, name="b")
     >>> compare([a, b], at=[1])[0].verdict
-    'b is better at k = 1 (+0.500 at k = 1) than a (8 problems, p ≤ 0.05).'
+    'b is better at k = 1 (+0.500 at k = 1) than a (12 problems, p ≤ 0.05).'
     """
     check_metric(metric)
     _check_runs(runs)
@@ -139,19 +140,18 @@ def _findings(
     """What the differences of one pair (P, K) say: those fields of a Comparison."""
     mean = gap.mean(axis=0)
     level = 1.0 - confidence + 1e-12
-    lopsided = skewed(gap)
-    doubtful = lopsided | ((np.abs(gap) > SAME).sum(axis=0) < LEAST_INFORMATIVE)
-    wide = _bounded(gap, doubtful, size, confidence, max(CROSSING_DRAWS, flips_for(len(gap))), rng)
+    second = bounded_test(gap, size, confidence)
+    p_value = np.maximum(tests.corrected, second.p_value)
+    held_back = (tests.corrected <= level) & (p_value > level)
+    least = np.where(second.needed, least_gain(len(gap), size, 1.0 - confidence), 0.0)
     half = tests.error * tests.critical
     contiguous = len(k) == k[-1]
     return {
         "difference": mean,
-        "interval": coherent(
-            mean, tests.error * tests.critical_single, wide, tests.single <= level, size
-        ),
-        "band": coherent(mean, half, wide, tests.corrected <= level, size),
-        "p_value": tests.corrected,
-        "p_value_single": tests.single,
+        "interval": both(mean, tests.error * tests.critical_single, second.interval, size),
+        "band": both(mean, half, second.interval, size),
+        "p_value": p_value,
+        "p_value_single": np.maximum(tests.single, second.p_value),
         "wins": (gap > SAME).sum(axis=0),
         "losses": (gap < -SAME).sum(axis=0),
         "ties": (np.abs(gap) <= SAME).sum(axis=0),
@@ -162,33 +162,29 @@ def _findings(
             names,
             k,
             mean,
-            tests.corrected,
-            half,
-            tests.error,
+            p_value,
+            np.maximum(half + POWER * tests.error, least),
             level,
             len(gap),
             identical=bool((np.abs(gap) <= SAME).all()),
         ),
-        "notes": _doubts(len(gap), tests.corrected <= level, lopsided),
+        "notes": _held_back(len(gap), k, held_back, level),
     }
 
 
-def _doubts(problems: int, sure: np.ndarray, lopsided: np.ndarray) -> tuple[str, ...]:
-    """When a significant difference may be less sure than its p-value says."""
-    if not sure.any():
+def _held_back(problems: int, k: np.ndarray, mask: np.ndarray, level: float) -> tuple[str, ...]:
+    """Why a difference that sign flips alone would call significant is not."""
+    if not mask.any():
         return ()
-    if (sure & lopsided).any():
-        return (
-            "the differences are skewed (few problems differ much): p-values assume symmetry where "
-            "the runs are equally good, and can be too small (docs/coverage.md)",
-        )
-    if problems < FEW_PROBLEMS:
-        return (
-            f"{problems} problems can miss a rare large loss, and then p-values are too small: "
-            "they assume differences that are symmetric where the runs are equally good "
-            "(docs/coverage.md)",
-        )
-    return ()
+    why = (
+        f"{problems} problems can miss a rare large loss"
+        if problems < FEW_PROBLEMS
+        else "few problems differ, or the differences are skewed"
+    )
+    return (
+        f"at {at_k(mask, k)} sign flips alone give p ≤ {level:.2g}, but {why}; a test without "
+        "their assumption of symmetry finds no significant difference there",
+    )
 
 
 def _check_runs(runs: Sequence[Samples]) -> None:
@@ -264,41 +260,9 @@ def _subset(run: Samples, problems: set[str]) -> Samples:
     )
 
 
-def _bounded(
-    gap: np.ndarray,
-    doubtful: np.ndarray,
-    size: float,
-    confidence: float,
-    resamples: int,
-    rng: np.random.Generator,
-) -> Interval:
-    """The bounded bootstrap in the doubtful columns; elsewhere the mean twice."""
-    mean = gap.mean(axis=0)
-    low, high = mean.copy(), mean.copy()
-    columns = np.flatnonzero(doubtful)
-    if columns.size:
-        lower, upper = bounds_of_means(gap[:, columns], (-size, size), resamples, rng)
-        rank = tail_rank((1.0 - confidence) / 2, resamples)
-        low[columns] = np.partition(lower, resamples - 1 - rank, axis=0)[resamples - 1 - rank]
-        high[columns] = np.partition(upper, rank, axis=0)[rank]
-    return Interval(low, high)
-
-
-def coherent(
-    mean: np.ndarray, half: np.ndarray, wide: Interval, sure: np.ndarray, size: float
-) -> Interval:
-    """mean ± half, widened to `wide` except where that would hold 0 against a significant test.
-
-    Args:
-        half: (K,) of the inverted test: mean ± half excludes 0 exactly where `sure` holds.
-        wide: (K,) ends that the interval has to reach where it can.
-    """
-    low = np.where(
-        sure & (mean > 0) & (wide.low <= 0), mean - half, np.minimum(mean - half, wide.low)
-    )
-    high = np.where(
-        sure & (mean < 0) & (wide.high >= 0), mean + half, np.maximum(mean + half, wide.high)
-    )
+def both(mean: np.ndarray, half: np.ndarray, second: Interval, size: float) -> Interval:
+    """mean ± half and the interval of the second test, joined: 0 is outside if both exclude it."""
+    low, high = np.minimum(mean - half, second.low), np.maximum(mean + half, second.high)
     return Interval(np.maximum(low, -size), np.minimum(high, size))
 
 

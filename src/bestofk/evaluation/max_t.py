@@ -11,7 +11,7 @@ together (Westfall & Young's max-T), and c is the value that the maximum exceeds
 The test at one k alone is the same with that one column.
 
 All flips are enumerated where there are few problems, else drawn. The test is exact if differences
-are symmetric where the runs are equally good; `skewed` says where the data speak against that.
+are symmetric where the runs are equally good; `rare_losses` is for where that is in doubt.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from .intervals import LARGEST_SKEW
 
 SAME = 1e-9
 """Per-problem values that differ by no more than this are a tie."""
@@ -142,12 +140,3 @@ class _Reference:
         if len(values) <= self.keep:
             return values
         return np.partition(values, len(values) - self.keep, axis=0)[-self.keep :]
-
-
-def skewed(gaps: np.ndarray) -> np.ndarray:
-    """(C,) whether the mean of a column is too skewed for a test that assumes symmetry."""
-    centred = gaps - gaps.mean(axis=0)
-    spread = np.sqrt((centred**2).mean(axis=0))
-    safe = np.where(spread > 0, spread, 1.0)
-    skew = (centred**3).mean(axis=0) / safe**3
-    return np.asarray(np.abs(skew) > LARGEST_SKEW * np.sqrt(len(gaps)))

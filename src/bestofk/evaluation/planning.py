@@ -25,6 +25,7 @@ from .betabinomial import fit, miss, posterior
 from .comparison import compare
 from .intervals import bounds_of_means, log_grid, t_quantile, tail_rank
 from .max_t import sign_flip_tests
+from .rare_losses import FEW_PROBLEMS, least_gain
 from .results import Plan, PlanRow, Samples
 from .values import pass_curve, passes_and_samples
 
@@ -319,10 +320,16 @@ class Power:
     """Standard deviation of one problem's difference."""
     critical: float
     """Of the max-T test, in standard errors."""
+    level: float
+    """Of the test; fewer than 30 problems have to pass a second one (`rare_losses`)."""
 
     def reached(self, problems: int) -> float:
-        shift = self.effect * np.sqrt(problems) / max(self.spread, 1e-12)
-        return NORMAL.cdf(float(shift) - self.critical)
+        errors = np.sqrt(problems) / max(self.spread, 1e-12)
+        found = NORMAL.cdf(float(self.effect * errors) - self.critical)
+        if problems >= FEW_PROBLEMS:
+            return found
+        beyond = self.effect - least_gain(problems, 1.0, self.level)
+        return min(found, NORMAL.cdf(float(beyond * errors)))
 
     def enough(self, problems: int, target: float) -> bool:
         return self.reached(problems) >= target
@@ -341,7 +348,7 @@ def power_of(pair: Pair, k: int, n: int, *, at: bool, confidence: float, seed: i
     critical = sign_flip_tests(gaps[:1000], confidence, 4000, rng).critical
     effect = float(((1 - pair.first) ** k - (1 - pair.second) ** k).mean())
     spread = float(gaps[:, -1].std(ddof=1))
-    return Power(effect, spread, critical)
+    return Power(effect, spread, critical, 1.0 - confidence)
 
 
 def _gaps(

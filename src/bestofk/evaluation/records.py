@@ -268,7 +268,7 @@ def _parquet(path: Path, progress: Progress) -> Iterator[tuple[int, dict[str, An
             pass
         try:
             files.append(parquet.ParquetFile(part))
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise BadFile(part, None, f"not a parquet file, or cut off ({error})") from None
     total, row = sum(file.metadata.num_rows for file in files), 0
     for part, file in zip(parts, files):

@@ -180,7 +180,9 @@ class Comparison:
     band: Interval
     """Simultaneous over k and over all comparisons made together."""
     p_value: np.ndarray
-    """(K,) two-sided, corrected over k and over all comparisons made (max-T, sign flips)."""
+    """(K,) two-sided, corrected over k and over all comparisons made (max-T, sign flips).
+
+    With few problems or skewed differences the larger of this and the bounded test's p-value."""
     p_value_single: np.ndarray
     """(K,) two-sided at that k alone, uncorrected."""
     wins: np.ndarray

@@ -57,8 +57,7 @@ def verdict(
     k: np.ndarray,
     difference: np.ndarray,
     p_value: np.ndarray,
-    half: np.ndarray,
-    error: np.ndarray,
+    visible: np.ndarray,
     level: float,
     problems: int,
     identical: bool = False,
@@ -67,7 +66,7 @@ def verdict(
 
     Args:
         p_value: corrected; only these count.
-        half: of the band, and `error`, of the mean: what difference would have been found.
+        visible: the difference that would have been found four times out of five.
         identical: no problem differs at any k.
     """
     a, b = names
@@ -83,12 +82,11 @@ def verdict(
             f"No significant difference between {a} and {b} at {scope} (largest "
             f"{difference[top]:+.3f} at k = {k[top]}, p = {p_value[top]:.2g})"
         )
-        visible = float(half[top] + POWER * error[top])
-        if not np.isfinite(visible):
+        if not np.isfinite(visible[top]):
             return f"{result}; {problems} problems are too few for this test (6 or more)."
-        if visible > 1:
+        if visible[top] > 1:
             return f"{result}; {problems} problems are too few to show any but a complete change."
-        return f"{result}; {problems} problems would have shown one of about {visible:.3f}."
+        return f"{result}; {problems} problems would have shown one of about {visible[top]:.3f}."
     parts = []
     for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
         if mask.any():

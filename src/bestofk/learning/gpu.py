@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bestofk.common import base_model
+from bestofk.common import base_model, processes_per_card
 from bestofk.learning.flash_groups import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
@@ -43,6 +43,7 @@ def settings(model: Any, precision: str, *, checkpointing: bool) -> GpuSettings:
         return GpuSettings()
     count = sum(p.numel() for p in base.parameters())
     total = torch.cuda.get_device_properties(parameter.device).total_memory
+    total //= processes_per_card(torch.cuda.device_count())
     text = base.config.get_text_config()
     heads = getattr(text, "num_attention_heads", None) or 1
     size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads

@@ -325,7 +325,7 @@ class Learner:
         return {"model": model, "optimiser": optimiser, "steps": self.steps}
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
-        """The opposite of `state_dict`; a state of another model is refused."""
+        """The opposite of `state_dict`; a state of another model is an error."""
         shard.settle(self.scorer)
         state.put(self.model, self.optimiser, found["model"], found["optimiser"])
         self.steps = int(found["steps"])

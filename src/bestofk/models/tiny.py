@@ -25,7 +25,7 @@ LIMIT = 400_000
 def vocabulary() -> dict[str, int]:
     """Padding, end, newline, printable ASCII, and all numbers of two digits (with leading zeros).
 
-    Anything else in a text becomes "?", so no text is refused.
+    Anything else in a text becomes "?", so every text can be encoded.
     """
     characters = ["\n", *map(chr, range(32, 127))]
     pairs = ["".join(pair) for pair in product(DIGITS, repeat=2)]

@@ -60,6 +60,7 @@ VERIFIERS = {
     "maths": "bestofk.rewards.maths.judge_maths:verifier",
     "maze": "bestofk.rewards.puzzles.judge_maze:verifier",
     "sudoku": "bestofk.rewards.puzzles.judge_sudoku:verifier",
+    "inspect": "bestofk.rewards.inspect_scorer:verifier",
     "verifiers": "bestofk.rewards.verifiers_rubric:verifier",
 }
 

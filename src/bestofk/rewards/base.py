@@ -46,7 +46,7 @@ class BatchVerifier(ABC):
         """Judge texts that are known to be strings; the one method a subclass must write.
 
         Where it raises, the halves of the batch are judged apart, down to single pairs, and a pair
-        that still raises is unscored: one that breaks the judge spoils no other.
+        that still raises is unscored; it does not affect the others.
         """
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -171,7 +171,7 @@ def checked(verdicts: Any, count: int, name: str) -> list[Verdict]:
 
 
 def check_judge(function: Any) -> None:
-    """Refuse what cannot be called with a prompt and a text, or gives no value when it is."""
+    """Raise an error for what cannot be called with a prompt and a text, or returns no value."""
     name = getattr(function, "__name__", None) or repr(function)
     rule = "a judging function takes a prompt and a text and returns a float, a bool or a Verdict"
     if isinstance(function, type) and issubclass(function, BatchVerifier):
@@ -326,7 +326,7 @@ def prepare(
 
 
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse an option that `factory` does not take, naming the nearest one."""
+    """Raise a ValueError for an option that `factory` does not take, with the closest match."""
     parameters = inspect.signature(factory).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bestofk.sampling.decode import ModelSampler, completion, end_tokens, texts_of
+from bestofk.common import processes_per_card
+from bestofk.sampling.decode import ModelSampler, end_tokens
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.group_engine import GroupEngine
 from bestofk.sampling.group_mirror import CannotRun, Mirror
-from bestofk.sampling.group_ops import Field
 from bestofk.sampling.group_plan import MemoryPlan, make_plan, room_for
-from bestofk.sampling.group_table import Table
+from bestofk.sampling.group_turns import Turn, turns
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
-LOOK = 12
-"""Tokens between two looks of the host, where rows can end before their limit."""
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest mean |log-prob difference| of a completion to a plain forward pass over it."""
 CHECKED, CHECK_EVERY = 4, 64
@@ -65,23 +63,28 @@ class GroupSampler:
         memory_gib: float | None = None,
         compiled: bool = True,
         copied: bool = False,
+        fused: bool = True,
     ) -> None:
         """
         Args:
             model: sampled as it is at each call; the learner may train the same object in between.
             max_rows: completions decoded at once, at most.
             precision: "bf16" samples from weights cast to bfloat16, once per call.
-            memory_gib: the card's memory that sizes are planned from; by default all it has.
+            memory_gib: the card's memory that sizes are planned from; by default all it has,
+                divided by the number of processes of this run that share it.
             compiled: compile layers and record CUDA graphs. Without, every step is launched anew.
             copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
+            fused: run layers of the usual kind (Llama, Qwen, ...) by fewer, larger kernels.
         """
         if max_rows < 1:
             raise ValueError(f"max_rows is at least 1, got {max_rows}")
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
         self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        self.memory_gib, self.compiled, self.copied = memory_gib, compiled, copied
+        self.memory_gib, self.compiled = memory_gib, compiled
+        self.copied, self.fused = copied, fused
         self.ends = end_tokens(model, tokenizer)
         self.present = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)
+        self.kept: MemoryPlan | None = None
         self.mirror: Mirror | None = None
         self.engine: GroupEngine | None = None
         self.reason: str | None = None
@@ -95,6 +98,27 @@ class GroupSampler:
     def plan(self) -> MemoryPlan | None:
         """Sizes of what the engine holds, once it has been used."""
         return self.engine.plan if self.engine else None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the plan was made for; for a run's folder."""
+        assert self.mirror is not None
+        assert self.engine is not None
+        each = self.mirror.token_bytes()
+        plan = self.engine.plan
+        return {
+            "token_bytes": each,
+            "weight_bytes": self.dtype.itemsize,
+            "bytes": each * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
+            "processes_on_the_card": self._processes(),
+            "layers": "fused" if self.mirror.usual else "the model's own",
+        }
+
+    def begin_with(self, stored: Mapping[str, Any]) -> None:
+        """Take at least the sizes of a plan that was written down, from the first call on."""
+        names = [each.name for each in fields(MemoryPlan)]
+        if all(isinstance(stored.get(name), int) for name in names):
+            self.kept = MemoryPlan(**{name: stored[name] for name in names})
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
@@ -138,8 +162,8 @@ class GroupSampler:
         self.calls += 1
         due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
         self.stats = {"prepare_s": time.perf_counter() - began, "steps": 0, "slot_steps": 0}
-        for turn in _turns(encoded, params, engine.plan):
-            rows = _Turn(self, engine, [encoded[p] for p in turn], draws[turn], params)
+        for turn in turns(encoded, params, engine.plan):
+            rows = Turn(self, engine, [encoded[p] for p in turn], draws[turn], params)
             for at, done in rows.run():
                 group = Group(prompts[turn[at]], tuple(done), encoded[turn[at]])
                 if due and params.temperature:
@@ -153,7 +177,7 @@ class GroupSampler:
     def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
-            self.mirror = Mirror(self.model, self.dtype, copied=self.copied)
+            self.mirror = Mirror(self.model, self.dtype, copied=self.copied, fused=self.fused)
         else:
             self.mirror.refresh(self.model)
         token_bytes, total = self.mirror.token_bytes(), self._total()
@@ -165,23 +189,31 @@ class GroupSampler:
             lengths=[len(ids) for ids in encoded],
             max_rows=self.max_rows,
         )
-        present = self.plan
-        if self.engine is None or present is None:
-            self.engine = GroupEngine(self.mirror, needed, compiled=self.compiled)
-        elif not present.holds(needed):
-            plan = present.joined(needed, room_for(token_bytes, total))
-            if plan != present:
-                self.engine = None  # frees its memory first
-                self.engine = GroupEngine(self.mirror, plan, compiled=self.compiled)
+        positions = needed.longest + params.max_new_tokens
+        if self.engine is not None and not self.engine.holds(needed, positions):
+            plan = self.engine.plan.joined(needed, room_for(token_bytes, total))
+            if plan != self.engine.plan or positions > self.engine.positions:
+                needed, self.engine = plan, None  # frees its memory first
+        if self.engine is None:
+            if self.kept is not None:
+                needed = self.kept.joined(needed, room_for(token_bytes, total))
+            self.engine = GroupEngine(
+                self.mirror, needed, compiled=self.compiled, positions=positions
+            )
         return self.engine
 
     def _total(self) -> float:
         if self.memory_gib is not None:
             return self.memory_gib * 2**30
         device = next(self.model.parameters()).device
+        total = 8.0 * 2**30
         if device.type == "cuda":
-            return float(torch.cuda.get_device_properties(device).total_memory)
-        return 8.0 * 2**30
+            total = float(torch.cuda.get_device_properties(device).total_memory)
+        return total / self._processes()
+
+    def _processes(self) -> int:
+        """Of this run on one card: they share its memory."""
+        return processes_per_card(torch.cuda.device_count())
 
     @torch.no_grad()
     def _agree(self, engine: GroupEngine, group: Group, params: Sampling) -> None:
@@ -206,156 +238,3 @@ class GroupSampler:
                 f"its log-probs are {mean:.2g} per token away from those of a plain forward pass, "
                 f"more than {AGREE[self.dtype]:g}"
             )
-
-
-def _turns(
-    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: MemoryPlan
-) -> Iterator[list[int]]:
-    """Prompts cut into turns whose prompts and outputs have room."""
-    turn: list[int] = []
-    tokens = 0
-    rows = max(1, plan.out_tokens // (params.n * params.max_new_tokens))
-    for p, ids in enumerate(encoded):
-        if turn and (tokens + len(ids) - 1 > plan.prefix_tokens or len(turn) >= rows):
-            yield turn
-            turn, tokens = [], 0
-        turn.append(p)
-        tokens += len(ids) - 1
-    yield turn
-
-
-class _Turn:
-    """The rows of some prompts, from the first token to the last."""
-
-    def __init__(
-        self,
-        sampler: GroupSampler,
-        engine: GroupEngine,
-        prompts: Sequence[tuple[int, ...]],
-        draws: np.ndarray,
-        params: Sampling,
-    ) -> None:
-        self.sampler, self.engine, self.prompts, self.params = sampler, engine, prompts, params
-        self.span, count = params.max_new_tokens, len(prompts) * params.n
-        self.lengths = np.zeros(count, dtype=np.int64)
-        self.left = np.full(len(prompts), params.n)
-        self.begun = 0
-        """Rows that are or were in a slot; the others wait."""
-        self.sizes = np.array([len(ids) - 1 for ids in prompts])
-        self.last = np.array([ids[-1] for ids in prompts])
-        slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.span))
-        self.table = Table(engine.plan.slots, engine.rows_per_tile)
-        self.widths = engine.widths(slots)
-        self.width = self._narrowest(count)
-        engine.begin(sorted(sampler.ends), self.span, draws, self.sizes)
-
-    def _narrowest(self, rows: int) -> int:
-        return min((w for w in self.widths if w >= rows), default=self.widths[0])
-
-    def run(self) -> Iterator[tuple[int, list[Any]]]:
-        """(place, completions) of each prompt, as they are completed."""
-        engine, table, stats = self.engine, self.table, self.sampler.stats
-        began = time.perf_counter()
-        self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
-        stats["prefill_s"] = stats.get("prefill_s", 0.0) + time.perf_counter() - began
-        changed = self._admit()
-        ready: tuple[list[int], Any] | None = None
-        while table.active().size:
-            engine.push(table, self.width, self.params, rows_changed=changed)
-            steps = self._steps()
-            engine.run(self.width, steps, self.params)
-            stats["steps"] += steps
-            stats["slot_steps"] += steps * self.width
-            if ready:
-                yield from self._built(*ready)
-            engine.pull(table)
-            ready, changed = self._harvest()
-        if ready:
-            yield from self._built(*ready)
-
-    def _steps(self) -> int:
-        """Tokens until the host should look: some may end, or all until the first does."""
-        drawn = self.table.fields[Field.DRAWN, self.table.active()]
-        if self.sampler.ends or self.params.stop:
-            return int(min(LOOK, self.span - drawn.min()))
-        return int(self.span - drawn.max())
-
-    def _admit(self) -> bool:
-        """Put waiting rows into free slots."""
-        free = self.table.free(self.width)[: len(self.lengths) - self.begun]
-        row = np.arange(self.begun, self.begun + len(free))
-        prompt = row // self.params.n
-        self.table.admit(
-            free, row=row, prompt=prompt, start=self.starts[prompt], length=self.sizes[prompt],
-            last=self.last[prompt],
-        )  # fmt: skip
-        self.begun += len(free)
-        return bool(len(free))
-
-    def _harvest(self) -> tuple[tuple[list[int], Any] | None, bool]:
-        """Take finished rows out and put others in; prompts that are complete, being fetched."""
-        table, n = self.table, self.params.n
-        if self.params.stop:
-            self._stop()
-        over = table.finished()
-        if not over.size:
-            return None, False
-        rows = table.fields[Field.ROW, over]
-        self.lengths[rows] = table.fields[Field.DRAWN, over]
-        np.subtract.at(self.left, rows // n, 1)
-        complete = np.unique(rows[self.left[rows // n] == 0] // n)
-        table.leave(over)
-        changed = self._admit() or self._shrink()
-        if not complete.size:
-            return None, changed
-        wanted = (complete[:, None] * n + np.arange(n)).ravel()
-        return (complete.tolist(), self.engine.fetch(wanted, self.span)), changed
-
-    def _shrink(self) -> bool:
-        """Fewer slots, when half of them are empty and nothing waits."""
-        active = self.table.active().size
-        narrow = self._narrowest(active)
-        if not active or narrow >= self.width:
-            return False
-        self.engine.move(*self.table.compact(narrow), self.span)
-        self.width = narrow
-        return True
-
-    def _stop(self) -> None:
-        """End rows whose text has come to hold a stop string, at the token where it did."""
-        table, stop = self.table, self.params.stop
-        slots = np.flatnonzero(table.prompt >= 0)
-        rows = table.fields[Field.ROW, slots]
-        drawn = table.fields[Field.DRAWN, slots]
-        tokens, _ = self.engine.fetch(rows.astype(np.int64), self.span)()
-        reach = max(map(len, stop)) + 4
-        begin = np.maximum(drawn - LOOK - reach, 0)
-        tails = [own[b:d].tolist() for own, b, d in zip(tokens, begin, drawn)]
-        for slot, own, d, text in zip(
-            slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)
-        ):
-            if not any(word in text for word in stop):
-                continue
-            steps = range(max(0, d - LOOK), d)
-            windows = [own[max(0, s + 1 - reach) : s + 1].tolist() for s in steps]
-            for step, tail in zip(steps, texts_of(self.sampler.tokenizer, windows)):
-                if any(word in tail for word in stop):
-                    table.fields[Field.ENDED, slot] = 1
-                    table.fields[Field.DRAWN, slot] = step + 1
-                    break
-
-    def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
-        n, sampler = self.params.n, self.sampler
-        tokens, values = fetched()
-        rows = [p * n + i for p in complete for i in range(n)]
-        lengths = self.lengths[rows].tolist()
-        ids = [row[:length] for row, length in zip(tokens.tolist(), lengths)]
-        logs = [row[:length] for row, length in zip(values.tolist(), lengths)]
-        shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
-        texts = texts_of(sampler.tokenizer, shown)
-        done = [
-            completion(row, logp, sampler.tokenizer, sampler.ends, self.params.stop, text)
-            for row, logp, text in zip(ids, logs, texts)
-        ]
-        for at, p in enumerate(complete):
-            yield p, done[at * n : (at + 1) * n]

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from bestofk.sampling.draw import distribution
+from bestofk.sampling.group_fields import TILE, TILED, Field
+from bestofk.sampling.group_layers import attend_usual
 from bestofk.sampling.group_mirror import Mirror
-from bestofk.sampling.group_ops import TILE, TILED, Field, pick
+from bestofk.sampling.group_ops import pick
 from bestofk.sampling.group_plan import MemoryPlan, rounded
 from bestofk.sampling.group_table import Table
 from bestofk.sampling.sampler import Sampling
@@ -31,11 +33,15 @@ READ_ONCE = 96
 class GroupEngine:
     """Everything a decoding step reads and writes, at addresses that do not change."""
 
-    def __init__(self, mirror: Mirror, plan: MemoryPlan, *, compiled: bool) -> None:
+    def __init__(
+        self, mirror: Mirror, plan: MemoryPlan, *, compiled: bool, positions: int = 4096
+    ) -> None:
         """
         Args:
             compiled: compile the layers, one by one, and record steps as CUDA graphs.
+            positions: of the longest prompt with its completion.
         """
+        self.positions = 1 << (max(4096, positions) - 1).bit_length()
         self.mirror, self.plan, self.compiled = mirror, plan, compiled
         self.device = next(mirror.model.parameters()).device
         self.cuda = self.device.type == "cuda"
@@ -67,8 +73,13 @@ class GroupEngine:
             module.engine_span = self.span
             module.engine_prefill = module.engine_split = False
         self._pool: Any = None
+        self._angles = mirror.usual.angles(self.positions) if mirror.usual else None
         self._seen: set[Any] = set()
         self._impl: dict[int, Any] = {}
+
+    def holds(self, needed: MemoryPlan, positions: int) -> bool:
+        """Whether calls that this plan was made for run as well in it."""
+        return self.plan.holds(needed) and positions <= self.positions
 
     def _table(self, *shape: int) -> Tensor:
         return torch.full(shape, -1, dtype=torch.int32, device=self.device)
@@ -136,11 +147,10 @@ class GroupEngine:
             for site in self.mirror.sites:
                 site.module.engine_prefill = False  # type: ignore[assignment]
 
-    def push(self, table: Table, width: int, params: Sampling, *, rows_changed: bool) -> None:
+    def push(self, table: Table, width: int, params: Sampling) -> None:
         """The host's table to the device, and a recorded step for so many slots."""
-        tiles = table.tiles() if rows_changed else None
-        if tiles is not None:
-            self.split = self.long and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
+        tiles = table.tiles() if self.long else None
+        self.split = tiles is not None and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
         self._ready(width, params)
         if tiles is not None:
             self.tiles.copy_(torch.from_numpy(tiles[: len(self.tiles)]))
@@ -148,21 +158,12 @@ class GroupEngine:
         self.feed.copy_(torch.from_numpy(table.feed))
 
     def pull(self, table: Table) -> None:
-        """The device's table to the host; waits for the steps before."""
+        """How far the device is, to the host; waits for the steps before."""
         table.fields[:] = self.slots.cpu().numpy()
-        table.feed[:] = self.feed.cpu().numpy()
 
-    def move(self, moving: np.ndarray, places: np.ndarray, span: int) -> None:
-        """Rows' own keys and values from some slots to others."""
-        if not len(moving):
-            return
-        source, into = (torch.from_numpy(at).to(self.device) for at in (moving, places))
-        for site in self.mirror.sites:
-            for name in ("engine_ok", "engine_ov"):
-                flat = getattr(site.module, name)
-                row = site.shared * span * site.size
-                stored = flat[: flat.numel() // row * row].view(-1, row)
-                stored[into] = stored[source]
+    def pull_feed(self, table: Table) -> None:
+        """What the device feeds next, to the host: before rows move or others join them."""
+        table.feed[:] = self.feed.cpu().numpy()
 
     def run(self, width: int, steps: int, params: Sampling) -> None:
         """So many tokens for the rows in the first `width` slots; does not wait for them."""
@@ -179,7 +180,8 @@ class GroupEngine:
 
     @torch.no_grad()
     def _step(self, width: int, params: Sampling) -> None:
-        logits = self.mirror.forward(self.feed[0, :width, None], self.feed[1, :width, None])
+        """One token for the rows in the first `width` slots."""
+        logits = self._logits(width)
         temperature = params.temperature
         if params.truncated and temperature:
             logits, temperature = distribution(logits, params), 1.0
@@ -187,6 +189,18 @@ class GroupEngine:
             logits, self.slots, self.span, self.uniform, self.ends, self.feed[0], self.feed[1],
             self.out, self.log_probs, temperature,
         )  # fmt: skip
+
+    def _logits(self, width: int) -> Tensor:
+        tokens, places = self.feed[:, :width]
+        if self.mirror.usual is None or self._angles is None:
+            return self.mirror.forward(tokens[:, None], places[:, None])
+        cos, sin = self._angles
+        return self.mirror.usual.forward(
+            tokens,
+            lambda layer, qkv: attend_usual(
+                layer, qkv, cos, sin, self.slots, self.tiles, self.span, self.split
+            ),
+        )
 
     def _ready(self, width: int, params: Sampling) -> None:
         """Record the step for this many slots, unless there is a recording already.
@@ -200,6 +214,7 @@ class GroupEngine:
             return
         began = time.perf_counter()
         self.slots[Field.ENDED] = 1
+        self.tiles.fill_(-1)  # those of a wider batch name slots this one does not have
         self.feed.zero_()
         with self._compiled_layers():
             side = torch.cuda.Stream()
@@ -219,6 +234,9 @@ class GroupEngine:
     @contextmanager
     def _compiled_layers(self) -> Iterator[None]:
         """Layers by their compiled code, which is one for all of them."""
+        if self.mirror.usual is not None:
+            yield
+            return
         with torch._dynamo.config.patch(recompile_limit=64):
             for layer in self.mirror.layers:
                 if id(layer) not in self._impl:
@@ -234,10 +252,17 @@ class GroupEngine:
                     layer._compiled_call_impl = None
 
     def widths(self, slots: int) -> list[int]:
-        """Numbers of slots that steps are recorded for: all of them, halves, quarters, ..."""
+        """Numbers of slots that steps are recorded for: all of them, halves, quarters, ...
+
+        And three quarters, where a recording takes no compilation.
+        """
         result = [slots]
         while result[-1] > 16:
-            result.append(min(rounded(result[-1] // 2), result[-1] - 1))
+            half = min(rounded(result[-1] // 2), result[-1] - 1)
+            between = rounded(result[-1] * 3 // 4)
+            if self.mirror.usual is not None and half < between < result[-1]:
+                result.append(between)
+            result.append(half)
         return result
 
     def fetch(self, rows: np.ndarray, span: int) -> Any:

@@ -1,7 +1,7 @@
 """Triton kernels of the group engine. Imported on a CUDA machine only; `group_ops` has their twins.
 
-All of a batch's state is on the device, in one integer table (`group_ops.Field`): a kernel launch
-has the same arguments for every token, so that one CUDA graph serves them all.
+All of a batch's state is on the device, in one integer table (`group_fields.Field`): a launch has
+the same arguments for every token, so that one CUDA graph serves them all.
 """
 
 from __future__ import annotations
@@ -10,9 +10,43 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from bestofk.sampling.group_fields import TILED, Rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
+
+
+@triton.jit
+def hand_over(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for the kernel before, which this one was launched beside, and let the next one come."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _turned(  # type: ignore[no-untyped-def]
+    X, at, d, inside, place, COS, SIN, GAIN, eps,
+    D: tl.constexpr, ROPE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Vectors (M, D) of heads as attention takes them: normed (NORM) and rotated (ROPE)."""
+    x = tl.load(X + at[:, None] + d[None, :], mask=inside, other=0.0)
+    if ROPE:
+        other = tl.where(d < D // 2, d + D // 2, d - D // 2)
+        y = tl.load(X + at[:, None] + other[None, :], mask=inside, other=0.0).to(tl.float32)
+        kind = x.dtype
+        z = x.to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt(tl.sum(z * z, 1) / D + eps)[:, None]
+            z = z * scale * tl.load(GAIN + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+            y = y * scale * tl.load(GAIN + other, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        angle = place[:, None] * D + d[None, :]
+        cos = tl.load(COS + angle, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(SIN + angle, mask=inside, other=0.0).to(tl.float32)
+        x = (z * cos + tl.where(d < D // 2, -y, y) * sin).to(kind)
+    return x
 
 
 @triton.jit
@@ -38,14 +72,16 @@ def _join(x, seen, v, top, total, acc):
 
 @triton.jit
 def prefix_kernel(  # type: ignore[no-untyped-def]
-    Q, PK, PV, ACC, TOP, SUM, SLOTS, TILES, scale, cap, window, sq0, sq1, S,
+    Q, PK, PV, ACC, TOP, SUM, SLOTS, TILES, COS, SIN, QG, scale, cap, window, sq0, sq1, S, eps,
     HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr,
+    ROPE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's rows, siblings of one prompt, to that prompt: its keys read once.
 
     A tile is (start, length, slot, slot, ...) with -1 for an empty place.
     """
+    hand_over(PDL)
     tile = TILES + tl.program_id(0) * (2 + ROWS)
     h = tl.program_id(1)
     at = tl.arange(0, ROWS * GP)
@@ -58,17 +94,16 @@ def prefix_kernel(  # type: ignore[no-untyped-def]
         b = tl.arange(0, B)
         real = (slot >= 0) & (head < G)
         inside = real[:, None] & (d < D)[None, :]
-        where = slot.to(tl.int64)[:, None]
-        q = tl.load(Q + where * sq0 + (h * G + head)[:, None] * sq1 + d[None, :],
-                    mask=inside, other=0.0)  # fmt: skip
+        place = length + tl.load(SLOTS + slot, mask=slot >= 0, other=0)
+        q = _turned(Q, slot.to(tl.int64) * sq0 + (h * G + head) * sq1, d, inside, place,
+                    COS, SIN, QG, eps, D, ROPE, NORM)  # fmt: skip
         top = tl.full((ROWS * GP,), NONE, tl.float32)
         total = tl.zeros((ROWS * GP,), tl.float32)
         acc = tl.zeros((ROWS * GP, DP), tl.float32)
         first = 0
-        place = tl.zeros((ROWS * GP,), tl.int32)
         if WINDOW:
-            place = length + tl.load(SLOTS + slot, mask=slot >= 0, other=1 << 30)
-            first = tl.maximum(tl.min(place, 0) - window + 1, 0) // B * B
+            least = tl.min(tl.where(slot >= 0, place, 1 << 30), 0)
+            first = tl.maximum(least - window + 1, 0) // B * B
         for s in range(first, length, B):
             j = s + b
             ok = (j < length)[:, None] & (d < D)[None, :]
@@ -87,10 +122,11 @@ def prefix_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def row_kernel(  # type: ignore[no-untyped-def]
-    Q, K, V, PK, PV, OK, OV, OUT, ACC, TOP, SUM, SLOTS, SPAN, scale, cap, window,
-    sq0, sq1, sk0, sk1, sv0, sv1, S,
+    Q, K, V, PK, PV, OK, OV, OUT, ACC, TOP, SUM, SLOTS, SPAN, COS, SIN, QG, KG,
+    scale, cap, window, sq0, sq1, sk0, sk1, sv0, sv1, S, eps,
     HK: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
+    ROPE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attention of one row's newest token to the row itself, whose key and value it also stores.
 
@@ -110,12 +146,18 @@ def row_kernel(  # type: ignore[no-untyped-def]
     span = tl.load(SPAN)
     length = tl.load(SLOTS + 3 * S + slot)
     start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
+    home = tl.load(SLOTS + 5 * S + slot).to(tl.int64)
+    hand_over(PDL)  # the table does not change within a step
     if ended == 0:
-        q = tl.load(Q + slot * sq0 + (h * G + g)[:, None] * sq1 + d[None, :],
-                    mask=inside, other=0.0)  # fmt: skip
-        k = tl.load(K + slot * sk0 + h * sk1 + d, mask=wide, other=0.0)
+        here = length + t
+        q = _turned(Q, slot * sq0 + (h * G + g) * sq1, d, inside, here + g * 0, COS, SIN, QG, eps,
+                    D, ROPE, NORM)  # fmt: skip
+        one = tl.arange(0, 1)
+        k = _turned(K, slot * sk0 + h * sk1 + one, d, wide[None, :], here + one, COS, SIN, KG, eps,
+                    D, ROPE, NORM)  # fmt: skip
+        k = tl.reshape(k, (DP,))
         v = tl.load(V + slot * sv0 + h * sv1 + d, mask=wide, other=0.0)
-        own = (slot * HK + h) * span * D
+        own = (home * HK + h) * span * D
         tl.store(OK + own + t * D + d, k, mask=wide)
         tl.store(OV + own + t * D + d, v, mask=wide)
         x = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
@@ -244,47 +286,63 @@ def power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def shapes(size: int, bytes_each: int) -> dict[str, int]:
-    """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds."""
+def shapes(size: int, bytes_each: int, programs: int) -> dict[str, int]:
+    """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds.
+
+    Few programs read more keys at once each: nothing else hides the wait for memory.
+    """
     if size * bytes_each > 256:
         return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
-    if size > 64:
-        return {**TUNED, "tile_block": 64}
-    return TUNED
+    few = programs <= FEW and bytes_each <= 2
+    tuned = {**TUNED, "block": 128, "warps": 4} if few else TUNED
+    return {**tuned, "tile_block": 64} if size > 64 else tuned
 
 
 TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages": 2}
+FEW = 528
+"""Programs, four for each multiprocessor of a large card."""
+
+
+def dependent() -> bool:
+    """Whether kernels may be launched before the one they wait for has ended (Hopper)."""
+    return torch.cuda.get_device_capability() >= (9, 0)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, prefix_keys: Tensor, prefix_values: Tensor,
     own_keys: Tensor, own_values: Tensor, slots: Tensor, tiles: Tensor, span: Tensor,
-    scale: float, window: int, cap: float, split: bool,
+    scale: float, window: int, cap: float, split: bool, rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
     """`group_ops.attend_plain`, by two kernels (split) or one."""
     rows, heads, _, size = query.shape
-    shared, most = key.shape[1], slots.shape[1]
+    shared = key.shape[1]
     g, wide = heads // shared, max(16, power(size))
     out = torch.empty(rows, 1, heads, size, device=query.device, dtype=query.dtype)
     acc = top = total = out
-    tuned = shapes(size, query.element_size())
-    flags = {"D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0}
+    tuned = shapes(size, query.element_size(), rows * shared)
+    pdl = rotation is not None and dependent()
+    normed = rotation is not None and rotation.query_gain is not None
+    cos, sin, query_gain, key_gain, eps = rotation or (out, out, None, None, 0.0)
+    flags = {
+        "D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0, "HK": shared, "G": g,
+        "ROPE": rotation is not None, "NORM": normed, "PDL": pdl, "launch_pdl": pdl,
+    }  # fmt: skip
+    common = (scale, cap, window, query.stride(0), query.stride(1))
     if split:
         acc = torch.empty(rows, heads, size, device=query.device)
         top = torch.empty(rows, heads, device=query.device)
         total = torch.empty_like(top)
-        gp = power(g)
-        prefix_kernel[(max(1, rows * len(tiles) // most), shared)](
-            query, prefix_keys, prefix_values, acc, top, total, slots, tiles, scale, cap, window,
-            query.stride(0), query.stride(1), most, HK=shared, G=g, GP=gp,
+        prefix_kernel[(max(1, rows // TILED), shared)](
+            query, prefix_keys, prefix_values, acc, top, total, slots, tiles, cos, sin,
+            query_gain if normed else out, *common, slots.stride(0), eps, GP=power(g),
             ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
             num_stages=tuned["tile_stages"], **flags,
         )  # fmt: skip
     row_kernel[(rows, shared)](
         query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
-        slots, span, scale, cap, window, query.stride(0), query.stride(1), key.stride(0),
-        key.stride(1), value.stride(0), value.stride(1), most, HK=shared, G=g, M=max(16, power(g)),
-        B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
+        slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *common,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1), slots.stride(0), eps,
+        M=max(16, power(g)), B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
         num_stages=tuned["stages"], **flags,
     )  # fmt: skip
     return out
@@ -300,7 +358,7 @@ def pick(
 ) -> None:  # fmt: skip
     """`group_ops.pick_plain`, by two kernels; temperature 0 takes the likeliest token."""
     rows, vocabulary = logits.shape
-    most, count = slots.shape[1], triton.cdiv(vocabulary, CHUNK)
+    most, count = slots.stride(0), triton.cdiv(vocabulary, CHUNK)
     inverse = 1.0 / temperature if temperature else 1.0
     parts = torch.empty(rows, count, 2, device=logits.device)
     common = (inverse, logits.stride(0), vocabulary, most, count)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bestofk.common import base_model
+from bestofk.sampling.group_layers import UsualModel, usual
 from bestofk.sampling.group_ops import attend
 from bestofk.sampling.weights import merged
 
@@ -54,11 +55,19 @@ class Site:
 class Mirror:
     """The policy's modules with weights shared or cast, and its attention sites."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, *, copied: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        *,
+        copied: bool = False,
+        fused: bool = True,
+    ) -> None:
         """
         Args:
             model: the policy, LoRA adapters included, with all of its weights.
             copied: copy the weights whatever their dtype: the policy's tensors do not stay.
+            fused: run layers of the usual kind by kernels of ours (`group_layers`).
 
         Raises:
             CannotRun: with the reason.
@@ -88,6 +97,12 @@ class Mirror:
             for module in self.model.modules()
             if type(module).__name__ in names and inside & {id(m) for m in module.modules()}
         ]
+        self.usual: UsualModel | None = None
+        """The same weights as layers of the usual kind, if that is what they are."""
+        found = usual(self.model, self.sites) if fused and self.own else None
+        if found is not None:
+            with self.as_before():
+                self.usual = found if found.alike(self.model, dtype) else None
 
     @torch.no_grad()
     def refresh(self, model: Any) -> None:

@@ -6,34 +6,12 @@ Each is an operator that torch.compile takes as a whole. On CUDA it is a Triton 
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import torch
 from torch import Tensor
 
 from bestofk.sampling.draw import draw
+from bestofk.sampling.group_fields import Field
 from bestofk.sampling.sampler import Sampling
-
-TILE = 64
-"""Queries, rows × heads that share keys, in one tile of prefix attention."""
-
-TILED = 4
-"""Rows that tiles hold on average, at least, where prompts are read by tiles."""
-
-
-class Field(IntEnum):
-    """Rows of the integer table of slots, (5, S)."""
-
-    DRAWN = 0
-    """Tokens drawn so far; the key of the token being fed goes to this place."""
-    ENDED = 1
-    """1 where the slot computes nothing: its row has ended, or there is none."""
-    START = 2
-    """Where the row's prompt begins in the store of prefixes."""
-    LENGTH = 3
-    """Tokens of that prompt, without its last, which is the first token the row is fed."""
-    ROW = 4
-    """Which row of the output it writes."""
 
 
 @torch.library.custom_op(
@@ -59,10 +37,10 @@ def attend(
 
     Args:
         query: (R, heads, 1, d); row r is in slot r.
-        key, value: (R, shared heads, 1, d), stored in `own_*` at the slot's next place.
+        key, value: (R, shared heads, 1, d), stored in `own_*` at the row's next place.
         prefix_keys, prefix_values: (C, shared heads, d), the prompts one after another.
         own_keys, own_values: flat, (S, shared heads, T, d) with T in `span`.
-        slots: (5, S), see `Field`.
+        slots: (6, S), see `Field`.
         tiles: (S / TILED, 2 + rows): start and length of a prompt, then slots of its rows or -1.
         window: keys a token sees, itself included; 0 is all.
         cap: of the scores (cap · tanh(x / cap)); 0 is none.
@@ -105,18 +83,22 @@ def attend_plain(
     """`attend`, row by row."""
     rows, heads, _, size = query.shape
     shared, limit = key.shape[1], int(span)
-    used = slots.shape[1] * shared * limit * size
-    keys, values = (store[:used].view(-1, shared, limit, size) for store in (own_keys, own_values))
+    row = shared * limit * size
+    keys, values = (
+        store[: store.numel() // row * row].view(-1, shared, limit, size)
+        for store in (own_keys, own_values)
+    )
     out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
     table = slots.tolist()
     for r in range(rows):
         if table[Field.ENDED][r]:
             continue
         t, start, length = (table[f][r] for f in (Field.DRAWN, Field.START, Field.LENGTH))
-        keys[r, :, t], values[r, :, t] = key[r, :, 0], value[r, :, 0]
+        home = table[Field.HOME][r]
+        keys[home, :, t], values[home, :, t] = key[r, :, 0], value[r, :, 0]
         prompt = slice(start, start + length)
-        k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[r, :, : t + 1]], dim=1)
-        v = torch.cat([prefix_values[prompt].transpose(0, 1), values[r, :, : t + 1]], dim=1)
+        k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[home, :, : t + 1]], dim=1)
+        v = torch.cat([prefix_values[prompt].transpose(0, 1), values[home, :, : t + 1]], dim=1)
         requested = query[r, :, 0].view(shared, heads // shared, size).float()
         scores = requested @ k.float().transpose(1, 2) * scale
         if cap:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bestofk.sampling.group_ops import Field
+from bestofk.sampling.group_fields import Field
 
 EMPTY = -1
 
@@ -18,6 +18,7 @@ class Table:
         self.fields = np.zeros((len(Field), slots), dtype=np.int32)
         """As on the device; it moves DRAWN and ENDED on, and the host reads them back."""
         self.fields[Field.ENDED] = 1
+        self.fields[Field.HOME] = np.arange(slots)
         self.feed = np.zeros((2, slots), dtype=np.int64)
         """Token and position that each slot is fed next."""
         self.prompt = np.full(slots, EMPTY, dtype=np.int64)
@@ -58,16 +59,17 @@ class Table:
         self.prompt[slots] = EMPTY
         self.fields[Field.ENDED, slots] = 1
 
-    def compact(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Move all active rows below `width`: (from, to) slots. Keys must be moved likewise."""
+    def compact(self, width: int) -> None:
+        """Move all active rows below `width`; their keys stay where they are."""
         active = self.active()
         moving = active[active >= width]
         places = np.flatnonzero(self.fields[Field.ENDED, :width] == 1)[: len(moving)]
+        left = self.fields[Field.HOME, places]
         self.fields[:, places] = self.fields[:, moving]
+        self.fields[Field.HOME, moving] = left
         self.feed[:, places] = self.feed[:, moving]
         self.prompt[places] = self.prompt[moving]
         self.leave(moving)
-        return moving, places
 
     def tiles(self) -> np.ndarray:
         """(slots, 2 + rows_per_tile): active siblings in tiles; see `group_ops.attend`."""

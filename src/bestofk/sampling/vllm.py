@@ -39,7 +39,7 @@ COLDEST = 0.01
 
 
 class EngineError(OSError):
-    """vLLM refused, failed, or did not do what it said."""
+    """vLLM does not support a setting, failed, or did not do what it said."""
 
 
 class VLLMEngine:
@@ -186,7 +186,7 @@ def engine_options(options: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
 
 
 def check_heads(config: Any) -> None:
-    """Refuse a model whose heads are of a size that vLLM's CPU build has no attention for."""
+    """Raise an error for a model whose head size vLLM's CPU build does not support."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

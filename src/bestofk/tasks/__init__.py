@@ -47,9 +47,14 @@ def factory(name: str) -> Callable[..., Task]:
 def task(name: str, /, **options: Any) -> Task:
     """The task of that name with these options, all of which have defaults.
 
-    "verifiers:ENVIRONMENT" is a single-turn environment of the verifiers package.
+    "verifiers:ENVIRONMENT" is a single-turn environment of the verifiers package,
+    "inspect:FILE_OR_MODULE@TASK" a task of inspect_ai.
     """
     prefix, _, environment_name = name.partition(":")
+    if prefix == "inspect" and environment_name:
+        from bestofk.tasks.inspect_task import inspect_task
+
+        return inspect_task(environment_name, **options)
     if prefix == "verifiers" and environment_name:
         from bestofk.tasks.verifiers_env import environment
 

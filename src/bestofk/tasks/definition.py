@@ -236,7 +236,7 @@ def one_of(what: str, given: str, known: Sequence[str]) -> None:
 
 
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse an option that `factory` does not take, or a value that is not of its type."""
+    """Raise a ValueError for an option that `factory` does not take, or a value of another type."""
     parameters = inspect.signature(factory).parameters
     hints = get_type_hints(factory)
     for option, value in options.items():

@@ -34,12 +34,19 @@ def gsm8k(
             "#### 42" or "Answer: 42".
         validation_share: what of train is kept for validation.
     """
+
+    def rows(source: str) -> Callable[[], list[Row]]:
+        return lambda: each(
+            read(source), source, lambda row: {**row, "solution": worked(row["answer"])}
+        )
+
     return dataset(
-        train=locate(train, "gsm8k-train.jsonl.gz"),
-        test=locate(test, "gsm8k-test.jsonl.gz"),
+        train=rows(locate(train, "gsm8k-train.jsonl.gz")),
+        test=rows(locate(test, "gsm8k-test.jsonl.gz")),
         prompt=prompt,
         answer="answer",
         answer_after="####",
+        reference="{solution}",
         verifier="maths",
         style=style,
         name="gsm8k",
@@ -48,6 +55,16 @@ def gsm8k(
         limit=limit,
         seed=seed,
     )
+
+
+def worked(answer: str) -> str:
+    """A solution of GSM8K as prose that ends in a box, without the calculator's notes.
+
+    >>> worked("She sold 48/2 = <<48/2=24>>24.\\n#### 24")
+    'She sold 48/2 = 24.\\n\\\\boxed{24}'
+    """
+    steps, _, number = answer.rpartition("####")
+    return re.sub(r"<<[^>]*>>", "", steps).strip() + f"\n\\boxed{{{number.strip()}}}"
 
 
 def last_boxed(solution: str) -> str:

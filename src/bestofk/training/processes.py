@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from bestofk.common import processes_per_card
+
 WATCH_SECONDS = 2.0
 
 
@@ -38,6 +40,7 @@ class Processes:
         check_launcher(os.environ)
         check_device(device)
         self.accelerator = Accelerator(
+            kwargs_handlers=backends(device),
             cpu=on_cpu(device),  # which it must be told to start a group of processes there
             log_with=list(trackers) or None,
             project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
@@ -83,6 +86,16 @@ class Processes:
         self.accelerator.end_training()
         if self.size == 1 and dist.is_initialized():
             dist.destroy_process_group()  # the group of one that sharding made
+
+
+def backends(device: str) -> list[Any]:
+    """Settings for processes that share a GPU: NCCL takes one process per GPU, gloo several."""
+    import torch
+    from accelerate.utils import InitProcessGroupKwargs
+
+    if on_cpu(device) or processes_per_card(torch.cuda.device_count()) == 1:
+        return []
+    return [InitProcessGroupKwargs(backend="gloo")]
 
 
 def on_cpu(device: str) -> bool:

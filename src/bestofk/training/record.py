@@ -25,7 +25,7 @@ from bestofk.types import Verdict
 def metrics_line(
     step: int,
     batch: RolloutBatch,
-    stats: Mapping[str, float],
+    stats: Mapping[str, Any],
     config: Config,
     objective: Objective,
     processes: ProcessGroup,

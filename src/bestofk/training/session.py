@@ -21,11 +21,11 @@ from bestofk.learning import Learner, NonFinite
 from bestofk.objectives import Objective
 from bestofk.rare_settings import run_options
 from bestofk.sampling import WeightHolder
-from bestofk.training import health, sampler_sync
+from bestofk.training import engine_record, health, sampler_sync
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.checks import best_metric, cautions, check, check_installed, check_memory
 from bestofk.training.context import check_context
-from bestofk.training.display import Display, make_display
+from bestofk.training.display import Display, is_quiet, make_display
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
 from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
@@ -65,6 +65,8 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent in each phase of the present step."""
     sampler_check: dict[str, float] = field(default_factory=dict)
+    recorded: int = 0
+    """Steps this process has taken."""
     probed: bool = False
     """Whether sampler and learner were compared since this process started."""
 
@@ -126,7 +128,11 @@ class Session:
         check_context(prompts, self.parts.policy, self.config.sampling.max_new_tokens)
         seed = seed_of(self.config.run.seed, "train", step, attempt)
         sampler = self.parts.sampler
-        with self.timed("sample"), sampler_sync.whole_policy(sampler, self.learner):
+        with (
+            self.timed("sample"),
+            self._patient(step, "sampling"),
+            sampler_sync.whole_policy(sampler, self.learner),
+        ):
             if not prompts:  # inside: all processes gather the weights, also one without prompts
                 return []
             if not hasattr(sampler, "stream"):
@@ -136,6 +142,12 @@ class Session:
                 result[at] = group
                 self._aside.submit(group)
             return [result[at] for at in range(len(prompts))]
+
+    def _patient(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
+        """In the first step of this process on a GPU: words while kernels compile."""
+        first = self.recorded == 0 and self.learner.device.type == "cuda"
+        said = first and self.processes.main and not is_quiet()
+        return engine_record.patient(self.display.say, f"step {step}: {what}", is_on=said)
 
     @cached_property
     def _aside(self) -> ScoringAside:
@@ -163,7 +175,7 @@ class Session:
         if isinstance(self.parts.sampler, WeightHolder):
             self.parts.sampler.sleep()  # frees its memory while the learner works
         try:
-            with self.timed("learn"):
+            with self.timed("learn"), self._patient(step, "learning"):
                 yield
         except NonFinite as error:
             raise ValueError(
@@ -219,17 +231,22 @@ class Session:
             position=batch.position,
             last_prompt=self.prompt_at(batch.position - 1).id,
         )
+        floors = engine_record.floor_shares(
+            self.parts.sampler, self.learner, batch, self.seconds, int(stats["inner_steps"])
+        )
         line = metrics_line(
             step,
             batch,
-            {**stats, **self.sampler_check},
+            {**stats, **self.sampler_check, **floors},
             self.config,
             self.objective,
             self.processes,
             seconds=self.seconds,
         )
         rows = self.processes.gather(sample_rows(step, batch, weights))
+        self.recorded += 1
         if self.processes.main:
+            engine_record.keep_plan(self.parts.sampler, self.run.path)
             self.run.record(line)
             self.run.record_samples(step, chain.from_iterable(rows))
         self.display.step(line)
@@ -342,6 +359,8 @@ def open_session(
     try:
         with StopSignal() as stop, watching(run.path, processes):
             parts = make_parts(config, processes, verifier)
+            if resume:
+                engine_record.take_plan(parts.sampler, run.path)
             stream = parts.task.split(run_options(config).split)
             state = restore(result, config, parts.learner, stream.at)
             session = Session(

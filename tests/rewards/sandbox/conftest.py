@@ -78,7 +78,7 @@ def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a script of this folder in a process of its own, as this user or an unprivileged one."""
 
     def run(
-        script: str, *arguments: str, as_user: bool = False, timeout: float = 400
+        script: str, *arguments: str, as_user: bool = False, timeout: float = 3600
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable]
         if as_user and os.geteuid() == 0:

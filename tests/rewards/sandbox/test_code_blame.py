@@ -9,7 +9,7 @@ import pytest
 
 from bestofk.rewards.base import refusals
 from bestofk.rewards.code.judge_programs import CodeVerifier, reference_of
-from bestofk.rewards.sandbox import Limits, SandboxError
+from bestofk.rewards.sandbox import Limits, SandboxError, pool
 from bestofk.types import Prompt
 from sandbox_watch import RIGHT, New, descendants, prompts
 
@@ -200,3 +200,72 @@ def test_stdin_can_be_opened_by_its_name_at_every_tier(new_sandbox: New, most: i
     with sandbox:
         verdicts = CodeVerifier(sandbox=sandbox)(prompts(len(programs), spec), programs)
     assert [v.reward for v in verdicts] == [1.0] * len(programs), verdicts
+
+
+WRITING = {
+    "tempfile.TemporaryFile()": "FileNotFoundError",
+    "tempfile.TemporaryDirectory()": "FileNotFoundError",
+    "tempfile.NamedTemporaryFile(dir='.')": "PermissionError",
+    "tempfile.mkdtemp(dir='/tmp')": "PermissionError",
+    "open('x', 'w')": "PermissionError",
+    "open('/tmp/x', 'a')": "PermissionError",
+    "open('/tmp/none/x', 'w')": "FileNotFoundError",
+    "io.open('x', 'xb')": "PermissionError",
+    "pathlib.Path('x').write_text('x')": "PermissionError",
+    "pathlib.Path('x').unlink()": "FileNotFoundError",
+    "os.open('x', os.O_CREAT | os.O_RDWR)": "PermissionError",
+    "os.makedirs('/tmp/a/b')": "PermissionError",
+    "os.symlink('/', 'x')": "PermissionError",
+    "os.remove('x')": "FileNotFoundError",
+    "os.rename('x', 'y')": "FileNotFoundError",
+    "os.rmdir('/tmp/x')": "FileNotFoundError",
+    "os.chmod('/tmp', 0o777)": "PermissionError",
+    "shutil.rmtree('x')": "FileNotFoundError",
+    "open('/dev/null', 'w').close()": "None",
+    "os.getcwd()": "/",
+}
+WRITER = """
+import io, os, pathlib, shutil, tempfile
+def f(way):
+    try: return str(eval(way))
+    except Exception as error: return type(error).__name__
+"""
+EVERY_WAY = [(3, False), (2, False), (2, True), (1, False)]
+
+
+@pytest.mark.parametrize(("tier", "by_bubblewrap"), EVERY_WAY)
+def test_programs_that_write_files_are_judged_alike_at_every_tier(
+    new_sandbox: New, tier: int, by_bubblewrap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_ways", lambda *_: iter([(tier, by_bubblewrap)]))
+    spec = {"asserts": [f"assert f({way!r}) == {told!r}" for way, told in WRITING.items()]}
+    try:
+        sandbox = new_sandbox(tier=tier, at_most=tier, workers=1)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        verdict = CodeVerifier(sandbox=sandbox)(prompts(1, spec), [WRITER])[0]
+    assert (verdict.passed, verdict.total) == (len(WRITING), len(WRITING)), verdict
+
+
+@pytest.mark.parametrize(("tier", "by_bubblewrap"), EVERY_WAY)
+def test_programs_may_write_files_where_that_is_asked_for_or_it_is_an_error(
+    new_sandbox: New, tier: int, by_bubblewrap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never 1 at one tier and 0 at another: tiers without a folder of their own are not used."""
+    monkeypatch.setattr(pool, "_ways", lambda *_: iter([(tier, by_bubblewrap)]))
+    spec = {"asserts": ["assert f(1) == 2", "assert f(2) == 3"]}
+    writer = (
+        "import tempfile\ndef f(x):\n    with tempfile.NamedTemporaryFile('w+') as file:\n"
+        "        file.write(str(x + 1)); file.flush()\n        return int(open(file.name).read())"
+    )
+    if tier == 1 or by_bubblewrap:
+        with pytest.raises(SandboxError, match="writable=True needs a file system of its own"):
+            new_sandbox(tier=tier, at_most=tier, workers=1, writable=True)
+        return
+    try:
+        sandbox = new_sandbox(tier=tier, at_most=tier, workers=1, writable=True)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with sandbox:
+        assert CodeVerifier(sandbox=sandbox)(prompts(1, spec), [writer])[0].reward == 1.0

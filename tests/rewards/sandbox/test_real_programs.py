@@ -254,7 +254,7 @@ def plain(folder: Path, source: str) -> tuple[str, bool]:
             stdin=stdin,
             capture_output=True,
             cwd=folder,
-            timeout=60,
+            timeout=900,
             check=False,
             env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": os.environ["PATH"]},
         )

@@ -57,12 +57,27 @@ def test_bubblewraps_rooms_withstand_the_same_attacks(run_script: Run, who: str)
     assert complaints(run_script, who, 2, "bubblewrap") == {}
 
 
+@pytest.mark.parametrize(("who", "tier"), [who for who in WHO if who[1] > 1])
+def test_representative_attacks_fail_where_programs_may_write_files(
+    run_script: Run, who: str, tier: int
+) -> None:
+    assert complaints(run_script, who, tier, "quick", "writable") == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("who", "tier"), WHO)
 def test_every_attack_fails_and_neighbours_are_unharmed(
     run_script: Run, who: str, tier: int
 ) -> None:
     assert complaints(run_script, who, tier) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "tier"), [who for who in WHO if who[1] > 1])
+def test_every_attack_fails_where_programs_may_write_files(
+    run_script: Run, who: str, tier: int
+) -> None:
+    assert complaints(run_script, who, tier, "writable") == {}
 
 
 def test_every_group_about_programs_has_attacks(attacks: object) -> None:

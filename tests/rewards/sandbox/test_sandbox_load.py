@@ -247,7 +247,8 @@ def kill_while_busy(verifier: CodeVerifier, which: int, times: int) -> None:
         (-2, 1, 1.0, "correct"),
         (-2, 3, math.nan, "unscored"),
         (-1, 1, 1.0, "correct"),
-        (-1, 2, 0.0, "crashed"),  # it could do that to itself
+        (-1, 2, 1.0, "correct"),
+        (-1, 3, math.nan, "unscored"),  # no program can do that to itself
     ],
 )
 def test_a_process_killed_from_outside_costs_an_honest_program_nothing(
@@ -263,11 +264,70 @@ def test_a_process_killed_from_outside_costs_an_honest_program_nothing(
         killer = threading.Thread(target=kill_while_busy, args=(judge, which, times), daemon=True)
         killer.start()
         verdict = judge(prompts(1, ONE), [SLOW_ONCE])[0]
-        killer.join(30)
-        assert not killer.is_alive()
+        killer.join()
         assert verdict.status == status, verdict
         assert verdict.reward == pytest.approx(reward, nan_ok=True)
         assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+
+
+ENDS_ITSELF = {
+    "kill": "os.kill(os.getpid(), 9)",
+    "raise": "signal.raise_signal(signal.SIGKILL)",
+    "thread": "signal.pthread_kill(threading.get_ident(), 9)",
+    "from a thread": "threading.Thread(target=os.kill, args=(os.getpid(), 9)).start(); burn()",
+    "kill with a long number": "libc.syscall(KILL, os.getpid(), ctypes.c_long(9 + (1 << 32)))",
+    "TERM": "os.kill(os.getpid(), signal.SIGTERM)",
+    "HUP": "os.kill(os.getpid(), signal.SIGHUP)",
+    "INT": "signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), 2)",
+    "its group": "os.killpg(0, 9)",
+    "everybody": "os.kill(-1, 9)",
+    "CPU limit": "resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); burn()",
+    "CPU limit of its id": "resource.prlimit(os.getpid(), resource.RLIMIT_CPU, (1, 1)); burn()",
+    "CPU limit by number": "libc.syscall(SET, 0, (ctypes.c_long * 2)(1, 1)); burn()",
+}
+END_ITSELF = """
+import ctypes, os, resource, signal, threading, time
+libc = ctypes.CDLL(None)
+KILL, SET = (62, 160) if os.uname().machine == "x86_64" else (129, 164)
+def burn():
+    while True: pass
+def f(x):
+    {way}
+    return x + 1
+"""
+
+
+@pytest.mark.parametrize("most", [3, 2, 1])
+def test_a_program_that_ends_itself_scores_zero_however_it_does_it(
+    new_sandbox: New, most: int
+) -> None:
+    """Nothing that a program can do leaves it unscored: it could drop its failures."""
+    limits = Limits(cpu_per_test=1.5, cpu_per_program=1.5)
+    try:
+        sandbox = new_sandbox(tier=most, at_most=most, workers=2, limits=limits)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    texts = [END_ITSELF.format(way=way) for way in ENDS_ITSELF.values()]
+    at_once = [f"{text}\nf(1)" for text in texts]
+    with sandbox:
+        verdicts = CodeVerifier(sandbox=sandbox)(prompts(2 * len(texts), ONE), texts + at_once)
+    rewards = dict(zip([*ENDS_ITSELF, *map(str.upper, ENDS_ITSELF)], verdicts, strict=True))
+    assert {name: v for name, v in rewards.items() if v.reward != 0.0} == {}
+
+
+def test_limits_that_a_program_may_set_can_be_set(new_sandbox: New) -> None:
+    program = """
+import resource
+def f(x):
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 22, 1 << 22))
+    assert resource.getrlimit(resource.RLIMIT_STACK) == (1 << 22, 1 << 22)
+    return x + 1
+"""
+    with CodeVerifier(sandbox=new_sandbox(workers=1)) as judge:
+        verdict = judge(prompts(1, ONE), [program])[0]
+    assert verdict.reward == 1.0, verdict
 
 
 def test_programs_die_before_the_trainer_when_memory_is_short(new_sandbox: New) -> None:

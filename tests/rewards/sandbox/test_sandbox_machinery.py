@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,12 @@ def alike(verdicts: list[Verdict]) -> list[tuple[Any, ...]]:
 
 
 # 8
-@pytest.mark.parametrize("most", [3, 2, 1])
-def test_a_program_finds_nothing_that_its_sibling_left(new_sandbox: New, most: int) -> None:
+@pytest.mark.parametrize(
+    ("most", "writable"), [(3, False), (3, True), (2, False), (2, True), (1, False)]
+)
+def test_a_program_finds_nothing_that_its_sibling_left(
+    new_sandbox: New, most: int, writable: bool
+) -> None:
     leave = """
 import os
 def attack():
@@ -56,10 +61,10 @@ def attack():
         open("/box/mine", "w").close()
     return found
 """
-    look += f"BOX = {most > 1}"
+    look += f"BOX = {writable}"
     spec = {"asserts": ["assert attack() == []"]}
     try:
-        sandbox = new_sandbox(tier=most, at_most=most, workers=1)
+        sandbox = new_sandbox(tier=most, at_most=most, workers=1, writable=writable)
     except SandboxError as error:
         pytest.skip(str(error))
     with sandbox:
@@ -75,7 +80,14 @@ def lone(new_sandbox: New) -> Iterator[CodeVerifier]:
         yield verifier
 
 
-def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Thread:
+ONE = {"asserts": ["assert f(1) == 2"]}
+NAP = "import time\ndef f(x):\n    time.sleep(2.0)\n    return x + 1"
+"""Long enough to be killed in the middle of it, however busy the machine is."""
+
+
+def kill_worker_when_busy(
+    verifier: CodeVerifier, times: int, by: signal.Signals = signal.SIGKILL
+) -> threading.Thread:
     """A thread that kills the worker that runs a program, `times` times."""
     state, killed = verifier.sandbox._state, set[int]()
 
@@ -86,7 +98,7 @@ def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Threa
                 if busy and worker.process.pid not in killed and len(descendants(os.getpid())) > 2:
                     time.sleep(0.05)
                     killed.add(worker.process.pid)
-                    worker.process.kill()
+                    worker.process.send_signal(by)
             time.sleep(0.005)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -94,20 +106,32 @@ def kill_worker_when_busy(verifier: CodeVerifier, times: int) -> threading.Threa
     return thread
 
 
-def test_a_worker_killed_in_the_middle_costs_nothing(lone: CodeVerifier) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_killed_in_the_middle_costs_nothing(lone: CodeVerifier, times: int) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
-    thread = kill_worker_when_busy(lone, 1)
-    verdict = lone(prompts(1), [SLOW])[0]
-    thread.join(10)
-    assert not thread.is_alive()
+    thread = kill_worker_when_busy(lone, times)
+    verdict = lone(prompts(1, ONE), [NAP])[0]
+    thread.join()
     assert (verdict.reward, verdict.status) == (1.0, "correct")
 
 
-def test_a_program_whose_worker_dies_twice_gets_zero(lone: CodeVerifier) -> None:
+def test_a_program_whose_worker_is_killed_every_time_is_unscored(lone: CodeVerifier) -> None:
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
-    thread = kill_worker_when_busy(lone, 2)
-    verdict = lone(prompts(1), [SLOW])[0]
-    thread.join(10)
+    thread = kill_worker_when_busy(lone, 3)
+    verdict = lone(prompts(1, ONE), [NAP])[0]
+    thread.join()
+    assert verdict.status == "unscored", verdict
+    assert math.isnan(verdict.reward)
+    assert "killed from outside" in verdict.detail
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+
+
+def test_a_program_whose_worker_crashes_twice_gets_zero(lone: CodeVerifier) -> None:
+    """A hole in the server, if there is one, is no way to leave failures unscored."""
+    assert lone(prompts(1), [RIGHT])[0].reward == 1.0
+    thread = kill_worker_when_busy(lone, 2, signal.SIGSEGV)
+    verdict = lone(prompts(1, ONE), [NAP])[0]
+    thread.join()
     assert (verdict.reward, verdict.status) == (0.0, "crashed")
     assert "killed its worker twice" in verdict.detail
     assert lone(prompts(1), [RIGHT])[0].reward == 1.0
@@ -169,7 +193,7 @@ def test_a_host_without_descriptors_scores_nan_and_recovers() -> None:
         [sys.executable, "-W", "ignore", "-c", HOST_IN_TROUBLE],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert done.stdout.split() == ["unscored", "True", "1.0"], done.stderr
@@ -207,7 +231,7 @@ def test_a_full_disk_turns_no_right_program_into_a_wrong_one(tmp_path: Path) -> 
             [sys.executable, "-W", "ignore", "-c", FULL_DISK],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
             cwd=disk,
             env={**os.environ, "TMPDIR": str(disk)},
             check=False,
@@ -220,13 +244,16 @@ def test_a_full_disk_turns_no_right_program_into_a_wrong_one(tmp_path: Path) -> 
     assert started == ["True"], done.stderr  # a new sandbox cannot test itself, and says why
 
 
-def test_a_folder_below_tmp_can_be_made_readable(new_sandbox: New) -> None:
+def test_a_folder_below_tmp_can_be_made_readable(new_sandbox: New, best_tier: int) -> None:
+    """Even where /tmp would lead to the writable folder otherwise."""
+    if best_tier < 2:
+        pytest.skip("no writable folder at this tier")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         Path(folder, "module_in_tmp.py").write_text(
             "import tempfile\ndef f(x):\n    tempfile.TemporaryFile().close()\n    return x + 1\n"
         )
-        with new_sandbox(workers=1, paths=(folder,)) as sandbox:
+        with new_sandbox(workers=1, paths=(folder,), writable=True) as sandbox:
             outcome = sandbox.call("module_in_tmp:f", [1])
     assert (outcome.status, outcome.value) == ("ok", 2)
 
@@ -267,7 +294,7 @@ def mounts() -> set[str]:
     return {line for line in lines if "pytest-of-" not in line}
 
 
-def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
+def watch_for_leaks(new_sandbox: New, runs: int, folder: Path, writable: bool) -> None:
     before = mounts()
     others = set(descendants(os.getpid()))
     mixed = [
@@ -276,7 +303,7 @@ def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
         "import os; os._exit(1)",
         "x =",
     ]
-    with new_sandbox(workers=2) as sandbox:
+    with new_sandbox(workers=2, writable=writable) as sandbox:
         verifier = CodeVerifier(sandbox=sandbox)
         verifier(prompts(40), mixed * 10)
         workers = [w.process.pid for w in sandbox._state.all]
@@ -286,7 +313,7 @@ def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
         inside = [len(os.listdir(f"/proc/{pid}/fd")) for pid in servers]
         resident = memory_of(servers)
         verdicts = verifier(prompts(runs), mixed * (runs // 4))
-        assert sum(v.reward for v in verdicts) in (runs / 2, runs / 4)  # tier 1: no /box
+        assert sum(v.reward for v in verdicts) == (runs / 2 if writable else runs / 4)
         assert all(v.status != "unscored" for v in verdicts)
         assert [w.process.pid for w in sandbox._state.all] == workers  # none was replaced
         assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -304,13 +331,16 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_500_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> None:
-    watch_for_leaks(new_sandbox, 500, temporary)
+def test_500_runs_leave_nothing_behind(new_sandbox: New, temporary: Path, best_tier: int) -> None:
+    watch_for_leaks(new_sandbox, 500, temporary, writable=best_tier > 1)
 
 
 @pytest.mark.slow
-def test_10000_runs_leave_nothing_behind(new_sandbox: New, temporary: Path) -> None:
-    watch_for_leaks(new_sandbox, 10_000, temporary)
+@pytest.mark.parametrize("writable", [False, True])
+def test_10000_runs_leave_nothing_behind(
+    new_sandbox: New, temporary: Path, best_tier: int, writable: bool
+) -> None:
+    watch_for_leaks(new_sandbox, 10_000, temporary, writable and best_tier > 1)
 
 
 def test_the_tier_is_stamped_in_every_verdict(verifier: CodeVerifier, best_tier: int) -> None:

@@ -81,7 +81,7 @@ def test_a_forked_process_gets_workers_of_its_own() -> None:
         [sys.executable, "-W", "ignore", "-c", FORKED],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert done.stdout.split() == ["True", "0", "True"], done.stderr

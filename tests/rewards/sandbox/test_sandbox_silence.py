@@ -57,14 +57,14 @@ def test_times_of_the_folder_carry_no_note(new_sandbox: New, best_tier: int) -> 
         pytest.skip("no writable folder at this tier")
     lists = "import os\nfor _ in range(3): os.listdir('/box')\ndef f(x): return x + 1"
     looks = "import os\ns = os.stat('/box')\ndef f(x): return x + (s.st_atime_ns == s.st_mtime_ns)"
-    with new_sandbox(workers=1) as sandbox:
+    with new_sandbox(workers=1, writable=True) as sandbox:
         verifier = CodeVerifier(sandbox=sandbox)
         rewards = [v.reward for v in verifier(prompts(6), [looks, lists] * 3)]
     assert rewards == [1.0] * 6
 
 
 def test_a_database_in_the_folder_works_though_locks_are_make_believe(
-    verdict: Judge, best_tier: int
+    new_sandbox: New, best_tier: int
 ) -> None:
     if best_tier < 2:
         pytest.skip("no writable folder at this tier")
@@ -80,7 +80,9 @@ def f(x):
     found = sqlite3.connect("/box/numbers.db").execute("select max(value) from numbers")
     return found.fetchone()[0]
 """
-    judged = verdict({"asserts": ["assert f(1) == 2", "assert f(5) == 6"]}, program)
+    spec = {"asserts": ["assert f(1) == 2", "assert f(5) == 6"]}
+    with CodeVerifier(sandbox=new_sandbox(workers=1, writable=True)) as judge:
+        judged = judge(prompts(1, spec), [program])[0]
     assert judged.status == "correct", judged
 
 
@@ -141,7 +143,7 @@ def test_an_interrupt_does_not_wait_for_programs() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)  # the programs would take hours
+        _, errors = process.communicate(timeout=900)  # the programs would take hours
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors
 

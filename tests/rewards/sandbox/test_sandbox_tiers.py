@@ -52,8 +52,6 @@ def test_a_container_that_may_do_less_gets_a_lower_tier_that_holds(
     found = json.loads(done.stdout)
     assert 1 <= found["tier"] <= most
     assert found["rewards"].pop("right") == 1.0
-    for own in ("writes", "changes"):  # its own empty /tmp, where it has a file system: no harm
-        assert found["rewards"].pop(own) == 0.0 or found["tier"] == 2
     assert not os.path.exists("/tmp/left")
     assert set(found["rewards"].values()) == {0.0}
 

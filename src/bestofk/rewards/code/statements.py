@@ -138,7 +138,7 @@ def _shown(node: ast.AST) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# ------------------------------------------------------------------------------ what is refused
+# --------------------------------------------------------------------------- what is not accepted
 _EXECUTES = {
     "eval", "exec", "compile", "__import__", "pickle", "marshal", "shelve", "ctypes", "subprocess",
     "importlib", "runpy", "code",
@@ -253,11 +253,23 @@ def _can_fail(node: ast.AST, helpers: set[str]) -> bool:
     if isinstance(node, ast.Call):
         function = node.func
         if isinstance(function, ast.Attribute):  # unittest's and numpy's
-            return function.attr.startswith("assert") or any(
-                isinstance(part, ast.Name) and part.id in helpers for part in ast.walk(function)
-            )
+            return function.attr.startswith("assert") or _names_helper(function, helpers)
         return isinstance(function, ast.Name) and function.id in helpers
     return isinstance(node, ast.Raise)
+
+
+def _names_helper(function: ast.Attribute, helpers: set[str]) -> bool:
+    """Whether what is called mentions a helper. Methods of what another method returned are asked
+    for themselves: a chain of n calls is walked once, not n times."""
+    waiting: list[ast.AST] = [function.value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and node.id in helpers:
+            return True
+        is_asked = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        parts = [*node.args, *node.keywords] if is_asked else ast.iter_child_nodes(node)  # type: ignore[attr-defined]
+        waiting.extend(parts)
+    return False
 
 
 def _asserting_helpers(nodes: Sequence[ast.AST]) -> set[str]:

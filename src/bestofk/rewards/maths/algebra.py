@@ -13,6 +13,8 @@ from typing import Any
 import sympy
 from sympy.core.relational import Relational
 
+from bestofk.rewards.maths.residues import same_number
+
 DIGITS = 40
 CANCELS = 600
 """Digits to which a difference of irrational numbers must vanish to be zero."""
@@ -58,6 +60,7 @@ def exact(value: Any) -> Any:
 
 def same_object(expected: Any, value: Any) -> bool:
     """Whether two parsed answers are equal; things of different kinds are not."""
+    expected, value = _power_of_matrix(expected), _power_of_matrix(value)
     if is_matrix(expected) or is_matrix(value):
         return _same_matrix(expected, value)
     if isinstance(expected, sympy.Set) or isinstance(value, sympy.Set):
@@ -76,6 +79,9 @@ def same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
 
     Where no value can be had (an unknown function), only what simplifies to the same is equal.
     """
+    exactly = same_number(gold, answer)
+    if exactly is not None:
+        return exactly
     gold, answer = (term.subs(_IMAGINARY) for term in (gold, answer))
     if any(term.has(sympy.nan, sympy.zoo) for term in (gold, answer)):
         return False
@@ -151,6 +157,15 @@ def _is_zero(term: sympy.Expr) -> bool | None:
         if part != 0 and getattr(part, "_prec", 2) != 1:  # precision 1: it cancelled to nothing
             return False
     return True
+
+
+def _power_of_matrix(value: Any) -> Any:
+    """A power of a matrix as a matrix: the parser leaves it a power of something."""
+    if isinstance(value, sympy.Pow) and isinstance(value.base, sympy.MatrixBase):
+        power = value.exp.doit()
+        if power.is_Integer and abs(power) <= _MOST_TERMS and value.base.is_square:
+            return value.base ** int(power)
+    return value
 
 
 def is_matrix(value: Any) -> bool:

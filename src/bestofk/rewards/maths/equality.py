@@ -119,7 +119,7 @@ def parts(text: str) -> tuple[str, list[str]]:
     inner, brackets = text, ""
     if text.startswith("\\{") and text.endswith("\\}"):
         inner = text[2:-2]
-    elif text[:1] in "([" and text[-1:] in ")]" and _is_wrapped(text):
+    elif text[:1] in "([" and text[-1:] in ")]" and is_wrapped(text):
         inner, brackets = text[1:-1], text[0] + text[-1]
     pieces = _split(inner, _COMMA if brackets else _BETWEEN)
     if len(pieces) == 1:
@@ -130,7 +130,7 @@ def parts(text: str) -> tuple[str, list[str]]:
     return brackets, pieces
 
 
-def _is_wrapped(text: str) -> bool:
+def is_wrapped(text: str) -> bool:
     """Whether the first bracket closes with the last one."""
     depth = 0
     for i, sign in enumerate(text):

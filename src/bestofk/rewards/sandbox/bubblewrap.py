@@ -2,7 +2,7 @@
 
 Where user namespaces are open a worker makes its own; where they are closed to programs but a
 set-uid or specially allowed `bwrap` is installed, it makes them. What bubblewrap cannot bound is
-left out: there is no writable folder at all (its tmpfs has no limit on inodes), no /proc and no
+left out: there is never a writable folder (its tmpfs has no limit on inodes), no /proc and no
 /dev but harmless devices. It starts with an empty environment and no capability.
 """
 
@@ -61,7 +61,7 @@ def prefix(config: dict[str, Any], guest: str) -> list[str]:
         command += _shown(path)
     for device in _DEVICES:
         command += ["--dev-bind", device, device]
-    return [*command, "--remount-ro", "/", "--chdir", "/"]
+    return [*command, "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/"]
 
 
 def _shown(path: str) -> list[str]:

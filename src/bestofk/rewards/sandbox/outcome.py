@@ -31,9 +31,9 @@ class Limits:
     output: int = 4 << 20
     """Bytes of stdout, of stderr, of one returned value, and of one file."""
     files: int = 16 << 20
-    """Bytes of all files a program writes (tiers 3 and 2; tier 1 has no writable path)."""
+    """Bytes of all files a program writes (with `Sandbox(writable=True)` only)."""
     inodes: int = 256
-    """Files and folders a program may make."""
+    """Files and folders a program may make (with `Sandbox(writable=True)` only)."""
     descriptors: int = 64
     """Open file descriptors."""
     threads: int = 64

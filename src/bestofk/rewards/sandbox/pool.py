@@ -30,7 +30,7 @@ R = TypeVar("R")
 TIERS = {
     3: "own namespaces, root file system and user id per worker (root)",
     2: "own namespaces and root file system per worker (user namespaces)",
-    1: "Landlock and seccomp: nothing readable but the library, nothing writable",
+    1: "Landlock and seccomp: nothing readable but the library",
     0: "limits only: no promise about files",
 }
 ATTEMPTS = 3
@@ -57,7 +57,7 @@ class Sandbox:
     Args:
         tier: the least tier that will do; a machine that offers less raises `SandboxError`.
             3 = root: own namespaces and user id per worker; 2 = user namespaces (bubblewrap where
-            it is needed for that); 1 = landlock and seccomp, nothing writable; 0 = limits only,
+            it is needed for that); 1 = landlock and seccomp; 0 = limits only,
             an error without `allow_unsafe=True`.
         at_most: use no more than this tier (to test a lower one); loud when it costs safety.
         workers: programs run at once; the number of usable cores unless told.
@@ -65,6 +65,9 @@ class Sandbox:
         packages: what can be imported besides the standard library: names, or "all".
         paths: further folders on the import path.
         preload: modules imported once, in the fork server.
+        writable: programs have an empty folder of their own to write in (tiers 3 and 2 without
+            bubblewrap; an error elsewhere). Without it no program can write a file at any tier,
+            so that verdicts do not depend on the tier.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Sandbox:
         packages: Sequence[str] | Literal["all"] = (),
         paths: Sequence[str] = (),
         preload: Sequence[str] = (),
+        writable: bool = False,
         allow_unsafe: bool = False,
     ) -> None:
         if tier not in TIERS or at_most not in TIERS or tier > at_most:
@@ -93,6 +97,7 @@ class Sandbox:
             raise ValueError(f'packages is a list of names or "all"; write [{packages!r}]')
         self.limits = _limits(limits) or Limits()
         self._describe = (packages, tuple(paths), tuple(preload))
+        self._writable = writable
         self._state = SharedWorkers(self.workers)
         self._cores = itertools.cycle(_shuffled_cores())
         first, self.tier = self._first_worker(tier, at_most)
@@ -103,6 +108,12 @@ class Sandbox:
         """The strongest tier that withstands the self-test, and the worker that did."""
         not_offered = []
         for tier, self._wrapped in _ways(least, most):
+            if self._writable and (tier < 2 or self._wrapped):
+                not_offered.append(
+                    f"tier {tier}{' by bubblewrap' * self._wrapped}: writable=True needs "
+                    "a file system of its own, which only tiers 3 and 2 have"
+                )
+                continue
             if tier == 3 and os.geteuid() != 0:
                 not_offered.append("tier 3: needs root")
                 continue
@@ -127,7 +138,9 @@ class Sandbox:
 
     def _configuration(self, tier: int) -> dict[str, Any]:
         packages, paths, preload = self._describe
-        config = configuration(tier, self.limits, packages, paths, preload, self._wrapped)
+        config = configuration(
+            tier, self.limits, packages, paths, preload, self._wrapped, self._writable
+        )
         return config | {"core": next(self._cores)}
 
     def call(
@@ -208,13 +221,14 @@ class Sandbox:
     def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> JobResult:
         """One job, tried again on a fresh worker when the failure is ours.
 
-        A job whose worker dies twice while it has it is taken for the cause (`killer`): leaving
+        A job whose worker crashes twice while it has it is taken for the cause (`killer`): leaving
         such programs unscored would let a model drop its failures. The same holds for a program
-        that is killed twice, by whatever: it could do that to itself.
+        that ends twice by a signal it can send to itself. No program can send SIGKILL, to itself
+        or to its worker: where that ended either, nobody is blamed.
         """
-        deaths, kills, detail = 0, 0, ""
+        deaths, signals, detail = 0, 0, ""
         for attempt in range(ATTEMPTS):
-            if attempt and not deaths and not kills:
+            if attempt and not deaths and not signals:
                 time.sleep(0.2 * attempt)
             worker = None
             try:
@@ -232,8 +246,8 @@ class Sandbox:
                 self._state.discard(worker)
                 raise
             else:
-                kills += report["program_killed"]
-                detail = _failure_of_ours(report, kills)
+                signals += report["program_signalled"]
+                detail = _failure_of_ours(report, signals)
                 if detail:
                     self._state.discard(worker)
                     continue
@@ -258,14 +272,16 @@ def _limits(limits: Limits | None) -> Limits | None:
     return limits
 
 
-def _failure_of_ours(report: dict[str, Any], kills: int) -> str:
+def _failure_of_ours(report: dict[str, Any], signals: int) -> str:
     """Why a run has to be repeated although its worker lives; empty where it need not be."""
     if report["starved"]:
         return "the machine was too busy to give the program its CPU time"
     if report["checker_killed"]:
         return "its checker was killed from outside, as when memory is short"
-    if report["program_killed"] and kills < 2:
+    if report["program_killed"]:
         return "it was killed from outside, as when memory is short"
+    if report["program_signalled"] and signals < 2:
+        return "a signal ended it"
     return ""
 
 

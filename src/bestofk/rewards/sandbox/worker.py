@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,12 @@ _GRACE = 30.0
 _STARVED = 50.0
 """Wall seconds per CPU second allowed after which a run counts as starved: it is tried again."""
 _LEAVE = 1.0
+_KILLED = {
+    status
+    for number in (signal.SIGKILL, signal.SIGTERM)
+    for status in (-number, -number & 0xFF, 128 + number)
+}
+"""How a worker ends by a signal: itself, or what it waited for inside (128 + n: bubblewrap)."""
 
 
 @lru_cache(64)
@@ -53,6 +60,10 @@ def request(kind: str, *, eager: bool, pure: bool, limits: Limits) -> tuple[byte
 
 class WorkerLost(Exception):
     """The worker died while it had a program."""
+
+
+class WorkerKilled(OSError):
+    """A signal from outside ended the worker: no program can send it one."""
 
 
 class WorkerGone(OSError):
@@ -125,6 +136,7 @@ class Worker:
 
         Raises:
             WorkerLost: the worker died.
+            WorkerKilled: a signal from outside ended it.
             WorkerGone: it was dead already.
             WorkerSilent: no report came within `wall` seconds and a grace.
             OSError: this side could not even send it (no descriptors or memory left).
@@ -174,7 +186,7 @@ class Worker:
             packet, descriptors = wire.receive(self.socket)
             answer = wire.unpack(packet)
         except (EOFError, ConnectionError) as error:
-            raise WorkerLost("it ended") from error
+            raise self._death() from error
         except CodecError as error:
             raise WorkerLost(f"it sent no message: {error}") from error
         for descriptor in descriptors:
@@ -184,6 +196,13 @@ class Worker:
         if "error" in answer:
             raise OSError(answer["error"])
         return answer
+
+    def _death(self) -> Exception:
+        """Why it ended, where its first process tells in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self.process.wait(_LEAVE) in _KILLED:
+                return WorkerKilled("its worker was killed from outside, as when memory is short")
+        return WorkerLost("it ended")
 
     def close(self) -> None:
         """End it and all its processes: it goes when its socket closes, or is made to."""

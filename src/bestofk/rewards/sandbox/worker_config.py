@@ -20,8 +20,10 @@ def configuration(
     paths: Sequence[str],
     preload: Sequence[str],
     wrapped: bool = False,
+    writable: bool = False,
 ) -> dict[str, Any]:
-    """The message a worker starts from; `wrapped`: bubblewrap makes the namespaces."""
+    """The message a worker starts from; `wrapped`: bubblewrap makes the namespaces; `writable`:
+    programs have a folder to write in."""
     folders = [os.path.abspath(path) for path in paths]
     for folder in folders:
         if not os.path.isdir(folder):
@@ -40,6 +42,7 @@ def configuration(
         "all_packages": packages == "all",
         "preload": list(preload),
         "wrapped": wrapped,
+        "writable": writable,
     }
 
 

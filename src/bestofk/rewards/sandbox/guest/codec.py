@@ -220,7 +220,7 @@ class _Decoder:
 
 
 def _members(items: list[Any]) -> list[Any]:
-    """What a set or dict is made of, refused where that would take time in its square."""
+    """What a set or dict is made of, an error where that would take quadratic time."""
     if len(items) > 1024 and max(Counter(map(hash, items)).values()) > _MOST_ALIKE:
         raise CodecError(f"more than {_MOST_ALIKE} members of a set or dict have one hash")
     return items

@@ -1,9 +1,10 @@
 """The place a worker's programs live in: namespaces and file system, by tier.
 
 Tier 3 (root) and tier 2 (user namespaces) give a worker its own process, network, IPC, host-name
-and mount namespaces, and a root file system made of read-only library folders and one small
-writable folder, /box, renewed for every program that touched it. There is no /proc, no /sys and no
-home in it. Tier 1 has none of this: Landlock says what can be opened, and nothing is writable.
+and mount namespaces, and a root file system made of read-only library folders. There is no /proc,
+no /sys and no home in it. Tier 1 has none of this: Landlock says what can be opened. Nothing is
+writable at any tier, unless the host asks tier 3 or 2 for one small writable folder, /box, renewed
+for every program that touched it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def enter(config: dict[str, Any]) -> Confinement:
         confinement = Confinement(tier, own_pids=True)
         confinement.counts_threads = _counts_threads()
     elif tier >= 2:
-        confinement = Confinement(tier, own_pids=True, box=True)
+        confinement = Confinement(tier, own_pids=True, box=config["writable"])
         _enter_namespaces(confinement)
         _build_root(confinement, folders, hidden, config)
     else:
@@ -236,17 +237,22 @@ def _build_root(
         _bind(folder)
     for device in _DEVICES:
         _bind(device)
-    os.mkdir(BOX, 0o755)
-    if not os.path.lexists("/tmp"):  # it is there, read-only, when a readable folder lies below it
-        os.symlink(BOX, "/tmp")
+    has_tmp = os.path.lexists("/tmp")  # read-only, when a readable folder lies below it
+    if confinement.box:
+        os.mkdir(BOX, 0o755)
+        if not has_tmp:
+            os.symlink(BOX, "/tmp")
+    elif not has_tmp:
+        os.mkdir("/tmp", 0o755)
     kernel.umount("/old")
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
     kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
-    limits = config["limits"]
-    os.environ["HOME"] = os.environ["TMPDIR"] = BOX
-    confinement.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
-    confinement.renew_box()
+    if confinement.box:
+        limits = config["limits"]
+        os.environ["HOME"] = os.environ["TMPDIR"] = BOX
+        confinement.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
+        confinement.renew_box()
 
 
 def _bind(path: str) -> None:

@@ -32,6 +32,7 @@ class WatchedJob:
         self.program: Process | None = None
         self.blocked = BlockedClock(table.proc)
         self.starved = self.program_killed = self.checker_killed = False
+        self.program_signalled = False
 
     def wait_for_events(self, owing: bool) -> dict[int, int]:
         """Descriptors that have something, after a tick at most; the clocks are looked at then.
@@ -67,6 +68,7 @@ class WatchedJob:
     def _finish(self, process: Process, by_us: bool = True) -> None:
         self.stop(by_us)
         self.program_killed |= process.killed_from_outside()
+        self.program_signalled |= process.perhaps_ended_itself()
         self.ended(process)
 
     def ended(self, process: Process) -> None:
@@ -113,6 +115,7 @@ class WatchedJob:
             "blocked": self.blocked.seconds,
             "starved": self.starved,
             "program_killed": self.program_killed,
+            "program_signalled": self.program_signalled,
             "checker_killed": self.checker_killed,
         }
 
@@ -172,7 +175,8 @@ class CheckJob(WatchedJob):
         finally:
             self.stop()
         if not self.done and self.checker.ended():
-            self.checker_killed = self.checker.killed_from_outside()
+            checker = self.checker
+            self.checker_killed = checker.killed_from_outside() or checker.perhaps_ended_itself()
         return self.report(0 if self.done else 1, self.reason)
 
     def ended(self, process: Process) -> None:

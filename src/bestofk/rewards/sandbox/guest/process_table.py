@@ -10,13 +10,14 @@ import signal
 import time
 from typing import Any
 
-from . import kernel, wire, zygote
+from . import kernel, seccomp, wire, zygote
 from .clocks import ProcFiles
 from .confinement import Confinement
 from .lockdown import resource_limits
 from .zygote import Zygote
 
-_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+_PERHAPS_ITS_OWN = {-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+"""How a process ends that somebody else ended, or that sent itself a signal."""
 _MOST_GROWTH = 64 << 20
 """Bytes of memory that a checker may gain before it is replaced."""
 
@@ -45,9 +46,16 @@ class Process:
         return self.handle < 0 or self._reap(os.WNOHANG)
 
     def killed_from_outside(self) -> bool:
-        """Whether something else ended it, as the kernel does when memory is short."""
+        """Whether something else ended it, as the kernel does when memory is short: by SIGKILL,
+        which the filter lets no program send to itself."""
         over_limit = self.cpu > self.cpu_limit  # the kernel's own limit on CPU time kills too
-        return not self.ended_by_us and not over_limit and self.code in _FROM_OUTSIDE
+        killed = self.code == -signal.SIGKILL and seccomp.supported()
+        return killed and not self.ended_by_us and not over_limit
+
+    def perhaps_ended_itself(self) -> bool:
+        """Whether a signal ended it that may have come from outside or from itself."""
+        killed = self.code == -signal.SIGKILL and not seccomp.supported()
+        return not self.ended_by_us and (killed or self.code in _PERHAPS_ITS_OWN)
 
     def _reap(self, flags: int) -> bool:
         if self.handle < 0:

@@ -126,8 +126,8 @@ class Remote:
     def _request(
         self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, bool]:
-        """The call as bytes. `marshal` is quick and knows plain values only; what it refuses (a
-        subclass, a range) goes by our own codec. The program may read both: it trusts us."""
+        """The call as bytes. `marshal` is quick and knows plain values only; others (a
+        subclass, a range) go by our own codec. The program may read both: it trusts us."""
         try:
             request = marshal.dumps((path, args, kwargs), 2)
             if len(request) <= self.frame:

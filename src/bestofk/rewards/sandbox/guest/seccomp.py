@@ -1,14 +1,14 @@
-"""A seccomp filter that allows what a Python program needs and refuses everything else.
+"""A seccomp filter that allows what a Python program needs and denies everything else.
 
 An allow-list, so that calls which do not exist yet (and io_uring, userfaultfd, bpf, keyrings,
-SysV memory, ptrace, perf, namespaces ...) are refused without being named. Refused calls fail with
+SysV memory, ptrace, perf, namespaces ...) are denied without being named. Denied calls fail with
 EPERM instead of killing, so that a library can fall back. A few calls are allowed by argument:
-threads but no processes, signals only to oneself, no descriptor passing, no asynchronous signals
-through fcntl (which would reach other processes of the same user).
+threads but no processes, signals only to oneself (and not SIGKILL), no descriptor passing, no
+asynchronous signals through fcntl (which would reach other processes of the same user).
 
 Filters stack and the strictest answer counts, so it comes in two parts: the server takes the
 long allow-list, with what it needs itself on top, once; each child takes the short list that
-refuses the server's own calls again, which is cheap to install.
+denies the server's own calls again, which is cheap to install.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "getgroups": (115, 158), "getresuid": (118, 148),
     "getresgid": (120, 150), "uname": (63, 160), "sysinfo": (99, 179),
     "getrusage": (98, 165), "times": (100, 153), "time": (201, None), "gettimeofday": (96, 169),
-    "clock_getres": (229, 114), "getrlimit": (97, 163),
-    "setrlimit": (160, 164), "getcpu": (309, 168), "getrandom": (318, 278),
+    "clock_getres": (229, 114), "getrlimit": (97, 163), "getcpu": (309, 168),
+    "getrandom": (318, 278),
     # ends of a socketpair; see the rules below for how one is made and written
     "recvfrom": (45, 207), "getsockname": (51, 204), "getpeername": (52, 205),
     "getsockopt": (55, 209), "shutdown": (48, 210),
@@ -73,6 +73,7 @@ _RULED = {
 # The server's own calls, which its children lose (wholly, or but for what `_limited` says).
 _SERVER = {
     "clone": (56, 220), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
+    "setrlimit": (160, 164),
     "fcntl": (72, 25), "prctl": (157, 167), "pidfd_open": (434, 434), "mount": (165, 40),
     "umount2": (166, 39), "setgroups": (116, 159), "setresgid": (119, 149), "setresuid": (117, 147),
     "capset": (126, 91), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
@@ -100,6 +101,7 @@ _IOCTL = (
 )  # TCGETS WINSZ FIONREAD FIONBIO FIO(N)CLEX
 _PRCTL = (15, 16)  # the thread's name
 CLONE_THREAD = 0x10000
+_RLIMIT_CPU = 0
 
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000
@@ -157,6 +159,26 @@ def _allow_sending() -> list[bytes]:
     return [_load(_argument(3)), _has_bits(~0x4040 & 0xFFFFFFFF, refuse, 0), *unaddressed]
 
 
+def _allow_own_signals(pid: int, index: int) -> list[bytes]:
+    """Allow signals to oneself but SIGKILL, argument `index`: who sends that dies of SIGSYS. So a
+    program that was ended by SIGKILL was ended from outside, or by a limit of ours."""
+    mine = [_load(_argument(0)), _equal(pid, 1, 0), _REFUSE]
+    return [*mine, _load(_argument(index)), _equal(9, 0, 1), _return(_KILL), _return(_ALLOW)]
+
+
+def _allow_limits(pid: int) -> list[bytes]:
+    """Allow `prlimit64` on oneself. Setting the CPU limit does nothing, which would end in a
+    SIGKILL of the program's own making."""
+    new = _argument(2)
+    asks = [_load(new), _equal(0, 0, 2), _load(new + 4), _equal(0, 1, 0), _PRETEND]
+    return [
+        _load(_argument(1)),
+        _equal(_RLIMIT_CPU, 0, len(asks)),
+        *asks,
+        *_allow_if_low_in(0, (0, pid), errno.EPERM),
+    ]
+
+
 def _allow_if_zero(index: int) -> list[bytes]:
     """Allow when a pointer argument is NULL."""
     return [
@@ -196,9 +218,10 @@ def _limited(pid: int, checker: bool) -> dict[str, list[bytes]]:
     """What is left of the server's calls in a child whose process id is `pid`."""
     rules = {name: [_REFUSE] for name in _SERVER} | {
         "clone": [_load(_argument(0)), _has_bits(CLONE_THREAD, 1, 0), _REFUSE, _return(_ALLOW)],
-        "kill": _allow_if_low_in(0, (pid,), errno.EPERM),
-        "tgkill": _allow_if_low_in(0, (pid,), errno.EPERM),
-        "prlimit64": _allow_if_low_in(0, (0, pid), errno.EPERM),
+        "kill": _allow_own_signals(pid, 1),
+        "tgkill": _allow_own_signals(pid, 2),
+        "prlimit64": _allow_limits(pid),
+        "setrlimit": [*_pretend_if_low_in(0, (_RLIMIT_CPU,)), _return(_ALLOW)],
         "fcntl": [
             *_pretend_if_low_in(1, _FCNTL_LOCKS),  # it has every lock: it is alone
             *_allow_if_low_in(1, _FCNTL + (_F_ADD_SEALS,) * checker, errno.EPERM),

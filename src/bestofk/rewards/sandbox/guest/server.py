@@ -18,12 +18,12 @@ import sys
 from typing import Any
 
 from . import confinement as confinements
-from . import kernel, memory, program, seccomp, wire
+from . import file_errors, kernel, memory, program, seccomp, wire
 from .clocks import ProcFiles
 from .job import CallJob, CheckJob
 from .lockdown import LOW, keep_low_descriptors_free, limit_server
 from .process_table import ProcessTable
-from .zygote import NoProcess
+from .zygote import NoProcess, ZygoteGone
 
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a
 # compiled one by 10 µs); a module that is not costs a program that wants it a few milliseconds.
@@ -119,6 +119,8 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "guest"]:
         del sys.modules[name]  # a program that imports `guest` shall not find us
     program.add_site_builtins()
+    if not config["writable"]:
+        file_errors.alike_at_every_tier()
     program.open_stdin_by_name()
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
@@ -149,6 +151,10 @@ def main(descriptor: int) -> None:
             wire.send(host, wire.pack({"ok": False, "error": reason}))
         os._exit(1)
     wire.send(host, wire.pack({"ok": True}))
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    try:
         server.serve()
+    except ZygoteGone as gone:
+        os._exit(gone.args[0] & 0xFF)  # as if it had ended so itself
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
     os._exit(0)

@@ -35,6 +35,10 @@ class NoProcess(OSError):
     """The machine gives no process: no fault of the program's."""
 
 
+class ZygoteGone(Exception):
+    """It ended, with this code: no process can be made any more."""
+
+
 class Zygote:
     """The server's hold on it. Made once, when everything that programs shall find is loaded.
 
@@ -68,8 +72,10 @@ class Zygote:
                 pid = int.from_bytes(os.read(self.channel, 8), "little")
                 break
             except BlockingIOError:  # no end of file tells: both ends are in the shared table
-                if os.waitpid(self.pid, os.WNOHANG)[0]:
-                    raise EOFError("the zygote is gone") from None
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    raise ZygoteGone(code, "the zygote is gone") from None
         if not pid:
             raise NoProcess("no further process could be made")
         return pid
