@@ -276,6 +276,7 @@ def tables() -> dict[str, str]:
         if (HERE / "counts" / f"{name}.jsonl").exists():
             runs = read(name)
             texts[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
+            texts[f"{name}-start"] = against(runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
             texts[f"{name}-grpo"] = against(
                 runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
             )
