@@ -337,3 +337,13 @@ def test_outlandish_values_get_a_message(tmp_path: Path, line: str, message: str
 def test_majority_is_the_same_from_log_and_arrays() -> None:
     run = read(FILES / "lm_eval_take_first.jsonl", judge=r"regex:answer is (\d+)")
     assert curve(run, "maj@k").estimate[0] == pytest.approx(run.rewards.mean())
+
+
+def test_a_results_file_of_evalplus_gives_its_own_headline_numbers() -> None:
+    """The file was written by evalplus 0.3.1, which printed pass@1 .250, and .500 on base tests."""
+    run = read(FILES / "evalplus_eval_results.json")
+    assert run.metadata["format"] == "evalplus results"
+    assert curve(run, resamples=400).estimate[0] == pytest.approx(0.25)
+    base = read(FILES / "evalplus_eval_results.json", columns={"reward": "base_passed"})
+    assert curve(base, resamples=400).estimate[0] == pytest.approx(0.5)
+    assert (len(run.problems), int(run.live.min())) == (3, 4)

@@ -74,9 +74,10 @@ def test_layers_of_the_usual_kind_draw_the_same(name: str, params: str) -> None:
     assert rows(again) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked))
 
 
-@pytest.mark.parametrize("name", ["Granite", "Gemma"])
+@pytest.mark.parametrize("name", ["Granite", "Gemma", "SmolLM3"])
 def test_layers_that_only_look_usual_are_run_by_the_model_itself(name: str) -> None:
-    """Granite scales what a layer adds; Gemma adds one to the gain of its norms."""
+    """Granite scales what a layer adds; Gemma adds one to the gain of its norms; a layer of SmolLM3
+    does not rotate."""
     model = fixed(lambda: family(name))
     sampler = GroupSampler(model, TOKENIZER, copied=True)
     found = sampler.sample(PROMPTS, seed=3, params=PARAMS["plain"])
