@@ -321,6 +321,9 @@ ENDS_ITSELF = {
     "INT": "signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), 2)",
     "its group": "os.killpg(0, 9)",
     "everybody": "os.kill(-1, 9)",
+    "closes its channel": "os.closerange(0, 1024); burn()",
+    "closes its channel and sleeps": "os.closerange(0, 1024); time.sleep(9)",
+    "closes it in a thread": "threading.Thread(target=close).start(); libc.syscall(EXIT, 0)",
     "CPU limit": "resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); burn()",
     "CPU limit of its id": "resource.prlimit(os.getpid(), resource.RLIMIT_CPU, (1, 1)); burn()",
     "CPU limit by number": "libc.syscall(SET, 0, (ctypes.c_long * 2)(1, 1)); burn()",
@@ -328,9 +331,11 @@ ENDS_ITSELF = {
 END_ITSELF = """
 import ctypes, os, resource, signal, threading, time
 libc = ctypes.CDLL(None)
-KILL, SET = (62, 160) if os.uname().machine == "x86_64" else (129, 164)
+KILL, SET, EXIT = (62, 160, 60) if os.uname().machine == "x86_64" else (129, 164, 93)
 def burn():
     while True: pass
+def close():
+    time.sleep(.2); os.closerange(0, 1024); burn()
 def f(x):
     {way}
     return x + 1
