@@ -247,7 +247,7 @@ LABELS = {
     "maxrl": ((8, -9), "left"),
     "max@1+64": ((8, 1), "left"),
     "max@1+16+64, KL": ((7, 7), "left"),
-    "maxrl+max@64, KL": ((-6, -27), "left"),
+    "maxrl+max@64, KL": ((-26, -30), "center"),
     "passk-training@16": ((-5, 15), "center"),
     "maxrl, KL": ((2, 13), "center"),
 }
@@ -276,6 +276,7 @@ def tables() -> dict[str, str]:
         if (HERE / "counts" / f"{name}.jsonl").exists():
             runs = read(name)
             texts[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
+            texts[f"{name}-start"] = against(runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
             texts[f"{name}-grpo"] = against(
                 runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
             )

@@ -21,6 +21,7 @@ def family(name: str) -> Any:
         "Granite": {"residual_multiplier": 0.5},
         "Gemma": {"head_dim": 8},
         "Qwen3": {"head_dim": 16},
+        "SmolLM3": {"no_rope_layers": [1, 0]},
     }
     config = getattr(transformers, f"{name}Config")(**shape, **changes.get(name, {}))
     model = getattr(transformers, f"{name}ForCausalLM")(config)

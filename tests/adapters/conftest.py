@@ -1,6 +1,10 @@
 """Helpers of a host's tests import that host, so doctests must not be looked for in them."""
 
+import os
 from pathlib import Path
+
+# Ray starts workers at niceness 15: beside other work they hardly run, and a test takes minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 collect_ignore = [
     path.name for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_")

@@ -23,7 +23,8 @@ def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: objec
     seen: list[torch.Tensor] = []
 
     def look(*_: object) -> None:
-        seen.extend(p.grad.flatten().clone() for p in learner.model.parameters())  # type: ignore[union-attr]
+        grads = (p.grad for p in learner.model.parameters())
+        seen.extend(grad.flatten().clone() for grad in grads if grad is not None)
 
     hook = learner.optimiser.register_step_pre_hook(look)
     learner.step(groups, weights, **given)  # type: ignore[arg-type]
@@ -61,6 +62,58 @@ def test_gradients_are_those_of_float32_up_to_bf16(loss: str, compiled: bool) ->
 
     assert off("packed") < 2 * off("padded") + 1e-3
     assert off("packed") < 0.05
+
+
+REFERENCE: dict[str, Any] = {"layout": "padded", "precision": "fp32"}
+PACKED: dict[str, Any] = {"layout": "auto", "precision": "bf16"}
+
+
+@pytest.mark.parametrize("loss", ["exact", "clipped", "gspo"])
+def test_a_second_step_off_policy_has_the_gradient_of_float32(loss: str) -> None:
+    """The policy has moved from the one that is scored as old: ratios are not 1, some clipped."""
+    groups = random_groups(6, 8, longest=40)
+    draw = np.random.default_rng(1)
+    weights, log_ratio = draw.normal(size=(6, 8)), 0.1 * draw.normal(size=(6, 8))
+    found = []
+    for options in (REFERENCE, PACKED):
+        model = fixed(wide, device="cuda")
+        learner = Learner(
+            model,
+            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            tokens_per_micro_batch=400,
+            **options,
+        )
+        old = learner.score(groups)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for p in model.parameters():  # as an optimiser step would move it, the same for both
+                p.add_(0.02 * p.abs().mean() * torch.randn(p.shape).to(p))
+        asked = weights * np.exp(log_ratio) if loss == "exact" else weights
+        seen = gradient(learner, groups, asked, loss=Loss(name=loss), old=old)  # type: ignore[arg-type]
+        found.append(seen)
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.06
+
+
+def test_lora_has_the_gradient_of_float32() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    groups = random_groups(6, 8, longest=40)
+    weights = np.random.default_rng(1).normal(size=(6, 8))
+    found = []
+    for options in (REFERENCE, PACKED):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+            model: Any = get_peft_model(fixed(wide), config).to("cuda")
+        learner = Learner(
+            model,
+            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            tokens_per_micro_batch=400,
+            **options,
+        )
+        reference = learner.score(groups, reference=True)  # with its adapters off
+        found.append(gradient(learner, groups, weights, loss=Loss(kl=0.1), reference=reference))
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.06
 
 
 def test_five_hundred_steps_need_no_more_memory() -> None:

@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # "auto" is the CPU here, wherever this runs
+if sys.argv[-1] != "gpu":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # "auto" is the CPU here, wherever this runs
 
 import torch
 
@@ -84,5 +85,6 @@ def dies(config, folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     run = lives if sys.argv[1] == "lives" else dies
-    told = run(read(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    more = [word for word in sys.argv[4:] if word != "gpu"]
+    told = run(read(sys.argv[2]), Path(sys.argv[3]), *more)
     print(json.dumps(told))

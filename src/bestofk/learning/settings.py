@@ -67,7 +67,7 @@ class Optimisation:
     """AdamW, its learning rate over the steps, and gradient clipping."""
 
     learning_rate: Positive = 1e-4
-    """Larger k needs a larger one: the total size of the weights falls with k."""
+    """Small steps keep more of the diversity; start with half of what GRPO uses."""
     warmup_steps: NaturalNumber = 0
     """The learning rate grows linearly over this many optimiser steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -87,6 +87,8 @@ class UsualModel:
         count = 8
         ids = torch.arange(3, 3 + count, device=self.head.device) % self.head.shape[0]
         cos, sin = self.angles(count)
+        if any(layer.site.size != cos.shape[-1] for layer in self.layers):
+            return False  # only a part of each head is rotated
         place = torch.arange(count, device=ids.device)
 
         def attend(layer: UsualLayer, qkv: Tensor) -> Tensor:
@@ -122,7 +124,7 @@ def usual(model: Any, sites: list[Any]) -> UsualModel | None:
         layers = [_layer(each, site) for each, site in zip(decoder.layers, sites, strict=True)]
         last, eps = _norm(decoder.norm)
         return UsualModel(decoder.embed_tokens, layers, last, eps, head.weight, rotary)
-    except (AttributeError, ValueError, _Other):
+    except (AttributeError, NotImplementedError, TypeError, ValueError, _Other):
         return None
 
 

@@ -353,7 +353,7 @@ tried("pidfd", lambda: os.pidfd_open(os.getppid())); tried("syslog", lambda: cal
 tried("x32", lambda: call(0x40000000 + 39) if X86 else False)
 import resource
 for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-    tried(f"limit {which}", lambda: resource.setrlimit(which, (resource.RLIM_INFINITY,) * 2))
+    tried(f"limit {which}", lambda: resource.setrlimit(which, (resource.RLIM_INFINITY,) * 2) or resource.getrlimit(which)[0] == resource.RLIM_INFINITY)
 tried("limit of parent", lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU))
 '''),
         (17, "signals", '''

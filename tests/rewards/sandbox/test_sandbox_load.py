@@ -38,9 +38,10 @@ def f(x):
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[list[int]]:
-    """Processes that only compute, each in a session of its own."""
+    """Processes that only compute, each in a session of its own, as long as this one lives."""
+    loop = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100_000))"
     processes = [
-        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+        subprocess.Popen([sys.executable, "-S", "-c", loop], start_new_session=True)
         for _ in range(count)
     ]
     try:
@@ -270,6 +271,45 @@ def test_a_process_killed_from_outside_costs_an_honest_program_nothing(
         assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
 
 
+@pytest.mark.parametrize(("tier", "by_bubblewrap"), [(3, False), (2, False), (2, True), (1, False)])
+@pytest.mark.parametrize(("times", "status"), [(2, "correct"), (3, "unscored")])
+def test_a_server_killed_from_outside_is_no_program_s_fault(
+    new_sandbox: New,
+    tier: int,
+    by_bubblewrap: bool,
+    times: int,
+    status: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process that forks and watches programs, wherever the tier puts it."""
+    monkeypatch.setattr(pool, "_ways", lambda *_: iter([(tier, by_bubblewrap)]))
+    try:
+        sandbox = new_sandbox(tier=tier, at_most=tier, workers=1)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    killed = set[int]()
+
+    def kill_servers() -> None:
+        while len(killed) < times:
+            for worker in list(sandbox._state.all):
+                below = sorted(descendants(worker.process.pid))
+                server = below[0] if tier > 1 and below else worker.process.pid
+                if len(below) >= (4 if tier > 1 else 3) and server not in killed:
+                    killed.add(server)
+                    os.kill(server, signal.SIGKILL)
+            time.sleep(0.02)
+
+    with sandbox:
+        judge = CodeVerifier(sandbox=sandbox)
+        assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+        killer = threading.Thread(target=kill_servers, daemon=True)
+        killer.start()
+        verdict = judge(prompts(1, ONE), [SLOW_ONCE])[0]
+        killer.join()
+        assert verdict.status == status, verdict
+        assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
+
+
 ENDS_ITSELF = {
     "kill": "os.kill(os.getpid(), 9)",
     "raise": "signal.raise_signal(signal.SIGKILL)",
@@ -281,6 +321,9 @@ ENDS_ITSELF = {
     "INT": "signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), 2)",
     "its group": "os.killpg(0, 9)",
     "everybody": "os.kill(-1, 9)",
+    "closes its channel": "os.closerange(0, 1024); burn()",
+    "closes its channel and sleeps": "os.closerange(0, 1024); time.sleep(9)",
+    "closes it in a thread": "threading.Thread(target=close).start(); libc.syscall(EXIT, 0)",
     "CPU limit": "resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); burn()",
     "CPU limit of its id": "resource.prlimit(os.getpid(), resource.RLIMIT_CPU, (1, 1)); burn()",
     "CPU limit by number": "libc.syscall(SET, 0, (ctypes.c_long * 2)(1, 1)); burn()",
@@ -288,9 +331,11 @@ ENDS_ITSELF = {
 END_ITSELF = """
 import ctypes, os, resource, signal, threading, time
 libc = ctypes.CDLL(None)
-KILL, SET = (62, 160) if os.uname().machine == "x86_64" else (129, 164)
+KILL, SET, EXIT = (62, 160, 60) if os.uname().machine == "x86_64" else (129, 164, 93)
 def burn():
     while True: pass
+def close():
+    time.sleep(.2); os.closerange(0, 1024); burn()
 def f(x):
     {way}
     return x + 1

@@ -19,6 +19,7 @@ import contextlib
 import os
 import time
 
+_PF_EXITING = 4
 TICK = 0.05
 """Seconds between two looks at the clocks, about: they vary, so that nobody can sleep in step."""
 
@@ -68,6 +69,11 @@ class ProcFiles:
         """How many threads a process has; 0 where that cannot be read."""
         fields = self._fields(pid, "stat")
         return int(fields[17]) if len(fields) > 17 else 0
+
+    def is_ending(self, pid: int) -> bool:
+        """Whether every thread of a process is on its way out, or gone."""
+        found = [self._fields(pid, f"task/{name}/stat") for name in self._list(pid, "task")]
+        return bool(found) and all(len(f) < 7 or int(f[6]) & _PF_EXITING for f in found)
 
     def resident_bytes(self, pid: int) -> int:
         """Memory a process has; 0 where that cannot be read."""

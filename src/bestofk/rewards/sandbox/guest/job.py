@@ -203,7 +203,8 @@ class CheckJob(WatchedJob):
                 self.stop_if_over_limits()
             return
         if process is not None:
-            self._finish(process, by_us=not request.get("closed"))
+            closed = request.get("closed") and process.is_ending(self.table.proc)
+            self._finish(process, by_us=not closed)
         if request["do"] == "spawn":
             self._spawn(float(request["cpu"]), files)
         for descriptor in files:

@@ -18,6 +18,8 @@ from .zygote import Zygote
 
 _PERHAPS_ITS_OWN = {-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
 """How a process ends that somebody else ended, or that sent itself a signal."""
+_ENDING = 30.0
+"""Seconds that a process which is on its way out may take."""
 _MOST_GROWTH = 64 << 20
 """Bytes of memory that a checker may gain before it is replaced."""
 
@@ -34,10 +36,12 @@ class Process:
         self.ended_by_us = False
 
     def kill(self, by_us: bool = True) -> None:
-        """End and reap it. `by_us=False`: it seems to be ending already, and its exit status (which
-        a late signal does not change) shall count as its own."""
+        """End and reap it. `by_us=False`: it is ending already, so its exit status shall be its
+        own; if it does not end in time, it is ended by us after all."""
+        if not by_us:
+            self._ends_within(_ENDING)
         if not self.ended():
-            self.ended_by_us = by_us
+            self.ended_by_us = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self._reap(0)
@@ -68,6 +72,19 @@ class Process:
         os.close(self.handle)
         self.handle = -1
         return True
+
+    def is_ending(self, proc: ProcFiles) -> bool:
+        """Whether it ends by itself: what closed its channel may have done nothing but that."""
+        if proc.descriptor is None:
+            return self._ends_within(1.0)
+        return proc.is_ending(self.pid)
+
+    def _ends_within(self, seconds: float) -> bool:
+        if self.handle < 0:
+            return True
+        waiting = select.poll()
+        waiting.register(self.handle, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
 
 
 class CheckerProcess(Process):

@@ -1,0 +1,89 @@
+"""Whole runs on CUDA: resumed with the same draws, two processes on one card, the CPU's curve."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bestofk.config import read
+from bestofk.runs import read_metrics, read_samples
+from bestofk.training.train import train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread")]
+
+DEVICE = "cuda"
+
+
+def drawn(folder: Path, step: int) -> list[Any]:
+    return [(r["prompt_id"], r["completion"]) for r in read_samples(folder) if r["step"] == step]
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_checkpoint_is_continued_with_the_same_draws(
+    recipe: Any, tmp_path: Path, lora: int
+) -> None:
+    """Twice from one checkpoint, evaluation before: the memory plan is the stored one."""
+    sections: dict[str, Any] = {
+        "model": {"device": DEVICE, "precision": "bf16", "lora_rank": lora},
+        "evaluation": {"every": 2, "prompts": 8, "samples_per_prompt": 16},
+    }
+    folders = []
+    train(read(recipe("a.toml", **sections, run={"dir": str(tmp_path / "a"), "steps": 2})))
+    for name in ("b", "c"):
+        folders.append(tmp_path / name)
+        shutil.copytree(tmp_path / "a", folders[-1])
+        asked = recipe(f"{name}.toml", **sections, run={"dir": str(folders[-1]), "steps": 4})
+        train(read(asked), resume=True)
+    b, c = folders
+    assert drawn(b, 3) == drawn(c, 3) != []
+    lines = [line for line in read_metrics(b) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert max(line["sampler_gap_mean"] for line in lines) < 0.1
+    if DEVICE == "cuda":
+        plans = [json.loads((f / "engine.json").read_text()) for f in (tmp_path / "a", b)]
+        assert plans[0] == plans[1]
+        assert set(lines[-1]["floor_share"]) == {"sample", "learn"}
+        assert all(0.0 < share < 1.0 for share in lines[-1]["floor_share"].values())
+
+
+def test_the_learning_curve_is_the_cpus(recipe: Any, tmp_path: Path) -> None:
+    """Three seeds of a tiny policy: that it learns, and where it ends, is the same on either."""
+    ends: dict[str, list[float]] = {}
+    for device in (DEVICE, "cpu"):
+        for seed in range(3):
+            name = f"{device}-{seed}"
+            sections: dict[str, Any] = {
+                "model": {"device": device},
+                "sampling": {"prompts_per_step": 8, "samples_per_prompt": 16},
+                "evaluation": {"every": 0},
+                "run": {"dir": str(tmp_path / name), "steps": 40, "seed": seed},
+            }
+            train(read(recipe(f"{name}.toml", **sections)))
+            rewards = [line["reward"] for line in read_metrics(tmp_path / name)]
+            assert np.mean(rewards[-10:]) > np.mean(rewards[:5]) + 0.1
+            ends.setdefault(device, []).append(float(np.mean(rewards[-10:])))
+    ours, theirs = np.array(ends[DEVICE]), np.array(ends["cpu"])
+    spread = float(np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / 3))
+    assert abs(ours.mean() - theirs.mean()) <= 3 * spread + 0.03
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_share_one_card(
+    recipe: Any, command: Any, last_json: Any, tmp_path: Path, sharded: bool
+) -> None:
+    """Each samples its own groups; both plan for half of the card."""
+    path = recipe(model={"device": "auto", "precision": "bf16"}, run={"steps": 2})
+    plan = json.dumps({"two": [[2, sharded, 2]], "one": [[1, False, 2]]})
+    done = command("tests/training/ranks.py", "lives", path, tmp_path, plan, "gpu")
+    logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*.log.*")))
+    assert done.returncode == 0, done.stderr + logs
+    assert last_json(done.stdout) == {"two": [[0, 0]], "one": [[0]]}, logs
+    two, one = (json.loads((tmp_path / n / "engine.json").read_text()) for n in ("two", "one"))
+    assert (two["processes_on_the_card"], one["processes_on_the_card"]) == (2, 1)
+    ids = [sorted({r["prompt_id"] for r in read_samples(tmp_path / n)}) for n in ("two", "one")]
+    assert ids[0] == ids[1]
