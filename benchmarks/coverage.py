@@ -194,11 +194,12 @@ def share(count: int, total: int) -> str:
 # section of the page: its table's head, and what each part of it takes beside the trials
 HEADS = {
     "curve": "| population | problems | k | truth | ≥ 10 differ | **over problems** | where ≥ 10 "
-    "differ | mean width | t: given | t: holds | fixed set | band, all k |",
-    "pairs": "| population | problems | band holds 0 | any k called different | contradictions |",
-    "power": "| problems | gain in p | k | over all k | at this k alone | paired t |",
-    "plans": "| k | n | effect | problems planned | power promised | power that came |",
-    "beyond": "| truth | n | k | pass@k | given | interval holds | bias | mean width |",
+    "differ | mean width | t: given | t: holds | fixed set | band, all k | runs |",
+    "pairs": "| population | problems | band holds 0 | any k called different | contradictions "
+    "| runs |",
+    "power": "| problems | gain in p | k | over all k | at this k alone | paired t | runs |",
+    "plans": "| k | n | effect | problems planned | power promised | power that came | runs |",
+    "beyond": "| truth | n | k | pass@k | given | interval holds | bias | mean width | runs |",
 }
 NULLS = ("easy, Beta(2, 1)", "U-shaped, Beta(.3, .3)", "hard, Beta(.1, 2)", "rare large losses")
 PARTS: dict[str, list[tuple[Any, ...]]] = {
@@ -228,7 +229,7 @@ def rows(part: tuple[str, int, int, int, int]) -> tuple[str, int, list[str]]:
         truth_k, answered, held, bias, width = beyond(kind, at, times, trials)
         given = (kind, at, at * times)
         cells = [f"{truth_k:.3f}", f"{answered:.2f}", f"{held:.3f}", f"{bias:+.3f}", f"{width:.3f}"]
-    return section, number, ["| " + " | ".join([*map(str, given), *cells]) + " |"]
+    return section, number, ["| " + " | ".join([*map(str, given), *cells, str(trials)]) + " |"]
 
 
 def curve_rows(name: str, problems: int, n: int, trials: int, resamples: int) -> list[str]:
@@ -249,6 +250,7 @@ def curve_rows(name: str, problems: int, n: int, trials: int, resamples: int) ->
             share(tally.t, tally.t_given),
             share(tally.fixed, tally.trials),
             f"{band:.3f}" if k == ks[0] else "",
+            f"{trials}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -297,8 +299,9 @@ def page(asked: argparse.Namespace, tables: dict[str, str]) -> str:
     return f"""# How often the intervals hold
 
 Written by `python benchmarks/coverage.py --trials {asked.trials} --write docs/coverage.md`:
-{asked.trials} simulated runs per row, n = {asked.n} samples per problem, {asked.resamples}
-resamples, pass@k, 95% intervals, fixed seeds. The standard error of a share of .95 is {error:.3f}.
+simulated runs of n = {asked.n} samples per problem, {asked.resamples} resamples, pass@k, 95%
+intervals, fixed seeds. The last column is the number of runs; with {asked.trials} the standard
+error of a share of .95 is {error:.3f}. Rows with fewer runs are from earlier computations.
 How to read the intervals: [evaluation](evaluation.md).
 
 - **over problems**: the interval that is quoted (the bounded bootstrap), for the population that
@@ -331,7 +334,7 @@ Run b gains the same success probability on every problem (clipped at 1), Beta(.
 
 ## Plans
 
-`plan` for power .8 of the test over all k, Beta(.4, .6), and the share of {asked.trials} simulated
+`plan` for power .8 of the test over all k, Beta(.4, .6), and the share of simulated
 comparisons that found the effect.
 
 {tables["plans"]}

@@ -92,8 +92,8 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     seen = []
     weigh = verl_steps.weigh
 
-    def recorded(worker: Any, data: Any, told: Any) -> Any:
-        found = weigh(worker, data, told)
+    def recorded(worker: Any, data: Any, from_trainer: Any) -> Any:
+        found = weigh(worker, data, from_trainer)
         weights = [float(row[row.abs().argmax()]) for row in data["advantages"].unbind()]
         seen.append((data["place"].tolist(), weights, found))
         return found

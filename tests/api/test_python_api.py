@@ -79,10 +79,20 @@ def test_frames_and_plots() -> None:
     frame = found.to_pandas()
     assert list(frame.columns) == ["k", "estimate", "low", "high"]
     assert frame.estimate[7] == found.at(8).value
-    assert found.plot().get_ylabel() == "pass@k"
+    axes = found.plot()
+    assert axes.get_ylabel() == "pass@k"
+    assert axes.lines[0].get_ydata()[-1] == pytest.approx(found.curve.estimate[-1], abs=1e-5)
+    assert "intervals over problems" in axes.figure.get_supxlabel()
+    second = bestofk.evaluate(1 - REWARDS).plot(axes)  # beside the first, in another colour
+    assert len({line.get_color() for line in second.lines}) == 2
     pair = bestofk.compare(REWARDS, 1 - REWARDS)
     assert list(pair.to_pandas().columns) == ["k", "difference", "low", "high", "p"]
-    assert len(pair.plot().lines) == 2
+    drawn = pair.plot()
+    assert drawn.get_ylabel() == "B − A, pass@k"
+    crossing = 1 if pair.comparison.crossing else 0
+    assert len(drawn.lines) == 2 + crossing
+    chosen = bestofk.compare(REWARDS, 1 - REWARDS, at=[1, 4]).plot()
+    assert chosen.lines[1].get_xdata().tolist() == [1, 4]
     assert len(bestofk.read(REWARDS).to_pandas()) == REWARDS.size
 
 

@@ -381,7 +381,7 @@ def test_nothing_in_the_data_can_run_or_be_asked_for(browser: Any, tmp_path: Pat
         assert page.locator("h1").inner_text() == ATTACKS[1]
         entries.first.click()
         text = page.locator("#samples").inner_text()
-        assert "9 997 007 of 10 000 007 characters are left out here" in text.replace("\u2009", " ")
+        assert "9 997 007 of 10 000 007 characters are left out here" in text.replace("\u202f", " ")
         entries.last.click()
         written = page.locator("#samples pre").last.inner_text()
         assert "right ⟨U+202E⟩⟨U+2066⟩to left⟨U+2069⟩ ⟨U+0000⟩ nul ⟨U+001B⟩[31m" in written

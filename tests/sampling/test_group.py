@@ -189,6 +189,27 @@ def test_a_model_that_attends_otherwise_than_it_says_is_found_out() -> None:
     assert sampler.reason is not None
 
 
+def test_a_first_call_that_fails_on_the_way_ends_in_the_present_sampler() -> None:
+    """An attention layer that has nothing for one token at a time without a cache."""
+    model = fixed(llama)
+    attention: Any = model.model.layers[1].self_attn
+    plain = type(attention).forward
+
+    class NoKernel(type(attention)):  # type: ignore[misc]
+        def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if hidden_states.shape[1] == 1 and kwargs.get("past_key_values") is None:
+                raise RuntimeError("no kernel image is available\nfor this device")
+            return plain(self, hidden_states, *args, **kwargs)
+
+    attention.__class__ = NoKernel
+    params = Sampling(samples_per_prompt=2, max_new_tokens=9)
+    sampler = GroupSampler(model, TOKENIZER)
+    with pytest.warns(UserWarning, match=r"first call failed \(RuntimeError: no kernel image is"):
+        found = sampler.sample(PROMPTS, seed=0, params=params)
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+    assert rows(found) == rows(expected)
+
+
 def test_can_run_names_what_stands_in_the_way() -> None:
     from transformers import BertConfig, BertLMHeadModel, MambaConfig, MambaForCausalLM
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bestofk.common import processes_per_card
 from bestofk.sampling import Sampling
 from bestofk.sampling.group import GroupSampler
 from bestofk.training import engine_record
+from bestofk.training.display import phases
 from bestofk.training.gpu_floor import Card, learning_floor, measured_card, sampling_floor
+from bestofk.training.processes import backends
 from bestofk.types import Prompt
 from policies import fixed, group, letters, llama
 
@@ -49,9 +52,10 @@ def test_a_resumed_run_takes_the_plan_of_the_run_before(tmp_path: Path) -> None:
 def test_a_damaged_or_missing_plan_is_made_anew(tmp_path: Path) -> None:
     sampler = GroupSampler(fixed(llama), letters(26, end=1))
     engine_record.take_plan(sampler, tmp_path)
-    (tmp_path / "engine.json").write_text('{"slots": "many"}', encoding="utf-8")
-    engine_record.take_plan(sampler, tmp_path)
-    assert sampler.kept is None
+    for damaged in ('{"slots": "many"}', "[1]", '{"slots": 1'):
+        (tmp_path / "engine.json").write_text(damaged, encoding="utf-8")
+        engine_record.take_plan(sampler, tmp_path)
+        assert sampler.kept is None
     engine_record.keep_plan(object(), tmp_path)  # a sampler that plans nothing
 
 
@@ -61,6 +65,21 @@ def test_processes_on_one_card_share_its_memory(monkeypatch: pytest.MonkeyPatch)
     alone = GroupSampler(model, tokenizer)._total()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert GroupSampler(model, tokenizer)._total() == alone / 4
+
+
+def test_processes_that_share_a_card_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL does not take two processes on one GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert backends("cuda") == []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert [each.backend for each in backends("cuda")] == ["gloo"]
+    assert backends("cpu") == []
+
+
+def test_the_line_of_a_step_says_how_near_to_the_cards_peak_it_was() -> None:
+    line = {"seconds": {"sample": 0.25, "score": 0.1}, "floor_share": {"sample": 0.41}}
+    assert phases(line) == "sample 0.2s (41% of peak) score 0.1s"
+    assert phases({"seconds": {"sample": 0.25}}) == "sample 0.2s"
 
 
 def test_the_floor_counts_what_must_be_read_and_computed() -> None:

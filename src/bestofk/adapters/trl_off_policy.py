@@ -60,8 +60,8 @@ def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
     live = ~rewards.isnan()
     inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": progress_of(trainer.state)}
 
-    def weigh(goal: Objective) -> Tensor:
-        return shared(goal, rewards, live, **inputs)[0]
+    def weigh(objective: Objective) -> Tensor:
+        return shared(objective, rewards, live, **inputs)[0]
 
     weights, result = weigh_and_measure(trainer.goal, weigh, log_ratio, live, inputs["progress"])
     start = trainer.accelerator.process_index * len(mine)

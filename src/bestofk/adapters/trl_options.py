@@ -69,11 +69,11 @@ def by_name(others: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def prepared(goal: Objective, args: Any, loss_type: str | None) -> Any:
+def prepared(objective: Objective, args: Any, loss_type: str | None) -> Any:
     """A copy of the GRPOConfig under which TRL trains this objective.
 
     Args:
-        goal: the objective.
+        objective: what is trained for.
         args: the user's config; it is not changed.
         loss_type: overrides TRL's option of that name. None replaces TRL's default by the unbiased
             one, and keeps any other value of `args`.
@@ -81,17 +81,17 @@ def prepared(goal: Objective, args: Any, loss_type: str | None) -> Any:
     Raises:
         ValueError: a setting would make the update something else than the objective's gradient.
     """
-    goal.require_samples(args.num_generations)
-    _check_rewards(goal, args)
+    objective.require_samples(args.num_generations)
+    _check_rewards(objective, args)
     args = copy.copy(args)
     args.scale_rewards = "none"  # the scale of the weights is the objective's
     args.loss_type = _loss_type(args, loss_type)
-    if exact_steps(goal, args):
-        _check_steps(goal, args)
+    if exact_steps(objective, args):
+        _check_steps(objective, args)
     else:
-        _check_one_step(goal, args)
+        _check_one_step(objective, args)
     if args.process_index == 0:
-        for caution in cautions(goal, args):
+        for caution in cautions(objective, args):
             warnings.warn(caution, ObjectiveWarning, stacklevel=3)
     return args
 
@@ -124,9 +124,9 @@ def on_policy(args: Any) -> bool:
     return bool(args.gradient_accumulation_steps % every == 0)
 
 
-def exact_steps(goal: Objective, args: Any) -> bool:
+def exact_steps(objective: Objective, args: Any) -> bool:
     """Whether a batch takes several optimiser steps and the objective has off-policy weights."""
-    return not on_policy(args) and goal.takes_log_ratio and goal.off_policy != "none"
+    return not on_policy(args) and objective.takes_log_ratio and objective.off_policy != "none"
 
 
 def floor_of(ess_floor: float, args: Any, *, several_steps: bool) -> float:
@@ -153,19 +153,21 @@ def floor_of(ess_floor: float, args: Any, *, several_steps: bool) -> float:
 ONE_STEP = "take one optimiser step per batch (num_iterations=1, steps_per_generation left out)"
 
 
-def _check_steps(goal: Objective, args: Any) -> None:
+def _check_steps(objective: Objective, args: Any) -> None:
     """Several steps per batch: what would keep the off-policy weights from being exact."""
     accumulated, n = args.gradient_accumulation_steps, args.num_generations
     rows = args.per_device_train_batch_size * accumulated
     if args.steps_per_generation % accumulated:
         raise ValueError(
-            f"objective {goal.text} off policy: every optimiser step must be a part of one batch, "
+            f"objective {objective.text} off policy: every optimiser step "
+            "must be a part of one batch, "
             f"but steps_per_generation = {args.steps_per_generation} is not a multiple of "
             f"gradient_accumulation_steps = {accumulated}; change one of them, or {ONE_STEP}"
         )
     if rows % n:
         raise ValueError(
-            f"objective {goal.text} off policy: an optimiser step must have whole groups on each "
+            f"objective {objective.text} off policy: an optimiser step "
+            "must have whole groups on each "
             f"process, but per_device_train_batch_size = {args.per_device_train_batch_size} times "
             f"gradient_accumulation_steps = {accumulated} is {rows} rows, not a multiple of "
             f"num_generations = {n}; change one of them, or {ONE_STEP}"
@@ -196,27 +198,30 @@ def _check_steps(goal: Objective, args: Any) -> None:
     for setting, (chosen, why) in settings.items():
         if chosen:
             raise ValueError(
-                f"objective {goal.text} with several optimiser steps per batch: {setting} {why}"
+                f"objective {objective.text} with several optimiser steps "
+                f"per batch: {setting} {why}"
             )
 
 
-def _check_one_step(goal: Objective, args: Any) -> None:
+def _check_one_step(objective: Objective, args: Any) -> None:
     """Without log-ratios: on policy, or TRL's clipped loss."""
     forms = {
-        "truncate": goal.truncate is not None,
-        "trust_region": goal.trust_region is not None,
-        "self_normalise": goal.self_normalise,
-        f"off_policy={goal.off_policy!r}": goal.off_policy in ("first-order", "own-ratio"),
+        "truncate": objective.truncate is not None,
+        "trust_region": objective.trust_region is not None,
+        "self_normalise": objective.self_normalise,
+        f"off_policy={objective.off_policy!r}": objective.off_policy
+        in ("first-order", "own-ratio"),
     }
     for name, requested in forms.items():
         if requested and on_policy(args):
             raise ValueError(
-                f"objective {goal.text} with {name}: one optimiser step per batch has no ratios "
+                f"objective {objective.text} with {name}: one optimiser step "
+                "per batch has no ratios "
                 "for it to act on; leave it out, or raise num_iterations or steps_per_generation"
             )
-    if needs_sibling_ratios(goal) and goal.off_policy != "none" and not on_policy(args):
+    if needs_sibling_ratios(objective) and objective.off_policy != "none" and not on_policy(args):
         raise ValueError(
-            f"objective {goal.text} has no off-policy form, and num_iterations = "
+            f"objective {objective.text} has no off-policy form, and num_iterations = "
             f"{args.num_iterations} with steps_per_generation = {args.steps_per_generation} takes "
             "several optimiser steps per batch (gradient_accumulation_steps = "
             f"{args.gradient_accumulation_steps}): {ONE_STEP}, or choose max@k, pass@k or mean; "
@@ -224,11 +229,12 @@ def _check_one_step(goal: Objective, args: Any) -> None:
         )
 
 
-def _check_rewards(goal: Objective, args: Any) -> None:
+def _check_rewards(objective: Objective, args: Any) -> None:
     if args.scale_rewards == "batch":
         raise ValueError(
             "scale_rewards='batch' divides by the standard deviation of the whole batch, but the "
-            f"scale of the weights belongs to the objective ({goal.text}): leave scale_rewards "
+            f"scale of the weights belongs to the objective "
+            f"({objective.text}): leave scale_rewards "
             "out, or choose a normalised objective such as passk-training@8 or grpo"
         )
     if args.multi_objective_aggregation != "sum_then_normalize":
@@ -239,12 +245,12 @@ def _check_rewards(goal: Objective, args: Any) -> None:
         )
 
 
-def cautions(goal: Objective, args: Any) -> Iterator[str]:
+def cautions(objective: Objective, args: Any) -> Iterator[str]:
     """Options that were chosen and make the update a biased one, each by name."""
     if args.loss_type in BIASED:
         yield (
             f"loss_type={args.loss_type!r} {BIASED[args.loss_type]}: the update is biased for the "
-            f"gradient of {goal.text}; {' and '.join(map(repr, UNBIASED))} are not"
+            f"gradient of {objective.text}; {' and '.join(map(repr, UNBIASED))} are not"
         )
     cut = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0,
            "generation_kwargs": None}  # fmt: skip
@@ -253,21 +259,23 @@ def cautions(goal: Objective, args: Any) -> Iterator[str]:
         if value != neutral and value is not None and value != {}:
             yield (
                 f"{name}={value} changes what is sampled, and TRL's loss assumes it does not: the "
-                f"update is biased for the gradient of {goal.text}"
+                f"update is biased for the gradient of {objective.text}"
             )
     if args.top_entropy_quantile < 1.0:
         yield (
             f"top_entropy_quantile={args.top_entropy_quantile} leaves tokens out of the loss: the "
-            f"update is biased for the gradient of {goal.text}"
+            f"update is biased for the gradient of {objective.text}"
         )
     if args.off_policy_mask_threshold is not None:
         yield (
             f"off_policy_mask_threshold={args.off_policy_mask_threshold} leaves samples of "
-            f"negative weight out of the loss: the update is biased for the gradient of {goal.text}"
+            f"negative weight out of the loss: the update is biased "
+            f"for the gradient of {objective.text}"
         )
-    if args.use_vllm and args.vllm_importance_sampling_correction and goal.k > 1:
+    if args.use_vllm and args.vllm_importance_sampling_correction and objective.k > 1:
         yield (
             f"TRL corrects what vLLM and the learner differ by with each sample's own ratio; "
-            f"{goal.text} would need its siblings' too: watch sampling/importance_sampling_ratio, "
+            f"{objective.text} would need its siblings' "
+            "too: watch sampling/importance_sampling_ratio, "
             "which should stay near 1"
         )

@@ -44,17 +44,19 @@ def in_loss(output: dict[str, Any]) -> Tensor:
     return mask * output["tool_mask"] if "tool_mask" in output else mask
 
 
-def shared(goal: Objective, rewards: Tensor, live: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+def shared(
+    objective: Objective, rewards: Tensor, live: Tensor, **inputs: Any
+) -> tuple[Tensor, Tensor]:
     """Weights (P, n) whose mean over all rows is the mean over prompts; and which prompts count.
 
     TRL's loss divides by all rows. A row that is not live leaves its share to its siblings, and a
     group that is too small to the other groups.
     """
-    least = max(term.least for term in goal.at(inputs.get("progress")))
+    least = max(term.least for term in objective.at(inputs.get("progress")))
     counts = live.sum(dim=1, keepdim=True)
     whole = counts >= least
     share = rewards.numel() / (whole.sum() * counts).clamp(min=1)
-    return goal(rewards, live=live, **inputs) * share.to(rewards.dtype), whole
+    return objective(rewards, live=live, **inputs) * share.to(rewards.dtype), whole
 
 
 def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, ...]:

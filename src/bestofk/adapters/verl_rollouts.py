@@ -39,7 +39,7 @@ class RolloutRow(NamedTuple):
 
 
 def row_weights(
-    goal: Objective,
+    objective: Objective,
     rewards: torch.Tensor,
     rows: Sequence[RolloutRow],
     trained: torch.Tensor,
@@ -54,7 +54,7 @@ def row_weights(
     prompt has n rollouts of one row.
 
     Args:
-        goal: the objective.
+        objective: what is trained for.
         rewards: (B,); the last row of a rollout is the one that is scored.
         rows: B of them.
         trained: (B,), whether any token of the row enters the loss.
@@ -77,9 +77,9 @@ def row_weights(
         if log_ratio is not None:
             whole = log_ratio.new_zeros(len(last) + 1).index_add(0, owner, log_ratio)
             inputs["log_ratio"] = whole[:-1]
-        weights[:-1] = goal(scored, groups=uids, live=live[:-1], **inputs)
+        weights[:-1] = objective(scored, groups=uids, live=live[:-1], **inputs)
         counts = Counter(uids[(live[:-1] & ~scored.isnan()).cpu().numpy()].tolist())
-        least = max(term.least for term in goal.at(inputs.get("progress")))
+        least = max(term.least for term in objective.at(inputs.get("progress")))
         whole_groups = max(sum(count >= least for count in counts.values()), 1)
         shares = [len(rows) / (whole_groups * max(counts[uid], 1)) for uid in uids.tolist()]
         weights[:-1] *= torch.tensor(shares, dtype=weights.dtype, device=weights.device)

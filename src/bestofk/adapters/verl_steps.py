@@ -65,11 +65,11 @@ def weigh_each_step(workers: Any) -> None:
         reported = tu.get(data, NAME)
         if reported is None:
             return train_batch(self, data)
-        told = json.loads(reported)
-        ended = getattr(self, ENDED, None) == told["step"]
-        result = {} if ended else weigh(self, data, told)
-        if ended or result["effective_share"] < ess_floor_of(told["options"]):
-            setattr(self, ENDED, told["step"])
+        from_trainer = json.loads(reported)
+        ended = getattr(self, ENDED, None) == from_trainer["step"]
+        result = {} if ended else weigh(self, data, from_trainer)
+        if ended or result["effective_share"] < ess_floor_of(from_trainer["options"]):
+            setattr(self, ENDED, from_trainer["step"])
             return without_update(self, data, result)
         token = WEIGHED.set(True)
         try:
@@ -96,13 +96,13 @@ def without_update(worker: Any, data: Any, result: dict[str, float]) -> Any:
     return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
 
 
-def weigh(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
+def weigh(worker: Any, data: Any, from_trainer: dict[str, Any]) -> dict[str, float]:
     """Write `advantages` of this rank's rows of a mini-batch; return what is logged.
 
     Args:
         worker: verl's TrainingWorker.
         data: the rows, as nested tensors.
-        told: the trainer's `algorithm.bestofk`, `progress` and number of the batch, `step`.
+        from_trainer: the trainer's `algorithm.bestofk`, `progress` and number of the batch, `step`.
     """
     masks = [mask.bool() for mask in data["response_mask"].unbind()]
     ratios = log_ratios(worker, data, masks)
@@ -118,13 +118,13 @@ def weigh(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
     live = torch.tensor([row[2] for row in rows])
     scores = torch.tensor([row[1] for row in rows], dtype=torch.float64)
     named = [RolloutRow(str(row[0]), str(i)) for i, row in enumerate(rows)]
-    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": told["progress"]}
+    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": from_trainer["progress"]}
 
-    def make(goal: Objective) -> torch.Tensor:
-        return row_weights(goal, scores, named, live, **inputs)
+    def make(objective: Objective) -> torch.Tensor:
+        return row_weights(objective, scores, named, live, **inputs)
 
-    goal = chosen({NAME: told["options"]})
-    weights, result = weigh_and_measure(goal, make, log_ratio, live, told["progress"])
+    objective = chosen({NAME: from_trainer["options"]})
+    weights, result = weigh_and_measure(objective, make, log_ratio, live, from_trainer["progress"])
     start = sum(len(part) for part in everyone[:rank])
     own = weights[start : start + len(mine)].to(data["old_log_probs"].dtype)
     pieces = [float(weight) * mask.to(own.dtype) for weight, mask in zip(own, masks, strict=True)]

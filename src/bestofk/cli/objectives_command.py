@@ -84,14 +84,14 @@ def as_json(text: str, entry: Entry) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    asked = parsed(ObjectivesOptions, argv, "bestofk objectives")
-    if not asked.json:
-        print(one(asked.objective) if asked.objective else listing())
+    arguments = parsed(ObjectivesOptions, argv, "bestofk objectives")
+    if not arguments.json:
+        print(one(arguments.objective) if arguments.objective else listing())
         return 0
-    if asked.objective:
+    if arguments.objective:
         table = [
             {"from": stage.start, "weight": term.weight, **as_json(term.text, term.entry)}
-            for stage in parse(asked.objective)
+            for stage in parse(arguments.objective)
             for term in stage.terms
         ]
     else:

@@ -67,14 +67,14 @@ class QuickstartOptions(VerbOptions):
 
 
 def main(argv: list[str]) -> int:
-    asked = parsed(QuickstartOptions, argv, "bestofk quickstart")
-    size = {"steps": asked.steps, "problems": asked.problems, "seed": asked.seed}
-    if not asked.json:
-        return run(asked.objective, asked.dir, **size)
+    arguments = parsed(QuickstartOptions, argv, "bestofk quickstart")
+    size = {"steps": arguments.steps, "problems": arguments.problems, "seed": arguments.seed}
+    if not arguments.json:
+        return run(arguments.objective, arguments.dir, **size)
     with contextlib.redirect_stdout(sys.stderr):
-        status = run(asked.objective, asked.dir, **size)
+        status = run(arguments.objective, arguments.dir, **size)
     if not status:
-        print(json.dumps(as_json(asked.objective, asked.dir), indent=2))
+        print(json.dumps(as_json(arguments.objective, arguments.dir), indent=2))
     return status
 
 

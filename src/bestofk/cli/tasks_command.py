@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int:
         return show(parsed(Show, argv[1:], "bestofk tasks show"))
     if argv and not argv[0].startswith("-"):
         raise ValueError(f"bestofk tasks, or bestofk tasks show NAME; got {argv[0]!r}")
-    asked = parsed(TasksOptions, argv, "bestofk tasks")
-    print(json.dumps(listed(), indent=2, default=str) if asked.json else listing())
+    arguments = parsed(TasksOptions, argv, "bestofk tasks")
+    print(json.dumps(listed(), indent=2, default=str) if arguments.json else listing())
     return 0
 
 
@@ -96,26 +96,26 @@ def parse_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def show(asked: Show) -> int:
+def show(arguments: Show) -> int:
     """Print prompts, reference answers and verdicts; 1 when a reference does not score 1.0."""
     from bestofk.rewards import verifier
     from bestofk.tasks import task
 
-    chosen = task(asked.task, **parse_options(asked.option))
-    judge = verifier(chosen.verifier, **chosen.verifier_options) if asked.judge else None
-    split_name = asked.split or chosen.splits[0]
+    chosen = task(arguments.task, **parse_options(arguments.option))
+    judge = verifier(chosen.verifier, **chosen.verifier_options) if arguments.judge else None
+    split_name = arguments.split or chosen.splits[0]
     split = chosen.split(split_name)
-    if asked.n < 1 or not 0 <= asked.start < len(split):
+    if arguments.n < 1 or not 0 <= arguments.start < len(split):
         raise ValueError(
-            f"{asked.task} has {len(split)} prompts in {split_name}; got --start {asked.start} "
-            f"--n {asked.n}"
+            f"{arguments.task} has {len(split)} prompts in {split_name}; got "
+            f"--start {arguments.start} --n {arguments.n}"
         )
-    prompts = split[asked.start : asked.start + asked.n]
+    prompts = split[arguments.start : arguments.start + arguments.n]
     verdicts = []
     if judge is not None:
         with judge:
             verdicts = judge(prompts, [prompt.reference for prompt in prompts])
-    if asked.json:
+    if arguments.json:
         table = {
             "task": chosen.name,
             "split": split_name,

@@ -116,5 +116,5 @@ def effects(found: Comparison) -> str:
         parts.append(f"{found.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
     text = f"{found.b} against {found.a}: {', '.join(parts)}"
     if found.crossing is not None:
-        text += f"; crossing at k ≈ {found.crossing.k:.3g}"
+        text += f"; crossing at k ≈ {found.crossing.k:.2g}"
     return text + "."

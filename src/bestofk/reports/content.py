@@ -187,7 +187,7 @@ def summary_k(curves: Sequence[Curve]) -> list[int]:
 
 
 def difference(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
-    ks = thin(int(one.k[-1]))
+    ks = thin(int(one.k[-1])) if len(one.k) == one.k[-1] else one.k.tolist()
     at = np.searchsorted(one.k, ks)
     crossing = one.crossing
     return {

@@ -213,7 +213,7 @@ def rule(shown: int, problems: int) -> str:
     which = "each problem" if shown == problems else f"{shown} of {problems} problems"
     first = "" if shown == problems else " (those that only some runs solve first)"
     return (
-        f"Of {which}{first}: the best sample, those that were the best of the first 1, 2, 4, … "
-        f"drawn, and the first ones; of completions above {HEAD + TAIL} characters the first "
-        f"{HEAD} and the last {TAIL}."
+        f"Shown for {which}{first}: the best sample, the best of the first 1, 2, 4, … drawn, and "
+        f"the first few. Completions above {HEAD + TAIL} characters show their first {HEAD} and "
+        f"last {TAIL}."
     )

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bestofk.common import json_safe
+from bestofk.evaluation import Comparison, Curve
 
+from .content import curve_data
+from .content import difference as difference_data
 from .page import write
 
 COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
@@ -39,6 +42,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.usetex": False,
 }
+Runs = Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
+"""By number."""
 Draw = Callable[[Any], str]
 """Draws on axes and returns the small print."""
 
@@ -83,6 +88,54 @@ def write_figures(data: Mapping[str, Any], folder: Path, kind: str) -> list[Path
     return written
 
 
+def notebook_axes(ax: Any = None) -> Any:
+    """Axes to draw on: those given, or new ones in the style of the figures.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("plot() needs matplotlib: pip install 'bestofk[plot]'") from error
+    with in_style():
+        return plt.subplots(figsize=(5.0, 3.6), layout="constrained")[1]
+
+
+def in_style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)
+
+
+def plot_curve(curve: Curve, ax: Any = None) -> Any:
+    """One curve as in the page's first figure; a second call with the same axes adds another."""
+    ax = notebook_axes(ax)
+    run = len(ax.lines)
+    runs = {run: {"name": curve.name, "seeds": "not recorded"}}
+    shown = {"label": curve.metric, "curves": [curve_data(curve, run)]}
+    with in_style():
+        _printed_below(ax, coverage(ax, runs, json_safe(shown, digits=6)))
+    return ax
+
+
+def plot_difference(found: Comparison, ax: Any = None) -> Any:
+    """One comparison as in the page's figure of differences."""
+    ax = notebook_axes(ax)
+    names = (found.a, found.b)
+    runs = [{"name": name, "seeds": "not recorded"} for name in names]
+    with in_style():
+        _printed_below(ax, difference(ax, runs, json_safe(difference_data(found, names), digits=6)))
+    return ax
+
+
+def _printed_below(ax: Any, small: str) -> None:
+    """n, k, problems and confidence, in small print below the axis."""
+    ax.figure.supxlabel(small.replace(", seeds not recorded", ""), fontsize=6, color="#59606b")
+
+
 def drawings(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
     """(file name without ending, what to draw) for every figure the data have."""
     runs = data["runs"]
@@ -121,7 +174,7 @@ def plain_text(text: str) -> str:
     return "".join(c if c.isprintable() else "�" for c in text).replace("$", r"\$")
 
 
-def label(runs: Sequence[Mapping[str, Any]], run: int) -> str:
+def label(runs: Runs, run: int) -> str:
     return plain_text(f"{letter(run)}  {runs[run]['name']}")
 
 
@@ -152,11 +205,11 @@ def powers(ax: Any, last: int) -> None:
     ax.set_xlabel("k")
 
 
-def seeds(runs: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> str:
+def seeds(runs: Runs, chosen: Sequence[int]) -> str:
     return "seeds " + per_run([{"run": r} for r in chosen], lambda one: runs[one["run"]]["seeds"])
 
 
-def coverage(ax: Any, runs: Sequence[Mapping[str, Any]], measure: Mapping[str, Any]) -> str:
+def coverage(ax: Any, runs: Runs, measure: Mapping[str, Any]) -> str:
     curves = measure["curves"]
     for c in curves:
         ax.fill_between(c["k"], c["low"], c["high"], color=colour(c["run"]), alpha=0.16, lw=0)
@@ -177,7 +230,7 @@ def last_k(curve: Mapping[str, Any]) -> str:
     return str(curve["k"][-1])
 
 
-def difference(ax: Any, runs: Sequence[Mapping[str, Any]], d: Mapping[str, Any]) -> str:
+def difference(ax: Any, runs: Runs, d: Mapping[str, Any]) -> str:
     ax.axhline(0, color="#59606b", lw=0.8)
     ax.fill_between(d["k"], d["low"], d["high"], color=colour(d["b"]), alpha=0.16, lw=0)
     ax.plot(d["k"], d["difference"], color=colour(d["b"]))

@@ -35,6 +35,17 @@ CHECKED, CHECK_EVERY = 4, 64
 recorded, and what was recorded is used again."""
 
 
+def _first_call_errors() -> tuple[type[Exception], ...]:
+    """What is raised where a kernel cannot be built or run on this card."""
+    plain = (RuntimeError, TypeError, ImportError)
+    try:
+        from triton.compiler.errors import CompilationError
+        from triton.runtime.errors import TritonError
+    except ImportError:
+        return plain
+    return (*plain, CompilationError, TritonError)
+
+
 def can_run(model: PreTrainedModel) -> str | None:
     """Why the group engine does not run this model, or None if it does.
 
@@ -142,6 +153,11 @@ class GroupSampler:
                 if done:
                     raise
                 self._give_up(str(error))
+            except _first_call_errors() as error:
+                if done or self.calls > 1 or isinstance(error, torch.AcceleratorError):
+                    raise  # the device is lost, or the engine has worked before
+                said = str(error).strip().partition("\n")[0]
+                self._give_up(f"its first call failed ({type(error).__name__}: {said})")
         yield from enumerate(self.present.sample(prompts, seed=seed, params=params))
 
     def _give_up(self, reason: str) -> None:

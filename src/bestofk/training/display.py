@@ -157,7 +157,10 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
 
 
 def phases(line: Mapping[str, Any]) -> str:
-    return " ".join(f"{name} {seconds:.1f}s" for name, seconds in line["seconds"].items())
+    """Seconds of each phase; on a GPU with the share of the card's speed that it reached."""
+    reached = line.get("floor_share", {})
+    peak = {name: f" ({share:.0%} of peak)" for name, share in reached.items()}
+    return " ".join(f"{name} {s:.1f}s{peak.get(name, '')}" for name, s in line["seconds"].items())
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

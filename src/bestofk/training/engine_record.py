@@ -47,8 +47,12 @@ def take_plan(sampler: Any, folder: Path) -> None:
     resumed run draws what the uninterrupted one draws.
     """
     path = Path(folder) / PLAN
-    if hasattr(sampler, "begin_with") and path.is_file():
-        sampler.begin_with(json.loads(path.read_text(encoding="utf-8")))
+    if not hasattr(sampler, "begin_with") or not path.is_file():
+        return
+    with contextlib.suppress(ValueError):  # a damaged file: the plan is made anew
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(stored, dict):
+            sampler.begin_with(stored)
 
 
 def floor_shares(

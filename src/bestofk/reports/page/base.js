@@ -44,7 +44,7 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const fixed = (value, digits = 3) => (isNumber(value) ? value.toFixed(digits).replace("-", "−") : "–");
 const signed = (value, digits = 3) => (isNumber(value) && value > 0 ? "+" : "") + fixed(value, digits);
 const range = (low, high, write = fixed) => (isNumber(low) ? `[${write(low)}, ${write(high)}]` : "");
-const count = (value) => (isNumber(value) ? value.toLocaleString("en-US").replaceAll(",", "\u2009") : "–");
+const count = (value) => (isNumber(value) ? value.toLocaleString("en-US").replaceAll(",", "\u202f") : "–");
 const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 const pValue = (p) => (!isNumber(p) ? "–" : p < 0.001 ? "< 0.001" : p.toFixed(3));
 // Training metrics span decades: four significant digits, with an exponent only where it helps.

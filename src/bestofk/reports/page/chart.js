@@ -98,8 +98,13 @@ const endText = (one, value, spec, width) => {
   return `${name} ${fixed(value)}`;
 };
 const shorten = (name) => (name.length > 16 ? `${visible(name).slice(0, 15)}…` : visible(name));
-const endRoom = (spec, width) =>
-  !spec.names ? 22 : 24 + 7 * Math.max(...spec.series.map((one) => endText(one, 0, spec, width).length));
+function endRoom(spec, width) {
+  if (!spec.names) return 22;
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `700 13px ${colour("--sans")}`;
+  const room = (one) => pen.measureText(endText(one, 0.888, spec, width)).width;
+  return 14 + Math.ceil(Math.max(...spec.series.map(room)));
+}
 
 function endLabels(u, columns, spec) {
   const ends = [];
