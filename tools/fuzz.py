@@ -381,13 +381,16 @@ def shortened(target: Target, data: bytes, tries: int = 500) -> bytes:
 
 
 def fuzz(
-    target: Target, pool: list[bytes], seconds: float, seed: int = 0
+    target: Target, pool: list[bytes], seconds: float, seed: int = 0, least: int = 0
 ) -> tuple[int, int, bytes | None]:
-    """Inputs tried, kinds of answers seen, and an input that fails (None: there is none)."""
+    """Inputs tried, kinds of answers seen, and an input that fails (None: there is none).
+
+    `least`: inputs that are tried however long that takes.
+    """
     rng, kinds, tried = random.Random(seed), set[str](), 0
     pool = list(pool)
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or tried < least:
         data = pool[tried] if tried < len(pool) else mutated(rng, pool)
         tried += 1
         started = time.process_time()
