@@ -104,8 +104,10 @@ def _run(arguments: list[str]) -> int:
 
 def _run_verb(verb: str, rest: list[str]) -> int:
     warnings.showwarning = _show_warning
-    # Threads of PyTorch that spin while they wait make a busy machine crawl; set before it loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # PyTorch's waiting threads spin for long, which makes a busy machine crawl: let them sleep soon.
+    # Both are read when it loads.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         return importlib.import_module(f"bestofk.cli.{verb}_command").main(rest)
     except KeyboardInterrupt:
