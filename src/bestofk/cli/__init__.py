@@ -104,7 +104,7 @@ def _run(arguments: list[str]) -> int:
 
 def _run_verb(verb: str, rest: list[str]) -> int:
     warnings.showwarning = _show_warning
-    # PyTorch's waiting threads spin for long, which makes a busy machine crawl: let them sleep soon.
+    # PyTorch's waiting threads spin for long, and a busy machine crawls: let them sleep soon.
     # Both are read when it loads.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
