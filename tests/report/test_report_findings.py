@@ -210,7 +210,7 @@ def test_command_writes_a_page_under_a_megabyte(
     told = capsys.readouterr().out
     findings = evaluate(load(files), resamples=400)
     assert f"pass@k: {findings.comparisons[0].verdict}" in told
-    assert "3 runs, 24 problems, 1152 samples" in told
+    assert "3 runs, 24 problems, 1,152 samples" in told
 
 
 def test_terminal_gets_no_escape_sequence_or_markup_from_a_file(

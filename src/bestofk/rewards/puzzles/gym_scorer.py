@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-import reasoning_gym
+
+@contextlib.contextmanager
+def _cache_folder_named() -> Iterator[None]:
+    """matplotlib, which some puzzles import, wants a folder for its cache and does without its
+    files; nothing can be written here, so that only a name is given."""
+    plain = tempfile.mkdtemp
+    tempfile.mkdtemp = lambda *args, **kwargs: "/none"  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        tempfile.mkdtemp = plain
+
+
+with _cache_folder_named():
+    import reasoning_gym
 
 
 @lru_cache(maxsize=256)
