@@ -12,18 +12,7 @@ from bestofk import advantages
 from bestofk.objectives import learning_signal
 
 FOLDER = Path(__file__).parent / "images"
-plt.rcParams.update(
-    {
-        "svg.hashsalt": "bestofk",
-        "svg.fonttype": "none",
-        "font.size": 11,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "figure.figsize": (7, 3.6),
-        "axes.grid": True,
-        "grid.alpha": 0.25,
-    }
-)
+plt.style.use(Path(__file__).with_suffix(".mplstyle"))
 
 
 def save(name: str) -> None:

@@ -36,17 +36,7 @@ PAGES = (
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTROLS = ("grpo", "grpo, small steps")
 COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255")
-plt.rcParams.update(
-    {
-        "svg.hashsalt": "bestofk",
-        "svg.fonttype": "none",
-        "font.size": 11,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.alpha": 0.25,
-    }
-)
+plt.style.use(DOCS / "figures.mplstyle")
 
 
 def best_of_k(rewards: Any, shares: np.ndarray) -> np.ndarray:
