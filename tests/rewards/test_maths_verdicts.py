@@ -254,7 +254,7 @@ def test_algebra_works_from_a_thread(maths: MathsVerifier) -> None:
     seen: list[Verdict] = []
     thread = threading.Thread(target=lambda: seen.append(ask(maths, r"\sqrt{50}", r"5\sqrt{2}")))
     thread.start()
-    thread.join(60)
+    thread.join(900)
     assert [v.status for v in seen] == ["correct"]
 
 
@@ -320,7 +320,7 @@ def test_closing_ends_every_worker_and_a_closed_verifier_starts_again() -> None:
     assert not children() - before
     assert ask(judge, r"\sqrt{27}", r"3\sqrt{3}").reward == 1.0
     del judge
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 900
     while children() - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not children() - before
