@@ -129,9 +129,9 @@ class RunSection(Section):
     trackers: tuple[str, ...] = ()
     """Any of tensorboard, wandb, trackio."""
     options: Options = field(default_factory=dict)
-    """Rare settings: split, best_by, keep_last, keep_best, samples_megabytes, unscored_share,
-    stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range, push_to_hub,
-    hub_private."""
+    """Rare settings: split, evaluate_start, best_by, keep_last, keep_best, samples_megabytes,
+    unscored_share, stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range,
+    push_to_hub, hub_private."""
 
 
 @dataclass(frozen=True, kw_only=True)
