@@ -46,7 +46,7 @@ def as_objective(given: str | Objective | None, **options: Any) -> Objective:
     if given is None:
         raise ValueError(
             "objective= is needed, a string such as 'max@8' (`bestofk objectives` lists them), "
-            "as an argument or as the attribute `goal` of the class"
+            "as an argument or as the attribute `training_objective` of the class"
         )
     options = {name: value for name, value in options.items() if value is not None}
     if not isinstance(given, Objective):

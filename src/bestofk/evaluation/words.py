@@ -98,23 +98,23 @@ def verdict(
     return text + "."
 
 
-def effects(found: Comparison) -> str:
+def effects(comparison: Comparison) -> str:
     """The sizes of the difference at the first and the last k, and where the curves cross.
 
     An effect that is not significant says so. "b against a: +0.195 at pass@1, −0.185 at pass@64;
     crossing at k ≈ 11."
     """
-    if found.metric == "mean":
+    if comparison.metric == "mean":
         places = [(0, "mean reward")]
     else:
-        ends = dict.fromkeys((0, len(found.k) - 1))
-        places = [(at, found.metric.replace("k", str(found.k[at]))) for at in ends]
-    level = 1.0 - found.confidence
+        ends = dict.fromkeys((0, len(comparison.k) - 1))
+        places = [(at, comparison.metric.replace("k", str(comparison.k[at]))) for at in ends]
+    level = 1.0 - comparison.confidence
     parts = []
     for at, name in places:
-        note = "" if found.p_value[at] <= level else " (not significant)"
-        parts.append(f"{found.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
-    text = f"{found.b} against {found.a}: {', '.join(parts)}"
-    if found.crossing is not None:
-        text += f"; crossing at k ≈ {found.crossing.k:.2g}"
+        note = "" if comparison.p_value[at] <= level else " (not significant)"
+        parts.append(f"{comparison.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
+    text = f"{comparison.b} against {comparison.a}: {', '.join(parts)}"
+    if comparison.crossing is not None:
+        text += f"; crossing at k ≈ {comparison.crossing.k:.2g}"
     return text + "."

@@ -146,8 +146,8 @@ class Session:
     def _patient(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
         """In the first step of this process on a GPU: words while kernels compile."""
         first = self.recorded == 0 and self.learner.device.type == "cuda"
-        said = first and self.processes.main and not is_quiet()
-        return engine_record.patient(self.display.say, f"step {step}: {what}", is_on=said)
+        shown = first and self.processes.main and not is_quiet()
+        return engine_record.patient(self.display.say, f"step {step}: {what}", is_on=shown)
 
     @cached_property
     def _aside(self) -> ScoringAside:
