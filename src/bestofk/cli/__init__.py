@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -87,7 +89,7 @@ def _run(arguments: list[str]) -> int:
         print(f"bestofk {bestofk.__version__}")
         return 0
     if verb not in VERBS:
-        print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
+        print(_wrapped(f"bestofk: {unknown('verb', verb, VERBS)}"), file=sys.stderr)
         return 2
     stated = [variable for flag, variable in EVERYWHERE.items() if flag in rest]
     rest = [word for word in rest if word not in EVERYWHERE]
@@ -118,8 +120,20 @@ def _run_verb(verb: str, rest: list[str]) -> int:
     except Exception as error:
         if os.environ.get("BESTOFK_TRACEBACK") or not _is_told(error):
             raise
-        print(f"bestofk {verb}: {_message(error)}", file=sys.stderr)
+        print(_wrapped(f"bestofk {verb}: {_message(error)}"), file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError | ImportError) else 1
+
+
+def _wrapped(message: str) -> str:
+    """The message in lines of the terminal's width; unchanged where a program reads it."""
+    if not sys.stderr.isatty():
+        return message
+    width = shutil.get_terminal_size().columns
+    lines = (textwrap.wrap(each, width, **_WORDS) or [""] for each in message.splitlines())
+    return "\n".join("\n".join(each) for each in lines)
+
+
+_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def _is_told(error: Exception) -> bool:
