@@ -66,7 +66,8 @@ def source(samples: Samples) -> None:
     n = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
     say(f"{samples.name}: {reported.get('path', '')} ({reported.get('format', '')}; {pairs})")
     say(
-        f"  {len(samples.problems):,} problems × {n} samples"
+        f"  {len(samples.problems):,} problem{'s' * (len(samples.problems) != 1)} × "
+        f"{n} sample{'s' * (n != '1')}"
         + (f", {samples.unscored:,} unscored" if samples.unscored else "")
     )
     for note in reported.get("notes", ()):
