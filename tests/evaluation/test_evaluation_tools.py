@@ -408,3 +408,27 @@ def test_lighteval_means_that_are_no_count_are_not_rounded(tmp_path: Path) -> No
     )
     with pytest.raises(BadFile, match="passes cannot be counted"):
         read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"metric": 3}, "'metric' of a lighteval record is a table, got '3'"),
+        ({"metric": {}}, r"0 metrics \(none\)"),
+        ({"metric": {"a": 1, "b": 0}}, r"2 metrics \(a, b\): choose one with --map reward=a"),
+        ({"doc": None}, "'doc' of a lighteval record"),
+        ({"model_response": []}, "'model_response' of a lighteval record"),
+    ],
+)
+def test_damaged_lighteval_records_are_named(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    record = {"doc": {"id": 1}, "metric": {"em": 1}, "model_response": {"text": ["a"]}}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({**record, **change}) + "\n", encoding="utf-8")
+    with pytest.raises(BadFile, match=told):
+        read(path)
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    assert rewards(read(path)) == {"1": [1.0]}
+    with pytest.raises(BadFile, match="no target"):
+        read(path, judge="target")

@@ -21,7 +21,7 @@ def lighteval_metric(record: Record, judge: str | None) -> str:
     """
     if judge:
         return f"judged by {judge}"
-    metrics = [name for name, value in record["metric"].items() if _is_number(value)]
+    metrics = [name for name, value in _table(record, "metric").items() if _is_number(value)]
     counted = [name for name in metrics if COUNTED.fullmatch(name)]
     if len(_texts(record)) > 1 and counted:
         return counted[0]
@@ -51,8 +51,8 @@ def lighteval(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, 
     Raises:
         ValueError: several responses, and a metric from which no passes can be counted.
     """
-    document, reward, texts = record["doc"], columns["reward"], _texts(record)
-    about = {"problem_id": document["id"], "prompt": document.get("query")}
+    document, reward, texts = _table(record, "doc"), columns["reward"], _texts(record)
+    about = {"problem_id": document.get("id"), "prompt": document.get("query")}
     if not reward.startswith("judged by "):
         for text, score in zip(texts, _scores(record, reward, len(texts))):
             yield {**about, "completion": text, "reward": score}
@@ -65,7 +65,7 @@ def lighteval(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, 
 
 
 def _scores(record: Record, reward: str, responses: int) -> list[Any]:
-    metrics = record["metric"]
+    metrics = _table(record, "metric")
     if reward not in metrics:
         raise ValueError(f"no metric {reward!r} in this document; have {', '.join(metrics)}")
     value = metrics[reward]
@@ -74,7 +74,7 @@ def _scores(record: Record, reward: str, responses: int) -> list[Any]:
     passes = round(value * responses)
     if not COUNTED.fullmatch(reward) or not math.isclose(passes, value * responses, abs_tol=1e-6):
         raise ValueError(
-            f"document {record['doc']['id']} has {responses} responses and one {reward} of "
+            f"document {record['doc'].get('id')} has {responses} responses and one {reward} of "
             f"{value}, from which passes cannot be counted: state how to judge each response, with "
             "--judge 'regex:answer is (.+)' (its first group is compared with the target), or "
             "--judge target (the whole response is)"
@@ -82,15 +82,28 @@ def _scores(record: Record, reward: str, responses: int) -> list[Any]:
     return [1.0] * passes + [0.0] * (responses - passes)
 
 
+def _table(record: Record, name: str) -> Mapping[str, Any]:
+    value = record[name]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name!r} of a lighteval record is a table, got {str(value)[:60]!r}")
+    return value
+
+
 def _texts(record: Record) -> list[Any]:
-    response = record["model_response"]
-    return list(response.get("text_post_processed") or response.get("text") or [])
+    response = _table(record, "model_response")
+    texts = response.get("text_post_processed") or response.get("text") or []
+    return list(texts) if isinstance(texts, list | tuple) else [texts]
 
 
 def _golds(document: Mapping[str, Any]) -> set[str]:
-    at = document["gold_index"]
+    at = document.get("gold_index")
     chosen = at if isinstance(at, list | tuple) else [at]
-    return {plain(document["choices"][index]) for index in chosen}
+    try:
+        return {plain(document["choices"][index]) for index in chosen}
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(
+            "the document has no choice at its gold_index, so --judge has no target"
+        ) from None
 
 
 def _is_number(value: Any) -> bool:
