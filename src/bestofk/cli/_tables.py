@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bestofk.cli._wrapping import wrapped
+
 if TYPE_CHECKING:
     from bestofk.evaluation import (
         Comparison,
@@ -55,7 +57,7 @@ def cut(name: str, most: int = 12) -> str:
 
 def say(text: str) -> None:
     """A line of plain text; nothing in it is markup."""
-    print(text)
+    print(wrapped(text))
 
 
 def source(samples: Samples) -> None:

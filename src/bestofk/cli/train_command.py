@@ -15,6 +15,7 @@ from pathlib import Path
 
 import bestofk
 from bestofk.cli._recipe_flags import TrainArguments, override, split
+from bestofk.cli._wrapping import wrapped
 from bestofk.common import choices, json_safe
 from bestofk.config import Config, leaves, read, read_own_config, replaced
 
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         if words.json:
             lines = {"settings": dict(leaves(config)), "said": said.splitlines()}
             said = json.dumps(json_safe(lines), indent=2, default=str)
-        print(said)
+        print(said if words.json else wrapped(said))
         return 0
     return go(config, as_json=words.json)
 
