@@ -329,6 +329,22 @@ def test_flags_of_every_verb():
     assert "Traceback" not in run("train", "nowhere.toml").stderr
 
 
+@pytest.mark.parametrize("host", ["trl", "verl", "skyrl", "openrlhf"])
+def test_an_adapter_without_torch_says_what_to_install(host):
+    hidden = "import importlib.util\nfind = importlib.util.find_spec\n"
+    hidden += "importlib.util.find_spec = lambda name: None if name == 'torch' else find(name)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}import bestofk.adapters.{host}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "bestofk.adapters needs torch" in last
+    assert "pip install 'bestofk[trl]'" in last
+
+
 def test_a_dry_run_works_without_torch():
     code = WITHOUT_TORCH + "sys.exit(main(['train', 'countdown-tiny', '--dry-run']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
