@@ -243,8 +243,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return _value(next(part for part in arguments if part is not type(None)), value, where)
     if origin is Literal:
         if value not in arguments:
-            hint = did_you_mean(value, arguments).rstrip()
-            raise ValueError(f"{where} is one of {', '.join(arguments)}, got {value!r}; {hint}")
+            guess = did_you_mean(value, arguments).rstrip()
+            said = f"{where} is one of {', '.join(arguments)}, got {value!r}"
+            raise ValueError(f"{said}; {guess}" if guess else said)
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -297,13 +298,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return list(value) if isinstance(value, tuple) else value
-
-
-def value_at(config: Any, name: str) -> Any:
-    """The field of a dotted name."""
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def replaced(config: T, name: str, value: Any) -> T:
