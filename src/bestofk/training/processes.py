@@ -110,6 +110,24 @@ def share_cards(device: str) -> None:
         os.environ["LOCAL_RANK"] = str(int(os.environ.get("LOCAL_RANK", "0")) % cards)
 
 
+def check_shards(
+    fsdp: bool, device: str, cards: int, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Raise where weights should be shared out over processes that share a GPU.
+
+    >>> check_shards(True, "cuda", 1, {"LOCAL_WORLD_SIZE": "2"})
+    Traceback (most recent call last):
+    ...
+    ValueError: model.options.fsdp needs a GPU for each process, and 2 processes share one here: ...
+    """
+    sharing = processes_per_card(cards, environ)
+    if fsdp and sharing > 1 and device.startswith("cuda"):
+        raise ValueError(
+            f"model.options.fsdp needs a GPU for each process, and {sharing} processes share one "
+            f"here: start as many as there are GPUs ({cards}), or leave fsdp off"
+        )
+
+
 def forget_other_device(device: str) -> None:
     """Let a process that trained on one kind of device train on another: accelerate keeps the
     first, and says nothing or stops."""
