@@ -194,7 +194,8 @@ def test_the_start_is_evaluated_unless_told_not_to(recipe, tmp_path):
     for name, first in (("with", True), ("without", False)):
         run = {"dir": str(tmp_path / name), "steps": 2, "options": {"evaluate_start": first}}
         train(read(recipe(f"{name}.toml", evaluation={"every": 2}, run=run)))
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").open()]
+        text = (tmp_path / name / "metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
         assert [x["step"] for x in lines if x["kind"] == "evaluation"] == ([0, 2] if first else [2])
         drawn.append([x["reward"] for x in lines if x["kind"] == "train"])
     assert drawn[0] == drawn[1]
