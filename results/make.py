@@ -266,8 +266,9 @@ def draw_tasks() -> None:
             (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
             axis.errorbar(x, y, spread[many], spread[0], "s" if arm == "start" else "o",
                           color=colour, ms=5)  # fmt: skip
-            axis.annotate(arm, (x, y), (0, 8), textcoords="offset points", ha="center",
-                          color=colour, size=9)  # fmt: skip
+            away, side = TASK_LABELS.get(arm, ((7, 6), "left"))
+            axis.annotate(arm, (x, y), away, textcoords="offset points", ha=side, color=colour,
+                          size=9)  # fmt: skip
         axis.margins(0.15)
         axis.set(title=title, xlabel=f"{metric}@1", ylabel=f"{metric}@64")
     figure.tight_layout()
@@ -282,6 +283,12 @@ LABELS = {
     "maxrl, KL": ((2, 13), "center"),
 }
 """Where names stand beside their points: in points, and which end."""
+TASK_LABELS = {
+    "max@8": ((7, -13), "left"),
+    "max@8:loo": ((-7, -13), "right"),
+    "grpo": ((-8, 7), "right"),
+    "passk-training@16": ((-2, 9), "center"),
+}
 SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
 
 
