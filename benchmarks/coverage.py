@@ -305,8 +305,9 @@ error of a share of .95 is {error:.3f}. Rows with fewer runs are from earlier co
 How to read the intervals: [evaluation](evaluation.md).
 
 - **over problems**: the interval that is quoted (the bounded bootstrap), for the population that
-  the problems come from; *where ≥ 10 differ*: the same among runs in which ten or more problems
-  differ from the floor and from the ceiling.
+  the problems come from.
+- **where ≥ 10 differ**: the same among runs in which ten or more problems differ from the floor and
+  from the ceiling.
 - **t: given / holds**: the share of runs in which Student's t is shown, and how often it holds.
 - **fixed set**: the interval for these problems alone. **band**: all k at once.
 

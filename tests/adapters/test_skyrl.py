@@ -333,7 +333,7 @@ def test_the_pages_command_passes_skyrls_checks_and_reaches_a_worker(tmp_path):
         env = {**os.environ, "PYTHONPATH": str(ON_CPU), "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(
             [sys.executable, *shlex.split(command.replace("\\\n", ""))[1:]],
-            cwd=tmp_path, text=True, capture_output=True, check=False, env=env, timeout=400,
+            cwd=tmp_path, text=True, capture_output=True, check=False, env=env, timeout=1800,
         )  # fmt: skip
         assert done.returncode != 0  # there is no model here, and no GPU
         return done.stdout + done.stderr

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bestofk.cli._wrapping import wrapped
 from bestofk.common import json_safe
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def cut(name: str, most: int = 12) -> str:
 
 def say(text: str) -> None:
     """A line of plain text; nothing in it is markup."""
-    print(text)
+    print(wrapped(text))
 
 
 def print_source(samples: Samples) -> None:
@@ -67,7 +68,8 @@ def print_source(samples: Samples) -> None:
     n = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
     say(f"{samples.name}: {reported.get('path', '')} ({reported.get('format', '')}; {pairs})")
     say(
-        f"  {len(samples.problems):,} problems × {n} samples"
+        f"  {len(samples.problems):,} problem{'s' * (len(samples.problems) != 1)} × "
+        f"{n} sample{'s' * (n != '1')}"
         + (f", {samples.unscored:,} unscored" if samples.unscored else "")
     )
     for note in reported.get("notes", ()):

@@ -78,9 +78,11 @@ def verdict(
     how = f"p ≤ {level:.2g}, corrected over all k" if len(k) > 1 else f"p ≤ {level:.2g}"
     if not sure.any():
         top = int(np.abs(difference).argmax())
+        where = f"largest {difference[top]:+.3f} at k = {k[top]}"
+        size = where if len(k) > 1 else f"{difference[top]:+.3f}"
         result = (
-            f"No significant difference between {a} and {b} at {scope} (largest "
-            f"{difference[top]:+.3f} at k = {k[top]}, p = {p_value[top]:.2g})"
+            f"No significant difference between {a} and {b} at {scope} "
+            f"({size}, p = {p_value[top]:.2g})"
         )
         if not np.isfinite(visible[top]):
             return f"{result}; {problems} problems are too few for this test (6 or more)."

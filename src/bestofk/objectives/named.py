@@ -28,7 +28,7 @@ from .inputs import (
     random_numbers,
 )
 from .off_policy_region import inside, region
-from .options import OffPolicy, check_forms, own_options, weighted
+from .options import OffPolicy, check_forms, check_kinds, own_options, weighted
 
 
 class ObjectiveWarning(UserWarning):
@@ -339,6 +339,11 @@ def objective(
         raise ValueError(f"{text} is an Objective already; give options where it is made")
     if variant is not None and design is not None and variant != design:
         raise ValueError(f"variant={variant!r} and design={design!r} name the same thing: give one")
+    check_kinds(
+        {"variant": variant, "design": design, "weights": weights, "truncate": truncate}
+        | {"self_normalise": self_normalise, "clamp": clamp, "threshold": threshold}
+        | {"trust_region": trust_region}
+    )
     stages = parse(text, variant or design)
     if weights is not None:
         stages = weighted(text, stages, weights)

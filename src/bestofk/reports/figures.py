@@ -6,6 +6,7 @@ stand alone. Matplotlib is the extra `plot`, imported only here.
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
 import re
@@ -131,6 +132,22 @@ def plot_difference(comparison: Comparison, ax: Any = None) -> Any:
             ax, difference(ax, runs, json_safe(difference_data(comparison, names), digits=6))
         )
     return ax
+
+
+def picture(draw: Callable[[Any], object]) -> str:
+    """What a notebook shows of a result: its figure as an HTML image; empty without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return ""
+    drawn = io.BytesIO()
+    with in_style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(5.0, 3.6), layout="constrained")
+        draw(figure.subplots())
+        figure.savefig(drawn, format="png", dpi=144)
+    encoded = base64.b64encode(drawn.getvalue()).decode("ascii")
+    return f'<img alt="" width="500" src="data:image/png;base64,{encoded}">'
 
 
 def _printed_below(ax: Any, small: str) -> None:

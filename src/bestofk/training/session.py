@@ -100,7 +100,7 @@ class Session:
         while not self.leaving():
             self.seconds = {}
             self._refresh_sampler()
-            if self._due(self.config.evaluation.every) and not self.state.is_validated:
+            if self._evaluation_due():
                 self._evaluate()
             if self._due(self.config.run.checkpoint_every):
                 self._save()
@@ -261,6 +261,10 @@ class Session:
     def end(self) -> TrainingEnd:
         signal = None if self.is_complete else self.stop.signal
         return TrainingEnd(self.run.path, self.state.step, signal)
+
+    def _evaluation_due(self) -> bool:
+        begun = self.state.step > 0 or run_options(self.config).evaluate_start
+        return begun and self._due(self.config.evaluation.every) and not self.state.is_validated
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps is due now; always at the end."""
