@@ -244,8 +244,8 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value not in arguments:
             guess = did_you_mean(value, arguments).rstrip()
-            said = f"{where} is one of {', '.join(arguments)}, got {value!r}"
-            raise ValueError(f"{said}; {guess}" if guess else said)
+            message = f"{where} is one of {', '.join(arguments)}, got {value!r}"
+            raise ValueError(f"{message}; {guess}" if guess else message)
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

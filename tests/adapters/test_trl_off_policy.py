@@ -35,6 +35,9 @@ from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning
 
+# a second pass is biased, which a test of test_trl_options.py hears
+pytestmark = pytest.mark.filterwarnings("ignore:num_iterations=")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():

@@ -272,6 +272,12 @@ def cautions(objective: Objective, args: Any) -> Iterator[str]:
             f"negative weight out of the loss: the update is biased "
             f"for the gradient of {objective.text}"
         )
+    if args.num_iterations > 1 and exact_steps(objective, args):
+        yield (
+            f"num_iterations={args.num_iterations} reuses samples that the policy has already "
+            f"learnt from: the update is biased for the gradient of {objective.text} from the "
+            "second pass on; one pass in mini-batches (steps_per_generation) is not"
+        )
     if args.use_vllm and args.vllm_importance_sampling_correction and objective.k > 1:
         yield (
             f"TRL corrects what vLLM and the learner differ by with each sample's own ratio; "

@@ -195,6 +195,11 @@ def cautions(config: Any, objective: Objective) -> Iterator[str]:
             f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')} corrects with "
             f"each sample's own ratio, and {objective} would need its siblings' too"
         )
+    if exact_loss(config) and actor.ppo_epochs > 1:
+        yield (
+            f"{ACTOR}.ppo_epochs={actor.ppo_epochs} reuses samples that the policy has already "
+            "learnt from; one pass in mini-batches (ppo_mini_batch_size) is exact"
+        )
     if steps_per_batch(config) > 1 and not exact_loss(config):
         yield (
             f"verl takes {steps_per_batch(config)} optimiser steps per batch, and the weights are "
