@@ -301,12 +301,13 @@ def page(asked: argparse.Namespace, tables: dict[str, str]) -> str:
 Written by `python benchmarks/coverage.py --trials {asked.trials} --write docs/coverage.md`:
 simulated runs of n = {asked.n} samples per problem, {asked.resamples} resamples, pass@k, 95%
 intervals, fixed seeds. The last column is the number of runs; with {asked.trials} the standard
-error of a share of .95 is {error:.3f}. Rows with fewer runs are from earlier computations.
+error of a share of .95 is {error:.3f}.
 How to read the intervals: [evaluation](evaluation.md).
 
 - **over problems**: the interval that is quoted (the bounded bootstrap), for the population that
-  the problems come from; *where ≥ 10 differ*: the same among runs in which ten or more problems
-  differ from the floor and from the ceiling.
+  the problems come from.
+- **where ≥ 10 differ**: the same among runs in which ten or more problems differ from the floor and
+  from the ceiling.
 - **t: given / holds**: the share of runs in which Student's t is shown, and how often it holds.
 - **fixed set**: the interval for these problems alone. **band**: all k at once.
 

@@ -301,10 +301,48 @@ def test_a_shipped_recipe_is_found_by_its_name(capsys):
     assert "did you mean 'countdown-tiny'?" in capsys.readouterr().err
 
 
+def test_an_unknown_option_is_named_before_a_missing_one(capsys):
+    assert main(["plan", "--powr", ".8"]) == 2
+    assert "unknown option --powr; did you mean '--power'?" in capsys.readouterr().err
+
+
+def test_a_message_is_wrapped_at_the_width_of_a_terminal(tmp_path):
+    """In a terminal of 80 columns no word is cut; into a pipe the message stays one line."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "bestofk", "objectives", "nope"]
+    environment = {**os.environ, "COLUMNS": "80"}
+    subprocess.run(words, stderr=theirs, env=environment, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode().replace("\r", "").strip()
+    os.close(ours)
+    piped = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60).stderr
+    assert shown.count("\n") >= 2
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.replace("\n", " ") == piped.strip()
+
+
 def test_flags_of_every_verb():
     done = run("train", "nowhere.toml", "--verbose")
     assert "Traceback" in done.stderr
     assert "Traceback" not in run("train", "nowhere.toml").stderr
+
+
+@pytest.mark.parametrize("host", ["trl", "verl", "skyrl", "openrlhf"])
+def test_an_adapter_without_torch_says_what_to_install(host):
+    hidden = "import importlib.util\nfind = importlib.util.find_spec\n"
+    hidden += "importlib.util.find_spec = lambda name: None if name == 'torch' else find(name)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}import bestofk.adapters.{host}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "bestofk.adapters needs torch" in last
+    assert "pip install 'bestofk[trl]'" in last
 
 
 def test_a_dry_run_works_without_torch():

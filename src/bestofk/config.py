@@ -129,9 +129,9 @@ class RunSection(Section):
     trackers: tuple[str, ...] = ()
     """Any of tensorboard, wandb, trackio."""
     options: Options = field(default_factory=dict)
-    """Rare settings: split, best_by, keep_last, keep_best, samples_megabytes, unscored_share,
-    stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range, push_to_hub,
-    hub_private."""
+    """Rare settings: split, evaluate_start, best_by, keep_last, keep_best, samples_megabytes,
+    unscored_share, stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range,
+    push_to_hub, hub_private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +243,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return _value(next(part for part in arguments if part is not type(None)), value, where)
     if origin is Literal:
         if value not in arguments:
-            hint = did_you_mean(value, arguments).rstrip()
-            raise ValueError(f"{where} is one of {', '.join(arguments)}, got {value!r}; {hint}")
+            guess = did_you_mean(value, arguments).rstrip()
+            message = f"{where} is one of {', '.join(arguments)}, got {value!r}"
+            raise ValueError(f"{message}; {guess}" if guess else message)
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -297,13 +298,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return list(value) if isinstance(value, tuple) else value
-
-
-def value_at(config: Any, name: str) -> Any:
-    """The field of a dotted name."""
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def replaced(config: T, name: str, value: Any) -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
@@ -48,6 +50,45 @@ def test_an_evaluation_is_the_curve_with_a_short_face() -> None:
     assert found._repr_html_().count("<tr>") == 3
     with pytest.raises(ValueError, match=r"k ≤ 8|k = 1\.\.8"):
         found.at(9)
+
+
+def _image(shown: str) -> Any:
+    """The only picture in the HTML of a result, as an array of pixels."""
+    from matplotlib.image import imread
+
+    assert shown.count("<img") == 1
+    data = shown.partition("base64,")[2].partition('"')[0]
+    return imread(io.BytesIO(base64.b64decode(data)))
+
+
+def test_a_notebook_shows_the_figure_that_plot_draws() -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.image import imread
+
+    from bestofk.reports.figures import in_style
+
+    better = np.maximum(REWARDS, REWARDS[::-1])
+    for result in (bestofk.evaluate(REWARDS), bestofk.compare(REWARDS, better)):
+        assert result._repr_html_().count("<table>") == 1
+        drawn = io.BytesIO()
+        with in_style():
+            figure = Figure(figsize=(5.0, 3.6), layout="constrained")
+            result.plot(figure.subplots())
+            figure.savefig(drawn, format="png", dpi=144)
+        drawn.seek(0)
+        np.testing.assert_array_equal(_image(result._repr_html_()), imread(drawn))
+
+
+def test_without_matplotlib_a_notebook_shows_the_table_alone() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['matplotlib'] = None\n"
+        "import bestofk\n"
+        "shown = bestofk.evaluate([[0, 1, 1], [1, 0, 0]])._repr_html_()\n"
+        "print(shown.count('<table>'), shown.count('<img'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 0\n"
 
 
 def test_html_escapes_names() -> None:

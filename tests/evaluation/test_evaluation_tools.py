@@ -347,3 +347,88 @@ def test_a_results_file_of_evalplus_gives_its_own_headline_numbers() -> None:
     base = read(FILES / "evalplus_eval_results.json", columns={"reward": "base_passed"})
     assert curve(base, resamples=400).estimate[0] == pytest.approx(0.5)
     assert (len(run.problems), int(run.live.min())) == (3, 4)
+
+
+# lighteval: the answers and targets of write_lighteval.py
+LIGHTEVAL = {"0": ["4", "5", "4", "4"], "1": ["6", "6", "9", "12"], "2": ["3", "1", "", "0"]}
+TARGETS = {"0": "4", "1": "9", "2": "2"}
+RIGHT = {
+    problem: [float(answer == TARGETS[problem]) for answer in answers]
+    for problem, answers in LIGHTEVAL.items()
+}
+
+
+def test_lighteval_passes_are_counted_from_its_pass_at_1() -> None:
+    run = read(FILES / "lighteval_sums_sampled.parquet")
+    found = rewards(run)
+    assert {problem: sum(found[problem]) for problem in found} == {  # type: ignore[arg-type]
+        problem: sum(RIGHT[problem]) for problem in RIGHT
+    }
+    assert run.live.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("judge", ["target", r"regex:^(\d+)$"])
+@pytest.mark.parametrize("name", ["sampled", "majority"])
+def test_lighteval_responses_are_judged_one_by_one(name: str, judge: str) -> None:
+    run = read(FILES / f"lighteval_sums_{name}.parquet", judge=judge)
+    assert rewards(run) == RIGHT
+    texts = {
+        (row.problem_id, row.fields["completion"])
+        for row in rows(FILES / f"lighteval_sums_{name}.parquet", judge=judge)
+    }
+    assert texts == {(p, text) for p, answers in LIGHTEVAL.items() for text in answers}
+
+
+def test_lighteval_with_one_response_takes_the_metric() -> None:
+    run = read(FILES / "lighteval_sums_greedy.parquet")
+    assert rewards(run) == {problem: right[:1] for problem, right in RIGHT.items()}
+    assert rewards(read(FILES / "lighteval_sums_greedy.parquet", columns={"reward": "em"})) == (
+        rewards(run)
+    )
+
+
+def test_lighteval_metrics_that_count_nothing_are_errors_with_a_way_out(tmp_path: Path) -> None:
+    majority = FILES / "lighteval_sums_majority.parquet"
+    with pytest.raises(BadFile, match=r"4 responses and one maj@n:n=4 .* --judge target"):
+        read(majority)
+    with pytest.raises(BadFile, match="no metric 'nope' in this document; have maj@n:n=4"):
+        read(majority, columns={"reward": "nope"})
+    for name in ("details_a_1.parquet", "details_b_1.parquet"):
+        shutil.copy(majority, tmp_path / name)
+    with pytest.raises(BadFile, match=r"several tasks: name details_a_1.parquet, details_b_1"):
+        read(tmp_path)
+
+
+def test_lighteval_means_that_are_no_count_are_not_rounded(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(FILES / "lighteval_sums_sampled.parquet").to_pylist()
+    table[0]["metric"] = {"avg@n:n=4": 0.3}
+    parquet.write_table(
+        pytest.importorskip("pyarrow").Table.from_pylist(table), tmp_path / "a.parquet"
+    )
+    with pytest.raises(BadFile, match="passes cannot be counted"):
+        read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"metric": 3}, "'metric' of a lighteval record is a table, got '3'"),
+        ({"metric": {}}, r"0 metrics \(none\)"),
+        ({"metric": {"a": 1, "b": 0}}, r"2 metrics \(a, b\): choose one with --map reward=a"),
+        ({"doc": None}, "'doc' of a lighteval record"),
+        ({"model_response": []}, "'model_response' of a lighteval record"),
+    ],
+)
+def test_damaged_lighteval_records_are_named(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    record = {"doc": {"id": 1}, "metric": {"em": 1}, "model_response": {"text": ["a"]}}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({**record, **change}) + "\n", encoding="utf-8")
+    with pytest.raises(BadFile, match=told):
+        read(path)
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    assert rewards(read(path)) == {"1": [1.0]}
+    with pytest.raises(BadFile, match="no target"):
+        read(path, judge="target")

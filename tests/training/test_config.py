@@ -3,12 +3,15 @@
 import dataclasses
 import re
 import tomllib
+from typing import Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bestofk.cli.train_command import main, override, split
+from bestofk.cli import main as command
+from bestofk.cli._recipe_flags import _kinds, _plain
+from bestofk.cli.train_command import override, split
 from bestofk.config import (
     OPTION_FIELDS,
     Config,
@@ -29,7 +32,8 @@ from bestofk.rare_settings import (
     model_options,
     run_options,
 )
-from bestofk.training.checks import cautions, check, check_resumed
+from bestofk.training.checks import cautions, check, check_resumed, claim_of_run
+from bestofk.training.cost import group_lines
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 OPTIONS = st.dictionaries(
@@ -100,11 +104,80 @@ def test_flags_override_a_recipe_and_options_are_open(tmp_path):
     }  # fmt: skip
 
 
-def test_a_mistyped_flag_is_answered_with_the_right_one(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--sampling.samples-per-promt", "8"])
-    assert caught.value.code == 2
-    assert "--sampling.samples-per-prompt" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--sampling.samples-per-promt 8", "did you mean --sampling.samples_per_prompt? bestofk"),
+        ("--stepz 8", "unknown setting --stepz; did you mean --run.steps? bestofk train --help-al"),
+        ("--samples-per-prompt 8", "--sampling.samples_per_prompt or --evaluation.samples_per_pr"),
+        ("--overlong-tokens 8", "did you mean --run.options.overlong_tokens?"),
+        ("--model Qwen/Qwen3-0.6B", "model is a section, write --model.path;"),
+        ("--dry_rn", "did you mean --dry-run?"),
+        (
+            "--nothing.like.it 3",
+            "unknown setting --nothing.like.it; bestofk train --help-all lists",
+        ),
+        ("--run.steps many", "--run.steps takes a whole number, got 'many'"),
+        ("--optimizer.learning-rate fast", "--optimizer.learning-rate takes a number, got 'fast'"),
+        ("--sampling.engine vlm", "got 'vlm'; did you mean 'vllm'? have auto, group, transformers"),
+        ("--run.dir", "--run.dir needs a value"),
+        ("--run.dir --run.steps 3", "--run.dir needs a value"),
+        ("--loss.clip 0.2 --run.steps 3", "--loss.clip needs 2 values, got 0.2"),
+        ("--run.steps 0", "run.steps is at least 1, got 0"),
+        ("--task.options 3", "write --task.options.NAME value"),
+        ("--json=3", "--json takes no value, got '3'"),
+        ("maze-tiny", "unexpected argument 'maze-tiny'; the recipe is countdown-tiny"),
+        ("-n 3", "unknown flag -n"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_one_line_with_the_way_out(flags, told, capsys):
+    assert command(["train", "countdown-tiny", *flags.split()]) == 2
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.err.startswith("bestofk train: ")
+    assert shown.err.count("\n") == 1
+    assert not shown.out
+
+
+OTHER = {int: 3, float: 0.25, str: "other", bool: True}
+
+
+def test_every_setting_can_be_given_by_a_flag():
+    """Each setting gets a value that is not its default, and reads back as exactly that."""
+    wanted, flags = dict[str, object](), list[str]()
+    for name, default in leaves(Config()):
+        kind = _kinds()[name]
+        plain = _plain(kind)[0]
+        if get_origin(plain) is Literal:
+            value = next(each for each in get_args(plain) if each != default)
+        elif get_origin(plain) is tuple:
+            inside = get_args(plain)
+            count = 3 if inside[-1] is Ellipsis else len(inside)
+            value = (OTHER[_plain(inside[0])[0]],) * count
+        else:
+            value = OTHER[plain]
+        assert value != default, name
+        wanted[name] = value
+        words = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
+        flags += [f"--{name.replace('_', '-')}", *([] if value is True else words)]
+    assert dict(leaves(override(Config(), split(flags)))) == wanted
+
+
+def test_a_flag_can_take_a_value_away_and_turn_a_setting_off():
+    config = changed(off_policy__correct_sampler=True, off_policy__trust_region=(1.0, 1.0))
+    for off in ("--off_policy.correct_sampler=false", "--off-policy.no-correct-sampler"):
+        found = override(config, split([off, "--off-policy.trust-region", "None"]))
+        assert not found.off_policy.correct_sampler
+        assert found.off_policy.trust_region is None
+
+
+def test_the_recipe_may_stand_after_the_flags():
+    words = split(["--run.steps", "3", "--dry-run", "countdown-tiny", "--loss.clip", "0.1", "0.3"])
+    assert (words.recipe, words.dry_run) == ("countdown-tiny", True)
+    assert words.settings == {"run.steps": 3, "loss.clip": [0.1, 0.3]}
+    words = split(["--run.trackers", "tensorboard", "wandb", "own.toml"])
+    assert words.recipe == "own.toml"
+    assert words.settings == {"run.trackers": ["tensorboard", "wandb"]}
 
 
 @given(st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)))
@@ -253,6 +326,31 @@ def test_every_earlier_key_has_a_place_that_exists():
 
 def test_the_config_stays_small():
     assert len(list(leaves(Config()))) + len(OPTION_FIELDS) < 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim", "why"),
+    [
+        ({"objective": "max@4"}, "exact", "unbiased"),
+        ({"objective": "max@4", "off_policy__mini_batches": 4}, "exact", "unbiased"),
+        ({"objective": "max@4", "off_policy__passes": 2}, "biased", "passes = 2 reuse samples"),
+        ({"objective": "max@4", "off_policy__mini_batches": 2,
+          "off_policy__trust_region": (0.2, 0.2)}, "biased", "trust_region"),
+        ({"objective": "max@4", "off_policy__mini_batches": 2,
+          "objective_options": {"truncate": 1.0}}, "biased", "bounded or approximate"),
+        ({"objective": "dr-grpo"}, "scaled", "constant multiple"),
+        ({"objective": "grpo"}, "biased", "normalised"),
+        ({"objective": "mean", "loss__name": "clipped"}, "biased", "clipped"),
+    ],
+)  # fmt: skip
+def test_a_run_says_whether_its_update_is_exact_scaled_or_biased(changes, claim, why):
+    config = changed(**changes)
+    objective = check(config)
+    stated, reason = claim_of_run(config, objective)
+    assert (stated, why in reason) == (claim, True)
+    noted = any(reason in note for note in cautions(config, objective))
+    assert noted == (claim == "biased")
+    assert f"expected update: {claim} ({reason})" in " ".join(group_lines(config, objective))
 
 
 def test_a_warm_up_longer_than_the_run_is_mentioned():

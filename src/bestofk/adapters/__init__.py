@@ -3,3 +3,12 @@
 An adapter translates the host's tensors to groups, calls `bestofk.objectives` and translates back.
 It holds no mathematics.
 """
+
+import importlib.util
+
+if importlib.util.find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "bestofk.adapters needs torch, which verl, SkyRL and OpenRLHF bring along; "
+        "for TRL: pip install 'bestofk[trl]'",
+        name="torch",
+    )

@@ -1,4 +1,4 @@
-"""Results as objects: short in a terminal, a table in a notebook, with plots and data frames."""
+"""Results as objects: short in a terminal, table and figure in a notebook, and data frames."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from bestofk.evaluation import Comparison, Curve, Samples
 from bestofk.objectives.diagnostics import Signal
+from bestofk.reports.figures import picture, plot_curve, plot_difference
 
 
 @runtime_checkable
@@ -98,7 +99,8 @@ class EvaluationResult:
 
     def _repr_html_(self) -> str:
         rows = [(name, f"{e.value:.3f}", f"{e.low:.3f} – {e.high:.3f}") for name, e in self.rows()]
-        return _table(self.title, ("", "estimate", f"{self.curve.confidence:.0%}"), rows)
+        header = ("", "estimate", f"{self.curve.confidence:.0%}")
+        return _table(self.title, header, rows) + picture(self.plot)
 
     def to_pandas(self) -> Any:
         """One row per k: estimate, low, high."""
@@ -114,8 +116,6 @@ class EvaluationResult:
 
     def plot(self, ax: Any = None) -> Any:
         """The curve against k with its interval, as on the page; returns the matplotlib axes."""
-        from bestofk.reports.figures import plot_curve
-
         return plot_curve(self.curve, ax)
 
 
@@ -162,7 +162,8 @@ class ComparisonResult:
                 (f"k = {k}", f"{result.value:+.3f}", f"{result.low:+.3f} – {result.high:+.3f}")
             )
         header = ("", "difference", f"{self.comparison.confidence:.0%}")
-        return _table(self.title, header, rows) + f"<p>{html.escape(self.verdict)}</p>"
+        verdict = f"<p>{html.escape(self.verdict)}</p>"
+        return verdict + _table(self.title, header, rows) + picture(self.plot)
 
     def to_pandas(self) -> Any:
         """One row per k: difference, low, high, p (corrected over k)."""
@@ -179,8 +180,6 @@ class ComparisonResult:
 
     def plot(self, ax: Any = None) -> Any:
         """The difference against k, as on the page; returns the matplotlib axes."""
-        from bestofk.reports.figures import plot_difference
-
         return plot_difference(self.comparison, ax)
 
 

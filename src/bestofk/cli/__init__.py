@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import bestofk
+from bestofk.cli._wrapping import wrapped
 from bestofk.common import unknown
 
 # group: verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
@@ -62,7 +63,7 @@ def usage() -> str:
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """A warning as one line that a user can act on."""
     kind = "deprecated" if issubclass(category, FutureWarning) else "note"
-    print(f"{kind}: {message}", file=sys.stderr)
+    print(wrapped(f"{kind}: {message}", sys.stderr), file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +88,7 @@ def _run(arguments: list[str]) -> int:
         print(f"bestofk {bestofk.__version__}")
         return 0
     if verb not in VERBS:
-        print(f"bestofk: {unknown('verb', verb, VERBS)}", file=sys.stderr)
+        print(wrapped(f"bestofk: {unknown('verb', verb, VERBS)}", sys.stderr), file=sys.stderr)
         return 2
     stated = [variable for flag, variable in EVERYWHERE.items() if flag in rest]
     rest = [word for word in rest if word not in EVERYWHERE]
@@ -116,13 +117,13 @@ def _run_verb(verb: str, rest: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if os.environ.get("BESTOFK_TRACEBACK") or not _is_told(error):
+        if os.environ.get("BESTOFK_TRACEBACK") or not _explains_itself(error):
             raise
-        print(f"bestofk {verb}: {_message(error)}", file=sys.stderr)
+        print(wrapped(f"bestofk {verb}: {_message(error)}", sys.stderr), file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError | ImportError) else 1
 
 
-def _is_told(error: Exception) -> bool:
+def _explains_itself(error: Exception) -> bool:
     """Whether the message says enough: a bad input, a missing package, a failing verifier."""
     is_ours = isinstance(error, RuntimeError) and type(error).__module__.startswith("bestofk.")
     return is_ours or isinstance(error, ValueError | OSError | ImportError)

@@ -67,18 +67,25 @@ def parsed(kind: type[Options], argv: Sequence[str], prog: str) -> Options:
         ValueError: An unknown flag, a value of the wrong kind, a missing argument.
         SystemExit: Help was asked for, and was printed.
     """
-    result, rest = known(kind, argv, prog)
+    stated, rest = _stated(kind, argv, prog)
     if rest:
         flags = [flag for each in dataclasses.fields(kind) for flag in flags_of(each)]
         if not rest[0].startswith("-"):
             raise ValueError(f"unexpected argument {rest[0]!r}; {prog} --help says what it takes")
         guess = did_you_mean(rest[0].partition("=")[0], flags)
         raise ValueError(f"unknown option {rest[0]}; {guess}{prog} --help-all lists all")
-    return result
+    return _complete(kind, stated, prog)
 
 
 def known(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[Options, list[str]]:
     """The options stated, and the words that are none of them."""
+    stated, rest = _stated(kind, argv, prog)
+    return _complete(kind, stated, prog), rest
+
+
+def _stated(
+    kind: type[Options], argv: Sequence[str], prog: str
+) -> tuple[dict[str, Any], list[str]]:
     if {"-h", "--help", "--help-all"} & set(argv):
         print(help_text(kind, prog, everything="--help-all" in argv))
         raise SystemExit(0)
@@ -86,11 +93,16 @@ def known(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[Options,
     hints = get_type_hints(kind, include_extras=True)
     for each in dataclasses.fields(kind):
         _add(parser, each, hints[each.name])
-    found, rest = parser.parse_known_intermixed_args([_hyphens(word) for word in argv])
-    stated = {name: value for name, value in vars(found).items() if value is not None}
+    parsed, rest = parser.parse_known_intermixed_args([_hyphens(word) for word in argv])
+    stated = {name: value for name, value in vars(parsed).items() if value is not None}
     for each in dataclasses.fields(kind):
         if isinstance(stated.get(each.name), list):
             stated[each.name] = tuple(stated[each.name])
+    return stated, rest
+
+
+def _complete(kind: type[Options], stated: dict[str, Any], prog: str) -> Options:
+    hints = get_type_hints(kind, include_extras=True)
     missing = [
         each
         for each in dataclasses.fields(kind)
@@ -103,7 +115,7 @@ def known(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[Options,
     if missing:
         name = missing[0].metadata.get("metavar") or flags_of(missing[0])[0]
         raise ValueError(f"{name} is missing; {prog} --help says what it takes")
-    return kind(**stated), rest
+    return kind(**stated)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -165,14 +177,16 @@ def _converter(kind: Any) -> Any:
     def convert(text: str) -> Any:
         if get_origin(kind) is Literal:
             if text not in get_args(kind):
-                said = choices(text, map(str, get_args(kind)))
-                raise argparse.ArgumentTypeError(f"takes one of its values, got {text!r}; {said}")
+                message = choices(text, map(str, get_args(kind)))
+                raise argparse.ArgumentTypeError(
+                    f"takes one of its values, got {text!r}; {message}"
+                )
             return text
         try:
             return kind(text)
         except ValueError:
-            said = f"takes {KINDS.get(kind, 'another value')}, got {text!r}"
-            raise argparse.ArgumentTypeError(said) from None
+            message = f"takes {KINDS.get(kind, 'another value')}, got {text!r}"
+            raise argparse.ArgumentTypeError(message) from None
 
     return convert
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestofk.cli._options import VerbOptions, parsed
+from bestofk.cli._wrapping import wrapped
 
 # extra of the package: the distributions it brings, and what for
 EXTRAS = {
@@ -168,5 +169,5 @@ def main(argv: list[str]) -> int:
         print("the sandbox needs Linux; everything else works here", file=sys.stderr)
         return 1
     facts = examine()
-    print(json.dumps(facts, indent=2) if options.json else page(facts))
+    print(json.dumps(facts, indent=2) if options.json else wrapped(page(facts)))
     return 0 if facts["tier"] >= options.tier else 1

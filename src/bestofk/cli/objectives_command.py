@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, parsed
+from bestofk.cli._wrapping import wrapped
 from bestofk.objectives.catalog import ALIASES, CATALOG, Entry
 from bestofk.objectives.grammar import parse
 
@@ -86,7 +87,7 @@ def as_json(text: str, entry: Entry) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     arguments = parsed(ObjectivesOptions, argv, "bestofk objectives")
     if not arguments.json:
-        print(one(arguments.objective) if arguments.objective else listing())
+        print(wrapped(one(arguments.objective) if arguments.objective else listing()))
         return 0
     if arguments.objective:
         table = [

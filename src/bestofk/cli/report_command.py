@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from bestofk.cli._files import pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._progress import is_quiet
+from bestofk.cli._wrapping import wrapped
 from bestofk.reports import SAMPLES, Reading, Report, load, make, page_of
 
 
@@ -179,9 +180,9 @@ def show(report: Report) -> None:
     """What was found, in words, and what was written."""
     findings = report.findings
     for one in findings.comparisons:
-        print(printable(f"{one.metric}: {one.verdict}"))
+        print(wrapped(printable(f"{one.metric}: {one.verdict}")))
     for note in (*findings.notes, *(note for s in findings.sources for note in s.notes)):
-        print(printable(f"note: {note}"))
+        print(wrapped(printable(f"note: {note}")))
     samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
     print(
         f"{report.page}: {counted(len(findings.sources), 'run')}, "

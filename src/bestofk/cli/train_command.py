@@ -11,25 +11,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import bestofk
-from bestofk.common import choices, did_you_mean, json_safe
-from bestofk.config import (
-    OPTION_FIELDS,
-    Config,
-    leaves,
-    literal,
-    merged,
-    read,
-    read_own_config,
-    replaced,
-    value_at,
-)
-from bestofk.moved_keys import KEYS, with_moved_keys
+from bestofk.cli._recipe_flags import TrainArguments, override, split
+from bestofk.cli._wrapping import wrapped
+from bestofk.common import choices, json_safe
+from bestofk.config import Config, leaves, read, read_own_config, replaced
 
 ABOUT = """usage: bestofk train [RECIPE] [--section.key value ...]
 
@@ -45,20 +33,6 @@ or the name of a shipped recipe:
 Several GPUs: accelerate launch --num_processes 8 -m bestofk train RECIPE
 Your data and reward: --task.name dataset --task.options.train rows.jsonl
                       --task.verifier myreward.py:reward"""
-
-
-@dataclass(frozen=True)
-class TrainArguments:
-    """The command line, apart from the config's own flags."""
-
-    recipe: str | None = None
-    resume: str | None = None
-    dry_run: bool = False
-    json: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    earlier: dict[str, Any] = field(default_factory=dict)
-    """Flags of earlier versions, by section and key."""
-    rest: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> int:
@@ -83,11 +57,11 @@ def main(argv: list[str]) -> int:
     if words.dry_run:
         from bestofk.training.cost import dry_run
 
-        said = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
+        summary = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
         if words.json:
-            lines = {"settings": dict(leaves(config)), "said": said.splitlines()}
-            said = json.dumps(json_safe(lines), indent=2, default=str)
-        print(said)
+            lines = {"settings": dict(leaves(config)), "said": summary.splitlines()}
+            summary = json.dumps(json_safe(lines), indent=2, default=str)
+        print(summary if words.json else wrapped(summary))
         return 0
     return go(config, as_json=words.json)
 
@@ -130,77 +104,6 @@ def beside_recipe(config: Config, folder: Path) -> Config:
 
 def _found(path: str, folder: Path) -> str:
     return str(folder / path) if not Path(path).exists() and (folder / path).exists() else path
-
-
-def split(argv: Sequence[str]) -> TrainArguments:
-    """Take out the recipe, --resume, --dry-run and dotted options; the rest is the config's."""
-    words, rest, options = list(argv), list[str](), dict[str, Any]()
-    earlier: dict[str, Any] = {}
-    recipe = resume = None
-    dry_run = as_json = False
-    while words:
-        word = words.pop(0)
-        name, joined, value = word.removeprefix("--").partition("=")
-        field_of = next((f for f in OPTION_FIELDS if _plain(name).startswith(f"{f}.")), None)
-        if word == "--dry-run":
-            dry_run = True
-        elif word == "--json":
-            as_json = True
-        elif word.startswith("--") and _plain(name) in KEYS:
-            has_value = words and not words[0].startswith("--")
-            value = value if joined else words.pop(0) if has_value else "true"
-            section, _, key = _plain(name).partition(".")
-            earlier.setdefault(section, {})[key] = literal(value)
-        elif word.startswith("--") and (name == "resume" or field_of):
-            if not joined:
-                if not words:
-                    raise ValueError(f"{word} needs a value")
-                value = words.pop(0)
-            if field_of:
-                key = _plain(name).removeprefix(f"{field_of}.")
-                if not key or "." in key:
-                    raise ValueError(
-                        f"{word} names no entry of {field_of}: write --{field_of}.NAME value"
-                    )
-                options[_plain(name)] = literal(value)
-            else:
-                resume = value
-        elif hint := _own_flag(word):
-            raise ValueError(f"unknown flag {word}; {hint}")
-        elif recipe is None and (word.endswith(".toml") or not (rest or word.startswith("-"))):
-            recipe = word
-        else:
-            rest.append(word)
-    return TrainArguments(recipe, resume, dry_run, as_json, options, earlier, tuple(rest))
-
-
-def _own_flag(word: str) -> str:
-    """A suggestion where the word is nearly --dry-run or --resume; tyro suggests the config's."""
-    if not word.startswith("-") or "." in word:
-        return ""
-    return did_you_mean(word.replace("_", "-"), ("--dry-run", "--resume"), cutoff=0.8).rstrip()
-
-
-def _plain(name: str) -> str:
-    return name.replace("-", "_")
-
-
-def override(config: Config, words: TrainArguments) -> Config:
-    """The config with the flags' values, parsed and explained by tyro; open options by us."""
-    import tyro
-
-    if words.earlier:
-        config = merged(config, with_moved_keys(words.earlier))
-    kept = {name: dict(value_at(config, name)) for name in OPTION_FIELDS}
-    for name, value in words.options.items():
-        section, _, key = name.rpartition(".")
-        kept[section][key] = value
-    for name in kept:
-        config = replaced(config, name, {})
-    config = tyro.cli(Config, default=config, args=list(words.rest), prog="bestofk train")
-    for name, options in kept.items():
-        config = replaced(config, name, options)
-    return config
 
 
 def resumed(words: TrainArguments) -> int:

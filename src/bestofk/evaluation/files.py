@@ -106,6 +106,11 @@ def locate(path: str | Path) -> Path:
         (path, "*.parquet"),
     ):
         result = sorted(folder.glob(pattern), key=lambda file: (len(file.name), file.name))
+        if len(result) > 1 and result[-1].name.startswith("details_"):  # of lighteval, by task
+            named = ", ".join(file.name for file in result)
+            raise BadFile(
+                path, None, f"the folder holds the details of several tasks: name {named}"
+            )
         if result:
             return result[-1]
     raise BadFile(

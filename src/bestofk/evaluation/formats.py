@@ -17,6 +17,7 @@ from typing import Any
 from bestofk.common import choices
 
 from .inspect_logs import scores_in
+from .lighteval_details import lighteval, lighteval_metric, lighteval_notes
 from .tool_formats import (
     Record,
     check_judge,
@@ -109,7 +110,7 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
 
     Args:
         overrides: role → column; an empty column leaves the role out.
-        judge: how the responses of lm-eval are scored one by one.
+        judge: how the responses of lm-eval and lighteval are scored one by one.
 
     Raises:
         ValueError: an override that names no role or no column; no problem id or reward found.
@@ -117,8 +118,8 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
     known = next((each for each in FORMATS if each.known_by <= record.keys()), None)
     _check_overrides(record, overrides, known)
     check_judge(judge)
-    if judge and (known is None or known.name != "lm-evaluation-harness"):
-        raise ValueError("--judge is for files of lm-evaluation-harness: this file has scores")
+    if judge and (known is None or known.name not in JUDGED):
+        raise ValueError(f"--judge is for files of {' and '.join(JUDGED)}: this file has scores")
     columns = dict(known.columns) if known else _guess(record)
     columns.update(overrides)
     notes: tuple[str, ...] = ()
@@ -130,6 +131,9 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
     if known and known.name == "lm-evaluation-harness":
         columns["reward"] = overrides.get("reward") or lm_eval_metric(record, judge)
         notes += lm_eval_notes(record, columns["reward"])
+    elif known and known.name == "lighteval details":
+        columns["reward"] = overrides.get("reward") or lighteval_metric(record, judge)
+        notes += lighteval_notes(record, columns["reward"])
     elif not (known and known.name == "verifiers traces"):
         columns = {role: column for role, column in columns.items() if column in record}
     if "reward" not in columns and {"n", "c"} <= columns.keys():
@@ -150,7 +154,7 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
 
 
 def _check_overrides(record: Record, overrides: Mapping[str, str], known: Format | None) -> None:
-    free = known is not None and known.name == "verifiers traces"
+    free = known is not None and known.name in ("verifiers traces", "lighteval details")
     for role, column in overrides.items():
         if role not in ROLES:
             raise ValueError(f"unknown role {role!r} in --map; {choices(role, ROLES)}")
@@ -219,6 +223,12 @@ FORMATS = (
         lm_eval,
     ),
     Format(
+        "lighteval details",
+        frozenset({"doc", "metric", "model_response"}),
+        {"problem_id": "doc"},
+        lighteval,
+    ),
+    Format(
         "inspect log",
         frozenset({"id", "epoch", "target", "log", "completion"}),
         {"problem_id": "id", "sample_id": "epoch", "prompt": "input", "completion": "completion"},
@@ -271,6 +281,8 @@ FORMATS = (
         {"problem_id": "task_id", "completion": "solution", "reward": "passed"},
     ),
 )
+JUDGED = ("lm-evaluation-harness", "lighteval details")
+"""Formats whose responses `--judge` can score."""
 
 
 def problem_name(value: Any) -> str:

@@ -45,6 +45,8 @@ def kind_of(path: Path) -> str:
         names.pop()
     kind = names[-1] if names else ""
     if kind not in SUFFIXES:
+        if not path.exists():
+            raise FileNotFoundError(f"no such file: {path}{_neighbours(path)}")
         known = ", ".join(SUFFIXES)
         packed = " or ".join(PACKED)
         raise BadFile(path, None, f"files of samples end in {known} (text also in {packed})")
@@ -147,13 +149,12 @@ def _whole(path: Path, file: Any) -> Iterator[bytes]:
 
 def _open(path: Path) -> IO[bytes]:
     if not path.exists():
-        near = _neighbours(path)
-        raise FileNotFoundError(f"no such file: {path}{near}")
+        raise FileNotFoundError(f"no such file: {path}{_neighbours(path)}")
     return path.open("rb")
 
 
 def _neighbours(path: Path) -> str:
-
+    """The file of the folder that was probably meant."""
     folder = path.parent if path.parent.is_dir() else None
     names = [each.name for each in folder.iterdir()] if folder else []
     hint = did_you_mean(path.name, names)

@@ -74,8 +74,20 @@ def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> 
 
 
 def check_forms(
-    form: str, truncate: float | None, normalise: bool, clamp: float, stages: tuple[Stage, ...]
+    text: str,
+    form: str,
+    truncate: float | None,
+    normalise: bool,
+    clamp: float,
+    has_region: bool,
+    stages: tuple[Stage, ...],
 ) -> None:
+    takes_log_ratio = any(term.entry.baseline for stage in stages for term in stage.terms)
+    if not takes_log_ratio and (has_region or normalise):
+        raise ValueError(
+            f"{'trust_region' if has_region else 'self_normalise'} is about log_ratio=, which "
+            f"objective {text} does not take: leave it out, or use max@k, pass@k or mean"
+        )
     if form not in get_args(OffPolicy):
         raise unknown("off_policy", form, get_args(OffPolicy))
     if normalise and form != "exact":

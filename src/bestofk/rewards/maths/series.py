@@ -63,12 +63,12 @@ def _worked_out(part: Any) -> Any:
             return LongSum(part)
     done = part.doit()
     if isinstance(part, sympy.Product) and done.has(sympy.Product) and last is sympy.oo:
-        found = _rational_product(part.function, index, first)
-        if found is None and first.is_Integer and _has_digits(part.function, index):
+        product = _rational_product(part.function, index, first)
+        if product is None and first.is_Integer and _has_digits(part.function, index):
             return LongSum(part)
-        if found is None:
+        if product is None:
             raise Undecided("an infinite product without a closed form that is known here")
-        return found
+        return product
     return done
 
 
