@@ -101,7 +101,7 @@ def _rational_product(function: Any, index: Any, first: Any) -> Any:
     return sympy.Mul(*up) / sympy.Mul(*down)
 
 
-class LongSum(sympy.Function):  # type: ignore[misc]
+class LongSum(sympy.Function):
     """A sum or product without variables that is worked out to the digits that are asked for."""
 
     nargs = 1
@@ -147,6 +147,7 @@ def _number(value: Any, size: Any, bits: int, precision: int) -> Any:
 def _added(part: Any) -> tuple[Any, Any]:
     """The sum, and the sum of absolute values, which its rounding is measured by."""
     term, start, end = _terms(part)
+    assert end is not None  # endless sums are not worked out
     values = [term(mpmath.mpf(n)) for n in range(start, end + 1)]
     return mpmath.fsum(values), mpmath.fsum(values, absolute=True)
 
