@@ -301,7 +301,7 @@ def page(asked: argparse.Namespace, tables: dict[str, str]) -> str:
 Written by `python benchmarks/coverage.py --trials {asked.trials} --write docs/coverage.md`:
 simulated runs of n = {asked.n} samples per problem, {asked.resamples} resamples, pass@k, 95%
 intervals, fixed seeds. The last column is the number of runs; with {asked.trials} the standard
-error of a share of .95 is {error:.3f}. Rows with fewer runs are from earlier computations.
+error of a share of .95 is {error:.3f}.
 How to read the intervals: [evaluation](evaluation.md).
 
 - **over problems**: the interval that is quoted (the bounded bootstrap), for the population that

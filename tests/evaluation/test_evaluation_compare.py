@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -328,3 +329,17 @@ def test_effects_name_both_ends_and_the_crossing() -> None:
     assert text.startswith(f"B against A: {found.difference[0]:+.3f} at pass@1, ")
     assert "at pass@64; crossing at k ≈ " in text
     assert "not significant" not in text
+
+
+def test_effects_name_the_k_between_where_neither_end_is_significant() -> None:
+    """At k = 1 the runs are about equal, at k = 64 both solve all: they differ between only."""
+    chance = np.where(np.arange(200) % 2 == 0, 0.44, 0.02)
+    found = compare(pair(chance, np.full(200, 0.24), 64, 3), resamples=1000)[0]
+    sure = found.p_value <= 0.05
+    assert sure.any()
+    assert not sure[0]
+    found = dataclasses.replace(found, p_value=np.where(np.arange(64) == 63, 1.0, found.p_value))
+    top = int(np.where(found.p_value <= 0.05, np.abs(found.difference), 0).argmax())
+    text = effects(found)
+    assert f"at pass@1 (not significant), {found.difference[top]:+.3f} at pass@{top + 1}, " in text
+    assert text.count("not significant") == 2

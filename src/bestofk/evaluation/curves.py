@@ -95,9 +95,10 @@ def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
     notes: tuple[str, ...] = ()
     few = int(informative.min())
     if few < LEAST_INFORMATIVE:
+        differ = {0: "no problem differs", 1: "only 1 problem differs"}
         notes += (
-            f"at some k only {few} problem{'s' * (few != 1)} {'differs' if few == 1 else 'differ'} "
-            "from the floor or from the ceiling, so the intervals there are wide",
+            f"at some k {differ.get(few, f'only {few} problems differ')} from the floor or from "
+            "the ceiling, so the intervals there are wide",
         )
     if samples.unscored:
         notes += (f"{samples.unscored} samples could not be scored and are not counted in n",)

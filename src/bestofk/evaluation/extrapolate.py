@@ -141,7 +141,8 @@ def _hold_out(
     observed = pass_curve(passes, samples, least).mean(axis=0)[k - 1]
     fewer = rng.hypergeometric(passes, samples - passes, part)
     predicted, interval, _ = predict(fewer, np.full(len(fewer), part), k, confidence)
-    return part, (k, predicted, observed, Interval(interval.low - SLACK, interval.high + SLACK))
+    low, high = np.maximum(interval.low - SLACK, 0.0), np.minimum(interval.high + SLACK, 1.0)
+    return part, (k, predicted, observed, Interval(low, high))
 
 
 def _doubts(

@@ -103,15 +103,20 @@ def verdict(
 def effects(comparison: Comparison) -> str:
     """The sizes of the difference at the first and the last k, and where the curves cross.
 
-    An effect that is not significant says so. "b against a: +0.195 at pass@1, −0.185 at pass@64;
-    crossing at k ≈ 11."
+    An effect that is not significant says so; where both are not, the largest significant one
+    between them is told too. "b against a: +0.195 at pass@1, −0.185 at pass@64; crossing at
+    k ≈ 11."
     """
+    level = 1.0 - comparison.confidence
     if comparison.metric == "mean":
         places = [(0, "mean reward")]
     else:
-        ends = dict.fromkeys((0, len(comparison.k) - 1))
-        places = [(at, comparison.metric.replace("k", str(comparison.k[at]))) for at in ends]
-    level = 1.0 - comparison.confidence
+        sure = comparison.p_value <= level
+        shown = {0, len(comparison.k) - 1}
+        if sure.any() and not sure[[*shown]].any():
+            shown.add(int(np.where(sure, np.abs(comparison.difference), -1.0).argmax()))
+        name = comparison.metric.replace
+        places = [(at, name("k", str(comparison.k[at]))) for at in sorted(shown)]
     parts = []
     for at, name in places:
         note = "" if comparison.p_value[at] <= level else " (not significant)"

@@ -9,7 +9,7 @@ from typing import Any
 from bestofk.config import Config, leaves, to_toml
 from bestofk.objectives import Objective
 from bestofk.rare_settings import engine_options, model_options
-from bestofk.training.checks import cautions, check, claim_of_run
+from bestofk.training.checks import cautions, check, check_memory, claim_of_run
 
 GIB = 2.0**30
 
@@ -28,9 +28,18 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
             *token_lines(config),
             task_line(config),
             *memory_lines(config),
-            *(f"note: {line}" for line in cautions(config, objective)),
+            *(f"note: {line}" for line in (*cautions(config, objective), *_too_large(config))),
         ]
     )
+
+
+def _too_large(config: Config) -> list[str]:
+    """What is an error where a run starts and a note here: it may be meant for another machine."""
+    try:
+        check_memory(config)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def differing(config: Config) -> str:

@@ -118,7 +118,8 @@ class Session:
         """Add the time spent inside to a phase of the present step."""
         began = time.perf_counter()
         try:
-            yield
+            with health.memory_named(phase, self.learner.budget):
+                yield
         finally:
             spent = time.perf_counter() - began
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
@@ -297,7 +298,10 @@ class Session:
     def _evaluate(self) -> None:
         """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
         step, metric = self.state.step, best_metric(self.config, self.objective)
-        with sampler_sync.whole_policy(self.parts.sampler, self.learner):
+        with (
+            health.memory_named("evaluate", self.learner.budget),
+            sampler_sync.whole_policy(self.parts.sampler, self.learner),
+        ):
             line, batch = evaluate(
                 self.parts.sampler,
                 self.parts.task,

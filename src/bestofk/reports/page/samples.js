@@ -210,7 +210,7 @@ class SampleBrowser {
     };
     this.search = el("input", {
       type: "search",
-      placeholder: "id or words of the prompt",
+      placeholder: "id, or its prompt",
       oninput: () => this.narrow({ text: this.search.value.toLowerCase() }),
     });
     const runs = DATA.runs.map((run, value) => ({ value, label: `${letter(value)} ${visible(run.name)}` }));

@@ -28,19 +28,6 @@ function drawPlaces(u, spec, points) {
   ctx.lineTo(at(high, "x"), at(high, "y"));
   ctx.stroke();
   ctx.setLineDash([]);
-  ctx.font = `600 ${11.5 * ratio}px ${colour("--sans")}`;
-  ctx.fillStyle = runColour(spec.b);
-  ctx.textAlign = "left";
-  ctx.textBaseline = "top";
-  ctx.fillText(`${letter(spec.b)} better`, bbox.left + 14 * ratio, bbox.top + 6 * ratio);
-  ctx.fillStyle = runColour(spec.a);
-  ctx.textAlign = "right";
-  ctx.textBaseline = "bottom";
-  ctx.fillText(
-    `${letter(spec.a)} better`,
-    bbox.left + bbox.width - 14 * ratio,
-    bbox.top + bbox.height - 6 * ratio,
-  );
   for (const place of points) {
     const run = side(place, spec);
     ctx.beginPath();
@@ -58,6 +45,18 @@ function drawPlaces(u, spec, points) {
     ctx.strokeStyle = colour("--card");
     ctx.stroke();
   }
+  const name = (run, x, y, align, base) => {
+    Object.assign(ctx, { textAlign: align, textBaseline: base, lineWidth: 5 * ratio });
+    ctx.strokeStyle = colour("--card"); // a halo: points may lie below
+    ctx.strokeText(`${letter(run)} better`, x, y);
+    ctx.fillStyle = runColour(run);
+    ctx.fillText(`${letter(run)} better`, x, y);
+  };
+  ctx.font = `600 ${11.5 * ratio}px ${colour("--sans")}`;
+  ctx.lineJoin = "round";
+  name(spec.b, bbox.left + 14 * ratio, bbox.top + 10 * ratio, "left", "top");
+  const [right, bottom] = [bbox.left + bbox.width, bbox.top + bbox.height];
+  name(spec.a, right - 14 * ratio, bottom - 10 * ratio, "right", "bottom");
   ctx.restore();
 }
 
