@@ -82,6 +82,17 @@ class Runs:
         """(seeds, problems, k) before training, with the seeds of the first arm."""
         return self.values[self.arms[0], 0]
 
+    def only(self, *arms: str) -> Runs:
+        """Some of the arms, in this order."""
+        chosen = {(a, s): v for name in arms for (a, s), v in self.values.items() if a == name}
+        return Runs(self.ks, chosen, self.seconds)
+
+    def joined(self, other: Runs, names: dict[str, str]) -> Runs:
+        """With arms of another study, under new names, in front."""
+        values = {(names[a], s): v for (a, s), v in other.values.items() if a in names}
+        seconds = {names[a]: taken for a, taken in other.seconds.items() if a in names}
+        return Runs(self.ks, values | self.values, seconds | self.seconds)
+
     def path(self, arm: str) -> np.ndarray:
         """(steps, problems, k), the mean over seeds at each evaluation."""
         steps = sorted(step for name, step in self.values if name == arm)
@@ -120,19 +131,25 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def reached(
-    runs: Runs, metric: str, shown: Sequence[int], arms: Sequence[str] | None = None
+    runs: Runs,
+    metric: str,
+    shown: Sequence[int],
+    arms: Sequence[str] | None = None,
+    start: np.ndarray | None = None,
 ) -> str:
     """What every arm reached: mean and standard deviation over seeds."""
     places = [runs.ks.index(k) for k in shown]
 
     def row(name: str, values: np.ndarray) -> list[str]:
         means = values.mean(axis=1)
-        spread = means.std(axis=0, ddof=1) if len(means) > 1 else np.zeros(len(runs.ks))
-        cells = [f"{number(means[:, p].mean())} ± {number(float(spread[p]))}" for p in places]
+        cells = [number(means[:, p].mean()) for p in places]
+        if len(means) > 1:
+            spread = means[:, places].std(axis=0, ddof=1)
+            cells = [f"{cell} ± {number(float(s))}" for cell, s in zip(cells, spread, strict=True)]
         return [name, str(len(values)), *cells]
 
     rows = [
-        row("start", runs.start()),
+        row("start", runs.start() if start is None else start),
         *(row(f"`{arm}`", runs.last(arm)) for arm in arms or runs.arms),
     ]
     return table(["", "seeds", *(f"{metric}@{k}" for k in shown)], rows)
@@ -233,6 +250,30 @@ def draw_front(runs: Runs) -> None:
     figure.tight_layout()
 
 
+def draw_tasks() -> None:
+    """The front on the two other tasks: one sample against 64, the mean over seeds."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for axis, (study, metric, title) in zip(
+        axes,
+        (("maze", "pass", "Mazes"), ("closeness", "max", "Countdown with partial credit")),
+        strict=True,
+    ):
+        runs = read(study)
+        many = runs.ks.index(64)
+        points = {"start": runs.start()} | {arm: runs.last(arm) for arm in runs.arms}
+        for (arm, values), colour in zip(points.items(), ("gray", "black", *COLOURS), strict=False):
+            means = values.mean(axis=1)
+            (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
+            axis.errorbar(x, y, spread[many], spread[0], "s" if arm == "start" else "o",
+                          color=colour, ms=5)  # fmt: skip
+            away, side = TASK_LABELS.get(arm, ((7, 6), "left"))
+            axis.annotate(arm, (x, y), away, textcoords="offset points", ha=side, color=colour,
+                          size=9)  # fmt: skip
+        axis.margins(0.15)
+        axis.set(title=title, xlabel=f"{metric}@1", ylabel=f"{metric}@64")
+    figure.tight_layout()
+
+
 LABELS = {
     "maxrl": ((8, -9), "left"),
     "max@1+64": ((8, 1), "left"),
@@ -242,7 +283,45 @@ LABELS = {
     "maxrl, KL": ((2, 13), "center"),
 }
 """Where names stand beside their points: in points, and which end."""
+TASK_LABELS = {
+    "max@8": ((7, -13), "left"),
+    "max@8:loo": ((-7, -13), "right"),
+    "grpo": ((-8, 7), "right"),
+    "passk-training@16": ((-2, 9), "center"),
+}
 SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
+
+
+def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
+    """Studies whose start or whose control another study has: the same problems and seeds."""
+    shown, start = (1, 4, 8, 16, 64, 256), small.start()
+    analytical, then = "passk-training@8, analytical", "passk-training@8, then grpo"
+    designs = read("designs").joined(small, {"passk-training@8": analytical})
+    clean = [arm for arm in designs.arms if "noise" not in arm]
+    own = designs.only(*(arm for arm in clean if arm not in ("grpo", then)))
+    transfer = designs.only("grpo", then)
+    noise = designs.only(
+        *(f"{arm}{share}" for arm in ("grpo", "passk-training@8")
+          for share in ("", ", analytical", ", 10 % noise", ", 30 % noise", ", 50 % noise"))
+    )  # fmt: skip
+    names = {arm: f"{arm}, 32 × 32" for arm in ("grpo", "maxrl", "max@8")}
+    sizes = read("group-size").joined(small, names)
+    by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
+    passes, gsm8k = read("off-policy"), read("gsm8k")
+    trained = [arm for arm in gsm8k.arms if arm != "start"]
+    first = gsm8k.values["start", 0]
+    return {
+        "designs": reached(designs.only(*clean), "pass", shown, start=start),
+        "designs-analytical": against(own, own.last(analytical), "pass", shown, analytical),
+        "transfer": against(transfer, transfer.last("grpo"), "pass", shown, "grpo"),
+        "noise": reached(noise, "pass", shown, start=start),
+        "group-size": reached(sizes.only(*by_arm), "pass", shown, start=start),
+        "neighbours": reached(read("neighbours"), "pass", shown, start=start),
+        "off-policy": reached(passes, "max", shown, start=closeness.start()),
+        "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
+        "gsm8k": reached(gsm8k, "pass", (1, 4, 16, 64, 128), trained, first),
+        "tried-gsm8k": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
+    }
 
 
 def tables() -> dict[str, str]:
@@ -263,14 +342,13 @@ def tables() -> dict[str, str]:
     texts["tried-maze"] = tried("maze-screen", "pass", (1, 4, 16, 64, 128))
     texts["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
     for name, metric in (("maze", "pass"), ("closeness", "max")):
-        if (HERE / "counts" / f"{name}.jsonl").exists():
-            runs = read(name)
-            texts[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
-            texts[f"{name}-start"] = against(runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
-            texts[f"{name}-grpo"] = against(
-                runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
-            )
-    return texts
+        runs = read(name)
+        texts[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
+        texts[f"{name}-start"] = against(runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
+        texts[f"{name}-grpo"] = against(
+            runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
+        )
+    return texts | more_tables(small, read("closeness"))
 
 
 def filled(page: str, texts: dict[str, str]) -> str:
@@ -283,15 +361,22 @@ def filled(page: str, texts: dict[str, str]) -> str:
     return page
 
 
+def picture() -> str:
+    """The figure that was drawn last, as SVG."""
+    file = io.StringIO()
+    plt.savefig(file, metadata={"Date": None})
+    plt.close()
+    return file.getvalue()
+
+
 def main() -> int:
     check, stale = sys.argv[1:] == ["--check"], []
     texts = tables()
-    draw_front(read("countdown"))
-    picture = io.StringIO()
-    plt.savefig(picture, metadata={"Date": None})
-    plt.close()
     new = {page: filled(page.read_text(encoding="utf-8"), texts) for page in PAGES if page.exists()}
-    new[DOCS / "images" / "results-front.svg"] = picture.getvalue()
+    draw_front(read("countdown"))
+    new[DOCS / "images" / "results-front.svg"] = picture()
+    draw_tasks()
+    new[DOCS / "images" / "results-tasks.svg"] = picture()
     for path, text in new.items():
         old = path.read_text(encoding="utf-8") if path.exists() else None
         if old != text:

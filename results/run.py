@@ -180,6 +180,7 @@ def main() -> int:
     parser.add_argument("--arms", help="only these, separated by commas")
     parser.add_argument("--seeds", help="only these, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
+    parser.add_argument("--first-core", type=int, default=0, help="of those the runs are bound to")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, help="seconds; what is not done then is dropped")
     parser.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs")
@@ -192,7 +193,7 @@ def main() -> int:
             print("bestofk", shlex.join(study.words(*job)[0]))
         return 0
     workers, threads = [], []
-    for core in range(options.jobs):
+    for core in range(options.first_core, options.first_core + options.jobs):
         pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
         process = subprocess.Popen(
             [*pin, sys.executable, __file__, "--worker"],

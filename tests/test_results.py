@@ -64,4 +64,4 @@ def test_every_arm_is_a_recipe_that_can_be_run(study: str) -> None:
                 place = place.setdefault(room, {})  # type: ignore[assignment]
             place[name] = json.loads(value) if name == "weights" else value
         config.from_dict(config.Config, nested)
-    assert config.read(recipe).task.name in ("countdown", "maze")
+    assert config.read(recipe).task.name in ("countdown", "maze", "gsm8k")

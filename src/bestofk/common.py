@@ -9,6 +9,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,7 +80,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def json_safe(value: Any, *, digits: int | None = None) -> Any:
-    """The value with None for every NaN and infinity, which JSON does not have.
+    """The value for JSON: None for every NaN and infinity, dataclasses and arrays as plain data.
 
     Args:
         digits: Round floats to this many significant digits.
@@ -93,6 +94,8 @@ def json_safe(value: Any, *, digits: int | None = None) -> Any:
         return float(f"{value:.{digits}g}") if digits else value
     if isinstance(value, Mapping):
         return {key: json_safe(item, digits=digits) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: json_safe(getattr(value, f.name), digits=digits) for f in fields(value)}
     if hasattr(value, "tolist"):  # a NumPy array or scalar
         return json_safe(value.tolist(), digits=digits)
     if isinstance(value, list | tuple):

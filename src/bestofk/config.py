@@ -129,9 +129,9 @@ class RunSection(Section):
     trackers: tuple[str, ...] = ()
     """Any of tensorboard, wandb, trackio."""
     options: Options = field(default_factory=dict)
-    """Rare settings: split, best_by, keep_last, keep_best, samples_megabytes, unscored_share,
-    stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range, push_to_hub,
-    hub_private."""
+    """Rare settings: split, evaluate_start, best_by, keep_last, keep_best, samples_megabytes,
+    unscored_share, stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range,
+    push_to_hub, hub_private."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +244,8 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value not in arguments:
             guess = did_you_mean(value, arguments).rstrip()
-            said = f"{where} is one of {', '.join(arguments)}, got {value!r}"
-            raise ValueError(f"{said}; {guess}" if guess else said)
+            message = f"{where} is one of {', '.join(arguments)}, got {value!r}"
+            raise ValueError(f"{message}; {guess}" if guess else message)
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -22,7 +22,7 @@ class UnsupportedTask(ValueError):
     """The task needs more than one turn of plain text."""
 
 
-class _Asked(Exception):
+class _CompletionRequested(Exception):
     """The solver has asked for the first completion."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
@@ -51,14 +51,14 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Any:
     function = getattr(_module(where), name, None)
     if not callable(function):
         raise ValueError(f"{where} has no task {name!r}")
-    made = function(**arguments)
-    if not isinstance(made, inspect_ai.Task):
-        raise ValueError(f"{reference} gives a {type(made).__name__}, not a Task of inspect_ai")
-    if made.sandbox is not None:
+    task = function(**arguments)
+    if not isinstance(task, inspect_ai.Task):
+        raise ValueError(f"{reference} gives a {type(task).__name__}, not a Task of inspect_ai")
+    if task.sandbox is not None:
         raise UnsupportedTask(f"task {reference} needs a sandbox, which is not supported yet")
-    if not made.scorer:
+    if not task.scorer:
         raise ValueError(f"task {reference} has no scorer, so completions cannot be judged")
-    return made
+    return task
 
 
 def _module(where: str) -> Any:
@@ -94,12 +94,12 @@ def messages_of(task: Any, sample: Any) -> list[dict[str, str]]:
 
     async def first(state: Any, *_: Any, **__: Any) -> Any:
         _check_plain(state)
-        raise _Asked(state.messages)
+        raise _CompletionRequested(state.messages)
 
     try:
         asyncio.run(_solved(task, sample, first))
-    except _Asked as asked:
-        return [{"role": message.role, "content": message.text} for message in asked.messages]
+    except _CompletionRequested as request:
+        return [{"role": message.role, "content": message.text} for message in request.messages]
     raise UnsupportedTask("the solver does not call generate, so there is nothing to complete")
 
 

@@ -56,6 +56,8 @@ class RunOptions(Section):
 
     split: str = "train"
     """Split of the task to train on."""
+    evaluate_start: bool = True
+    """Evaluate before the first step too; without, the start has no figures in the report."""
     best_by: str | None = None
     """Metric that picks the best checkpoint: max@k or pass@k at an evaluated k. By default max@k at
     the largest evaluated k that does not exceed the objective's."""

@@ -33,6 +33,7 @@ from bestofk.adapters import skyrl as adapter
 from bestofk.adapters.skyrl import register
 from bestofk.objectives import DroppedGroups, ObjectiveWarning
 from oracles import policies, q_value, subset_mean
+from ray_node import ray_node
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adapters" / "skyrl.md"
@@ -298,10 +299,9 @@ def cluster():
     register("max@2:loo-1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ON_CPU))
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-        ppo_utils.sync_registries()
-        yield
-        ray.shutdown()
+        with ray_node():
+            ppo_utils.sync_registries()
+            yield
 
 
 def test_a_worker_finds_what_was_registered_before_and_after_ray_started(cluster):
@@ -333,7 +333,7 @@ def test_the_pages_command_passes_skyrls_checks_and_reaches_a_worker(tmp_path):
         env = {**os.environ, "PYTHONPATH": str(ON_CPU), "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(
             [sys.executable, *shlex.split(command.replace("\\\n", ""))[1:]],
-            cwd=tmp_path, text=True, capture_output=True, check=False, env=env, timeout=400,
+            cwd=tmp_path, text=True, capture_output=True, check=False, env=env, timeout=1800,
         )  # fmt: skip
         assert done.returncode != 0  # there is no model here, and no GPU
         return done.stdout + done.stderr

@@ -169,7 +169,7 @@ def test_two_processes_share_groups_and_make_the_same_update(tmp_path):
     script = Path(__file__).with_name("trl_runs.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ends"] == [0, 0], done.stderr

@@ -26,6 +26,9 @@ from bestofk.adapters.trl_options import (
 from bestofk.adapters.trl_rows import sizes
 from bestofk.objectives import ObjectiveWarning
 
+# a second pass is biased, which a test of test_trl_options.py hears
+pytestmark = pytest.mark.filterwarnings("ignore:num_iterations=")
+
 
 def ready(tmp_path, text="max@4", loss_type=None, **options):
     goal = as_objective(text)
@@ -218,6 +221,15 @@ CAUTIONS = [
 def test_what_biases_the_update_is_named(options, message, tmp_path):
     with pytest.warns(ObjectiveWarning, match=message):
         ready(tmp_path, **options)
+
+
+def test_a_second_pass_is_labelled_and_mini_batches_are_not(tmp_path):
+    with pytest.warns(ObjectiveWarning, match="num_iterations=2 reuses samples.*from the second"):
+        ready(tmp_path, num_iterations=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        several = ready(tmp_path, steps_per_generation=4, gradient_accumulation_steps=2)
+    assert exact_steps(as_objective("max@4"), several)
 
 
 def test_vllms_own_ratio_is_named_where_siblings_matter(tmp_path):

@@ -40,7 +40,7 @@ def test_the_three_lines_run_as_shown(tmp_path):
         "prompts": prompts(),
     }
     exec(lines, given)
-    assert str(given["trainer"].goal) == "max@8"
+    assert str(given["trainer"].training_objective) == "max@8"
     assert "max@8" in given["trainer"].state.log_history[0]
 
 
@@ -55,7 +55,7 @@ def test_several_steps_per_batch_run_as_shown(tmp_path, monkeypatch):
     run.args.max_steps = run.args.logging_steps = 2
     run.args.max_completion_length = run.max_completion_length = 12
     run.train()
-    assert run.goal.trust_region == (0.2, 0.28)
+    assert run.training_objective.trust_region == (0.2, 0.28)
     assert [line["log_ratio_max"] > 0 for line in run.state.log_history if "loss" in line] != []
     assert given["reward"].calls == [128]  # one batch, two optimiser steps of it
 

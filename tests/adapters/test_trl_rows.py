@@ -184,7 +184,7 @@ def test_the_mixin_goes_in_front_of_any_grpo_trainer(tmp_path):
             return super()._generate_and_score_completions(inputs)
 
     class Mine(BestOfKMixin, Theirs):
-        goal = "max@2"
+        training_objective = "max@2"
 
     judge = Judge()
     run = trainer(tmp_path, judge, None, cls=Mine)
@@ -193,7 +193,19 @@ def test_the_mixin_goes_in_front_of_any_grpo_trainer(tmp_path):
     wanted = bestofk.advantages(judge.rewards(8), "max@2").reshape(-1)
     np.testing.assert_allclose(run._logs["advantages"], wanted, rtol=1e-5, atol=1e-6)
     other = trainer(tmp_path, judge, "max@3", cls=Mine)
-    assert str(other.goal) == "max@3"
+    assert str(other.training_objective) == "max@3"
+
+
+def test_the_old_name_of_the_attribute_works_with_a_warning(tmp_path):
+    class Mine(BestOfKMixin, GRPOTrainer):
+        goal = "max@2"  # type: ignore[assignment]
+
+    with pytest.warns(DeprecationWarning, match="`goal` of Mine is now called `training_obj"):
+        run = trainer(tmp_path, Judge(), None, cls=Mine)
+    assert str(run.training_objective) == "max@2"
+    other = trainer(tmp_path, Judge(), "max@3")
+    with pytest.warns(DeprecationWarning, match="now called training_objective"):
+        assert str(other.goal) == "max@3"
 
 
 def test_a_host_that_drops_rows_is_refused(tmp_path):
@@ -203,7 +215,7 @@ def test_a_host_that_drops_rows_is_refused(tmp_path):
             return {name: value[:-1] if value.dim() else value for name, value in output.items()}
 
     class Mine(BestOfKMixin, Filters):
-        goal = "max@4"
+        training_objective = "max@4"
 
     with pytest.raises(RuntimeError, match=r"16 rewards for 15 rows on each of 1 processes"):
         trainer(tmp_path, Judge(), None, cls=Mine).train()
@@ -211,7 +223,7 @@ def test_a_host_that_drops_rows_is_refused(tmp_path):
 
 def test_the_mixin_alone_is_refused():
     class Mine(BestOfKMixin):
-        goal = "max@4"
+        training_objective = "max@4"
 
     with pytest.raises(TypeError, match=r"class Mine\(BestOfKMixin, GRPOTrainer\)"):
         Mine("model")

@@ -288,8 +288,10 @@ def test_a_setting_that_biases_the_update_is_named(more, message):
 
 def test_settings_that_train_the_objective_are_said_in_one_line():
     assert "\n" not in check(native.composed(*CHOSEN, *ONE_STEP))
-    said = check(native.composed(*CHOSEN, *EXACT, f"{ACTOR}.ppo_epochs=3"))
-    assert said.endswith("objective max@8, 16 samples per prompt, exact off-policy weights")
+    exact = check(native.composed(*CHOSEN, *EXACT))
+    assert exact.endswith("objective max@8, 16 samples per prompt, exact off-policy weights")
+    passes = check(native.composed(*CHOSEN, *EXACT, f"{ACTOR}.ppo_epochs=3"))
+    assert f"biased update: {ACTOR}.ppo_epochs=3 reuses samples" in passes.splitlines()[1]
     clipped = check(native.composed(*CHOSEN, "+algorithm.bestofk.off_policy=none"))
     assert "takes 4 optimiser steps per batch, and the weights are those of the first" in clipped
 

@@ -21,6 +21,7 @@ from verl.utils.config import validate_config
 
 import bestofk
 from adapters import verl_native as native
+from ray_node import ray_node
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "verl-maze"
@@ -95,15 +96,12 @@ def test_a_ray_worker_has_the_plug_in_of_its_own():
     rewards = np.array([0.1, 0.9, 0.4, 0.0, 1.0, 0.3, 0.2, 0.2])
     uids = np.array(["a", "b"] * 4, dtype=object)
     overrides = ["algorithm.adv_estimator=bestofk", "+algorithm.bestofk.objective=max@2"]
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    try:
+    with ray_node():
         # by value: the worker has no module of that name to import the function from
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         work = ray.remote(advantages_in_worker)
-        found = ray.get(work.remote(torch.tensor(rewards), uids, overrides))
-    finally:
-        ray.shutdown()
-    np.testing.assert_allclose(found, bestofk.advantages(rewards, "max@2", groups=uids))
+        weights = ray.get(work.remote(torch.tensor(rewards), uids, overrides))
+    np.testing.assert_allclose(weights, bestofk.advantages(rewards, "max@2", groups=uids))
 
 
 @pytest.mark.parametrize("script", ["train.sh", "exact.sh"])

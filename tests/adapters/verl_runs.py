@@ -145,7 +145,7 @@ def all_ranks(folder: str, ranks: int) -> list[int]:
         )
         for rank in range(ranks)
     ]
-    return [each.wait(timeout=300) for each in running]
+    return [each.wait(timeout=1800) for each in running]
 
 
 if __name__ == "__main__":

@@ -214,12 +214,12 @@ def test_a_stopped_run_does_not_return_to_the_script(
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 1):
         time.sleep(0.02)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=900)
     assert "returned" not in said, said
     assert process.returncode in (status, -number), said
     assert "resume='run'" in said
     if number == signal.SIGTERM:
-        done = subprocess.run([*words, "again"], capture_output=True, timeout=240, **options)
+        done = subprocess.run([*words, "again"], capture_output=True, timeout=900, **options)
         assert "returned run: max@2, 12 steps" in done.stdout, done.stderr
         assert (tmp_path / "run" / "final" / "config.json").is_file()
 

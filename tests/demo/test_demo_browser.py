@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(
 def browser() -> Iterator[Browser]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        launched = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=900_000
+        )
         yield launched
         launched.close()
 
@@ -41,6 +43,7 @@ def opened(browser: Browser, address: str, **context: Any) -> tuple[Page, list[s
     """The page, and a list to which every complaint and every request but its own is added."""
     complaints: list[str] = []
     view = browser.new_context(**context).new_page()
+    view.set_default_timeout(900_000)
     view.on("console", lambda message: complaints.append(message.text))
     view.on("pageerror", lambda error: complaints.append(str(error)))
     view.on(

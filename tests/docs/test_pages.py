@@ -100,7 +100,7 @@ def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
 
 def _run(words: list[str], folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=540
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, f"{words[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 

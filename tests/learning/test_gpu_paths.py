@@ -142,6 +142,14 @@ def test_a_row_sees_its_prompt_and_itself_alone() -> None:
             torch.testing.assert_close(found[row], out.transpose(0, 1), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("prompts", "own"), [([300, 20], [[4], [5, 9]]), ([3], [[200, 200]])])
+def test_no_part_is_longer_than_what_is_computed(prompts: list[int], own: list[list[int]]) -> None:
+    """Prompts are queries too, of the pass over prompts, where they find no keys."""
+    s = flat_segments(prompts, own, "cpu")
+    for ends, longest in zip((s.parts, s.queries, s.keys), s.longest, strict=True):
+        assert int(ends.diff().max()) <= longest
+
+
 def test_the_budget_follows_the_card_and_the_model() -> None:
     wide: Any = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32)
     big, small, none = (

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from bestofk.learning import Learner, Loss, Optimisation
-from policies import fixed, llama, random_groups
+from policies import fixed, group, llama, random_groups
 
 pytestmark = pytest.mark.gpu
 
 
-def wide() -> torch.nn.Module:
+def wide(**changes: Any) -> torch.nn.Module:
     """Heads of 64, as FlashAttention has them; weights as small as a trained model's."""
-    return llama(hidden_size=192, num_attention_heads=6, head_dim=64, initializer_range=0.05)
+    shape = {"hidden_size": 192, "num_attention_heads": 6, "head_dim": 64}
+    return llama(**shape, initializer_range=0.05, **changes)
 
 
 def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: object) -> torch.Tensor:
@@ -91,6 +92,28 @@ def test_a_second_step_off_policy_has_the_gradient_of_float32(loss: str) -> None
         asked = weights * np.exp(log_ratio) if loss == "exact" else weights
         seen = gradient(learner, groups, asked, loss=Loss(name=loss), old=old)  # type: ignore[arg-type]
         found.append(seen)
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.06
+
+
+def test_prompts_longer_than_all_completions_together() -> None:
+    """What a kernel leaves out shows where the memory it was given held something else."""
+    draw = np.random.default_rng(3)
+    groups = [
+        group(
+            draw.integers(2, 60, size).tolist(), [draw.integers(2, 60, 4).tolist()] * 2, f"p{size}"
+        )
+        for size in (300, 20, 401)
+    ]
+    weights = draw.normal(size=(3, 2))
+    found = []
+    for options in (REFERENCE, PACKED | {"layout": "packed", "compiled": False}):
+        learner = Learner(
+            fixed(lambda: wide(max_position_embeddings=512), device="cuda"),
+            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            **options,
+        )
+        torch.full((2**26,), torch.nan, device="cuda")
+        found.append(gradient(learner, groups, weights))
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.06
 
 

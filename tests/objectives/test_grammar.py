@@ -1,6 +1,8 @@
 """The objective strings: what they mean, and what a mistyped one says."""
 
+import itertools
 import pickle
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,29 @@ def test_mistyped_objectives_say_what_to_type(text, message):
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         objective("max@4", **options)
+
+
+ODD = [[], [1], [None], ["a"], {}, {"a": 1}, "x", "0.5", "false", date(2020, 1, 1), 10**400]
+OPTIONS = {
+    "variant": "max@8",
+    "design": "passk-training@4",
+    "weights": "max@1+8",
+    "truncate": "max@8",
+    "self_normalise": "max@8",
+    "clamp": "max@8",
+    "threshold": "max@8",
+    "trust_region": "max@8",
+    "beta": "rs-grpo",
+    "accuracy_threshold": "passk-training@4:drop-easy",
+    "coefficients": "lstat@2",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), list(itertools.product(OPTIONS, ODD)))
+def test_an_option_of_the_wrong_kind_is_an_error_that_names_it(name, value):
+    text = OPTIONS[name]
+    with pytest.raises(ValueError, match=f"{name}|variant"):
+        objective(text, **{name: value})
 
 
 def test_options_of_the_objective_itself_are_checked():

@@ -64,6 +64,18 @@ PAIR = np.array([1.0, 0.0, 0.0, 1.0])
         (lambda: advantages(ROW, "mean", prompt_weights=[1.0, 2.0]), "one number per group, 1"),
         (lambda: advantages(ROW, "mean", prompt_weights=[-1.0]), "at least 0, got -1"),
         (lambda: advantages(ROW, "mean", prompt_weights=[math.nan]), "got nan"),
+        (lambda: objective("grpo", trust_region=0.2), "trust_region is about log_ratio=.*grpo"),
+        (lambda: objective("max@2:zscore", self_normalise=True), "self_normalise is about log"),
+        (lambda: advantages(ROW, "max@2", log_ratio=[0, math.nan, 0, 0]), "got nan: .*live=False"),
+        (
+            lambda: advantages(ROW, "max@2", log_ratio=np.ma.masked_less(ROW, 0.1)),
+            "would be lost: pass the data and live=~mask",
+        ),
+        (lambda: advantages([], "max@2"), "got 0.*; draw more$"),
+        (
+            lambda: advantages(ROW, "passk-training@2:adaptive", entropy=[math.nan]),
+            "got nan: leave that group out",
+        ),
     ],
 )  # fmt: skip
 def test_nonsense_is_an_error_that_names_the_value_or_the_way_out(call, message):

@@ -1,6 +1,7 @@
 """The mask, truncation, the distance between policies, and the clipped form to compare with."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from bestofk.objectives import (
     trust_region_mask,
 )
 
+PAGE = Path(__file__).parents[2] / "docs/off-policy.md"
 REWARDS = np.array([[0.0, 1.0, 0.3, 0.8, 0.1], [1.0, 1.0, 0.0, 0.0, 0.5]])
 LOGS = np.array([[-0.4, 0.5, 0.1, -0.3, 0.4], [0.6, -0.6, 0.6, -0.6, 0.0]])
 
@@ -93,6 +95,19 @@ def test_the_region_levels_off_where_truncation_runs_away(optimizer, answers):
     assert max(held) < 0.7
     assert abs(held[4] - held[3]) < 1e-3
     assert abs(held[3] - held[2]) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("option", "row"),
+    [
+        ({"truncate": 0.2}, "`truncate=0.2`: log-ratio of the winner"),
+        ({"trust_region": 0.2}, "`trust_region=0.2`"),
+    ],
+)
+def test_the_page_shows_the_log_ratios_as_they_come_out(option, row):
+    values = inner_steps([5, 20, 50, 200], "sgd", 4, **option)
+    shown = " | ".join(f"{value:.2f}".removeprefix("0") for value in values)
+    assert f"| {row} | {shown} |" in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("limit", [-0.2, 0.2, 0.45, 3.0])

@@ -40,7 +40,9 @@ def browser() -> Iterator[Any]:
     if found is None:
         pytest.skip("needs a Chromium: apt-get install chromium")
     with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        running = started.chromium.launch(
+            executable_path=found, args=["--no-sandbox"], timeout=900_000
+        )
         yield running
         running.close()
 
@@ -50,7 +52,7 @@ def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
     """The page, in which nothing may go wrong and from which nothing may be asked."""
     context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
     page = context.new_page()
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(900_000)
     trouble: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))

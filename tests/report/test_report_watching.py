@@ -23,7 +23,7 @@ from bestofk.reports.watching import WatchedPage, server_of
 def get(url: str, host: str | None = None) -> tuple[int, str]:
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=900) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
@@ -87,7 +87,7 @@ def test_the_command_follows_a_run(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 900
         while "Training" not in (text := get(url)[1]) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert '"step":[1]' in text
@@ -99,7 +99,7 @@ def test_the_command_follows_a_run(tmp_path: Path) -> None:
         assert '"step":[1,2]' in get(url)[1]
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=900)
     assert process.returncode == 130
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
 

@@ -64,6 +64,21 @@ HEAVY = [
      r"[\frac{\sqrt{2}}{2},\frac{1+\sqrt{5}}{2})"),
     (r"\sqrt{\sqrt[3]{5}-\sqrt[3]{4}}", r"\frac{\sqrt[3]{2}+\sqrt[3]{20}-\sqrt[3]{25}}{3}",
      r"\frac{\sqrt[3]{2}+\sqrt[3]{20}-\sqrt[3]{24}}{3}"),
+    (r"\frac{1}{2}", r"\prod_{n=2}^{\infty}(1-\frac{1}{n^2})",
+     r"\prod_{n=2}^{\infty}(1-\frac{1}{n^3})"),
+    (r"\frac{2}{3}", r"\prod_{n=2}^{\infty}\frac{n^3-1}{n^3+1}",
+     r"\prod_{n=2}^{\infty}\frac{n^3-1}{n^3+2}"),
+    (r"\frac{\pi}{2}", r"\prod_{n=1}^{\infty}\frac{4n^2}{4n^2-1}",
+     r"\prod_{n=1}^{\infty}\frac{4n^2+1}{4n^2-1}"),
+    ("2", r"\prod_{n=0}^{\infty}(1+\frac{1}{2^{2^n}})",
+     r"\prod_{n=0}^{\infty}(1+\frac{1}{2^{3^n}})"),
+    ("0", r"\prod_{n=1}^{\infty}\frac{n}{n+1}", r"\prod_{n=1}^{\infty}\frac{n+1}{n}"),
+    ("44", r"\sum_{k=1}^{2024}\frac{1}{\sqrt{k}+\sqrt{k+1}}",
+     r"\sum_{k=1}^{2023}\frac{1}{\sqrt{k}+\sqrt{k+1}}"),
+    ("0", r"\sum_{k=0}^{2019}\cos\frac{2\pi k}{2020}", r"\sum_{k=1}^{2019}\cos\frac{2\pi k}{2020}"),
+    (r"\frac{2023}{2^{2022}}", r"\prod_{k=1}^{2022}\sin\frac{k\pi}{2023}",
+     r"\prod_{k=1}^{2021}\sin\frac{k\pi}{2023}"),
+    ("0", r"\prod_{k=1}^{2023}\sin\frac{k\pi}{2023}", r"\prod_{k=1}^{2022}\sin\frac{k\pi}{2023}"),
 ]  # fmt: skip
 
 EQUAL = [
@@ -139,6 +154,23 @@ def test_different_answers_score_zero_with_a_status(
     verdict = ask(maths, gold, answer)
     assert verdict.reward == 0.0
     assert verdict.status in ("incorrect", "unparsed", "crashed")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (r"\prod_{n=2}^{\infty}(1+\frac{1}{n^{\frac{3}{2}}})", "converges too slowly"),
+        (r"\prod_{n=2}^{\infty}\frac{1-n^2}{n^2}", "without a limit"),
+        (r"\prod_{n=1}^{\infty}\frac{n^2}{n^2-4}", "a factor that does not exist"),
+        (r"\prod_{n=1}^{\infty}(1+\frac{\lfloor\sqrt{n}\rfloor}{n^3})", "without a closed form"),
+    ],
+)
+def test_a_product_that_cannot_be_worked_out_says_so(
+    maths: MathsVerifier, answer: str, why: str
+) -> None:
+    verdict = ask(maths, "5", answer)
+    assert (verdict.reward, verdict.status) == (0.0, "unparsed")
+    assert why in verdict.detail
 
 
 def test_what_the_parser_drops_in_silence_is_noticed() -> None:
@@ -222,7 +254,7 @@ def test_algebra_works_from_a_thread(maths: MathsVerifier) -> None:
     seen: list[Verdict] = []
     thread = threading.Thread(target=lambda: seen.append(ask(maths, r"\sqrt{50}", r"5\sqrt{2}")))
     thread.start()
-    thread.join(60)
+    thread.join(900)
     assert [v.status for v in seen] == ["correct"]
 
 
@@ -288,7 +320,7 @@ def test_closing_ends_every_worker_and_a_closed_verifier_starts_again() -> None:
     assert not children() - before
     assert ask(judge, r"\sqrt{27}", r"3\sqrt{3}").reward == 1.0
     del judge
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 900
     while children() - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not children() - before

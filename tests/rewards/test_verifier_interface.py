@@ -282,7 +282,7 @@ def test_a_verifier_works_in_a_child_process_and_in_the_parent_at_once(
     first = 2000 if method == "fork" else 3000
     assert [v.reward for v in judge(*_questions(first))] == [1.0, 0.0] * 8
     assert queue.get(timeout=900) == [1.0, 0.0] * 8
-    child.join(60)
+    child.join(900)
     assert child.exitcode == 0
     assert [v.reward for v in judge(*_questions(first + 50))] == [1.0, 0.0] * 8
 

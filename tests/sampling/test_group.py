@@ -123,6 +123,21 @@ def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
     assert whole.stats["slot_steps"] < whole.stats["steps"] * 64  # the batch became narrower
 
 
+@pytest.mark.parametrize("max_rows", [16, 2048])
+def test_rows_that_never_end_are_those_of_the_present_sampler(max_rows: int) -> None:
+    """Most of their tokens become lists before the last ones are drawn; 24 rows in 16 slots too."""
+    prompts = [Prompt(str(i), "abcdefghij"[: 1 + i], "test") for i in range(6)]
+    model, endless = fixed(lambda: llama(eos_token_id=None)), letters(26)
+    sampler = GroupSampler(model, endless, max_rows=max_rows)
+    for length in (63, 64, 90):
+        params = Sampling(samples_per_prompt=4, max_new_tokens=length)
+        expected = ModelSampler(model, endless).sample(prompts, seed=2, params=params)
+        found = sampler.sample(prompts, seed=2, params=params)
+        assert rows(found) == rows(expected)
+        assert {len(c.tokens) for group in found for c in group.completions} == {length}
+        np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
+
+
 def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
     params = Sampling(samples_per_prompt=3, max_new_tokens=8)
     model = fixed(llama)

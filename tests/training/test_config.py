@@ -32,7 +32,8 @@ from bestofk.rare_settings import (
     model_options,
     run_options,
 )
-from bestofk.training.checks import cautions, check, check_resumed
+from bestofk.training.checks import cautions, check, check_resumed, claim_of_run
+from bestofk.training.cost import group_lines
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 OPTIONS = st.dictionaries(
@@ -325,6 +326,31 @@ def test_every_earlier_key_has_a_place_that_exists():
 
 def test_the_config_stays_small():
     assert len(list(leaves(Config()))) + len(OPTION_FIELDS) < 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim", "why"),
+    [
+        ({"objective": "max@4"}, "exact", "unbiased"),
+        ({"objective": "max@4", "off_policy__mini_batches": 4}, "exact", "unbiased"),
+        ({"objective": "max@4", "off_policy__passes": 2}, "biased", "passes = 2 reuse samples"),
+        ({"objective": "max@4", "off_policy__mini_batches": 2,
+          "off_policy__trust_region": (0.2, 0.2)}, "biased", "trust_region"),
+        ({"objective": "max@4", "off_policy__mini_batches": 2,
+          "objective_options": {"truncate": 1.0}}, "biased", "bounded or approximate"),
+        ({"objective": "dr-grpo"}, "scaled", "constant multiple"),
+        ({"objective": "grpo"}, "biased", "normalised"),
+        ({"objective": "mean", "loss__name": "clipped"}, "biased", "clipped"),
+    ],
+)  # fmt: skip
+def test_a_run_says_whether_its_update_is_exact_scaled_or_biased(changes, claim, why):
+    config = changed(**changes)
+    objective = check(config)
+    stated, reason = claim_of_run(config, objective)
+    assert (stated, why in reason) == (claim, True)
+    noted = any(reason in note for note in cautions(config, objective))
+    assert noted == (claim == "biased")
+    assert f"expected update: {claim} ({reason})" in " ".join(group_lines(config, objective))
 
 
 def test_a_warm_up_longer_than_the_run_is_mentioned():

@@ -72,17 +72,17 @@ def test_the_learning_curve_is_the_cpus(recipe: Any, tmp_path: Path) -> None:
     assert abs(ours.mean() - theirs.mean()) <= 3 * spread + 0.03
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 def test_two_processes_share_one_card(
-    recipe: Any, command: Any, last_json: Any, tmp_path: Path, sharded: bool
+    recipe: Any, command: Any, last_json: Any, tmp_path: Path
 ) -> None:
     """Each samples its own groups; both plan for half of the card."""
     path = recipe(model={"device": "auto", "precision": "bf16"}, run={"steps": 2})
-    plan = json.dumps({"two": [[2, sharded, 2]], "one": [[1, False, 2]]})
+    plan = json.dumps({"two": [[2, False, 2]], "one": [[1, False, 2]], "shards": [[2, True, 2]]})
     done = command("tests/training/ranks.py", "lives", path, tmp_path, plan, "gpu")
     logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*.log.*")))
     assert done.returncode == 0, done.stderr + logs
-    assert last_json(done.stdout) == {"two": [[0, 0]], "one": [[0]]}, logs
+    assert last_json(done.stdout) == {"two": [[0, 0]], "one": [[0]], "shards": [[1, 1]]}, logs
+    assert "model.options.fsdp needs a GPU for each process" in logs
     two, one = (json.loads((tmp_path / n / "engine.json").read_text()) for n in ("two", "one"))
     assert (two["processes_on_the_card"], one["processes_on_the_card"]) == (2, 1)
     ids = [sorted({r["prompt_id"] for r in read_samples(tmp_path / n)}) for n in ("two", "one")]

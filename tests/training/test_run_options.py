@@ -185,3 +185,17 @@ def test_a_push_that_fails_says_how_to_repeat_it(tmp_path, hub):
     config = finished(tmp_path, push_to_hub="me/model")
     with pytest.raises(OSError, match=r"run is complete.*hf upload me/model .*/final"):
         push_final(config, tmp_path)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_start_is_evaluated_unless_told_not_to(recipe, tmp_path):
+    """The run is the same otherwise: what is drawn for training does not depend on it."""
+    drawn = []
+    for name, first in (("with", True), ("without", False)):
+        run = {"dir": str(tmp_path / name), "steps": 2, "options": {"evaluate_start": first}}
+        train(read(recipe(f"{name}.toml", evaluation={"every": 2}, run=run)))
+        text = (tmp_path / name / "metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert [x["step"] for x in lines if x["kind"] == "evaluation"] == ([0, 2] if first else [2])
+        drawn.append([x["reward"] for x in lines if x["kind"] == "train"])
+    assert drawn[0] == drawn[1]

@@ -187,7 +187,7 @@ def test_two_processes_have_an_engine_each(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bestofk",
          "train", str(recipe)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)},
-        capture_output=True, text=True, timeout=400,
+        capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -266,3 +266,16 @@ def test_warm_up_longer_than_the_run_is_noted(recipe, capsys):
     path = recipe(optimizer={"warmup_steps": 100}, run={"steps": 1}, evaluation=NO_EVALUATION)
     assert main(["train", str(path)]) == 0
     assert "does not reach optimizer.learning_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("phase", "way_out"),
+    [("learn", r"tokens_per_micro_batch \(now 16,384\)"), ("sample", "engine_options.max_rows")],
+)
+def test_a_full_gpu_names_the_phase_and_what_takes_less(phase: str, way_out: str) -> None:
+    said = "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 139 GiB"
+    with (
+        pytest.raises(ValueError, match=rf"full \({phase}: CUDA.*512.00 MiB\): lower.*{way_out}"),
+        health.memory_named(phase, 16_384),
+    ):
+        raise torch.OutOfMemoryError(said)

@@ -18,7 +18,7 @@ def needs_sibling_ratios(objective: Objective) -> bool:
     and normalised objectives never had more than the clipped loss.
     """
     return any(
-        term.entry.unbiased and (term.k > 1 or term.entry.baseline is None)
+        term.entry.claim == "exact" and (term.k > 1 or term.entry.baseline is None)
         for term in objective.terms
     )
 

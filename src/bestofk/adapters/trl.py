@@ -37,14 +37,27 @@ from bestofk.objectives import Objective, ObjectiveWarning
 _Host: Any = object
 
 
+def _of_class(trainer: Any) -> Any:
+    """What a trainer's class names as its objective; `goal` is how earlier versions called it."""
+    named = trainer.training_objective
+    old = None if isinstance(trainer.goal, property) else trainer.goal
+    if named is None and old is not None:
+        warnings.warn(
+            f"the attribute `goal` of {trainer.__name__} is now called `training_objective`",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return old if named is None else named
+
+
 class BestOfKMixin(_Host):
     """In front of a `GRPOTrainer` (Unsloth's, Axolotl's, your own) it trains an objective.
 
     class Mine(BestOfKMixin, SomeGRPOTrainer):
-        goal = "max@8"               # or objective="max@8" as an argument
+        training_objective = "max@8"  # or objective="max@8" as an argument
     """
 
-    goal: Any = None
+    training_objective: Any = None
     """The Objective; on a class, its default. (`Trainer.objective` belongs to transformers.)"""
     _buffered_inputs: Any
     _ended = False
@@ -81,11 +94,17 @@ class BestOfKMixin(_Host):
                 something else than the objective's gradient.
         """
         replaced = replaced_methods(type(self), BestOfKMixin)
-        given = self.goal if objective is None else objective
-        self.goal: Objective = as_objective(given, truncate=truncate, trust_region=trust_region)
-        self.passing = passing if self.goal.threshold is None else self.goal.threshold
-        args = prepared(self.goal, GRPOConfig() if args is None else args, loss_type)
-        self.exact_steps = exact_steps(self.goal, args)
+        given = _of_class(type(self)) if objective is None else objective
+        self.training_objective: Objective = as_objective(
+            given, truncate=truncate, trust_region=trust_region
+        )
+        self.passing = (
+            passing
+            if self.training_objective.threshold is None
+            else self.training_objective.threshold
+        )
+        args = prepared(self.training_objective, GRPOConfig() if args is None else args, loss_type)
+        self.exact_steps = exact_steps(self.training_objective, args)
         self.ess_floor = floor_of(ess_floor, args, several_steps=self.exact_steps)
         cautions = check_host(replaced, self.exact_steps)
         named |= by_name(others, named)
@@ -93,6 +112,13 @@ class BestOfKMixin(_Host):
         for caution in [*cautions, *check_model(self.model, self.exact_steps)]:
             if args.process_index == 0:
                 warnings.warn(caution, ObjectiveWarning, stacklevel=2)
+
+    @property
+    def goal(self) -> Objective:
+        """Deprecated: `training_objective`."""
+        warnings.warn("goal is now called training_objective", DeprecationWarning, stacklevel=2)
+        objective: Objective = self.training_objective
+        return objective
 
     def _calculate_rewards(self, *args: Any, **named: Any) -> Tensor:
         self._columns: Tensor | None = super()._calculate_rewards(*args, **named)
@@ -115,7 +141,7 @@ class BestOfKMixin(_Host):
         if self.exact_steps and mode == "train":
             keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
         replace_last(self._logs["advantages"], weights.tolist())
-        record(metrics, rewards, weights.reshape(-1, n), self.goal.k, self.passing)
+        record(metrics, rewards, weights.reshape(-1, n), self.training_objective.k, self.passing)
         return output
 
     def _live(self, rewards: Tensor, output: dict[str, Any]) -> Tensor:
@@ -128,7 +154,7 @@ class BestOfKMixin(_Host):
 
     def _weigh(self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any) -> Tensor:
         """(P, n): the objective's weights of samples that were just drawn."""
-        objective, state = self.goal, self.state
+        objective, state = self.training_objective, self.state
         inputs: dict[str, Any] = {"progress": progress_of(state)}
         least = max(term.least for term in objective.at(inputs["progress"]))
         if rewards.shape[-1] < least and not self.model.training:
@@ -180,7 +206,9 @@ class BestOfKMixin(_Host):
     def _entropy(self, output: dict[str, Any]) -> Tensor:
         """Mean entropy over the tokens of each completion, of all processes."""
         if "pixel_values" in output:
-            raise ValueError(f"objective {self.goal} looks at entropy: text models only")
+            raise ValueError(
+                f"objective {self.training_objective} looks at entropy: text models only"
+            )
         spread = score_rows(self, output, compute_entropy=True)[1]
         kept = in_loss(output)
         return self.accelerator.gather((spread * kept).sum(1) / kept.sum(1).clamp(min=1))

@@ -63,7 +63,9 @@ def weigh_step(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
     def weigh(objective: Objective) -> Tensor:
         return shared(objective, rewards, live, **inputs)[0]
 
-    weights, result = weigh_and_measure(trainer.goal, weigh, log_ratio, live, inputs["progress"])
+    weights, result = weigh_and_measure(
+        trainer.training_objective, weigh, log_ratio, live, inputs["progress"]
+    )
     start = trainer.accelerator.process_index * len(mine)
     own = weights.reshape(-1)[start : start + len(mine)]
     for batch, part in zip(batches, own.split([len(batch[REWARDS]) for batch in batches])):

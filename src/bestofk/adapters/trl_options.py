@@ -46,7 +46,7 @@ def as_objective(given: str | Objective | None, **options: Any) -> Objective:
     if given is None:
         raise ValueError(
             "objective= is needed, a string such as 'max@8' (`bestofk objectives` lists them), "
-            "as an argument or as the attribute `goal` of the class"
+            "as an argument or as the attribute `training_objective` of the class"
         )
     options = {name: value for name, value in options.items() if value is not None}
     if not isinstance(given, Objective):
@@ -271,6 +271,12 @@ def cautions(objective: Objective, args: Any) -> Iterator[str]:
             f"off_policy_mask_threshold={args.off_policy_mask_threshold} leaves samples of "
             f"negative weight out of the loss: the update is biased "
             f"for the gradient of {objective.text}"
+        )
+    if args.num_iterations > 1 and exact_steps(objective, args):
+        yield (
+            f"num_iterations={args.num_iterations} reuses samples that the policy has already "
+            f"learnt from: the update is biased for the gradient of {objective.text} from the "
+            "second pass on; one pass in mini-batches (steps_per_generation) is not"
         )
     if args.use_vllm and args.vllm_importance_sampling_correction and objective.k > 1:
         yield (

@@ -36,9 +36,9 @@ def check(config: Any = None) -> str:
     return stated if config is None else f"{stated}: {_checked(config)}"
 
 
-def _why(found: Any) -> str:
-    if found is not None:
-        return f"the name is taken by {found.__module__}.{found.__qualname__}"
+def _why(registered: Any) -> str:
+    if registered is not None:
+        return f"the name is taken by {registered.__module__}.{registered.__qualname__}"
     requested = NAME in [point.name for point in entry_points(group="verl.plugins")]
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if requested and policy != "auto" and NAME not in [part.strip() for part in policy.split(",")]:

@@ -110,7 +110,7 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
     return built, list(cautions(config, built))
 
 
-def _errors(config: Any, made: Objective) -> Iterator[str]:
+def _errors(config: Any, objective: Objective) -> Iterator[str]:
     """Weights of fresh samples, and a loss that is not ours."""
     steps, actor = steps_per_batch(config), config.actor_rollout_ref.actor
     for name in FORMS:
@@ -121,18 +121,20 @@ def _errors(config: Any, made: Objective) -> Iterator[str]:
                 f"{actor.policy_loss.loss_mode!r} does not give: leave it out, or set "
                 f"{ACTOR}.policy_loss.loss_mode=bestofk"
             )
-    if steps > 1 and needs_sibling_ratios(made) and made.off_policy != "none":
-        exact = f"or set {ACTOR}.policy_loss.loss_mode=bestofk; " if made.takes_log_ratio else ""
+    if steps > 1 and needs_sibling_ratios(objective) and objective.off_policy != "none":
+        exact = (
+            f"or set {ACTOR}.policy_loss.loss_mode=bestofk; " if objective.takes_log_ratio else ""
+        )
         yield (
             f"verl takes {steps} optimiser steps per batch (data.train_batch_size="
             f"{config.data.train_batch_size}, {ACTOR}.ppo_mini_batch_size="
             f"{actor.ppo_mini_batch_size}, ppo_epochs={actor.ppo_epochs}), and the weights of "
-            f"{made} are those of the first: set ppo_mini_batch_size to train_batch_size and "
+            f"{objective} are those of the first: set ppo_mini_batch_size to train_batch_size and "
             f"ppo_epochs=1, {exact}+algorithm.bestofk.off_policy=none accepts the clipped loss"
         )
 
 
-def _exact_errors(config: Any, made: Objective) -> Iterator[str]:
+def _exact_errors(config: Any, objective: Objective) -> Iterator[str]:
     """What would keep the weights of an optimiser step from being exact."""
     actor, why = config.actor_rollout_ref.actor, f"{ACTOR}.policy_loss.loss_mode=bestofk"
     batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
@@ -141,9 +143,10 @@ def _exact_errors(config: Any, made: Objective) -> Iterator[str]:
         actor.get("ulysses_sequence_parallel_size", 1),
         (actor.get("fsdp_config") or {}).get("ulysses_sequence_parallel_size", 1),
     )
-    if not made.takes_log_ratio or made.off_policy == "none":
-        form = "off_policy=none" if made.takes_log_ratio else "no off-policy form"
-        yield f"{why}: objective {made} has {form}; set loss_mode=vanilla, or choose max@k or mean"
+    if not objective.takes_log_ratio or objective.off_policy == "none":
+        form = "off_policy=none" if objective.takes_log_ratio else "no off-policy form"
+        remedy = "set loss_mode=vanilla, or choose max@k or mean"
+        yield f"{why}: objective {objective} has {form}; {remedy}"
     rules = [
         (batch % mini, f"data.train_batch_size={batch} is not a multiple of {ACTOR}."
          f"ppo_mini_batch_size={mini}, so groups would not stay whole; change one of them"),
@@ -168,7 +171,7 @@ def _exact_errors(config: Any, made: Objective) -> Iterator[str]:
             yield f"{why}: {sentence}"
 
 
-def cautions(config: Any, made: Objective) -> Iterator[str]:
+def cautions(config: Any, objective: Objective) -> Iterator[str]:
     """Settings that make the update a biased one, each by name."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     correction = config.algorithm.get("rollout_correction") or {}
@@ -187,10 +190,15 @@ def cautions(config: Any, made: Objective) -> Iterator[str]:
         )
     if (config.algorithm.get("filter_groups") or {}).get("enable"):
         yield "algorithm.filter_groups.enable=True changes how often each prompt counts"
-    if correction.get("rollout_is") and made.k > 1:
+    if correction.get("rollout_is") and objective.k > 1:
         yield (
             f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')} corrects with "
-            f"each sample's own ratio, and {made} would need its siblings' too"
+            f"each sample's own ratio, and {objective} would need its siblings' too"
+        )
+    if exact_loss(config) and actor.ppo_epochs > 1:
+        yield (
+            f"{ACTOR}.ppo_epochs={actor.ppo_epochs} reuses samples that the policy has already "
+            "learnt from; one pass in mini-batches (ppo_mini_batch_size) is exact"
         )
     if steps_per_batch(config) > 1 and not exact_loss(config):
         yield (

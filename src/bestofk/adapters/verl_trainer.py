@@ -58,18 +58,18 @@ def _in_progress(compute: Callable[..., Any]) -> Callable[..., Any]:
     return in_progress
 
 
-def _told(update: Callable[..., Any]) -> Callable[..., Any]:
+def _with_objective(update: Callable[..., Any]) -> Callable[..., Any]:
     """The workers learn the objective and the progress with each batch."""
 
     @functools.wraps(update)
-    def told(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    def update_with_objective(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
         if exact_loss(self.config):
             options = options_of(self.config.algorithm)
             news = {"options": options, "progress": progress_of(self), "step": self.global_steps}
             batch.extra_info[NAME] = json.dumps(news)
         return update(self, batch, *args, **named)
 
-    return told
+    return update_with_objective
 
 
 def _whole(balance: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,6 +167,6 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
     "__init__": _checked,
     "_balance_batch": _whole,
     "_compute_advantage": _in_progress,
-    "_update_actor": _told,
+    "_update_actor": _with_objective,
     "_val_metrics_update": _unbiased,
 }

@@ -117,13 +117,13 @@ def _run_verb(verb: str, rest: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if os.environ.get("BESTOFK_TRACEBACK") or not _is_told(error):
+        if os.environ.get("BESTOFK_TRACEBACK") or not _explains_itself(error):
             raise
         print(wrapped(f"bestofk {verb}: {_message(error)}", sys.stderr), file=sys.stderr)
         return 2 if isinstance(error, ValueError | OSError | ImportError) else 1
 
 
-def _is_told(error: Exception) -> bool:
+def _explains_itself(error: Exception) -> bool:
     """Whether the message says enough: a bad input, a missing package, a failing verifier."""
     is_ours = isinstance(error, RuntimeError) and type(error).__module__.startswith("bestofk.")
     return is_ours or isinstance(error, ValueError | OSError | ImportError)

@@ -126,10 +126,10 @@ def read_all(targets: tuple[str, ...], reading: FileOptions) -> list[Samples]:
 
 
 def _share_to(advance: Callable[[float], None]) -> Callable[[int, int], None]:
-    def told(done: int, total: int) -> None:
+    def show_share(done: int, total: int) -> None:
         advance(done / max(total, 1))
 
-    return told
+    return show_share
 
 
 def _distinct(runs: list[Samples]) -> list[Samples]:

@@ -93,8 +93,8 @@ def _stated(
     hints = get_type_hints(kind, include_extras=True)
     for each in dataclasses.fields(kind):
         _add(parser, each, hints[each.name])
-    found, rest = parser.parse_known_intermixed_args([_hyphens(word) for word in argv])
-    stated = {name: value for name, value in vars(found).items() if value is not None}
+    parsed, rest = parser.parse_known_intermixed_args([_hyphens(word) for word in argv])
+    stated = {name: value for name, value in vars(parsed).items() if value is not None}
     for each in dataclasses.fields(kind):
         if isinstance(stated.get(each.name), list):
             stated[each.name] = tuple(stated[each.name])
@@ -177,14 +177,16 @@ def _converter(kind: Any) -> Any:
     def convert(text: str) -> Any:
         if get_origin(kind) is Literal:
             if text not in get_args(kind):
-                said = choices(text, map(str, get_args(kind)))
-                raise argparse.ArgumentTypeError(f"takes one of its values, got {text!r}; {said}")
+                message = choices(text, map(str, get_args(kind)))
+                raise argparse.ArgumentTypeError(
+                    f"takes one of its values, got {text!r}; {message}"
+                )
             return text
         try:
             return kind(text)
         except ValueError:
-            said = f"takes {KINDS.get(kind, 'another value')}, got {text!r}"
-            raise argparse.ArgumentTypeError(said) from None
+            message = f"takes {KINDS.get(kind, 'another value')}, got {text!r}"
+            raise argparse.ArgumentTypeError(message) from None
 
     return convert
 

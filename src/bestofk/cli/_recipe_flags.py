@@ -45,22 +45,22 @@ def split(argv: Sequence[str]) -> TrainArguments:
         ValueError: An unknown flag, a missing value, a value of the wrong kind, a second recipe.
     """
     words = list(argv)
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     settings, earlier = dict[str, Any](), dict[str, Any]()
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            if word.startswith("-") or "recipe" in found:
-                raise ValueError(_not_expected(word, found.get("recipe")))
-            found["recipe"] = word
+            if word.startswith("-") or "recipe" in parsed:
+                raise ValueError(_not_expected(word, parsed.get("recipe")))
+            parsed["recipe"] = word
             continue
         flag, joined, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         given = [value] if joined else _until_flag(words)
         if name in ("dry_run", "json"):
-            found[name], used = True, 0
+            parsed[name], used = True, 0
         elif name == "resume":
-            found[name], used = _one(flag, given), 1
+            parsed[name], used = _one(flag, given), 1
         elif name in KEYS:
             section, _, key = name.partition(".")
             earlier.setdefault(section, {})[key] = literal(given[0] if given else "true")
@@ -74,7 +74,7 @@ def split(argv: Sequence[str]) -> TrainArguments:
             raise ValueError(f"{flag} takes no value, got {value!r}")
         if not joined:
             del words[:used]
-    return TrainArguments(settings=settings, earlier=earlier, **found)
+    return TrainArguments(settings=settings, earlier=earlier, **parsed)
 
 
 def override(config: Config, words: TrainArguments) -> Config:
@@ -170,8 +170,8 @@ def _plain(hint: Any) -> tuple[Any, bool]:
 def _value(kind: Any, text: str, flag: str) -> Any:
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
-            said = choices(text, get_args(kind))
-            raise ValueError(f"{flag} takes one of its values, got {text!r}; {said}")
+            message = choices(text, get_args(kind))
+            raise ValueError(f"{flag} takes one of its values, got {text!r}; {message}")
         return text
     if kind is bool and text in ("true", "false"):
         return text == "true"

@@ -37,16 +37,16 @@ class SampleFile:
         run: Mapping[str, Any],
         prompts: Mapping[str, Prompt],
         judge: Judge,
-        told: Callable[[int], None] | None = None,
+        on_written: Callable[[int], None] | None = None,
     ) -> None:
         """
         Args:
             run: what every line repeats: model, sampling, run_id.
             prompts: by id.
-            told: called with the number of samples written so far.
+            on_written: called with the number of samples written so far.
         """
         self.out, self.journal = out, out.with_name(out.name + ".journal")
-        self.run, self.prompts, self.judge, self.told = dict(run), prompts, judge, told
+        self.run, self.prompts, self.judge, self.on_written = dict(run), prompts, judge, on_written
         self.done: set[tuple[str, int]] = set()
         self.written = 0
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -134,8 +134,8 @@ class SampleFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.written += len(batch)
-        if self.told:
-            self.told(self.written)
+        if self.on_written:
+            self.on_written(self.written)
 
 
 def sample_line(

@@ -208,8 +208,8 @@ def sample(job: SampleOptions) -> Path:
     guard = UnscoredGuard(share=0.05)
     with verifier(chosen.verifier, **chosen.verifier_options) as judge:
 
-        def judged(asked: Any, texts: Any) -> Any:
-            verdicts = judge(asked, texts)
+        def judged(batch: Any, texts: Any) -> Any:
+            verdicts = judge(batch, texts)
             guard.check(verdicts)
             return verdicts
 
@@ -279,7 +279,7 @@ def _from_endpoint(
     try:
         with bar("sampling", left) as advance:
 
-            def told(now: Spent) -> None:
+            def show_progress(now: Spent) -> None:
                 advance(now.samples)
 
             draw(
@@ -290,7 +290,7 @@ def _from_endpoint(
                 cap=cap,
                 seed=job.seed,
                 spent=spent,
-                told=told,
+                on_answer=show_progress,
                 warn=say,
             )
     finally:

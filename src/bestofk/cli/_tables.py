@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bestofk.cli._wrapping import wrapped
+from bestofk.common import json_safe
 
 if TYPE_CHECKING:
     from bestofk.evaluation import (
@@ -60,7 +60,7 @@ def say(text: str) -> None:
     print(wrapped(text))
 
 
-def source(samples: Samples) -> None:
+def print_source(samples: Samples) -> None:
     """Where a run came from and how its columns were understood."""
     reported = samples.metadata
     pairs = ", ".join(f"{role}={column}" for role, column in reported.get("mapping", {}).items())
@@ -93,116 +93,129 @@ def shown_k(k: np.ndarray, wanted: Sequence[int]) -> list[int]:
     return sorted({*powers, last})
 
 
-def curve(found: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
+def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The curve at some k: the interval to quote, or every interval named for what it is."""
-    n = f"{found.n[0]}" if found.n[0] == found.n[1] else f"{found.n[0]} to {found.n[1]}"
-    passing = "" if found.threshold is None else f", pass = reward ≥ {found.threshold:g}"
-    intervals = [found.interval, found.t, found.band, found.fixed][: 4 if wide else 1]
+    n = f"{curve.n[0]}" if curve.n[0] == curve.n[1] else f"{curve.n[0]} to {curve.n[1]}"
+    passing = "" if curve.threshold is None else f", pass = reward ≥ {curve.threshold:g}"
+    intervals = [curve.interval, curve.t, curve.band, curve.fixed][: 4 if wide else 1]
     rows = []
-    for k in shown_k(found.k, wanted):
-        at = found.at(k)
-        name = found.metric if found.metric == "mean" else found.metric.replace("k", str(k))
+    for k in shown_k(curve.k, wanted):
+        at = curve.at(k)
+        name = curve.metric if curve.metric == "mean" else curve.metric.replace("k", str(k))
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
-        rows.append((name, number(found.estimate[at]), *shown))
-    sure = f"{found.confidence:.0%}"
+        rows.append((name, number(curve.estimate[at]), *shown))
+    sure = f"{curve.confidence:.0%}"
     head = ("", "estimate", f"{sure} over problems", "by t", "band, all k", "these problems only")
-    say(f"{found.name}: {found.metric}, {len(found.problems):,} problems, n = {n}{passing}")
+    say(f"{curve.name}: {curve.metric}, {len(curve.problems):,} problems, n = {n}{passing}")
     table(head if wide else ("", "estimate", sure), rows, wide=wide)
-    for note in found.notes:
+    for note in curve.notes:
         say(f"  note: {note}")
 
 
-def comparison(found: Comparison, wanted: Sequence[int], *, wide: bool = False) -> None:
+def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
     rows = []
-    for k in wanted or (found.k if len(found.k) < found.k[-1] else shown_k(found.k, ())):
-        places = np.flatnonzero(found.k == k)
+    for k in wanted or (
+        comparison.k if len(comparison.k) < comparison.k[-1] else shown_k(comparison.k, ())
+    ):
+        places = np.flatnonzero(comparison.k == k)
         if not places.size:
-            raise ValueError(f"the comparison has k = {found.k[0]}..{found.k[-1]}, not {k}")
+            raise ValueError(
+                f"the comparison has k = {comparison.k[0]}..{comparison.k[-1]}, not {k}"
+            )
         at = int(places[0])
         row = [
-            found.metric if found.metric == "mean" else found.metric.replace("k", str(k)),
-            f"{found.values_a[:, at].mean():.3f}",
-            f"{found.values_b[:, at].mean():.3f}",
-            f"{found.difference[at]:+.3f}",
-            f"{found.band.low[at]:+.3f} to {found.band.high[at]:+.3f}",
-            f"{found.p_value[at]:.4f}",
+            comparison.metric
+            if comparison.metric == "mean"
+            else comparison.metric.replace("k", str(k)),
+            f"{comparison.values_a[:, at].mean():.3f}",
+            f"{comparison.values_b[:, at].mean():.3f}",
+            f"{comparison.difference[at]:+.3f}",
+            f"{comparison.band.low[at]:+.3f} to {comparison.band.high[at]:+.3f}",
+            f"{comparison.p_value[at]:.4f}",
         ]
         if wide:
             row += [
-                f"{found.interval.low[at]:+.3f} to {found.interval.high[at]:+.3f}",
-                f"{found.p_value_single[at]:.4f}",
-                f"{found.wins[at]}/{found.losses[at]}/{found.ties[at]}",
+                f"{comparison.interval.low[at]:+.3f} to {comparison.interval.high[at]:+.3f}",
+                f"{comparison.p_value_single[at]:.4f}",
+                f"{comparison.wins[at]}/{comparison.losses[at]}/{comparison.ties[at]}",
             ]
         rows.append(row)
-    sure = f"{found.confidence:.0%}"
-    n = f"n = {found.n_a[0]} and {found.n_b[0]}"
-    head = ["", cut(found.a), cut(found.b), "difference", sure, "p"]
+    sure = f"{comparison.confidence:.0%}"
+    n = f"n = {comparison.n_a[0]} and {comparison.n_b[0]}"
+    head = ["", cut(comparison.a), cut(comparison.b), "difference", sure, "p"]
     if wide:
         head += [f"{sure}, this k alone", "p, this k alone", "won/lost/tied"]
-    say(f"{found.b} minus {found.a}: {found.metric}, {len(found.problems):,} paired problems, {n}")
+    say(
+        f"{comparison.b} minus {comparison.a}: {comparison.metric}, "
+        f"{len(comparison.problems):,} paired problems, {n}"
+    )
     table(head, rows, wide=wide)
-    if len(found.k) > 1:
+    if len(comparison.k) > 1:
         say(
-            f"  {sure} and p are corrected over all k and pairs: p ≤ {1 - found.confidence:.2g} "
-            "where the interval excludes 0"
+            f"  {sure} and p are corrected over all k and pairs: "
+            f"p ≤ {1 - comparison.confidence:.2g} where the interval excludes 0"
         )
-    if found.crossing is not None:
-        low = "before 1" if found.crossing.low == 0 else f"{found.crossing.low:.1f}"
-        beyond = f"beyond {found.k[-1]}, or never"
-        high = beyond if math.isinf(found.crossing.high) else f"{found.crossing.high:.1f}"
+    if comparison.crossing is not None:
+        low = "before 1" if comparison.crossing.low == 0 else f"{comparison.crossing.low:.1f}"
+        beyond = f"beyond {comparison.k[-1]}, or never"
+        high = beyond if math.isinf(comparison.crossing.high) else f"{comparison.crossing.high:.1f}"
         say(
-            f"The curves cross at k = {found.crossing.k:.1f} ({sure}: {low} to {high}); "
-            f"{found.crossing.better_after} is ahead after it."
+            f"The curves cross at k = {comparison.crossing.k:.1f} ({sure}: {low} to {high}); "
+            f"{comparison.crossing.better_after} is ahead after it."
         )
-    if found.solved_only_a or found.solved_only_b:
+    if comparison.solved_only_a or comparison.solved_only_b:
         say(
-            f"Solved only by {found.a}: {len(found.solved_only_a)}; "
-            f"only by {found.b}: {len(found.solved_only_b)}."
+            f"Solved only by {comparison.a}: {len(comparison.solved_only_a)}; "
+            f"only by {comparison.b}: {len(comparison.solved_only_b)}."
         )
-    for note in found.notes:
+    for note in comparison.notes:
         say(f"  note: {note}")
-    say(found.verdict)
+    say(comparison.verdict)
     say("")
 
 
-def extrapolation(found: Extrapolation) -> None:
-    sure = f"{found.confidence:.0%}"
+def print_extrapolation(extrapolation: Extrapolation) -> None:
+    sure = f"{extrapolation.confidence:.0%}"
     say(
-        f"{found.name}: pass@k beyond n = {found.n[0]}, extrapolated from {found.problems} problems"
-        + (" — UNRELIABLE" if found.unreliable else "")
+        f"{extrapolation.name}: pass@k beyond n = {extrapolation.n[0]}, "
+        f"extrapolated from {extrapolation.problems} problems"
+        + (" — UNRELIABLE" if extrapolation.unreliable else "")
     )
     table(
         ("", "estimate", sure),
         [
             (f"pass@{k}", number(value), ends(low, high))
             for k, value, low, high in zip(
-                found.k, found.estimate, found.interval.low, found.interval.high
+                extrapolation.k,
+                extrapolation.estimate,
+                extrapolation.interval.low,
+                extrapolation.interval.high,
             )
         ],
     )
-    if found.holdout_n:
+    if extrapolation.holdout_n:
         last = -1
         say(
-            f"  check: fitted on {found.holdout_n} samples per problem, it predicts "
-            f"pass@{found.holdout_k[last]} = {found.holdout_predicted[last]:.3f}; all samples "
-            f"show {found.holdout_observed[last]:.3f}"
+            f"  check: fitted on {extrapolation.holdout_n} samples per problem, it predicts "
+            f"pass@{extrapolation.holdout_k[last]} = {extrapolation.holdout_predicted[last]:.3f}; "
+            f"all samples show {extrapolation.holdout_observed[last]:.3f}"
         )
-    for reason in found.reasons:
+    for reason in extrapolation.reasons:
         say(f"  unreliable: {reason}")
 
 
-def diversity(found: Diversity) -> None:
+def print_diversity(diversity: Diversity) -> None:
     """What is known about the variety of samples; nothing where nothing is."""
     named: list[tuple[str, Measure]] = [
-        (f"distinct answers among {found.m}", found.distinct),
-        ("effective number of answers", found.effective),
-        (f"distinct wrong answers among {found.m}", found.distinct_wrong),
-        (f"distinct correct answers among {found.m}", found.distinct_correct),
-        ("distinct share of the wrong answers", found.wrong_share),
-        ("compression ratio of completions", found.compression),
-        ("entropy of a completion, nats", found.entropy),
-        ("entropy per token, nats", found.entropy_per_token),
+        (f"distinct answers among {diversity.m}", diversity.distinct),
+        ("effective number of answers", diversity.effective),
+        (f"distinct wrong answers among {diversity.m}", diversity.distinct_wrong),
+        (f"distinct correct answers among {diversity.m}", diversity.distinct_correct),
+        ("distinct share of the wrong answers", diversity.wrong_share),
+        ("compression ratio of completions", diversity.compression),
+        ("entropy of a completion, nats", diversity.entropy),
+        ("entropy per token, nats", diversity.entropy_per_token),
     ]
     rows = [
         (name, f"{m.value:.3f}", ends(m.low, m.high), f"{m.problems}")
@@ -210,67 +223,52 @@ def diversity(found: Diversity) -> None:
         if m.problems
     ]
     if rows:
-        sure = f"{found.confidence:.0%} over problems"
-        say(f"{found.name}: diversity")
+        sure = f"{diversity.confidence:.0%} over problems"
+        say(f"{diversity.name}: diversity")
         table(("", "mean", sure, "problems"), rows)
-    if found.no_answer > 0:
-        say(f"  {found.no_answer:.1%} of samples have no answer")
-    for note in found.notes:
+    if diversity.no_answer > 0:
+        say(f"  {diversity.no_answer:.1%} of samples have no answer")
+    for note in diversity.notes:
         say(f"  note: {note}")
 
 
-def off_policy(found: ReweightedEstimate) -> None:
-    kind = "self-normalised, biased" if found.self_normalised else "unbiased"
+def print_off_policy(estimate: ReweightedEstimate) -> None:
+    kind = "self-normalised, biased" if estimate.self_normalised else "unbiased"
     say(
-        f"{found.name}: max@{found.k} of the new policy, off policy ({kind}): "
-        f"{found.estimate:.4f} ({found.confidence:.0%} over {len(found.problems)} problems: "
-        f"{ends(found.low, found.high)}); {found.effective:.0%} of the {found.k}-subsets count"
+        f"{estimate.name}: max@{estimate.k} of the new policy, off policy ({kind}): "
+        f"{estimate.estimate:.4f} ({estimate.confidence:.0%} over {len(estimate.problems)} "
+        f"problems: {ends(estimate.low, estimate.high)}); "
+        f"{estimate.effective:.0%} of the {estimate.k}-subsets count"
     )
 
 
-def plan(found: Plan) -> None:
+def print_plan(plan: Plan) -> None:
     what = (
-        f"an interval of width {found.target:g} for pass@{found.k}"
-        if found.goal == "width"
-        else f"power {found.target:g} to find a difference of {found.effect:g} in pass@{found.k}"
+        f"an interval of width {plan.target:g} for pass@{plan.k}"
+        if plan.goal == "width"
+        else f"power {plan.target:g} to find a difference of {plan.effect:g} in pass@{plan.k}"
     )
-    runs = "" if found.goal == "width" else " (both runs)"
-    scope = " alone (compare --at)" if found.at else ""
-    say(f"For {what}{scope}, at {found.confidence:.0%}")
+    runs = "" if plan.goal == "width" else " (both runs)"
+    scope = " alone (compare --at)" if plan.at else ""
+    say(f"For {what}{scope}, at {plan.confidence:.0%}")
     table(
-        ("samples per problem", "problems", f"samples{runs}", found.goal),
+        ("samples per problem", "problems", f"samples{runs}", plan.goal),
         [
             (
-                f"n = {row.n}" + (" *" if row == found.best else ""),
+                f"n = {row.n}" + (" *" if row == plan.best else ""),
                 f"{row.problems:,}",
                 f"{row.samples:,}",
                 f"{row.value:.3f}",
             )
-            for row in found.rows
+            for row in plan.rows
         ],
     )
-    say(f"  * fewest samples: {found.best.problems:,} problems × {found.best.n} samples")
-    say(f"  population: {found.population}")
-    for note in found.notes:
+    say(f"  * fewest samples: {plan.best.problems:,} problems × {plan.best.n} samples")
+    say(f"  population: {plan.population}")
+    for note in plan.notes:
         say(f"  note: {note}")
 
 
 def as_json(results: Any) -> str:
     """Results for programs: every field, arrays as lists, NaN as null."""
-    return json.dumps(_plain(results), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return json.dumps(json_safe(results), ensure_ascii=False)

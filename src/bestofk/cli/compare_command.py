@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         print(_tables.as_json(result))
         return 0
     for run in runs:
-        _tables.source(run)
+        _tables.print_source(run)
     for each in result:
-        _tables.comparison(each, chosen.ks(), wide=chosen.wide)
+        _tables.print_comparison(each, chosen.ks(), wide=chosen.wide)
     return 0

@@ -102,15 +102,17 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
         print(_tables.as_json(everything))
         return 0
     for run, result in zip(runs, everything):
-        _tables.source(run)
+        _tables.print_source(run)
         for each in result["curves"]:
-            _tables.curve(each, chosen.ks() if each.metric != "mean" else (), wide=chosen.wide)
+            _tables.print_curve(
+                each, chosen.ks() if each.metric != "mean" else (), wide=chosen.wide
+            )
         if result["extrapolation"] is not None:
-            _tables.extrapolation(result["extrapolation"])
+            _tables.print_extrapolation(result["extrapolation"])
         if result["diversity"] is not None:
-            _tables.diversity(result["diversity"])
+            _tables.print_diversity(result["diversity"])
         if result["off_policy"] is not None:
-            _tables.off_policy(result["off_policy"])
+            _tables.print_off_policy(result["off_policy"])
     return 0
 
 

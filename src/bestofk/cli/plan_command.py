@@ -65,5 +65,5 @@ def main(argv: list[str]) -> int:
     if chosen.json:
         print(_tables.as_json(result))
     else:
-        _tables.plan(result)
+        _tables.print_plan(result)
     return 0

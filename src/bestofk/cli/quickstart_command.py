@@ -155,8 +155,8 @@ def results(runs: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
     """The evaluation of the start and the last one of each run."""
     from bestofk.runs import read_metrics
 
-    found = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
-    return {"start": found[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in found.items()}
+    history = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
+    return {"start": history[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in history.items()}
 
 
 def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

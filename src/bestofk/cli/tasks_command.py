@@ -68,9 +68,9 @@ def listing() -> str:
     """Every task with its line and its options, within 80 columns."""
     lines = []
     for each in listed():
-        said = ", ".join(f"{name}={_short(value)}" for name, value in each["options"].items())
+        options = ", ".join(f"{name}={_short(value)}" for name, value in each["options"].items())
         lines.append(f"{each['name']:<13} {each['summary']}")
-        lines += textwrap.wrap(said, 79, initial_indent=" " * 16, subsequent_indent=" " * 16)
+        lines += textwrap.wrap(options, 79, initial_indent=" " * 16, subsequent_indent=" " * 16)
     return "\n".join([*lines, "", "bestofk tasks show NAME --n 3 prints prompts with answers"])
 
 

@@ -57,11 +57,11 @@ def main(argv: list[str]) -> int:
     if words.dry_run:
         from bestofk.training.cost import dry_run
 
-        said = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
+        summary = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
         if words.json:
-            lines = {"settings": dict(leaves(config)), "said": said.splitlines()}
-            said = json.dumps(json_safe(lines), indent=2, default=str)
-        print(said if words.json else wrapped(said))
+            lines = {"settings": dict(leaves(config)), "said": summary.splitlines()}
+            summary = json.dumps(json_safe(lines), indent=2, default=str)
+        print(summary if words.json else wrapped(summary))
         return 0
     return go(config, as_json=words.json)
 

@@ -136,7 +136,9 @@ def order(estimator: JudgedFunction, n: int, real: bool) -> list[Finding]:
             first = estimator.one(rewards, logs)
             again = estimator.one(rewards, logs)
             if not np.array_equal(first, again, equal_nan=True):
-                text = "two calls with the same rewards differ: one draw per outcome was judged"
+                text = (
+                    "two calls with the same rewards differ: means over several draws were judged"
+                )
                 return [Finding("random", "bad", text)]
             for _ in range(12):
                 shuffle = rng.permutation(n)

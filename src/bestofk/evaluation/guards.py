@@ -15,27 +15,27 @@ LEAST_REPEATED = 32
 """Samples without texts that must repeat before a file counts as written twice."""
 
 
-def check_samples(file: Path, found: Collector, columns: Mapping[str, str]) -> tuple[str, ...]:
+def check_samples(file: Path, samples: Collector, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Notes on a file that was read; answers that tell nothing are removed from it.
 
     Raises:
         BadFile: the reference answers were taken for the samples' answers; a file written twice.
     """
-    problem = as_numpy(found.problem, np.int64)
-    reward = as_numpy(found.reward, np.float64)
-    _check_repeats(file, found, problem, reward)
+    problem = as_numpy(samples.problem, np.int64)
+    reward = as_numpy(samples.reward, np.float64)
+    _check_repeats(file, samples, problem, reward)
     notes: tuple[str, ...] = ()
-    if len(found.answer):
-        answer = as_numpy(found.answer, np.int64)
+    if len(samples.answer):
+        answer = as_numpy(samples.answer, np.int64)
         if (answer < 0).all():
             del answer
-            found.answer = array("q")
+            samples.answer = array("q")
             notes += (
                 f"{columns.get('answer', 'the answer')} is empty everywhere: no majority voting",
             )
         else:
             _check_reference(file, columns.get("answer", "answer"), problem, reward, answer)
-    if len(found.problems) == len(problem) > 1:
+    if len(samples.problems) == len(problem) > 1:
         notes += (
             f"every problem has one sample, so only k = 1 can be estimated; if several samples "
             f"share a problem, name the column that they share with --map problem_id=... (it is "
@@ -70,15 +70,15 @@ def _check_reference(
         )
 
 
-def _check_repeats(file: Path, found: Collector, problem: np.ndarray, reward: np.ndarray) -> None:
+def _check_repeats(file: Path, samples: Collector, problem: np.ndarray, reward: np.ndarray) -> None:
     """A file whose second half repeats the first: without sample numbers nothing else shows it."""
     half, odd = divmod(len(problem), 2)
-    if odd or half < 2 or len(found.sample_id):
+    if odd or half < 2 or len(samples.sample_id):
         return
-    texts = as_numpy(found.hashes, np.int64) if len(found.hashes) == len(problem) else None
+    texts = as_numpy(samples.hashes, np.int64) if len(samples.hashes) == len(problem) else None
     columns = [problem, reward]
     columns += [] if texts is None else [texts]
-    columns += [as_numpy(found.answer, np.int64)] if len(found.answer) else []
+    columns += [as_numpy(samples.answer, np.int64)] if len(samples.answer) else []
     same = all(np.array_equal(c[:half], c[half:], equal_nan=c is reward) for c in columns)
     telling = (
         len(np.unique(texts)) > 2

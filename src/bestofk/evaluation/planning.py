@@ -212,18 +212,18 @@ def plan(
     runs = 1 if width is not None else 2
     target = width if width is not None else power
     assert target is not None
-    goals: dict[int, Width | Power] = {}
+    criteria: dict[int, Width | Power] = {}
     for samples in options:
         if width is not None:
-            goals[samples] = Width(people, k, samples, confidence, seed)
+            criteria[samples] = Width(people, k, samples, confidence, seed)
         else:
             assert effect is not None
             pair = pair_of(people, k, effect)
-            goals[samples] = power_of(pair, k, samples, at=at, confidence=confidence, seed=seed)
+            criteria[samples] = power_of(pair, k, samples, at=at, confidence=confidence, seed=seed)
     rows = []
-    for samples, objective in goals.items():
-        count = problems or least_problems(objective, target)
-        rows.append(PlanRow(samples, count, count * samples * runs, objective.reached(count)))
+    for samples, criterion in criteria.items():
+        count = problems or least_problems(criterion, target)
+        rows.append(PlanRow(samples, count, count * samples * runs, criterion.reached(count)))
     enough = [row for row in rows if (row.value <= target if width else row.value >= target)]
     notes: tuple[str, ...] = ()
     if not enough and problems:
@@ -325,11 +325,11 @@ class Power:
 
     def reached(self, problems: int) -> float:
         errors = np.sqrt(problems) / max(self.spread, 1e-12)
-        found = NORMAL.cdf(float(self.effect * errors) - self.critical)
+        power = NORMAL.cdf(float(self.effect * errors) - self.critical)
         if problems >= FEW_PROBLEMS:
-            return found
+            return power
         beyond = self.effect - least_gain(problems, 1.0, self.level)
-        return min(found, NORMAL.cdf(float(beyond * errors)))
+        return min(power, NORMAL.cdf(float(beyond * errors)))
 
     def enough(self, problems: int, target: float) -> bool:
         return self.reached(problems) >= target
@@ -360,18 +360,18 @@ def _gaps(
     return (b - a)[:, columns]
 
 
-def least_problems(goal: Width | Power, target: float) -> int:
+def least_problems(criterion: Width | Power, target: float) -> int:
     """The fewest problems that are enough, within one percent: by bisection.
 
     Raises:
         ValueError: more than ten million.
     """
     low, high = 1, 2
-    while not goal.enough(high, target):
+    while not criterion.enough(high, target):
         low, high = high, high * 2
         if high > MOST_PROBLEMS:
             raise ValueError(f"the goal takes more than {MOST_PROBLEMS:,} problems: ask for less")
     while high - low > max(1, high // 100):
         middle = (low + high) // 2
-        low, high = (low, middle) if goal.enough(middle, target) else (middle, high)
+        low, high = (low, middle) if criterion.enough(middle, target) else (middle, high)
     return high

@@ -91,7 +91,7 @@ def _samples(record: Mapping[str, Any], mapped: Mapped) -> Iterator[dict[str, An
         fields["reward"] = None  # the rollout broke: neither right nor wrong
     completion = fields.get("completion")
     if isinstance(completion, list):
-        fields["completion"] = said(completion)
+        fields["completion"] = text_of_messages(completion)
     if mapped.format.startswith("inspect"):
         fields["reward"] = grade(fields["reward"])
     yield fields
@@ -133,7 +133,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def said(messages: list[Any]) -> str:
+def text_of_messages(messages: list[Any]) -> str:
     """What the assistant wrote in a list of chat messages."""
     texts = [
         str(message.get("content") or "")

@@ -63,8 +63,16 @@ def lm_eval_notes(record: Record, reward: str) -> tuple[str, ...]:
 
 
 def responses(record: Record) -> list[Any]:
-    resps = record.get("resps") or [[]]
-    return list(resps[0]) if isinstance(resps[0], list) else list(resps)
+    """All responses to a document."""
+    return _listed(record, "resps", [])
+
+
+def _listed(record: Record, name: str, default: list[Any]) -> list[Any]:
+    """A list, which is the first of a list in most files."""
+    value = record.get(name) or default
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is a list of responses, got {value!r:.60}")
+    return list(value[0]) if value and isinstance(value[0], list) else list(value)
 
 
 def lm_eval(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, Any]]:
@@ -77,8 +85,7 @@ def lm_eval(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, An
     problem = record[columns["problem_id"]]
     reward = columns["reward"]
     target = plain(record.get("target"))
-    filtered = record.get("filtered_resps") or [None]
-    answers: list[Any] = filtered[0] if isinstance(filtered[0], list) else filtered
+    answers = _listed(record, "filtered_resps", [None])
     if reward.startswith("judged by "):
         answers = [judged(text, reward.removeprefix("judged by ")) for text in texts]
         scores: list[Any] = [float(a is not None and plain(a) == target) for a in answers]

@@ -100,27 +100,28 @@ def verdict(
     return text + "."
 
 
-def effects(found: Comparison) -> str:
+def effects(comparison: Comparison) -> str:
     """The sizes of the difference at the first and the last k, and where the curves cross.
 
     An effect that is not significant says so; where both are not, the largest significant one
     between them is told too. "b against a: +0.195 at pass@1, −0.185 at pass@64; crossing at
     k ≈ 11."
     """
-    level = 1.0 - found.confidence
-    if found.metric == "mean":
+    level = 1.0 - comparison.confidence
+    if comparison.metric == "mean":
         places = [(0, "mean reward")]
     else:
-        sure = found.p_value <= level
-        shown = {0, len(found.k) - 1}
+        sure = comparison.p_value <= level
+        shown = {0, len(comparison.k) - 1}
         if sure.any() and not sure[[*shown]].any():
-            shown.add(int(np.where(sure, np.abs(found.difference), -1.0).argmax()))
-        places = [(at, found.metric.replace("k", str(found.k[at]))) for at in sorted(shown)]
+            shown.add(int(np.where(sure, np.abs(comparison.difference), -1.0).argmax()))
+        name = comparison.metric.replace
+        places = [(at, name("k", str(comparison.k[at]))) for at in sorted(shown)]
     parts = []
     for at, name in places:
-        note = "" if found.p_value[at] <= level else " (not significant)"
-        parts.append(f"{found.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
-    text = f"{found.b} against {found.a}: {', '.join(parts)}"
-    if found.crossing is not None:
-        text += f"; crossing at k ≈ {found.crossing.k:.2g}"
+        note = "" if comparison.p_value[at] <= level else " (not significant)"
+        parts.append(f"{comparison.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
+    text = f"{comparison.b} against {comparison.a}: {', '.join(parts)}"
+    if comparison.crossing is not None:
+        text += f"; crossing at k ≈ {comparison.crossing.k:.2g}"
     return text + "."

@@ -36,7 +36,8 @@ class FlatSegments:
     prompt_at: Tensor
     """Places of the prompts' tokens."""
     longest: tuple[int, int, int]
-    """Tokens of the longest part, of the longest run of completions, of the longest prompt."""
+    """Tokens of the longest part, of the longest run of queries, of the longest prompt. What lies
+    beyond them is not computed, and not even set."""
 
 
 def flat_segments(
@@ -52,7 +53,7 @@ def flat_segments(
     def ends(lengths: Sequence[int]) -> Tensor:
         return there(np.cumsum([0, *lengths]).astype(np.int32), device)
 
-    longest = (max(sizes), max(runs[1::2]), max(prompts))
+    longest = (max(sizes), max(runs), max(prompts))
     return FlatSegments(
         parts=ends(sizes),
         queries=ends(runs),

@@ -83,7 +83,7 @@ def layout_gap(
     return float((result - exact).abs().mean()), LIMIT + NOISE * noise
 
 
-def report(model: Any, gap: float, limit: float, *, asked: str) -> None:
+def report(model: Any, gap: float, limit: float, *, layout: str) -> None:
     """Warn that rows are padded from now on.
 
     Raises:
@@ -93,6 +93,6 @@ def report(model: Any, gap: float, limit: float, *, asked: str) -> None:
         f"packed rows of {type(model).__name__} have log-probs {gap:.2g} per token away from "
         f"padded rows, more than {limit:.2g}"
     )
-    if asked == "packed":
+    if layout == "packed":
         raise ValueError(f"{what}: take layout 'padded'")
     warnings.warn(f"{what}; rows are padded from now on, which is slower", stacklevel=5)

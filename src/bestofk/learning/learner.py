@@ -106,7 +106,7 @@ class Learner:
         prepare.switch_off_dropout(model)
         model.eval()
         layout_probe.check_causal(model)
-        self.asked_layout, self.layout = layout, prepare.choose_layout(model, layout)
+        self.requested_layout, self.layout = layout, prepare.choose_layout(model, layout)
         self._probed = self.layout != "packed"
         fast = gpu.settings(model, precision, checkpointing=gradient_checkpointing)
         self.budget = tokens_per_micro_batch or fast.tokens
@@ -263,7 +263,7 @@ class Learner:
         reduced = self.precision == "bf16"
         gap, limit = layout_probe.layout_gap(score, groups, flat, self.device, reduced=reduced)
         if collectives.most(self.accelerator, 1 + (not gap <= limit)) > 1:
-            layout_probe.report(self.model, gap, limit, asked=self.asked_layout)
+            layout_probe.report(self.model, gap, limit, layout=self.requested_layout)
             self.layout = "padded"
 
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
@@ -324,11 +324,11 @@ class Learner:
         model, optimiser = state.taken(self.model, self.optimiser, keep=keep)
         return {"model": model, "optimiser": optimiser, "steps": self.steps}
 
-    def load_state_dict(self, found: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
         shard.settle(self.scorer)
-        state.put(self.model, self.optimiser, found["model"], found["optimiser"])
-        self.steps = int(found["steps"])
+        state.put(self.model, self.optimiser, state_dict["model"], state_dict["optimiser"])
+        self.steps = int(state_dict["steps"])
 
     def _cut(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
         """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""

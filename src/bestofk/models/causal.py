@@ -51,12 +51,12 @@ def check_causal(model: Any, name: str) -> None:
     other = ids.clone()
     other[-1] = 0
     logits = model(input_ids=torch.stack([ids, other])).logits[:, :-1].float()
-    apart = float((logits[0] - logits[1]).abs().max())
+    moved = float((logits[0] - logits[1]).abs().max())
     rounding = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if apart > rounding * max(float(logits.std()), 1e-6):
+    if moved > rounding * max(float(logits.std()), 1e-6):
         raise ValueError(
             f"{name} ({type(model).__name__}) is not causal: changing the last token of a text "
-            f"moved the logits of earlier tokens by {apart:.2g}, as in an encoder; {NEEDED}"
+            f"moved the logits of earlier tokens by {moved:.2g}, as in an encoder; {NEEDED}"
         )
 
 

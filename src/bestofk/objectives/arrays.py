@@ -27,9 +27,10 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
         ValueError: values that are not real numbers; JAX without x64.
     """
     if isinstance(values, np.ma.MaskedArray):
+        is_scored = name in ("rewards", "correct")  # where NaN means: not live
+        filled = f"pass {name}.filled(numpy.nan), or" if is_scored else "pass"
         raise ValueError(
-            f"{name} is a masked array, whose mask would be lost: pass {name}.filled(numpy.nan), "
-            "or the data and live=~mask"
+            f"{name} is a masked array, whose mask would be lost: {filled} the data and live=~mask"
         )
     if not is_array(values):
         try:

@@ -27,14 +27,14 @@ def _cached(size: int) -> Callable[[Table], Table]:
     def cached(function: Table) -> Table:
         kept = lru_cache(maxsize=size)(function)
 
-        def made(*sizes: Any) -> Any:
+        def constant(*sizes: Any) -> Any:
             return kept(*sizes)
 
-        made._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
         @wraps(function)
         def table(n: int, *rest: Any) -> Any:
-            return made(len(range(n)), *rest)  # a plain number where n is a symbol
+            return constant(len(range(n)), *rest)  # a plain number where n is a symbol
 
         return table  # type: ignore[return-value]
 

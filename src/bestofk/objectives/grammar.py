@@ -185,6 +185,8 @@ def requirement(term: Term, n: int | None = None) -> tuple[str, str]:
 
 
 def _smaller(name: str, n: int) -> str:
+    if n == 0:
+        return "draw more"
     fits = f"{name}@{n}:loo-1" if n > 1 else f"{name}@1:none"
     less = f"{name}@{n - 1} or " if n > 1 else ""
     return f"with {n} samples use {less}{fits}, or draw more"

@@ -153,13 +153,13 @@ def _one_kind(ids: list[Any]) -> None:
 
 
 def _ragged(
-    ids: np.ndarray, alive: np.ndarray, minimum: int, told: tuple[str, str], policy: SmallGroups
+    ids: np.ndarray, alive: np.ndarray, minimum: int, reason: tuple[str, str], policy: SmallGroups
 ) -> Layout:
     count = int(ids.max()) + 1 if ids.size else 0
     sizes = np.bincount(ids, minlength=count)
     counts = np.bincount(ids[alive], minlength=count)
     small = counts < minimum
-    need, why = told
+    need, why = reason
     if count and sizes.max() < minimum:
         raise ValueError(f"{need}, got {int(sizes.max())} in the largest group{why}")
     if small.any():

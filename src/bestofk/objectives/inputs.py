@@ -18,8 +18,12 @@ INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progre
 def finite_ratios(log_ratio: Array) -> None:
     """Every log-ratio of a live sample is a finite number."""
     xp = array_namespace(log_ratio)
-    if not bool(xp.all(xp.isfinite(log_ratio))):
-        raise ValueError("log_ratio must be finite for every live sample")
+    is_finite = xp.isfinite(log_ratio)
+    if not bool(xp.all(is_finite)):
+        raise ValueError(
+            "log_ratio must be finite for every live sample, got "
+            f"{float(log_ratio[~is_finite][0])}: give samples without one live=False"
+        )
 
 
 def random_numbers(rng: Any, text: str) -> Any:
@@ -72,7 +76,10 @@ def group_entropies(
     kept = [b.groups if b.groups is not None else np.arange(layout.groups) for b in layout.buckets]
     used = per_group[np.concatenate(kept)] if kept else per_group
     if not np.isfinite(used).all():
-        raise ValueError("entropy must be finite for every group that is used")
+        raise ValueError(
+            "entropy must be finite for every group that is used, got "
+            f"{used[~np.isfinite(used)][0]}: leave that group out of the call"
+        )
     if threshold is None:
         threshold = np.median(used) if used.size else 0.0
     if not np.isfinite(threshold):

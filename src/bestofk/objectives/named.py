@@ -28,7 +28,7 @@ from .inputs import (
     random_numbers,
 )
 from .off_policy_region import inside, region
-from .options import OffPolicy, check_forms, own_options, weighted
+from .options import OffPolicy, check_forms, check_kinds, own_options, weighted
 
 
 class ObjectiveWarning(UserWarning):
@@ -164,15 +164,15 @@ class Objective:
                 (`small_groups` decides about groups that lost samples); values out of range.
         """
         terms = self.at(progress)
-        values, restore = as_float64(rewards, "rewards")
+        rewards, restore = as_float64(rewards, "rewards")
         if self.threshold is not None or any(term.entry.zero_one for term in terms):
-            values = zero_one(values, self.threshold, f"objective {self.text}", live, check=check)
+            rewards = zero_one(rewards, self.threshold, f"objective {self.text}", live, check=check)
         largest = sorted(terms, key=lambda term: term.least)[-1]
         need, why = requirement(
-            largest, values.shape[-1] if values.ndim and groups is None else None
+            largest, rewards.shape[-1] if rewards.ndim and groups is None else None
         )
         layout = lay_out(
-            values,
+            rewards,
             groups=groups,
             live=live,
             minimum=largest.least,
@@ -186,20 +186,28 @@ class Objective:
             inputs["rng"] = random_numbers(rng, self.text)
         if any("entropy" in term.entry.needs for term in terms):
             inputs["entropy"], inputs["threshold"] = group_entropies(
-                entropy, entropy_threshold, values, layout, self.text, check=check
+                entropy, entropy_threshold, rewards, layout, self.text, check=check
             )
-        logs = None if log_ratio is None else self._ratios(log_ratio, values, terms)
+        if log_ratio is not None:
+            log_ratio = self._ratios(log_ratio, rewards, terms)
         pieces = []
         for bucket in layout.buckets:
-            ratios = None if logs is None else gather(logs, bucket)
+            ratios = None if log_ratio is None else gather(log_ratio, bucket)
             if check and ratios is not None:
                 finite_ratios(ratios)
-            pieces.append(self._dense(terms, gather(values, bucket), ratios, bucket, inputs))
+            piece = self._dense(
+                terms,
+                rewards=gather(rewards, bucket),
+                log_ratio=ratios,
+                bucket=bucket,
+                inputs=inputs,
+            )
+            pieces.append(piece)
         if prompt_weights is not None:
-            shares = group_weights(prompt_weights, values, layout, check=check)
+            shares = group_weights(prompt_weights, rewards, layout, check=check)
             pieces = [piece * in_bucket(shares, bucket)[:, None]
                       for piece, bucket in zip(pieces, layout.buckets)]  # fmt: skip
-        result = scatter(pieces, layout, values)
+        result = scatter(pieces, layout, rewards)
         return fits(restore(result), result) if check else restore(result)
 
     def _dense(
@@ -307,7 +315,7 @@ def objective(
         weights: of a mixture over k, in the order written; equal by default.
         off_policy: what to do with log_ratio: "exact", "first-order", "own-ratio" or "none".
         truncate: the largest log-ratio; larger ones count as this. Bounds the weights; biased where
-            it cuts, and no trust region.
+            it cuts, and no trust region. Without an off-policy form it does nothing here.
         self_normalise: divide by the sum of the subsets' weights: always finite, biased; max@k with
             n > k only.
         clamp: bound on |ρ - 1| of the first-order form.
@@ -331,10 +339,16 @@ def objective(
         raise ValueError(f"{text} is an Objective already; give options where it is made")
     if variant is not None and design is not None and variant != design:
         raise ValueError(f"variant={variant!r} and design={design!r} name the same thing: give one")
+    check_kinds(
+        {"variant": variant, "design": design, "weights": weights, "truncate": truncate}
+        | {"self_normalise": self_normalise, "clamp": clamp, "threshold": threshold}
+        | {"trust_region": trust_region}
+    )
     stages = parse(text, variant or design)
     if weights is not None:
         stages = weighted(text, stages, weights)
-    check_forms(off_policy, truncate, self_normalise, clamp, stages)
+    has_region = trust_region is not None
+    check_forms(text, off_policy, truncate, self_normalise, clamp, has_region, stages)
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold must be a finite number, got {threshold}")
     if small_groups not in get_args(SmallGroups):

@@ -18,6 +18,47 @@ OPTIONS = ("variant", "design", "weights", "off_policy", "truncate", "self_norma
            "threshold", "small_groups", "trust_region")  # fmt: skip
 
 
+def check_kinds(options: Mapping[str, Any]) -> None:
+    """A recipe can hold any kind of value: an option's kind comes before its range.
+
+    Raises:
+        ValueError: a list where a number belongs, a text for true or false, and so on.
+    """
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in ("variant", "design"):
+            good, kind = isinstance(value, str), "the name of a variant"
+        elif name == "self_normalise":
+            good, kind = isinstance(value, bool), "true or false"
+        elif name in ("weights", "coefficients"):
+            good = not isinstance(value, str | Mapping) and _is_list_of_numbers(value)
+            kind = "a list of numbers"
+        elif name == "trust_region":
+            good, kind = _is_number(value) or _is_list_of_numbers(value), "a number or two"
+        else:
+            good, kind = _is_number(value), "a number"
+        if not good:
+            raise ValueError(f"{name} is {kind}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str | bytes | bool):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    try:
+        return all(map(_is_number, value))
+    except TypeError:
+        return False
+
+
 def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> tuple[Stage, ...]:
     shares = [float(weight) for weight in weights]
     if len(stages) != 1 or len(stages[0].terms) != len(shares):
@@ -35,8 +76,20 @@ def weighted(text: str, stages: tuple[Stage, ...], weights: Sequence[float]) -> 
 
 
 def check_forms(
-    form: str, truncate: float | None, normalise: bool, clamp: float, stages: tuple[Stage, ...]
+    text: str,
+    form: str,
+    truncate: float | None,
+    normalise: bool,
+    clamp: float,
+    has_region: bool,
+    stages: tuple[Stage, ...],
 ) -> None:
+    takes_log_ratio = any(term.entry.baseline for stage in stages for term in stage.terms)
+    if not takes_log_ratio and (has_region or normalise):
+        raise ValueError(
+            f"{'trust_region' if has_region else 'self_normalise'} is about log_ratio=, which "
+            f"objective {text} does not take: leave it out, or use max@k, pass@k or mean"
+        )
     if form not in get_args(OffPolicy):
         raise unknown("off_policy", form, get_args(OffPolicy))
     if normalise and form != "exact":
@@ -79,6 +132,7 @@ def own_options(
 
 def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
     if name == "coefficients":
+        check_kinds({name: value})
         numbers = tuple(float(number) for number in value)
         if not all(map(math.isfinite, numbers)):
             raise ValueError(f"coefficients must be finite numbers, got {numbers}")
@@ -91,6 +145,7 @@ def _checked(name: str, value: Any, stages: tuple[Stage, ...]) -> Any:
         return numbers
     if name == "sets":
         return None if value is None else positive_integer(value, "sets")
+    check_kinds({name: value})
     number = float(value)
     if name == "accuracy_threshold" and not 0 <= number <= 1:
         raise ValueError(

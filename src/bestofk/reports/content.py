@@ -261,24 +261,24 @@ def solved(findings: Findings) -> dict[str, Any] | None:
     return {"sets": listed, "rule": rule, "total": len(common)}
 
 
-def diversity(found: Sequence[Diversity], names: Sequence[str]) -> dict[str, Any] | None:
-    if not found:
+def diversity(measured: Sequence[Diversity], names: Sequence[str]) -> dict[str, Any] | None:
+    if not measured:
         return None
     rows = []
     for field, label, about in DIVERSITY:
-        values: list[Measure] = [getattr(one, field) for one in found]
+        values: list[Measure] = [getattr(one, field) for one in measured]
         if any(not math.isnan(value.value) for value in values):
             cells = [{"value": v.value, "low": v.low, "high": v.high} for v in values]
             rows.append({"label": label, "about": about, "values": cells})
-    blank = [{"value": one.no_answer, "low": None, "high": None} for one in found]
-    if any(not math.isnan(one.no_answer) for one in found):
+    blank = [{"value": one.no_answer, "low": None, "high": None} for one in measured]
+    if any(not math.isnan(one.no_answer) for one in measured):
         rows.append({"label": "share without an answer", "about": "of samples", "values": blank})
     return {
-        "runs": [names.index(one.name) for one in found],
-        "m": [one.m for one in found],
+        "runs": [names.index(one.name) for one in measured],
+        "m": [one.m for one in measured],
         "rows": rows,
-        "confidence": found[0].confidence,
-        "notes": [f"{one.name}: {note}" for one in found for note in one.notes],
+        "confidence": measured[0].confidence,
+        "notes": [f"{one.name}: {note}" for one in measured for note in one.notes],
     }
 
 

@@ -122,13 +122,15 @@ def plot_curve(curve: Curve, ax: Any = None) -> Any:
     return ax
 
 
-def plot_difference(found: Comparison, ax: Any = None) -> Any:
+def plot_difference(comparison: Comparison, ax: Any = None) -> Any:
     """One comparison as in the page's figure of differences."""
     ax = notebook_axes(ax)
-    names = (found.a, found.b)
+    names = (comparison.a, comparison.b)
     runs = [{"name": name, "seeds": "not recorded"} for name in names]
     with in_style():
-        _printed_below(ax, difference(ax, runs, json_safe(difference_data(found, names), digits=6)))
+        _printed_below(
+            ax, difference(ax, runs, json_safe(difference_data(comparison, names), digits=6))
+        )
     return ax
 
 
@@ -169,7 +171,7 @@ def drawings(data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
     for m in data["training"]:
         yield slug(f"training {m['label']}"), draw(training, runs=runs, metric=m)
     if data["extrapolation"]:
-        yield "beyond-n", draw(beyond, runs=runs, found=data["extrapolation"])
+        yield "beyond-n", draw(beyond, runs=runs, extrapolations=data["extrapolation"])
 
 
 def slug(text: str) -> str:
@@ -297,20 +299,24 @@ def training(ax: Any, runs: Sequence[Mapping[str, Any]], metric: Mapping[str, An
     return plain_text(metric["facts"].replace(" · ", ", "))
 
 
-def beyond(ax: Any, runs: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> str:
-    for e in found:
+def beyond(
+    ax: Any, runs: Sequence[Mapping[str, Any]], extrapolations: Sequence[Mapping[str, Any]]
+) -> str:
+    for e in extrapolations:
         shade, gone = colour(e["run"]), " (no prediction)" if e["unreliable"] else ""
         name = label(runs, e["run"]) + gone
         ax.plot(e["observed"]["k"], e["observed"]["mean"], color=shade, label=name)
         if not gone:  # a prediction that failed its check is not drawn
             ax.plot(e["k"], e["mean"], color=shade, ls="--")
             ax.fill_between(e["k"], e["low"], e["high"], color=shade, alpha=0.16, lw=0)
-    powers(ax, max(e["k"][-1] for e in found))
+    powers(ax, max(e["k"][-1] for e in extrapolations))
     ax.set_ylabel("pass@k")
     ax.legend()
     return (
         "solid measured, broken predicted, "
-        f"n = {per_run(found, lambda e: span(e['n']))}, "
-        f"k = 1…{per_run(found, last_k)}, {per_run(found, lambda e: str(e['problems']))} problems, "
-        f"{seeds(runs, [e['run'] for e in found])}; {found[0]['confidence']:.0%} intervals"
+        f"n = {per_run(extrapolations, lambda e: span(e['n']))}, "
+        f"k = 1…{per_run(extrapolations, last_k)}, "
+        f"{per_run(extrapolations, lambda e: str(e['problems']))} problems, "
+        f"{seeds(runs, [e['run'] for e in extrapolations])}; "
+        f"{extrapolations[0]['confidence']:.0%} intervals"
     )

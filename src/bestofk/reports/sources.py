@@ -159,13 +159,13 @@ def load_file(path: Path, name: str, reading: Reading) -> Source:
     Raises:
         BadFile: with file, line and remedy.
     """
-    told = -1
+    shown = -1
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal shown
         share = 100 * done // max(total, 1)
-        if share != told:
-            told = share
+        if share != shown:
+            shown = share
             reading.say(f"{path} {share}%")
 
     samples = evaluation.read(path, name=name, progress=progress, **reading.options())

@@ -156,13 +156,13 @@ def _validation(sources: Sequence[Source], name: str) -> dict[str, Any]:
 
 
 def _facts(sources: Sequence[Source], runs: Sequence[int]) -> str:
-    def told(key: str) -> str:
+    def setting(key: str) -> str:
         values = dict.fromkeys(str(sources[run].config.get(key, "not recorded")) for run in runs)
         return " / ".join(values)
 
     return (
-        f"objective {told('objective')} · n = {told('sampling.samples_per_prompt')} · "
-        f"{told('sampling.prompts_per_step')} problems per step · {_seeds(sources, runs)}"
+        f"objective {setting('objective')} · n = {setting('sampling.samples_per_prompt')} · "
+        f"{setting('sampling.prompts_per_step')} problems per step · {_seeds(sources, runs)}"
     )
 
 

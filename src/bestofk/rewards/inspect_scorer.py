@@ -34,8 +34,8 @@ class ScorerVerifier(BatchVerifier):
         try:
             value = score_of(self.task, sample_of(prompt.spec), text, self.scorer)
         except Exception as error:
-            said = f"{self.name} on sample {prompt.id}: {type(error).__name__}: {error}"
-            return Verdict.unscored(said[:500])
+            message = f"{self.name} on sample {prompt.id}: {type(error).__name__}: {error}"
+            return Verdict.unscored(message[:500])
         if math.isnan(value):
             return Verdict.unscored(f"{self.name} on sample {prompt.id}: the score is NaN")
         return as_verdict(value)

@@ -140,7 +140,7 @@ def draw(
     cap: Cap,
     seed: int = 0,
     spent: Spent | None = None,
-    told: Callable[[Spent], None] | None = None,
+    on_answer: Callable[[Spent], None] | None = None,
     warn: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
 ) -> Spent:
@@ -150,7 +150,7 @@ def draw(
 
     Args:
         spent: counted up as requests are answered; also what is returned.
-        told: called with it after every answer.
+        on_answer: called with it after every answer.
         warn: told why requests are being repeated, and that nothing has come for a while.
         patience: seconds without an answer before `warn` is told.
 
@@ -164,7 +164,7 @@ def draw(
         for at in range(0, len(each.samples), endpoint.per_request)
     )
     run = _Run(endpoint, sampling, jobs, keep, cap, seed, Spent() if spent is None else spent)
-    run.told, run.warn, run.patience = told, warn or run.warn, patience
+    run.on_answer, run.warn, run.patience = on_answer, warn or run.warn, patience
     asyncio.run(run.go())
     return run.spent
 
@@ -184,7 +184,7 @@ class _Run:
     ) -> None:
         self.endpoint, self.sampling, self.jobs = endpoint, sampling, jobs
         self.keep, self.cap, self.seed, self.spent = keep, cap, seed, spent
-        self.told: Callable[[Spent], None] | None = None
+        self.on_answer: Callable[[Spent], None] | None = None
         self.warn: Callable[[str], None] = lambda text: None
         self.patience = PATIENCE
         self.last_answer = time.monotonic()
@@ -245,8 +245,8 @@ class _Run:
             self.spent.samples += len(drawn)
             if len(drawn) < len(job.samples):
                 self.jobs.append(Wanted(job.prompt, job.samples[len(drawn) :]))
-            if self.told:
-                self.told(self.spent)
+            if self.on_answer:
+                self.on_answer(self.spent)
 
     async def ask(self, client: Any, job: Wanted) -> list[Drawn]:
         """One request, repeated while that can help.

@@ -156,8 +156,8 @@ class GroupSampler:
             except _first_call_errors() as error:
                 if done or self.calls > 1 or isinstance(error, torch.AcceleratorError):
                     raise  # the device is lost, or the engine has worked before
-                said = str(error).strip().partition("\n")[0]
-                self._give_up(f"its first call failed ({type(error).__name__}: {said})")
+                message = str(error).strip().partition("\n")[0]
+                self._give_up(f"its first call failed ({type(error).__name__}: {message})")
         yield from enumerate(self.present.sample(prompts, seed=seed, params=params))
 
     def _give_up(self, reason: str) -> None:

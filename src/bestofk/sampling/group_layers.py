@@ -99,14 +99,14 @@ class UsualModel:
             share = site.heads // site.shared
             k, v = (part.repeat_interleave(share, 0) for part in (k, v))
             scores = (q.float() @ k.float().transpose(1, 2)) * site.scale
-            apart = place[:, None] - place
-            hidden = (apart < 0) | (apart >= (site.window or count))
+            distance = place[:, None] - place
+            hidden = (distance < 0) | (distance >= (site.window or count))
             chances = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             return (chances @ v.float()).transpose(0, 1).flatten(1).to(qkv.dtype)
 
-        found = self.forward(ids, attend).float()
+        logits = self.forward(ids, attend).float()
         expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        gap = float((found - expected).norm() / expected.norm().clamp_min(1e-12))
+        gap = float((logits - expected).norm() / expected.norm().clamp_min(1e-12))
         return gap <= ALIKE[dtype]
 
 

@@ -99,10 +99,10 @@ class Mirror:
         ]
         self.usual: UsualModel | None = None
         """The same weights as layers of the usual kind, if that is what they are."""
-        found = usual(self.model, self.sites) if fused and self.own else None
-        if found is not None:
+        usual_model = usual(self.model, self.sites) if fused and self.own else None
+        if usual_model is not None:
             with self.as_before():
-                self.usual = found if found.alike(self.model, dtype) else None
+                self.usual = usual_model if usual_model.alike(self.model, dtype) else None
 
     @torch.no_grad()
     def refresh(self, model: Any) -> None:
@@ -311,8 +311,8 @@ def causal(
     if cap:
         scores = cap * torch.tanh(scores / cap)
     places = torch.arange(length, device=query.device)
-    apart = places[:, None] - places
-    hidden = (apart < 0) | (apart >= (window or length))
+    distance = places[:, None] - places
+    hidden = (distance < 0) | (distance >= (window or length))
     return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
 
 

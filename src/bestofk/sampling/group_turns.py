@@ -17,6 +17,8 @@ from bestofk.sampling.sampler import Sampling
 
 LOOK = 12
 """Tokens between two looks of the host, where rows can end before their limit."""
+EARLY = 64
+"""From so many tokens without a look on, seven eighths become lists while the rest is drawn."""
 
 
 def turns(
@@ -49,6 +51,8 @@ class Turn:
         self.sampler, self.engine, self.prompts, self.params = sampler, engine, prompts, params
         self.span, count = params.max_new_tokens, len(prompts) * params.n
         self.lengths = np.zeros(count, dtype=np.int64)
+        self.early: dict[int, tuple[list[int], list[float]]] = {}
+        """First tokens and log-probs, by row, that are on the host already."""
         self.left = np.full(len(prompts), params.n)
         self.begun = 0
         """Rows that are or were in a slot; the others wait."""
@@ -76,7 +80,7 @@ class Turn:
             if changed:
                 engine.push(table, self.width, self.params)
             steps = self._steps()
-            engine.run(self.width, steps, self.params)
+            self._draw(steps)
             stats["steps"] += steps
             stats["slot_steps"] += steps * self.width
             if ready:
@@ -92,6 +96,22 @@ class Turn:
         if self.sampler.ends or self.params.stop:
             return int(min(LOOK, self.span - drawn.min()))
         return int(self.span - drawn.max())
+
+    def _draw(self, steps: int) -> None:
+        """So many tokens for every active row; returns before the last ones are drawn."""
+        engine, table = self.engine, self.table
+        last = steps // 8 if steps >= EARLY else 0
+        engine.run(self.width, steps - last, self.params)
+        if not last:
+            return
+        slots = table.active()
+        known = table.fields[Field.DRAWN, slots] + steps - last
+        rows = table.fields[Field.ROW, slots].astype(np.int64)
+        fetched = engine.fetch(rows, self.span)
+        engine.run(self.width, last, self.params)
+        tokens, values = (each[:, : known.max()].tolist() for each in fetched())
+        for row, ids, logs, length in zip(rows.tolist(), tokens, values, known.tolist()):
+            self.early[row] = (ids[:length], logs[:length])
 
     def _admit(self) -> bool:
         """Put waiting rows into free slots."""
@@ -161,11 +181,13 @@ class Turn:
 
     def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
         n, sampler = self.params.n, self.sampler
-        tokens, values = fetched()
         rows = [p * n + i for p in complete for i in range(n)]
         lengths = self.lengths[rows].tolist()
-        ids = [row[:length] for row, length in zip(tokens.tolist(), lengths)]
-        logs = [row[:length] for row, length in zip(values.tolist(), lengths)]
+        early = [self.early.pop(row, ([], [])) for row in rows]
+        known = min(len(ids) for ids, _ in early)
+        tokens, values = (each[:, known:].tolist() for each in fetched())
+        ids = [a[:known] + b[: size - known] for (a, _), b, size in zip(early, tokens, lengths)]
+        logs = [a[:known] + b[: size - known] for (_, a), b, size in zip(early, values, lengths)]
         shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
         texts = texts_of(sampler.tokenizer, shown)
         done = [

@@ -150,7 +150,7 @@ def _parse(text: str, kind: str, path: Path) -> list[Row]:
     if kind == ".json":
         try:
             rows = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: not JSON: {error}") from error
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(f"a .json data file is a list of objects, {path} is not")
@@ -161,7 +161,7 @@ def _parse(text: str, kind: str, path: Path) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: a row is an object, got {line[:60]}")

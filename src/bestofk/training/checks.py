@@ -203,11 +203,30 @@ def _engine(config: Config) -> None:
             )
 
 
+def claim_of_run(config: Config, objective: Objective) -> tuple[str, str]:
+    """What the expected update of a run is (exact, scaled or biased), and why."""
+    off = config.off_policy
+    if objective.claim == "biased":
+        return "biased", "its weights are normalised"
+    if config.loss.name != "exact":
+        return "biased", f"loss.name = {config.loss.name}"
+    if off.passes > 1:
+        return "biased", f"off_policy.passes = {off.passes} reuse samples already learnt from"
+    if off.inner_steps > 1 and objective.off_policy_claim == "biased":
+        return "biased", "its off-policy form is bounded or approximate"
+    if off.inner_steps > 1 and off.trust_region is not None:
+        return "biased", "off_policy.trust_region masks weights"
+    if objective.claim == "scaled":
+        return "scaled", "a constant multiple of the gradient"
+    return "exact", "unbiased for the gradient"
+
+
 def cautions(config: Config, objective: Objective) -> list[str]:
     """What a user should read once, before the run."""
     notes = [f"{t.text}: {t.entry.caution}" for t in objective.terms if t.entry.caution]
-    if not objective.unbiased:
-        notes.append(f"{objective.text} is normalised: its weights are biased for a gradient")
+    claim, why = claim_of_run(config, objective)
+    if claim == "biased":
+        notes.append(f"the expected update is biased for the gradient of {objective.text}: {why}")
     total, warmup = config.run.steps * config.off_policy.inner_steps, config.optimizer.warmup_steps
     if warmup >= total:
         notes.append(

@@ -9,7 +9,7 @@ from typing import Any
 from bestofk.config import Config, leaves, to_toml
 from bestofk.objectives import Objective
 from bestofk.rare_settings import engine_options, model_options
-from bestofk.training.checks import cautions, check
+from bestofk.training.checks import cautions, check, check_memory, claim_of_run
 
 GIB = 2.0**30
 
@@ -28,9 +28,18 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
             *token_lines(config),
             task_line(config),
             *memory_lines(config),
-            *(f"note: {line}" for line in cautions(config, objective)),
+            *(f"note: {line}" for line in (*cautions(config, objective), *_too_large(config))),
         ]
     )
+
+
+def _too_large(config: Config) -> list[str]:
+    """What is an error where a run starts and a note here: it may be meant for another machine."""
+    try:
+        check_memory(config)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def differing(config: Config) -> str:
@@ -69,10 +78,11 @@ def group_lines(config: Config, objective: Objective) -> list[str]:
     n = config.sampling.samples_per_prompt
     steps = config.off_policy.inner_steps
     form = objective.off_policy if steps > 1 else "on policy"
+    claim, why = claim_of_run(config, objective)
     return [
         f"objective: {objective.text}, k = {objective.k}, needs at least "
-        f"{objective.least_samples} samples per prompt; "
-        + ("unbiased" if objective.unbiased else "biased (normalised)"),
+        f"{objective.least_samples} samples per prompt; expected update: "
+        f"{claim} ({why})",
         f"groups of n = {n} support max@k and pass@k for k up to {n - 1} with the canonical "
         f"baseline, up to {n} with :loo-1 or :none; evaluation for k up to "
         f"{config.evaluation.samples_per_prompt}",

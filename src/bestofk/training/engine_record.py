@@ -76,7 +76,9 @@ def floor_shares(
         ),
     }  # fmt: skip
     return {"floor_share": {
-        name: round(floor / seconds[name], 4) for name, floor in floors.items() if seconds.get(name)
+        name: float(f"{floor / seconds[name]:.3g}")
+        for name, floor in floors.items()
+        if seconds.get(name)
     }}  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,29 @@ from bestofk.types import Group, Prompt
 
 AGREEMENT = {"fp32": 1e-3, "bf16": 0.1}
 """Largest mean |log-prob difference| per token, by the precision of the run."""
+
+
+@contextmanager
+def memory_named(phase: str, tokens: int) -> Iterator[None]:
+    """Where the GPU's memory is full, say in which phase, and what takes less.
+
+    Args:
+        tokens: of a micro-batch, at most.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        less = (
+            f"lower model.options.tokens_per_micro_batch (now {tokens:,}), or set "
+            "model.options.gradient_checkpointing"
+            if phase == "learn"
+            else "lower sampling.engine_options.max_rows"
+        )
+        cause = str(error).partition(". GPU ")[0].rstrip(".")
+        raise ValueError(
+            f"the GPU's memory is full ({phase}: {cause}): {less}; or end what else runs on this "
+            "GPU (nvidia-smi lists it). Then go on with --resume"
+        ) from error
 
 
 def gap_limit(config: Config) -> float:

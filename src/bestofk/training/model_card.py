@@ -7,6 +7,7 @@ from typing import Any
 
 from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective
+from bestofk.training.checks import claim_of_run
 
 
 def model_card(
@@ -21,11 +22,7 @@ def model_card(
 ) -> str:
     """README.md of the final model."""
     n, prompts = config.sampling.samples_per_prompt, config.sampling.prompts_per_step
-    claim = (
-        "its weights are unbiased for the gradient of the objective"
-        if objective.unbiased and config.loss.name == "exact"
-        else "its weights are normalised or clipped, so not an unbiased gradient"
-    )
+    claim = "its expected update is {}: {}".format(*claim_of_run(config, objective))
     return "\n".join(
         [
             *_front_matter(config),

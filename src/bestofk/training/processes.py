@@ -39,6 +39,8 @@ class Processes:
 
         check_launcher(os.environ)
         check_device(device)
+        share_cards(device)
+        forget_other_device(device)
         self.accelerator = Accelerator(
             kwargs_handlers=backends(device),
             cpu=on_cpu(device),  # which it must be told to start a group of processes there
@@ -96,6 +98,46 @@ def backends(device: str) -> list[Any]:
     if on_cpu(device) or processes_per_card(torch.cuda.device_count()) == 1:
         return []
     return [InitProcessGroupKwargs(backend="gloo")]
+
+
+def share_cards(device: str) -> None:
+    """Where there are more processes than GPUs, number them by GPU: accelerate takes a process's
+    number on the machine for that of its GPU."""
+    import torch
+
+    cards = torch.cuda.device_count()
+    if cards and not on_cpu(device) and processes_per_card(cards) > 1:
+        os.environ["LOCAL_RANK"] = str(int(os.environ.get("LOCAL_RANK", "0")) % cards)
+
+
+def check_shards(
+    fsdp: bool, device: str, cards: int, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Raise where weights should be shared out over processes that share a GPU.
+
+    >>> check_shards(True, "cuda", 1, {"LOCAL_WORLD_SIZE": "2"})
+    Traceback (most recent call last):
+    ...
+    ValueError: model.options.fsdp needs a GPU for each process, and 2 processes share one here: ...
+    """
+    sharing = processes_per_card(cards, environ)
+    if fsdp and sharing > 1 and device.startswith("cuda"):
+        raise ValueError(
+            f"model.options.fsdp needs a GPU for each process, and {sharing} processes share one "
+            f"here: start as many as there are GPUs ({cards}), or leave fsdp off"
+        )
+
+
+def forget_other_device(device: str) -> None:
+    """Let a process that trained on one kind of device train on another: accelerate keeps the
+    first, and says nothing or stops."""
+    import torch.distributed as dist
+    from accelerate.state import AcceleratorState, PartialState
+
+    if not PartialState._shared_state or (dist.is_available() and dist.is_initialized()):
+        return
+    if (PartialState().device.type == "cpu") != on_cpu(device):
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def on_cpu(device: str) -> bool:

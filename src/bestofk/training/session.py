@@ -100,7 +100,7 @@ class Session:
         while not self.leaving():
             self.seconds = {}
             self._refresh_sampler()
-            if self._due(self.config.evaluation.every) and not self.state.is_validated:
+            if self._evaluation_due():
                 self._evaluate()
             if self._due(self.config.run.checkpoint_every):
                 self._save()
@@ -118,7 +118,8 @@ class Session:
         """Add the time spent inside to a phase of the present step."""
         began = time.perf_counter()
         try:
-            yield
+            with health.memory_named(phase, self.learner.budget):
+                yield
         finally:
             spent = time.perf_counter() - began
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
@@ -146,8 +147,8 @@ class Session:
     def _patient(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
         """In the first step of this process on a GPU: words while kernels compile."""
         first = self.recorded == 0 and self.learner.device.type == "cuda"
-        said = first and self.processes.main and not is_quiet()
-        return engine_record.patient(self.display.say, f"step {step}: {what}", is_on=said)
+        shown = first and self.processes.main and not is_quiet()
+        return engine_record.patient(self.display.say, f"step {step}: {what}", is_on=shown)
 
     @cached_property
     def _aside(self) -> ScoringAside:
@@ -262,6 +263,10 @@ class Session:
         signal = None if self.is_complete else self.stop.signal
         return TrainingEnd(self.run.path, self.state.step, signal)
 
+    def _evaluation_due(self) -> bool:
+        begun = self.state.step > 0 or run_options(self.config).evaluate_start
+        return begun and self._due(self.config.evaluation.every) and not self.state.is_validated
+
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps is due now; always at the end."""
         return every > 0 and (
@@ -293,7 +298,10 @@ class Session:
     def _evaluate(self) -> None:
         """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
         step, metric = self.state.step, best_metric(self.config, self.objective)
-        with sampler_sync.whole_policy(self.parts.sampler, self.learner):
+        with (
+            health.memory_named("evaluate", self.learner.budget),
+            sampler_sync.whole_policy(self.parts.sampler, self.learner),
+        ):
             line, batch = evaluate(
                 self.parts.sampler,
                 self.parts.task,

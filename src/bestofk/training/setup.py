@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
@@ -13,7 +14,7 @@ from bestofk.learning import Learner
 from bestofk.rare_settings import engine_options, model_options, run_options
 from bestofk.sampling import Sampler
 from bestofk.training.context import check_task_context
-from bestofk.training.processes import Processes
+from bestofk.training.processes import Processes, check_shards
 from bestofk.training.task_setup import Score, make_task
 from bestofk.types import Verifier
 
@@ -42,6 +43,7 @@ def make_parts(config: Config, processes: Processes, verifier: Verifier | None =
             revision=options.revision,
         ),
     )
+    check_shards(options.fsdp, processes.device, torch.cuda.device_count())
     policy, reference = load_policy(config, processes.device)
     learner = Learner(
         policy.model,

@@ -119,6 +119,34 @@ def test_a_machine_without_processes_is_nobodys_wrong_answer(
     assert "unscored" in statuses.values()
 
 
+@pytest.mark.parametrize("tier", [3, 2, 1])
+def test_verdicts_do_not_depend_on_signals_that_the_host_ignores(
+    new_sandbox: New, best_tier: int, tier: int
+) -> None:
+    """As in a run started by nohup, or by a script in the background."""
+    if tier > best_tier:
+        pytest.skip(f"tier {tier} is not offered here")
+    names = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2"]
+    texts = [
+        f"import os, signal\ndef f(x):\n    os.kill(os.getpid(), signal.{name})\n    return x + 1"
+        for name in names
+    ]
+    ignored = {
+        number: signal.getsignal(number) for number in map(signal.Signals.__getitem__, names[:5])
+    }
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        with new_sandbox(tier=tier, at_most=tier, workers=1) as sandbox:
+            verdicts = CodeVerifier(sandbox=sandbox)(prompts(len(texts)), texts)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
+    assert [v.reward for v in verdicts] == [0.0] * len(names)
+
+
 INTERRUPTED = """
 from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.sandbox import Limits, Sandbox

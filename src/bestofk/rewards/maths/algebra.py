@@ -1,8 +1,8 @@
 """Equality of what was parsed: terms, matrices, sets, relations. Runs in the worker process.
 
 Nothing is rounded. Decimals are exact fractions, rational values are compared exactly, and others
-(roots, logarithms) by whether their difference vanishes to `CANCELS` digits. Terms with variables
-are compared at several points.
+(roots, logarithms) by whether their difference vanishes to 600 digits, 100 where a sum of more than
+200 terms is part of it. Terms with variables are compared at several points.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import sympy
 from sympy.core.relational import Relational
 
 from bestofk.rewards.maths.residues import same_number
+from bestofk.rewards.maths.series import CANCELS, CANCELS_LONG, UNENDING, LongSum, closed_form
 
 DIGITS = 40
-CANCELS = 600
-"""Digits to which a difference of irrational numbers must vanish to be zero."""
 # Values of the first three variables, and what is added for every three more. Both orders and both
 # signs occur, and integers, where floor and ceiling meet. The first two are never negative
 # together, as sqrt(x) sqrt(y) is sqrt(xy) in school.
@@ -37,10 +36,9 @@ INTEGER_POINTS = (
     (("12", "5", "9"), "3"),
 )
 _FRACTIONAL = 3  # of the points; at the others, integers, a term may have a pole
-_UNENDING = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
 _ON_INTEGERS = (sympy.factorial, sympy.binomial, sympy.Sum, sympy.Product)
-_MOST_TERMS = 2000
-"""Terms of a sum that are added one by one."""
+_MOST_FACTORS = 2000
+"""The largest power of a matrix that is multiplied out."""
 _IMAGINARY = {sympy.Symbol("i"): sympy.I}
 _FLIPPED = {
     sympy.StrictGreaterThan: sympy.StrictLessThan,
@@ -87,14 +85,14 @@ def same_value(gold: sympy.Expr, answer: sympy.Expr) -> bool:
         return False
     if gold == answer:
         return True
-    gold, answer = (_closed_form(term) for term in (gold, answer))
+    gold, answer = (closed_form(term) for term in (gold, answer))
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     decided = outside = 0
     on_integers = any(p.free_symbols for t in (gold, answer) for p in t.atoms(*_ON_INTEGERS))
     points = INTEGER_POINTS if on_integers else POINTS if symbols else POINTS[:1]
     for place, point in enumerate(points):
         at = _values_at(point, symbols)
-        a, b = (_closed_form(term.subs(at)) for term in (gold, answer))
+        a, b = (closed_form(term.subs(at)) for term in (gold, answer))
         zero = _is_zero(a - b)
         if zero is False and symbols and _is_unreal(a) and _is_unreal(b):
             outside += 1  # roots and logarithms of school: no value for either side here
@@ -117,22 +115,6 @@ def _values_at(point: Any, symbols: Sequence[Any]) -> dict[Any, Any]:
     }
 
 
-def _closed_form(term: sympy.Expr) -> sympy.Expr:
-    """Sums, products and integrals between numbers worked out: their digits would take minutes."""
-    parts = [part for part in term.atoms(*_UNENDING) if not part.free_symbols]
-    return term.xreplace({part: _worked_out(part) for part in parts})
-
-
-def _worked_out(part: Any) -> Any:
-    """One sum, product, integral or limit without variables; a short sum term by term."""
-    if isinstance(part, sympy.Sum | sympy.Product) and len(part.limits) == 1:
-        index, first, last = part.limits[0]
-        if first.is_Integer and last.is_Integer and 0 <= last - first < _MOST_TERMS:
-            terms = [part.function.subs(index, n) for n in range(int(first), int(last) + 1)]
-            return (sympy.Add if isinstance(part, sympy.Sum) else sympy.Mul)(*terms)
-    return part.doit()
-
-
 def _is_unreal(value: sympy.Expr) -> bool:
     """Whether a term without variables has a value, and that is no real number."""
     number = sympy.N(value, DIGITS)
@@ -144,11 +126,11 @@ def _is_unreal(value: sympy.Expr) -> bool:
 
 def _is_zero(term: sympy.Expr) -> bool | None:
     """Whether a term without variables is zero; None where it has no value."""
-    if not term.has(*_UNENDING):
+    if not term.has(*UNENDING):
         term = term.doit()
         if term.is_Rational:
             return bool(term == 0)
-    number = sympy.N(term, DIGITS, maxn=CANCELS)
+    number = sympy.N(term, DIGITS, maxn=CANCELS_LONG if term.has(LongSum) else CANCELS)
     if not number.is_number or number.has(sympy.nan, sympy.zoo, sympy.oo):
         return None
     for part in number.as_real_imag():
@@ -163,7 +145,7 @@ def _power_of_matrix(value: Any) -> Any:
     """A power of a matrix as a matrix: the parser leaves it a power of something."""
     if isinstance(value, sympy.Pow) and isinstance(value.base, sympy.MatrixBase):
         power = value.exp.doit()
-        if power.is_Integer and abs(power) <= _MOST_TERMS and value.base.is_square:
+        if power.is_Integer and abs(power) <= _MOST_FACTORS and value.base.is_square:
             return value.base ** int(power)
     return value
 

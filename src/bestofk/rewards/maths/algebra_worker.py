@@ -24,6 +24,7 @@ from bestofk.rewards.maths.algebra import exact, is_matrix, same_object
 from bestofk.rewards.maths.equality import is_wrapped, same, same_scalar
 from bestofk.rewards.maths.plain_form import is_readable
 from bestofk.rewards.maths.quantities import quantity
+from bestofk.rewards.maths.series import Undecided
 
 MAX_NUMBERS = 20
 _CONVERSION = ConversionConfig(lowercase_symbols=False)  # R and r are two variables
@@ -167,7 +168,7 @@ def respond(request: dict[str, Any]) -> dict[str, str]:
     try:
         same = equal(request["gold"], request["answer"])
         return {"result": "equal" if same else "different"}
-    except Unparsed as error:
+    except (Unparsed, Undecided) as error:
         return {"result": "unparsed", "detail": str(error)[:200]}
     except MemoryError:
         return {"result": "memory", "detail": "out of memory"}

@@ -72,8 +72,8 @@ class ProcFiles:
 
     def is_ending(self, pid: int) -> bool:
         """Whether every thread of a process is on its way out, or gone."""
-        found = [self._fields(pid, f"task/{name}/stat") for name in self._list(pid, "task")]
-        return bool(found) and all(len(f) < 7 or int(f[6]) & _PF_EXITING for f in found)
+        threads = [self._fields(pid, f"task/{name}/stat") for name in self._list(pid, "task")]
+        return bool(threads) and all(len(f) < 7 or int(f[6]) & _PF_EXITING for f in threads)
 
     def resident_bytes(self, pid: int) -> int:
         """Memory a process has; 0 where that cannot be read."""

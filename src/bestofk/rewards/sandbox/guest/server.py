@@ -14,6 +14,7 @@ import fcntl
 import importlib
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -133,8 +134,19 @@ def _die_before_the_host() -> None:
         file.write("1000")
 
 
+def _usual_signals() -> None:
+    """A host started by nohup or in the background ignores some signals. Programs would inherit
+    that, and the verdict on one that sends itself a signal would depend on it."""
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python ignores these
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def main(descriptor: int) -> None:
     """Entry point of a worker: configure, confine itself, report that, serve."""
+    _usual_signals()
     host = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _high(descriptor))
     packet, files = wire.receive(host)
     config, files = wire.unpack(packet), [_high(file) for file in files]
