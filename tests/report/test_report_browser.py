@@ -171,6 +171,7 @@ def test_numbers_on_the_page_are_the_data(browser: Any, report: Path) -> None:
             assert f"{curve['mean'][curve['k'].index(k)]:.3f}" in row
         first = page.locator("#coverage figure").first
         first.locator("summary").click()
+        first.locator("tbody td").first.wait_for()  # the table is drawn when it is opened
         cells = first.locator("tbody tr").nth(0).locator("td").all_inner_texts()
         assert cells[0] == "1"
         assert cells[4] == f"{curve['mean'][0]:.3f}"

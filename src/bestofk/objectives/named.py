@@ -342,7 +342,6 @@ def objective(
     check_kinds(
         {"variant": variant, "design": design, "weights": weights, "truncate": truncate}
         | {"self_normalise": self_normalise, "clamp": clamp, "threshold": threshold}
-        | {"trust_region": trust_region}
     )
     stages = parse(text, variant or design)
     if weights is not None:

@@ -64,9 +64,9 @@ def region(bounds: Any) -> tuple[float, float]:
     pair = tuple(bounds) if isinstance(bounds, tuple | list) else (bounds, bounds)
     try:
         low, high = (float(bound) for bound in pair)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         low = high = math.nan
-    if not (low >= 0 and high >= 0) or any(isinstance(bound, bool) for bound in pair):
+    if not (low >= 0 and high >= 0) or any(isinstance(bound, bool | str) for bound in pair):
         raise ValueError(
             "trust_region is (low, high), how far a sequence log-ratio may fall and rise before "
             f"its sample is masked, both at least 0, or one number for both; got {bounds!r}"

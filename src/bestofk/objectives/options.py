@@ -34,8 +34,6 @@ def check_kinds(options: Mapping[str, Any]) -> None:
         elif name in ("weights", "coefficients"):
             good = not isinstance(value, str | Mapping) and _is_list_of_numbers(value)
             kind = "a list of numbers"
-        elif name == "trust_region":
-            good, kind = _is_number(value) or _is_list_of_numbers(value), "a number or two"
         else:
             good, kind = _is_number(value), "a number"
         if not good:

@@ -11,9 +11,12 @@ def burn(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end: pass
 def drip(drops, drop):
+    begin = time.process_time()
     def run():
-        for _ in range(drops): os.write(3, drop); time.sleep(.01)
-    thread = threading.Thread(target=run); thread.start(); burn(.7); thread.join()
+        for n in range(1, drops + 1):  # the last one after .7 CPU s, however busy the machine is
+            while time.process_time() - begin < .7 * n / drops: time.sleep(.005)
+            os.write(3, drop)
+    thread = threading.Thread(target=run); thread.start(); burn(.75); thread.join()
 """
 BY_LOADING = (
     DRIP

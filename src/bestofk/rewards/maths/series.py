@@ -147,7 +147,7 @@ def _number(value: Any, size: Any, bits: int, precision: int) -> Any:
 def _added(part: Any) -> tuple[Any, Any]:
     """The sum, and the sum of absolute values, which its rounding is measured by."""
     term, start, end = _terms(part)
-    assert end is not None  # endless sums are not worked out
+    assert end is not None  # infinite sums are left to sympy
     values = [term(mpmath.mpf(n)) for n in range(start, end + 1)]
     return mpmath.fsum(values), mpmath.fsum(values, absolute=True)
 
