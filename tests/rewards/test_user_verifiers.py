@@ -222,6 +222,15 @@ def test_a_call_that_takes_too_long_is_named_and_spoils_no_other(
     assert time.monotonic() - started < 28  # it waits for none of them
 
 
+def test_each_of_many_slow_calls_is_ended_at_its_own_limit() -> None:
+    """Ten calls at a limit of .1 s: the patience of 5 s with one call does not delay the next."""
+    judge = from_function(hangs, time_limit=0.1)
+    begun = time.monotonic()
+    verdicts = judge([PROMPT] * 10, ["wait"] * 10)
+    assert all(verdict.status == "unscored" for verdict in verdicts)
+    assert time.monotonic() - begun < 9 * 5.0
+
+
 def test_a_function_may_use_alarms_of_its_own_under_a_time_limit() -> None:
     class Alarm(Exception):
         pass

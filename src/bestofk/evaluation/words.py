@@ -115,8 +115,8 @@ def effects(comparison: Comparison) -> str:
         shown = {0, len(comparison.k) - 1}
         if sure.any() and not sure[[*shown]].any():
             shown.add(int(np.where(sure, np.abs(comparison.difference), -1.0).argmax()))
-        name = comparison.metric.replace
-        places = [(at, name("k", str(comparison.k[at]))) for at in sorted(shown)]
+        named = comparison.metric.replace
+        places = [(at, named("k", str(comparison.k[at]))) for at in sorted(shown)]
     parts = []
     for at, name in places:
         note = "" if comparison.p_value[at] <= level else " (not significant)"

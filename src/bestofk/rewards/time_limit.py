@@ -111,7 +111,9 @@ class _Watchdog:
                 time.sleep(min(left, 1.0))
                 continue
             signal.pthread_kill(main, _SIGNAL)
-            time.sleep(_PATIENCE)
+            patience = time.monotonic() + _PATIENCE
+            while self.deadline == deadline and time.monotonic() < patience:
+                time.sleep(0.02)  # the next call must not wait until this one would be named
             if self.deadline == deadline:
                 print(
                     f"{self.name} has been running for {time.monotonic() - deadline:.0f} s more "
