@@ -75,3 +75,18 @@ def test_the_dockerfile_copies_what_the_package_is_built_from() -> None:
     assert not [path for path, above in parts.items() if not above & copied]
     (extras,) = re.findall(r"\'\.\[(.*)\]\'", "\n".join(lines))
     assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize(
+    "listed", sorted((ROOT / "environments").glob("*.txt")), ids=lambda path: path.stem
+)
+def test_environments_of_the_hosts_have_all_that_the_package_needs(listed: Path) -> None:
+    """They are installed without looking for dependencies, so what is not listed is missing."""
+
+    def names(lines: list[str]) -> set[str]:
+        found = (re.match(r"[A-Za-z0-9._-]+", line) for line in lines)
+        return {re.sub(r"[-_.]+", "-", one[0].lower()) for one in found if one}
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = names(project["dependencies"])
+    assert needed <= names(listed.read_text(encoding="utf-8").splitlines())
