@@ -43,7 +43,7 @@ def test_t_is_withheld_at_the_ceiling_and_said_so(drawn: Callable[..., Samples])
     found = curve(drawn(30, 64, 8.0, 1.0, seed=0), "pass@k")
     assert np.isnan(found.t.low[-1])
     assert found.informative[-1] < 10
-    assert any("differ from the floor" in note for note in found.notes)
+    assert any("from the floor or from" in note for note in found.notes)
 
 
 @settings(max_examples=30, deadline=None)

@@ -203,8 +203,8 @@ def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys)
         (["--task.verifier", "training_judges:digts"], "digts"),
         (["--model.path", str(tmp_path / "nowhere")], "no model"),
         (["--model.path", "tiny-countdwn"], "did you mean 'tiny-countdown'"),
-        (["--dryrun"], "did you mean '--dry-run'?"),
-        (["--resum", "x"], "did you mean '--resume'?"),
+        (["--dryrun"], "did you mean --dry-run?"),
+        (["--resum", "x"], "did you mean --resume?"),
     ):
         assert main(["train", str(path), *words]) == 2
         assert message in capsys.readouterr().err, words
