@@ -15,14 +15,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 
+def closest(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most like the given one, if any is like it."""
+    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=cutoff)
+    return near[0] if near else None
+
+
 def did_you_mean(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The part of a message that suggests the closest match; empty where nothing is close.
 
     >>> did_you_mean("count-down", ["countdown", "maze"])
     "did you mean 'countdown'? "
     """
-    near = difflib.get_close_matches(str(given), list(known), n=1, cutoff=cutoff)
-    return f"did you mean {near[0]!r}? " if near else ""
+    near = closest(given, known, cutoff=cutoff)
+    return f"did you mean {near!r}? " if near else ""
 
 
 def choices(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bestofk.api.training_run import TrainedRun
+from bestofk.cli import main
 from bestofk.config import Config, from_dict, read
 from bestofk.rare_settings import run_options
 from bestofk.tasks import task
@@ -193,9 +195,13 @@ def test_the_start_is_evaluated_unless_told_not_to(recipe, tmp_path):
     drawn = []
     for name, first in (("with", True), ("without", False)):
         run = {"dir": str(tmp_path / name), "steps": 2, "options": {"evaluate_start": first}}
-        train(read(recipe(f"{name}.toml", evaluation={"every": 2}, run=run)))
+        config = read(recipe(f"{name}.toml", evaluation={"every": 2}, run=run))
+        train(config)
         text = (tmp_path / name / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         assert [x["step"] for x in lines if x["kind"] == "evaluation"] == ([0, 2] if first else [2])
         drawn.append([x["reward"] for x in lines if x["kind"] == "train"])
     assert drawn[0] == drawn[1]
+    with pytest.raises(FileNotFoundError, match=r"evaluation of step 0.*evaluate_start = true"):
+        TrainedRun(tmp_path / "without", config).start  # noqa: B018
+    assert main(["report", str(tmp_path / "without"), "--out", str(tmp_path / "page.html")]) == 0

@@ -64,8 +64,10 @@ class TrainedRun:
 
         file = self.path / "evaluations" / f"{step}.jsonl"
         if not file.is_file():
+            start = "" if int(step) else " and run.options.evaluate_start = true"
             raise FileNotFoundError(
-                f"{self.path} has no evaluation of step {int(step)}: train with evaluate_every > 0"
+                f"{self.path} has no evaluation of step {int(step)}: train with "
+                f"evaluate_every > 0{start}"
             )
         return read(file, name=name)
 

@@ -31,7 +31,7 @@ from bestofk.common import choices, did_you_mean
 WIDTH, COLUMN = 79, 30
 EVERY_VERB = "Every verb: --json, --quiet (no progress), --verbose (tracebacks), --help"
 METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
-KINDS = {int: "a whole number", float: "a number"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

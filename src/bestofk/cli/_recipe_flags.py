@@ -7,7 +7,6 @@ A list takes several values (`--loss.clip 0.2 0.3`), an entry of an open mapping
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from functools import cache
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bestofk.common import choices
+from bestofk.cli._options import KINDS
+from bestofk.common import choices, closest
 from bestofk.config import OPTION_FIELDS, Config, literal, merged
 from bestofk.moved_keys import KEYS, with_moved_keys
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 OWN_FLAGS = ("resume", "dry-run", "json")
 MORE = "bestofk train --help-all lists all"
 
@@ -197,7 +196,8 @@ def _suggestion(name: str) -> str:
     last = name.rpartition(".")[2]
     ends = {each: each.rpartition(".")[2] for each in names}
     meant = [each for each, end in ends.items() if end == last]
-    meant = meant or difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    if not meant and (near := difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.7)):
-        meant = [each for each, end in ends.items() if end == near[0]]
+    if not meant and (near := closest(name, names, cutoff=0.7)):
+        meant = [near]
+    if not meant and (near := closest(last, ends.values(), cutoff=0.7)):
+        meant = [each for each, end in ends.items() if end == near]
     return f"did you mean {' or '.join(f'--{each}' for each in meant)}? " if meant else ""
