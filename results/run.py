@@ -24,7 +24,7 @@ import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +64,28 @@ def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
     for line in metrics:
         if line["kind"] != "evaluation":
             continue
-        rewards: dict[str, collections.Counter[float]] = {}
         with (folder / "evaluations" / f"{line['step']:06d}.jsonl").open() as file:
-            for sample in map(json.loads, file):
-                counter = rewards.setdefault(sample["prompt_id"], collections.Counter())
-                counter[round(sample["reward"], 6)] += 1
-        problems = [dict(sorted(rewards[name].items())) for name in sorted(rewards)]
-        binary = all(set(one) <= {0.0, 1.0} for one in problems)
+            counts = counted(map(json.loads, file), "prompt_id")
         yield {
             "step": line["step"],
             "samples": line["samples_per_prompt"],
             "seconds": spent[line["step"]],
             "entropy": round(line["entropy"], 4),
             "distinct_wrong": (line.get("distinct_wrong") or {}).get("value"),
-            "counts": [one.get(1.0, 0) for one in problems] if binary
-            else [sorted(one.items()) for one in problems],
+            "counts": counts,
         }  # fmt: skip
+
+
+def counted(samples: Iterable[dict[str, Any]], problem: str) -> list[Any]:
+    """The number of successes of each problem, or how often each reward came, by problem id."""
+    rewards: dict[str, collections.Counter[float]] = {}
+    for sample in samples:
+        counter = rewards.setdefault(sample[problem], collections.Counter())
+        counter[round(sample["reward"], 6)] += 1
+    problems = [dict(sorted(rewards[name].items())) for name in sorted(rewards)]
+    if all(set(one) <= {0.0, 1.0} for one in problems):
+        return [one.get(1.0, 0) for one in problems]
+    return [sorted(one.items()) for one in problems]
 
 
 def work() -> None:
@@ -111,6 +117,7 @@ class Study:
         text = (HERE / "studies" / f"{options.study}.toml").read_text(encoding="utf-8")
         study = tomllib.loads(text)
         self.options, self.recipe, self.arms = options, study["recipe"], arms_of(study)
+        self.unseen: dict[str, dict[str, Any]] = study.get("unseen", {})
         self.out = options.out / f"{options.study}.jsonl"
         self.out.parent.mkdir(parents=True, exist_ok=True)
         chosen = options.arms.split(",") if options.arms else list(self.arms)
@@ -134,6 +141,27 @@ class Study:
         settings |= {"run.seed": seed, "run.dir": folder}
         return ["train", self.recipe, *flags(settings)], folder
 
+    def unseen_words(self, task: str, folder: Path) -> list[str]:
+        """Samples of the trained model on a task it was not trained on."""
+        words = ["sample", str(folder / "final"), "--task", task]
+        return words + flags({"out": folder / f"{task}.jsonl"} | self.unseen[task])
+
+    def keep(self, arm: str, seed: int, folder: Path) -> None:
+        """Append what was counted to the study's files; keep the curve of training, too."""
+        found = [(self.out, record) for record in evaluations(folder)]
+        for task in self.unseen:
+            with (folder / f"{task}.jsonl").open() as file:
+                counts = counted(map(json.loads, file), "problem_id")
+            last = found[-1][1]
+            record = {"step": last["step"], "samples": self.unseen[task]["n"]}
+            record |= {"seconds": last["seconds"], "counts": counts}
+            found.append((self.out.with_name(f"{self.out.stem}-{task}.jsonl"), record))
+        for path, record in found:
+            with path.open("a") as file:
+                line = {"arm": arm, "seed": seed} | record
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        shutil.copy(folder / "metrics.jsonl", f"{folder}.metrics.jsonl")
+
     def serve(self, process: subprocess.Popen[str]) -> None:
         """Give a worker one run after the other."""
         assert process.stdin is not None
@@ -147,24 +175,26 @@ class Study:
             words, folder = self.words(arm, seed)
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            log = f"{folder}.log"
-            try:
-                print(json.dumps([words, log]), file=process.stdin, flush=True)
-                answer = process.stdout.readline().strip()
-            except BrokenPipeError:
-                answer = ""
+            jobs = [words, *(self.unseen_words(task, folder) for task in self.unseen)]
+            answer = "0"
+            for number, job in enumerate(jobs):
+                try:
+                    end = f".{number}.log" if number else ".log"
+                    print(json.dumps([job, f"{folder}{end}"]), file=process.stdin, flush=True)
+                    answer = process.stdout.readline().strip()
+                except BrokenPipeError:
+                    answer = ""
+                if answer != "0":
+                    break
             with self.lock:
                 took = f"{time.monotonic() - self.began:5.0f} s"
                 if answer != "0":
                     self.failed.append(arm)
-                    print(f"{took}  {arm} seed {seed} did not end well: {log}", flush=True)
+                    print(f"{took}  {arm} seed {seed} did not end well: {folder}.log", flush=True)
                     if not answer:
                         return
                     continue
-                with self.out.open("a") as file:
-                    for record in evaluations(folder):
-                        line = {"arm": arm, "seed": seed} | record
-                        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                self.keep(arm, seed, folder)
                 print(f"{took}  {arm} seed {seed}", flush=True)
             shutil.rmtree(folder)
 
@@ -179,8 +209,9 @@ def main() -> int:
     parser.add_argument("study", help="name of a file in results/studies")
     parser.add_argument("--arms", help="only these, separated by commas")
     parser.add_argument("--seeds", help="only these, separated by commas")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--first-core", type=int, default=0, help="of those the runs are bound to")
+    parser.add_argument("--cores-each", type=int, default=1, help="more where programs are judged")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, help="seconds; what is not done then is dropped")
     parser.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs")
@@ -193,8 +224,10 @@ def main() -> int:
             print("bestofk", shlex.join(study.words(*job)[0]))
         return 0
     workers, threads = [], []
-    for core in range(options.first_core, options.first_core + options.jobs):
-        pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
+    each = options.cores_each
+    for core in range(options.first_core, options.first_core + options.jobs * each, each):
+        cores = f"{core}-{core + each - 1}"
+        pin = ["taskset", "-c", cores] if shutil.which("taskset") else []
         process = subprocess.Popen(
             [*pin, sys.executable, __file__, "--worker"],
             stdin=subprocess.PIPE,

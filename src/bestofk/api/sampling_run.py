@@ -26,7 +26,7 @@ def sample_model(
 
     from bestofk import models, runs
     from bestofk.rewards import score
-    from bestofk.sampling.decode import ModelSampler
+    from bestofk.sampling.local import local_sampler
     from bestofk.training.batch import RolloutBatch
     from bestofk.training.record import sample_rows
     from bestofk.training.task_setup import make_prompts, make_verifier
@@ -43,7 +43,8 @@ def sample_model(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = models.load(str(run / "final"), device=device)
     policy.model.eval()
-    groups = ModelSampler(policy.model, policy.tokenizer).sample(
+    precision = config.model.precision if device.startswith("cuda") else None
+    groups = local_sampler(policy.model, policy.tokenizer, precision=precision).sample(
         list(chosen[:prompts]) if prompts else list(chosen),
         seed=config.run.seed,
         params=replace(config.sampling, samples_per_prompt=count),

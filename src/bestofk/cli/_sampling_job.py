@@ -26,7 +26,8 @@ CHARACTERS_PER_TOKEN = 3
 """For the announced estimate of prompt tokens, on the safe side."""
 SPARE = 1.25
 """The default caps are a quarter above what is needed: endpoints may return fewer samples."""
-PROMPTS_AT_ONCE = 16
+ROWS_AT_ONCE = {"cpu": 256, "cuda": 4096}
+"""Completions drawn before they are written: what an interrupted job loses at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,17 +354,19 @@ def _from_model(
     import torch
 
     from bestofk.models import load
-    from bestofk.sampling.decode import ModelSampler
+    from bestofk.sampling.local import local_sampler
 
     device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     policy = load(job.target, dtype=job.dtype, device=device)
     policy.model.eval()
-    sampler = ModelSampler(policy.model, policy.tokenizer)
+    sampler = local_sampler(policy.model, policy.tokenizer)
     waiting = list(missing)
+    rows = ROWS_AT_ONCE["cuda" if device.startswith("cuda") else "cpu"]
+    at_once = max(1, rows // job.sampling.samples_per_prompt)
     done = 0
     with bar("sampling", sum(map(len, missing.values()))) as advance:
-        for at in range(0, len(waiting), PROMPTS_AT_ONCE):
-            chosen = [prompts[p] for p in waiting[at : at + PROMPTS_AT_ONCE]]
+        for at in range(0, len(waiting), at_once):
+            chosen = [prompts[p] for p in waiting[at : at + at_once]]
             for group in sampler.sample(chosen, seed=job.seed, params=job.sampling):
                 for number in missing[group.prompt.id]:
                     completion = group.completions[number]

@@ -96,27 +96,22 @@ def make_sampler(config: Config, policy: models.Policy, device: str = "cpu") -> 
         from bestofk.sampling.vllm import VLLMEngine
 
         return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=options.vllm)
-    cuda = str(device).startswith("cuda")
-    if config.sampling.engine == "group" and not cuda:
+    if config.sampling.engine == "group" and not str(device).startswith("cuda"):
         raise ValueError(
             f"sampling.engine = 'group' needs a CUDA GPU and the device is {device}: use 'auto' or "
             "'transformers'"
         )
-    if cuda and config.sampling.engine in ("auto", "group"):
-        from bestofk.sampling.group import GroupSampler
+    rows, precision = options.max_rows, config.model.precision
+    if config.sampling.engine == "transformers":
+        from bestofk.sampling.decode import ModelSampler
 
-        return GroupSampler(
-            policy.model,
-            policy.tokenizer,
-            max_rows=options.max_rows,
-            precision=config.model.precision,
-            copied=model_options(config).fsdp,
-        )
-    from bestofk.sampling.decode import ModelSampler
+        return ModelSampler(policy.model, policy.tokenizer, max_rows=rows, precision=precision)
+    from bestofk.sampling.local import local_sampler
 
-    return ModelSampler(
+    return local_sampler(
         policy.model,
         policy.tokenizer,
-        max_rows=options.max_rows,
-        precision=config.model.precision,
+        max_rows=rows,
+        precision=precision,
+        copied=model_options(config).fsdp,
     )
