@@ -47,7 +47,7 @@ def rows(page: str, head: str) -> list[list[str]]:
 def test_the_maths_table_is_true() -> None:
     table = rows("rewards.md", "| expected | completion | verdict |")
     assert len(table) >= 8
-    with verifier("maths", workers=1, cpu_seconds=0.7) as judge:
+    with verifier("maths", workers=1, cpu_seconds=10.0) as judge:
         verdicts = judge(
             [Prompt(str(i), "", "t", {"expected": row[0]}) for i, row in enumerate(table)],
             [row[1] for row in table],
