@@ -142,7 +142,7 @@ def sample_line(
     sample: Mapping[str, Any], prompt: Prompt, verdict: Verdict, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One line of the file: the fields of `docs/files.md`, in their order."""
-    from bestofk.rewards.extract import answer_of
+    from bestofk.rewards.given_answers import given_answer
 
     scored = not math.isnan(verdict.reward)
     return {
@@ -150,7 +150,7 @@ def sample_line(
         "sample_id": sample["sample_id"],
         "prompt": prompt.text,
         "completion": sample["completion"],
-        "answer": answer_of(prompt, sample["completion"]),
+        "answer": given_answer(prompt, sample["completion"]),
         "reward": verdict.reward if scored else None,
         "correct": verdict.reward == 1.0 if scored else None,
         "status": verdict.status,

@@ -13,7 +13,7 @@ import numpy as np
 from bestofk import models, runs
 from bestofk.config import Config
 from bestofk.objectives import Objective, max_at_k
-from bestofk.rewards.extract import answer_of
+from bestofk.rewards.given_answers import given_answer
 from bestofk.tasks import Task
 from bestofk.training.batch import ProcessGroup, RolloutBatch
 from bestofk.training.environment import environment
@@ -101,7 +101,7 @@ def sample_rows(
                 "sample": i,
                 "prompt": group.prompt.text,
                 "completion": completion.text,
-                "answer": answer_of(group.prompt, completion.text) or None,
+                "answer": given_answer(group.prompt, completion.text),
                 "reward": verdict.reward,
                 "status": verdict.status,
                 "tokens": len(completion.tokens),

@@ -11,7 +11,7 @@ import numpy as np
 
 from bestofk.config import Config
 from bestofk.evaluation import Metric, Samples, curve, diversity, samples
-from bestofk.rewards.extract import answer_of
+from bestofk.rewards.given_answers import given_answer
 from bestofk.sampling import Sampler
 from bestofk.tasks import Task
 from bestofk.training.batch import RolloutBatch
@@ -57,7 +57,7 @@ def evaluate(
 def answers_of(groups: Sequence[Group]) -> list[list[str | None]]:
     """The answer part of every completion; None where there is none."""
     return [
-        [answer_of(group.prompt, completion.text) or None for completion in group.completions]
+        [given_answer(group.prompt, completion.text) for completion in group.completions]
         for group in groups
     ]
 
@@ -65,12 +65,14 @@ def answers_of(groups: Sequence[Group]) -> list[list[str | None]]:
 def evaluation_samples(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], name: str = "validation"
 ) -> Samples:
-    """Judged groups as what evaluation works on."""
+    """Judged groups as what evaluation works on. Where no completion has an answer (programs, say)
+    nothing is said about answers."""
+    answers = answers_of(groups)
     return samples(
         [[verdict.reward for verdict in row] for row in verdicts],
         name=name,
         problems=[group.prompt.id for group in groups],
-        answers=answers_of(groups),
+        answers=answers if any(map(any, answers)) else None,
         tokens=[[len(c.tokens) for c in group.completions] for group in groups],
         logprobs=[[sum(c.logprobs) for c in group.completions] for group in groups],
     )
