@@ -27,7 +27,7 @@ WORK = {
     "gsm8k_step_s": "GSM8K recipe, 32 × 32 × 256, one refill",
     "tail_share": "exponential lengths against equal ones, refilled",
 }
-PEERS = ("vllm", "vllm without log-probs", "trl+vllm", "trl+transformers")
+PEERS = ("vllm", "vllm without log-probs", "trl+vllm", "trl+transformers", "trl learner")
 
 
 def shown(key: str, value: float | None) -> str:

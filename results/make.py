@@ -32,10 +32,12 @@ PAGES = (
     DOCS / "results-tried.md",
     HERE.parent / "README.md",
     HERE.parent / "recipes" / "countdown-tiny" / "README.md",
+    HERE.parent / "recipes" / "gsm8k-smollm2" / "README.md",
 )
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTROLS = ("grpo", "grpo, small steps")
-COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255")
+COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
+           "#117733", "#332288", "#cc6677")  # fmt: skip
 plt.style.use(DOCS / "figures.mplstyle")
 
 
@@ -99,8 +101,9 @@ class Runs:
         return np.stack([self.values[arm, step].mean(axis=0) for step in steps])
 
 
-def read(study: str) -> Runs:
-    """The counts of a study, its arms in the order they are stated."""
+def read(study: str, *, solved: bool = False) -> Runs:
+    """The counts of a study, its arms in the order they are stated; where rewards are graded,
+    `solved` counts those that are 1."""
     stated = tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
     order = {arm: place for place, arm in enumerate(arms_of(stated))}
     with (HERE / "counts" / f"{study}.jsonl").open(encoding="utf-8") as file:
@@ -110,11 +113,24 @@ def read(study: str) -> Runs:
     by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
     seconds: dict[str, list[float]] = {}
     for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
-        problems = [best_of_k(rewards, shares) for rewards in line["counts"]]
+        counts = line["counts"]
+        if solved:
+            counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
+        problems = [best_of_k(rewards, shares) for rewards in counts]
         by_seed.setdefault((line["arm"], line["step"]), {})[line["seed"]] = np.array(problems)
         seconds.setdefault(line["arm"], []).append(line["seconds"])
     values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
     return Runs(ks, values, {arm: max(spent) for arm, spent in seconds.items()})
+
+
+def reward_kinds(exact: Runs) -> Runs:
+    """pass@k of arms trained on 0/1 rewards, and of the same trained with partial credit: there a
+    problem is solved where the reward is 1."""
+    graded = read("closeness", solved=True)
+    names = [arm for arm in exact.arms if arm in graded.arms]
+    partial = {arm: f"{arm}, partial credit" for arm in names}
+    runs = exact.only(*names).joined(graded.only(*names), partial)
+    return runs.only(*(name for arm in names for name in (arm, partial[arm])))
 
 
 def number(value: float, signed: bool = False) -> str:
@@ -274,6 +290,27 @@ def draw_tasks() -> None:
     figure.tight_layout()
 
 
+def draw_real_model() -> None:
+    """SmolLM2 on GSM8K: pass@k over k, and how far above the start, one thin line per seed."""
+    runs = read("gsm8k-decay")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    start = runs.start()
+    left.plot(runs.ks, start.mean(axis=(0, 1)), color="gray", marker="s", ms=4, label="start")
+    for arm, colour in zip(runs.arms, ("black", *COLOURS), strict=False):
+        last = runs.last(arm)
+        left.plot(runs.ks, last.mean(axis=(0, 1)), color=colour, marker=".", label=arm)
+        above = last.mean(axis=1) - start.mean(axis=(0, 1))
+        right.plot(runs.ks, above.T, color=colour, lw=0.6, alpha=0.5)
+        right.plot(runs.ks, above.mean(axis=0), color=colour, marker=".", label=arm)
+    right.axhline(0, color="gray", lw=1)
+    for axis, label in ((left, "pass@k"), (right, "pass@k above the start")):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
+        axis.set(xlabel="k", ylabel=label)
+    left.legend(frameon=False)
+    figure.tight_layout()
+
+
 LABELS = {
     "maxrl": ((8, -9), "left"),
     "max@1+64": ((8, 1), "left"),
@@ -288,6 +325,11 @@ TASK_LABELS = {
     "max@8:loo": ((-7, -13), "right"),
     "grpo": ((-8, 7), "right"),
     "passk-training@16": ((-2, 9), "center"),
+    "max@8:zscore": ((-7, -4), "right"),
+    "max@1+4+16": ((8, 1), "left"),
+    "max@2": ((8, -8), "left"),
+    "bon-max-mean": ((-7, -10), "right"),
+    "bon-max-second": ((-4, 11), "center"),
 }
 SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
 
@@ -307,9 +349,8 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
     names = {arm: f"{arm}, 32 × 32" for arm in ("grpo", "maxrl", "max@8")}
     sizes = read("group-size").joined(small, names)
     by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
-    passes, gsm8k = read("off-policy"), read("gsm8k")
-    trained = [arm for arm in gsm8k.arms if arm != "start"]
-    first = gsm8k.values["start", 0]
+    passes, real, hot = read("off-policy"), read("gsm8k-decay"), read("gsm8k")
+    large, warm = (1, 4, 16, 32, 64, 128), [arm for arm in hot.arms if arm != "start"]
     return {
         "designs": reached(designs.only(*clean), "pass", shown, start=start),
         "designs-analytical": against(own, own.last(analytical), "pass", shown, analytical),
@@ -319,8 +360,13 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
         "neighbours": reached(read("neighbours"), "pass", shown, start=start),
         "off-policy": reached(passes, "max", shown, start=closeness.start()),
         "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
-        "gsm8k": reached(gsm8k, "pass", (1, 4, 16, 64, 128), trained, first),
-        "tried-gsm8k": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
+        "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
+        "gsm8k": reached(real, "pass", large),
+        "gsm8k-start": against(real, real.start(), "pass", large),
+        "gsm8k-grpo": against(real, real.last("grpo"), "pass", large, "grpo"),
+        "gsm8k-hot": reached(hot, "pass", large, warm, hot.values["start", 0]),
+        "tried-gsm8k": tried("gsm8k-decay-screen", "pass", (1, 4, 16, 64)),
+        "tried-gsm8k-hot": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
     }
 
 
@@ -377,6 +423,8 @@ def main() -> int:
     new[DOCS / "images" / "results-front.svg"] = picture()
     draw_tasks()
     new[DOCS / "images" / "results-tasks.svg"] = picture()
+    draw_real_model()
+    new[DOCS / "images" / "results-gsm8k.svg"] = picture()
     for path, text in new.items():
         old = path.read_text(encoding="utf-8") if path.exists() else None
         if old != text:

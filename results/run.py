@@ -52,9 +52,13 @@ def flags(settings: dict[str, Any]) -> list[str]:
     return words
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
     """One record for each evaluation of a finished run."""
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    metrics = json_lines(folder / "metrics.jsonl")
     seconds = 0.0
     spent = {0: 0.0}
     for line in metrics:
@@ -64,15 +68,14 @@ def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
     for line in metrics:
         if line["kind"] != "evaluation":
             continue
-        with (folder / "evaluations" / f"{line['step']:06d}.jsonl").open() as file:
-            counts = counted(map(json.loads, file), "prompt_id")
+        samples = json_lines(folder / "evaluations" / f"{line['step']:06d}.jsonl")
         yield {
             "step": line["step"],
             "samples": line["samples_per_prompt"],
             "seconds": spent[line["step"]],
             "entropy": round(line["entropy"], 4),
             "distinct_wrong": (line.get("distinct_wrong") or {}).get("value"),
-            "counts": counts,
+            "counts": counted(samples, "prompt_id"),
         }  # fmt: skip
 
 
@@ -126,7 +129,7 @@ class Study:
         )
         for name in set(chosen) - set(self.arms):
             sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
-        lines = map(json.loads, self.out.open()) if self.out.exists() else []
+        lines = json_lines(self.out) if self.out.exists() else []
         done = {(line["arm"], line["seed"]) for line in lines}
         jobs = [(arm, seed) for seed in seeds for arm in chosen]
         self.waiting = collections.deque(job for job in jobs if job not in done)
@@ -150,8 +153,7 @@ class Study:
         """Append what was counted to the study's files; keep the curve of training, too."""
         found = [(self.out, record) for record in evaluations(folder)]
         for task in self.unseen:
-            with (folder / f"{task}.jsonl").open() as file:
-                counts = counted(map(json.loads, file), "problem_id")
+            counts = counted(json_lines(folder / f"{task}.jsonl"), "problem_id")
             last = found[-1][1]
             record = {"step": last["step"], "samples": self.unseen[task]["n"]}
             record |= {"seconds": last["seconds"], "counts": counts}
@@ -169,7 +171,6 @@ class Study:
         while True:
             with self.lock:
                 if not self.waiting:
-                    process.stdin.close()
                     return
                 arm, seed = self.waiting.popleft()
             words, folder = self.words(arm, seed)
@@ -245,6 +246,8 @@ def main() -> int:
         process.kill()
     for thread in threads:
         thread.join(5)
+    for process in workers:
+        process.communicate()
     print(f"{len(study.waiting)} not begun, {len(study.failed)} did not end well")
     return int(bool(study.failed or study.waiting))
 

@@ -64,4 +64,45 @@ def test_every_arm_is_a_recipe_that_can_be_run(study: str) -> None:
                 place = place.setdefault(room, {})  # type: ignore[assignment]
             place[name] = json.loads(value) if name == "weights" else value
         config.from_dict(config.Config, nested)
-    assert config.read(recipe).task.name in ("countdown", "maze", "gsm8k")
+    assert config.read(recipe).task.name in ("countdown", "maze", "gsm8k", "mbpp")
+
+
+STUDY = """
+recipe = "RECIPE"
+seeds = [0]
+[settings]
+"evaluation.every" = 1
+"evaluation.prompts" = 3
+"evaluation.samples_per_prompt" = 32
+"run.steps" = 1
+"run.checkpoint_every" = 1
+"sampling.prompts_per_step" = 2
+[unseen]
+countdown = { n = 4, task-option = "style=compact", problems = 5, max-new-tokens = 20 }
+[arms]
+"grpo, once" = { objective = "grpo" }
+"""
+
+
+def test_a_study_counts_what_its_runs_solve_on_their_own_and_on_unseen_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = RESULTS.parent / "recipes" / "countdown-tiny" / "run.toml"
+    (tmp_path / "studies").mkdir()
+    text = STUDY.replace("RECIPE", str(recipe))
+    (tmp_path / "studies" / "small.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "c")]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    assert run.main() == 0
+    own = run.json_lines(tmp_path / "c" / "small.jsonl")
+    assert [(line["arm"], line["step"], line["samples"]) for line in own] == [
+        ("grpo, once", 0, 32),
+        ("grpo, once", 1, 32),
+    ]
+    assert all(len(line["counts"]) == 3 for line in own)
+    (unseen,) = run.json_lines(tmp_path / "c" / "small-countdown.jsonl")
+    assert len(unseen["counts"]) == 5
+    assert all(0 <= count <= 4 for count in unseen["counts"])
+    assert run.main() == 0  # nothing is left to do
+    assert len((tmp_path / "c" / "small.jsonl").read_text().splitlines()) == 2
