@@ -9,6 +9,7 @@ Rare settings are entries of the mappings `model.options`, `sampling.engine_opti
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 import types
 import warnings
@@ -329,12 +330,18 @@ def merged(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def literal(text: str) -> Any:
-    """A flag's value as TOML reads it; what TOML cannot read is a string.
+    """A flag's value as TOML reads it, or a JSON object; what neither can read is a string.
 
     >>> literal("3"), literal("true"), literal("compact"), literal("[1, 2]")
     (3, True, 'compact', [1, 2])
+    >>> literal("{threads = 1}"), literal('{"threads": 1}')
+    ({'threads': 1}, {'threads': 1})
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return json.loads(text) if text.startswith("{") else text
+    except json.JSONDecodeError:
         return text

@@ -185,6 +185,7 @@ def test_flag_values_of_open_options_are_toml(value):
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     assert literal(text) == value
     assert literal("compact") == "compact"
+    assert literal("{not an object") == "{not an object"
 
 
 def changed(**values):

@@ -272,6 +272,8 @@ def test_limits_may_be_given_by_name() -> None:
     assert judge._options["limits"] == Limits(cpu_per_test=2.5)
     with pytest.raises(ValueError, match="did you mean 'cpu_per_test'"):
         CodeVerifier(limits={"cpu_per_tests": 2.5})
+    with pytest.raises(ValueError, match="got 'cpu_per_test'"):
+        CodeVerifier(limits="cpu_per_test")  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------- comparison

@@ -126,6 +126,11 @@ class CodeVerifier(BatchVerifier):
         if isinstance(limits, Mapping):
             check_options("limits", Limits, limits)
             limits = Limits(**limits)
+        if limits is not None and not isinstance(limits, Limits):
+            raise ValueError(
+                f"limits are Limits(...) or a mapping such as {{'cpu_per_test': 1.0}}, "
+                f"got {limits!r}"
+            )
         self.whole = reward == "all"
         self._options: dict[str, Any] = {
             "tier": tier, "workers": workers, "packages": packages, "limits": limits,
