@@ -174,6 +174,18 @@ def throttled() -> Iterator[Path]:
     pytest.skip("no control group with a CPU quota can be made here")
 
 
+def throttle(group: Path, share: float) -> None:
+    """Let the group's processes have this share of one core."""
+    quota = int(share * 1_000_000)
+    for name, value in (
+        ("cpu.cfs_period_us", "1000000"),
+        ("cpu.cfs_quota_us", str(quota)),
+        ("cpu.max", f"{quota} 1000000"),
+    ):
+        if (group / name).exists():
+            (group / name).write_text(value)
+
+
 def test_a_throttled_control_group_counts_as_waiting(new_sandbox: New, throttled: Path) -> None:
     """Neither CPU time nor blocked time: nine tenths of the wall time are nobody's."""
     limits = Limits(cpu_per_test=0.5, cpu_per_program=1.0, blocked_per_program=0.6)
@@ -191,8 +203,8 @@ def test_a_throttled_control_group_counts_as_waiting(new_sandbox: New, throttled
 
 @pytest.fixture
 def soon_starved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A run counts as starved after a few seconds, not minutes."""
-    monkeypatch.setattr(worker_module, "_STARVED", 5.0)
+    """A run counts as starved after a quarter of a minute, not minutes."""
+    monkeypatch.setattr(worker_module, "_STARVED", 30.0)
     worker_module.request.cache_clear()
     yield
     worker_module.request.cache_clear()
@@ -201,14 +213,17 @@ def soon_starved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_starved_run_is_repeated_on_a_fresh_worker(
     new_sandbox: New, throttled: Path, soon_starved: None
 ) -> None:
+    """.2 CPU s in 15 s of wall time: far too much for a hundredth of a core, little for a core that
+    twenty others want."""
     limits = Limits(cpu_per_test=0.5, cpu_per_program=0.5, blocked_per_program=0.05)
+    throttle(throttled, 0.01)
     with new_sandbox(workers=1, limits=limits) as sandbox:
         judge = CodeVerifier(sandbox=sandbox)
         assert judge(prompts(1, ONE), [RIGHT])[0].reward == 1.0
         (first,) = sandbox._state.all
         for pid in (first.process.pid, *descendants(first.process.pid)):
             (throttled / "cgroup.procs").write_text(str(pid))
-        verdict = judge(prompts(1, ONE), [BURN.format(seconds=0.45)])[0]
+        verdict = judge(prompts(1, ONE), [BURN.format(seconds=0.2)])[0]
         assert verdict.reward == 1.0, verdict
         assert first not in sandbox._state.all
 
