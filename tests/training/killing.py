@@ -10,6 +10,7 @@ INT, TERM, or TWICE (TERM and, at once, TERM again). Prints how each life ended.
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -52,6 +53,30 @@ def ended(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def keep(folder, copy):
+    """A copy of the folder as it is, or of none."""
+    shutil.rmtree(copy, ignore_errors=True)
+    if folder.exists():
+        shutil.copytree(folder, copy)
+
+
+def signalled(config, folder, numbers, target, pace):
+    """How a life ended that gets the signals after so many lines, and how long that took."""
+    metrics = folder / "metrics.jsonl"
+    before = written(metrics)
+    child = life(config, folder)
+    whole, part = divmod(target, 1)
+    while written(metrics) < before + whole and not is_over(child):
+        before = min(before, written(metrics))  # a resumed run drops what no checkpoint holds
+        time.sleep(0.002)
+    time.sleep(part * pace)
+    asked = time.monotonic()
+    for number in numbers:
+        os.kill(child, number)
+        time.sleep(0.02)
+    return ended(child), time.monotonic() - asked
+
+
 def main(recipe, folder, name, shares):
     torch.set_num_threads(1)
     config, folder = read(recipe), Path(folder)
@@ -61,21 +86,18 @@ def main(recipe, folder, name, shares):
     lines = written(folder / "whole" / "metrics.jsonl")
     ends, waits = [], []
     for share in map(float, shares):
-        metrics = folder / "ended" / "metrics.jsonl"
-        before = written(metrics)
-        child = life(config, folder / "ended")
-        target, part = divmod(share * lines, 1)
-        while written(metrics) < before + target and not is_over(child):
-            before = min(before, written(metrics))  # a resumed run drops what no checkpoint holds
-            time.sleep(0.002)
-        time.sleep(part * length / lines)
-        asked = time.monotonic()
-        for number in ENDS[name]:
-            os.kill(child, number)
-            time.sleep(0.02)
-        ends.append(ended(child))
-        waits.append(time.monotonic() - asked)
-        if ends[-1] == 0:
+        for _ in range(10):
+            keep(folder / "ended", folder / "kept")
+            moment = written(folder / "ended" / "metrics.jsonl") + share * lines
+            end, wait = signalled(
+                config, folder / "ended", ENDS[name], share * lines, length / lines
+            )
+            if end != 0 or moment > lines - 1:
+                break
+            keep(folder / "kept", folder / "ended")  # it was faster than this process: once more
+        ends.append(end)
+        waits.append(wait)
+        if end == 0:
             break
     else:
         assert ended(life(config, folder / "ended")) == 0
