@@ -7,7 +7,7 @@ import pytest
 from bestofk.rewards import verifier
 from bestofk.rewards.given_answers import given_answer
 from bestofk.training.validation import evaluation_results, evaluation_samples
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Completion, Group, Prompt, Verdict
 
 MATHS = Prompt("p", "", "t", {"expected": "5"})
 
@@ -30,7 +30,17 @@ MATHS = Prompt("p", "", "t", {"expected": "5"})
 def test_the_answer_is_found_where_the_prompt_has_it_written(
     prompt: Prompt, text: str, answer: str | None
 ) -> None:
-    assert given_answer(prompt, text) == answer
+    assert given_answer(prompt, text, Verdict(0.0, "incorrect")) == answer
+
+
+def test_what_the_verifier_does_not_read_is_no_answer() -> None:
+    """An exact answer stands between tags: 5 in a box is not the 5 that was judged right."""
+    judge = verifier("exact")
+    texts = ["<answer>5</answer>", r"\boxed{5}"]
+    verdicts = judge([MATHS] * 2, texts)
+    assert [v.reward for v in verdicts] == [1.0, 0.0]
+    answers = [given_answer(MATHS, *pair) for pair in zip(texts, verdicts, strict=True)]
+    assert answers == ["5", None]
 
 
 def judged(prompt: Prompt, *texts: str) -> dict:

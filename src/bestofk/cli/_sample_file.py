@@ -150,7 +150,7 @@ def sample_line(
         "sample_id": sample["sample_id"],
         "prompt": prompt.text,
         "completion": sample["completion"],
-        "answer": given_answer(prompt, sample["completion"]),
+        "answer": given_answer(prompt, sample["completion"], verdict),
         "reward": verdict.reward if scored else None,
         "correct": verdict.reward == 1.0 if scored else None,
         "status": verdict.status,

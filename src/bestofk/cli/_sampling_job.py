@@ -27,7 +27,7 @@ CHARACTERS_PER_TOKEN = 3
 SPARE = 1.25
 """The default caps are a quarter above what is needed: endpoints may return fewer samples."""
 ROWS_AT_ONCE = {"cpu": 256, "cuda": 4096}
-"""Completions drawn before they are written: what an interrupted job loses at most."""
+"""Completions drawn before they are written, or one problem's: what an interrupted job loses."""
 
 
 @dataclass(frozen=True, kw_only=True)

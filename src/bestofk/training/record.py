@@ -101,7 +101,7 @@ def sample_rows(
                 "sample": i,
                 "prompt": group.prompt.text,
                 "completion": completion.text,
-                "answer": given_answer(group.prompt, completion.text),
+                "answer": given_answer(group.prompt, completion.text, verdict),
                 "reward": verdict.reward,
                 "status": verdict.status,
                 "tokens": len(completion.tokens),

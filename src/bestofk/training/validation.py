@@ -54,20 +54,18 @@ def evaluate(
     return {**line, "seconds": seconds}, batch
 
 
-def answers_of(groups: Sequence[Group]) -> list[list[str | None]]:
-    """The answer part of every completion; None where there is none."""
-    return [
-        [given_answer(group.prompt, completion.text) for completion in group.completions]
-        for group in groups
-    ]
-
-
 def evaluation_samples(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], name: str = "validation"
 ) -> Samples:
     """Judged groups as what evaluation works on. Where no completion has an answer (programs, say)
     nothing is said about answers."""
-    answers = answers_of(groups)
+    answers = [
+        [
+            given_answer(group.prompt, completion.text, verdict)
+            for completion, verdict in zip(group.completions, row)
+        ]
+        for group, row in zip(groups, verdicts)
+    ]
     return samples(
         [[verdict.reward for verdict in row] for row in verdicts],
         name=name,

@@ -1,0 +1,131 @@
+"""The figures of docs/results.md, drawn from what make.py reads."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+if TYPE_CHECKING:
+    from make import Runs
+
+CONTROLS = ("grpo", "grpo, small steps")
+SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
+COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
+           "#117733", "#332288", "#cc6677")  # fmt: skip
+plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
+
+
+def draw_front(runs: Runs) -> None:
+    """Left: pass@1 against pass@64, GRPO's checkpoints as a path. Right: curves over k."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))
+    one, many = 0, runs.ks.index(64)
+    for control, style in zip(CONTROLS, ("-", "--"), strict=True):
+        path = runs.path(control).mean(axis=1)
+        left.plot(path[:, one], path[:, many], style, color="black", marker=".", lw=1)
+        left.annotate(
+            control, path[-1, [one, many]], (4, -12), textcoords="offset points", ha="center"
+        )
+    start = runs.start().mean(axis=(0, 1))
+    left.plot(start[one], start[many], "s", color="gray")
+    left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
+    for arm, colour in zip((a for a in runs.arms if a not in CONTROLS), COLOURS, strict=False):
+        means = runs.last(arm).mean(axis=1)
+        middle, spread = means.mean(axis=0), means.std(axis=0, ddof=1)
+        left.errorbar(middle[one], middle[many], spread[many], spread[one], "o", color=colour, ms=5)
+        away, side = LABELS.get(arm, ((6, 6), "left"))
+        where = {"textcoords": "offset points", "ha": side, "color": colour, "size": 9}
+        left.annotate(arm, middle[[one, many]], away, **where)
+    left.set(xlabel="pass@1", ylabel="pass@64")
+    chosen = ("grpo", *(arm for arm in SHOWN if arm in runs.arms))
+    right.plot(runs.ks, start, color="gray", marker="s", ms=4, label="start")
+    for arm in chosen:
+        colour = (
+            "black"
+            if arm in CONTROLS
+            else COLOURS[[a for a in runs.arms if a not in CONTROLS].index(arm)]
+        )
+        right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
+    right.set_xscale("log", base=2)
+    right.set_xticks(runs.ks, [str(k) for k in runs.ks])
+    right.set(xlabel="k", ylabel="pass@k")
+    right.legend(frameon=False)
+    figure.tight_layout()
+
+
+def draw_tasks(maze: Runs, closeness: Runs) -> None:
+    """The front on the two other tasks: one sample against 64, the mean over seeds."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for axis, (runs, metric, title) in zip(
+        axes,
+        ((maze, "pass", "Mazes"), (closeness, "max", "Countdown with partial credit")),
+        strict=True,
+    ):
+        many = runs.ks.index(64)
+        points = {"start": runs.start()} | {arm: runs.last(arm) for arm in runs.arms}
+        for (arm, values), colour in zip(points.items(), ("gray", "black", *COLOURS), strict=False):
+            means = values.mean(axis=1)
+            (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
+            axis.errorbar(x, y, spread[many], spread[0], "s" if arm == "start" else "o",
+                          color=colour, ms=5)  # fmt: skip
+            away, side = TASK_LABELS.get(arm, ((7, 6), "left"))
+            axis.annotate(arm, (x, y), away, textcoords="offset points", ha=side, color=colour,
+                          size=9)  # fmt: skip
+        axis.margins(0.15)
+        axis.set(title=title, xlabel=f"{metric}@1", ylabel=f"{metric}@64")
+    figure.tight_layout()
+
+
+def draw_real_model(runs: Runs) -> None:
+    """SmolLM2 on GSM8K: pass@k over k, and how far above the start, one thin line per seed."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    start = runs.start()
+    left.plot(runs.ks, start.mean(axis=(0, 1)), color="gray", marker="s", ms=4, label="start")
+    for arm, colour in zip(runs.arms, ("black", *COLOURS), strict=False):
+        last = runs.last(arm)
+        left.plot(runs.ks, last.mean(axis=(0, 1)), color=colour, marker=".", label=arm)
+        above = last.mean(axis=1) - start.mean(axis=(0, 1))
+        right.plot(runs.ks, above.T, color=colour, lw=0.6, alpha=0.5)
+        right.plot(runs.ks, above.mean(axis=0), color=colour, marker=".", label=arm)
+    right.axhline(0, color="gray", lw=1)
+    for axis, label in ((left, "pass@k"), (right, "pass@k above the start")):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
+        axis.set(xlabel="k", ylabel=label)
+    left.legend(frameon=False)
+    figure.tight_layout()
+
+
+LABELS = {
+    "maxrl": ((8, -9), "left"),
+    "max@1+64": ((8, 1), "left"),
+    "max@1+16+64, KL": ((7, 7), "left"),
+    "maxrl+max@64, KL": ((-26, -30), "center"),
+    "passk-training@16": ((-5, 15), "center"),
+    "maxrl, KL": ((2, 13), "center"),
+}
+"""Where names stand beside their points: in points, and which end."""
+TASK_LABELS = {
+    "max@8": ((7, -13), "left"),
+    "max@8:loo": ((-7, -13), "right"),
+    "grpo": ((-8, 7), "right"),
+    "passk-training@16": ((-2, 9), "center"),
+    "max@8:zscore": ((-7, -4), "right"),
+    "max@1+4+16": ((8, 1), "left"),
+    "max@2": ((8, -8), "left"),
+    "bon-max-mean": ((-7, -10), "right"),
+    "bon-max-second": ((-4, 11), "center"),
+}
+
+
+def picture() -> str:
+    """The figure that was drawn last, as SVG."""
+    file = io.StringIO()
+    plt.savefig(file, metadata={"Date": None})
+    plt.close()
+    return file.getvalue()
