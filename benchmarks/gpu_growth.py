@@ -58,13 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    found = {"sampling": growth(sampling_seconds), "learner": growth(learner_seconds)}
-    for phase, sizes in found.items():
-        for name, row in sizes.items():
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for phase, seconds in (("sampling", sampling_seconds), ("learner", learner_seconds)):
+        found[phase] = growth(seconds)
+        for name, row in found[phase].items():
             times = "  ".join(f"{size}: {taken:.3f} s" for size, taken in row["seconds"].items())
             print(f"{phase:9} {name:14} slope {row['slope']:5.2f}   {times}", flush=True)
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if asked.out:
+            asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

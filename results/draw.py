@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from make import Runs
 
 CONTROLS = ("grpo", "grpo, small steps")
-SHOWN = ("maxrl", "max@1+16+64, KL", "max@16")
+SHOWN = ("maxrl", "max@1+16+64, decay", "max@1+16+64 1:2:4, decay")
 COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
            "#117733", "#332288", "#cc6677")  # fmt: skip
 plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
@@ -104,10 +104,12 @@ def draw_real_model(runs: Runs) -> None:
 LABELS = {
     "maxrl": ((8, -9), "left"),
     "max@1+64": ((8, 1), "left"),
-    "max@1+16+64, KL": ((7, 7), "left"),
-    "maxrl+max@64, KL": ((-26, -30), "center"),
+    "max@1+16+64, KL": ((9, 3), "left"),
+    "max@1+16+64, decay": ((9, 3), "left"),
+    "max@1+16+64 1:2:4, decay": ((9, 3), "left"),
+    "maxrl+max@64, KL": ((-8, -28), "right"),
     "passk-training@16": ((-5, 15), "center"),
-    "maxrl, KL": ((2, 13), "center"),
+    "maxrl, KL": ((0, -27), "center"),
 }
 """Where names stand beside their points: in points, and which end."""
 TASK_LABELS = {

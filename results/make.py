@@ -29,6 +29,7 @@ PAGES = (
     HERE.parent / "README.md",
     HERE.parent / "recipes" / "countdown-tiny" / "README.md",
     HERE.parent / "recipes" / "gsm8k-smollm2" / "README.md",
+    HERE.parent / "recipes" / "code-smollm2" / "README.md",
 )
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -93,10 +94,10 @@ class Runs:
         return np.stack([self.values[arm, step].mean(axis=0) for step in steps])
 
 
-def read(study: str, *, solved: bool = False) -> Runs:
-    """The counts of a study, its arms in the order they are stated; where rewards are graded,
-    `solved` counts those that are 1."""
-    stated = tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
+def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
+    """The counts of a study, its arms in the order they are stated (in the study `of`, where these
+    counts are its unseen problems); where rewards are graded, `solved` counts those that are 1."""
+    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
     order = {arm: place for place, arm in enumerate(arms_of(stated))}
     with (HERE / "counts" / f"{study}.jsonl").open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
@@ -238,7 +239,14 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
     by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
     passes, real, hot = read("off-policy"), read("gsm8k-decay"), read("gsm8k")
     large, warm = (1, 4, 16, 32, 64, 128), [arm for arm in hot.arms if arm != "start"]
-    return {
+    mazes = read("maze-n128")
+    return code_tables() | {
+        "maze-n128": reached(mazes, "pass", shown),
+        "maze-n128-start": against(mazes, mazes.start(), "pass", shown),
+        "maze-n128-grpo": against(mazes, mazes.last("grpo"), "pass", shown, "grpo"),
+        "maze-n128-equal": at_equal_pass_1(mazes, 64),
+        "tried-maze-n128": tried("maze-n128-screen", "pass", shown),
+        "tried-aim": tried("countdown-aim-screen", "pass", (1, 4, 16, 64, 128, 256)),
         "designs": reached(designs.only(*clean), "pass", shown, start=start),
         "designs-analytical": against(own, own.last(analytical), "pass", shown, analytical),
         "transfer": against(transfer, transfer.last("grpo"), "pass", shown, "grpo"),
@@ -250,11 +258,27 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
         "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
         "gsm8k": reached(real, "pass", large),
         "gsm8k-start": against(real, real.start(), "pass", large),
-        "gsm8k-grpo": against(real, real.last("grpo"), "pass", large, "grpo"),
+        "gsm8k-grpo": against(real, real.last("grpo at 1e-5"), "pass", large, "grpo at 1e-5"),
         "gsm8k-hot": reached(hot, "pass", large, warm, hot.values["start", 0]),
         "tried-gsm8k": tried("gsm8k-decay-screen", "pass", (1, 4, 16, 64)),
         "tried-gsm8k-hot": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
     }
+
+
+def code_tables() -> dict[str, str]:
+    """MBPP, and HumanEval that no arm was trained on: solutions, and the fraction of tests."""
+    texts = {}
+    for name, study, shown in (
+        ("mbpp", "mbpp", (1, 4, 16, 32, 64, 128)),
+        ("humaneval", "mbpp-humaneval", (1, 2, 4, 8, 16, 32)),
+    ):
+        for metric, solved in (("pass", True), ("max", False)):
+            runs = read(study, solved=solved, of="mbpp")
+            start, trained = runs.last("start"), runs.only("grpo", "max@8")
+            mark = name if solved else f"{name}-fraction"
+            texts[mark] = reached(trained, metric, shown, start=start)
+            texts[f"{mark}-grpo"] = against(trained, trained.last("grpo"), metric, shown, "grpo")
+    return texts
 
 
 def tables() -> dict[str, str]:

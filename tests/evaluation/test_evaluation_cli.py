@@ -238,6 +238,28 @@ def test_a_model_is_sampled_and_more_samples_are_added(
     assert "pass@4" in shown.out
 
 
+def test_options_of_the_verifier_change_the_verdicts_and_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    out = tmp_path / "m.jsonl"
+    command = [
+        *("sample", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
+        *("--problems", "3", "--max-new-tokens", "16", "--out", str(out), "--n", "4"),
+    ]
+    assert main([*command, "--verifier-option", "reward=closeness"]) == 0
+    rewards = {json.loads(line)["reward"] for line in out.read_text().splitlines()}
+    assert rewards - {0.0, 1.0}
+    assert main(command) == 2
+    assert "samples of another run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [out]
+    out.unlink()
+    assert main(command) == 0
+    assert {json.loads(line)["reward"] for line in out.read_text().splitlines()} <= {0.0, 1.0}
+    assert main([*command, "--verifier-option", "rewards=closeness"]) == 2
+    assert "did you mean 'reward'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("data", "kept"),
     [

@@ -60,11 +60,17 @@ class SampleFile:
         except OSError:
             self._lock.close()
             raise ValueError(f"{self.out} is being written by another process") from None
-        cut_torn_line(self.out)
-        cut_torn_line(self.journal)
-        for line in lines_of(self.out):
-            self._check(line)
-            self.done.add((line["problem_id"], line["sample_id"]))
+        try:
+            cut_torn_line(self.out)
+            cut_torn_line(self.journal)
+            for line in lines_of(self.out):
+                self._check(line)
+                self.done.add((line["problem_id"], line["sample_id"]))
+        except BaseException:
+            if not self.journal.stat().st_size:
+                self.journal.unlink()
+            self._lock.close()
+            raise
         self._file = self.out.open("a", encoding="utf-8")
         self._thread = threading.Thread(target=self._score, daemon=True)
         self._thread.start()

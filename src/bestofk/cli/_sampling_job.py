@@ -54,6 +54,8 @@ class SampleOptions(VerbOptions):
     """Task to sample on; `bestofk tasks` lists them."""
     task_option: tuple[str, ...] = option("KEY=VALUE", default=())
     """Options of the task."""
+    verifier_option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Options of the task's verifier, such as 'limits={"cpu_per_test": 0.5}' for programs."""
     split: str = ""
     """Split of the task; by default test."""
     problems: int = 0
@@ -179,6 +181,8 @@ def run_of(job: SampleOptions) -> dict[str, Any]:
     ]
     if job.extra_body:
         shaped.append(extra_fields(job.extra_body))
+    if job.verifier_option:
+        shaped.append(["verifier", parse_options(job.verifier_option)])
     digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
     return {"model": model, "sampling": sampling, "run_id": digest[:12]}
 
@@ -207,7 +211,8 @@ def sample(job: SampleOptions) -> Path:
         raise ValueError(f"{job.task} has {len(split)} problems in this split, asked for {count}")
     prompts = {prompt.id: prompt for prompt in split[:count]}
     guard = UnscoredGuard(share=0.05)
-    with verifier(chosen.verifier, **chosen.verifier_options) as judge:
+    options = {**chosen.verifier_options, **parse_options(job.verifier_option)}
+    with verifier(chosen.verifier, **options) as judge:
 
         def judged(batch: Any, texts: Any) -> Any:
             verdicts = judge(batch, texts)

@@ -29,8 +29,8 @@ TASKS = {
     "leetcode": ("bestofk.tasks.code_sets:leetcode", "LeetCode problems with many cases"),
     "math": ("bestofk.tasks.maths_sets:math", "competition mathematics"),
     "maze": ("bestofk.tasks.maze:maze", "walk from S to E (Pass@k Training)"),
-    "mbpp": ("bestofk.tasks.code_sets:mbpp", "974 small functions, asserts"),
-    "mbppplus": ("bestofk.tasks.code_sets:mbppplus", "378 functions, about 100 inputs each"),
+    "mbpp": ("bestofk.tasks.code_sets:mbpp", "970 small functions, asserts"),
+    "mbppplus": ("bestofk.tasks.code_sets:mbppplus", "368 functions, about 100 inputs each"),
     "stdio": ("bestofk.tasks.code_sets:stdio", "programs over stdin and stdout, your rows"),
     "sudoku": ("bestofk.tasks.sudoku:sudoku", "fill the blanks, credit for each"),
 }
