@@ -55,6 +55,16 @@ def test_calls_without_expected_values_take_the_references(verdict: Judge) -> No
     assert "the reference failed on 10 inputs" in broken.detail
 
 
+def test_short_limits_of_programs_are_not_those_of_the_reference() -> None:
+    slow = "import time\ndef f(n):\n    while time.process_time() < 0.6: pass\n    return n"
+    spec = {"entry_point": "f", "calls": [{"args": [n]} for n in (1, 2)], "solution": slow}
+    prompt = Prompt("slow", "", "code", spec)
+    with CodeVerifier(workers=1, limits={"cpu_per_test": 0.2, "cpu_per_program": 0.3}) as judge:
+        right, itself = judge([prompt, prompt], ["def f(x): return x", slow])
+    assert right.reward == 1.0
+    assert (itself.reward, itself.status) == (0.0, "timeout")
+
+
 def test_asserts_are_counted_one_by_one(verdict: Judge) -> None:
     spec = {
         "asserts": "import math\nassert f(1) == 2\nx = f(2)\nassert x == 3\nassert math.isclose(f(3), 0)"
