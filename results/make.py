@@ -211,6 +211,18 @@ def at_equal_pass_1(runs: Runs, k: int) -> str:
     return table(head, rows)
 
 
+def curve(runs: Runs, metric: str, k: int) -> str:
+    """One k at every evaluation, the mean over seeds, and the seconds of training in all."""
+    at = runs.ks.index(k)
+    steps = sorted({step for _, step in runs.values})
+    rows = [
+        [f"`{arm}`", *(number(float(runs.values[arm, s][..., at].mean())) for s in steps),
+         f"{runs.seconds[arm]:.0f} s"]
+        for arm in runs.arms
+    ]  # fmt: skip
+    return table([f"{metric}@{k} after", *(f"{s} batches" for s in steps), "time"], rows)
+
+
 def tried(study: str, metric: str, shown: Sequence[int]) -> str:
     """Every configuration of a search, one line each."""
     runs = read(study)
@@ -253,7 +265,14 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
         "noise": reached(noise, "pass", shown, start=start),
         "group-size": reached(sizes.only(*by_arm), "pass", shown, start=start),
         "neighbours": reached(read("neighbours"), "pass", shown, start=start),
+        "maze-neighbours": reached(
+            read("maze-neighbours"), "pass", shown, start=read("maze").start()
+        ),
+        "closeness-neighbours": reached(
+            read("closeness-neighbours"), "max", shown, start=closeness.start()
+        ),
         "off-policy": reached(passes, "max", shown, start=closeness.start()),
+        "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
         "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
         "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
         "gsm8k": reached(real, "pass", large),

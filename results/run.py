@@ -123,7 +123,8 @@ class Study:
         self.unseen: dict[str, dict[str, Any]] = study.get("unseen", {})
         self.out = options.out / f"{options.study}.jsonl"
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen = options.arms.split(",") if options.arms else list(self.arms)
+        one = [options.arms] if options.arms in self.arms else None  # a name may hold commas
+        chosen = one or (options.arms.split(",") if options.arms else list(self.arms))
         seeds = (
             [int(seed) for seed in options.seeds.split(",")] if options.seeds else study["seeds"]
         )
@@ -208,7 +209,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", help="name of a file in results/studies")
-    parser.add_argument("--arms", help="only these, separated by commas")
+    parser.add_argument("--arms", help="only these, separated by commas, or one name")
     parser.add_argument("--seeds", help="only these, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--first-core", type=int, default=0, help="of those the runs are bound to")
