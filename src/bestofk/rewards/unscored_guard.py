@@ -57,5 +57,6 @@ class UnscoredGuard:
                     f"{worst} of the last {min(self.total, self.window)} verdicts could not be "
                     f"scored, more than {self.share:.1%} of {self.window}; {common}; the last "
                     f"reason: {lost[-1].detail}; repair the verifier, leave out a problem that it "
-                    "cannot judge, or raise the share knowingly (run.options.unscored_share of a run)"
+                    "cannot judge, or raise the share knowingly (in a run by "
+                    "run.options.unscored_share)"
                 )
