@@ -14,6 +14,7 @@ from bestofk.rewards import refusals, verifier
 from bestofk.rewards.code.statements import split_asserts
 from bestofk.rewards.code.trivial_programs import has_one_answer
 from bestofk.tasks import task
+from bestofk.tasks.code_sets import LEFT_OUT
 from bestofk.tasks.shown_tests import shown_and_graded
 from bestofk.types import Prompt
 
@@ -66,6 +67,15 @@ def test_mbpp_shows_a_test_and_grades_the_others(tmp_path: Path) -> None:
     assert text_of(bare).startswith("t\n\nGive")
     with verifier("code", workers=1) as judge:
         assert refusals(judge, [prompt, bare]) == {prompt.id: "the id occurs twice"}
+
+
+def test_what_nobody_can_solve_is_left_out(tmp_path: Path) -> None:
+    first, left = LEFT_OUT["mbpp"][0] - 1, LEFT_OUT["mbpp"][0]
+    row = {"text": "t", "test_list": [YES, NO, NEVER], "code": "def f(x): return x == 1"}
+    path = tmp_path / "mbpp.jsonl"
+    path.write_text("".join(json.dumps(row | {"task_id": id}) + "\n" for id in (first, left)))
+    made = task("mbpp", path=str(path))
+    assert [prompt.id for prompt in made.split("test")] == [f"mbpp/{first}"]
 
 
 @pytest.mark.slow
