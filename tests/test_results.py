@@ -93,7 +93,7 @@ def test_a_study_counts_what_its_runs_solve_on_their_own_and_on_unseen_problems(
     (tmp_path / "studies" / "small.toml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(run, "HERE", tmp_path)
     words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "c")]
-    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    monkeypatch.setattr(sys, "argv", ["run.py", *words, "--arms", "grpo, once"])
     assert run.main() == 0
     own = run.json_lines(tmp_path / "c" / "small.jsonl")
     assert [(line["arm"], line["step"], line["samples"]) for line in own] == [

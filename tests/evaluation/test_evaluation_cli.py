@@ -211,15 +211,18 @@ def test_plan_from_a_pilot(two: tuple[str, str], capsys: pytest.CaptureFixture[s
     assert found["best"]["value"] >= 0.8
 
 
+SAMPLE = (
+    *("sample", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
+    *("--problems", "3", "--max-new-tokens", "16"),
+)
+
+
 def test_a_model_is_sampled_and_more_samples_are_added(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "m.jsonl"
-    command = [
-        *("sample", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
-        *("numbers=3", "--problems", "3", "--max-new-tokens", "16", "--out", str(out), "--n"),
-    ]
+    command = [*SAMPLE, "--out", str(out), "--n"]
     assert main([*command, "2"]) == 0
     short = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(short) == 6
@@ -243,10 +246,7 @@ def test_options_of_the_verifier_change_the_verdicts_and_the_run(
 ) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "m.jsonl"
-    command = [
-        *("sample", "tiny-countdown", "--task", "countdown", "--task-option", "style=compact"),
-        *("--problems", "3", "--max-new-tokens", "16", "--out", str(out), "--n", "4"),
-    ]
+    command = [*SAMPLE, "--out", str(out), "--n", "4"]
     assert main([*command, "--verifier-option", "reward=closeness"]) == 0
     rewards = {json.loads(line)["reward"] for line in out.read_text().splitlines()}
     assert rewards - {0.0, 1.0}
