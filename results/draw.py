@@ -12,6 +12,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 if TYPE_CHECKING:
+    import numpy as np
     from make import Runs
 
 CONTROLS = ("grpo", "grpo, small steps")
@@ -81,10 +82,9 @@ def draw_tasks(maze: Runs, closeness: Runs) -> None:
     figure.tight_layout()
 
 
-def draw_real_model(runs: Runs) -> None:
-    """SmolLM2 on GSM8K: pass@k over k, and how far above the start, one thin line per seed."""
+def draw_real_model(runs: Runs, start: np.ndarray) -> None:
+    """SmolLM2: pass@k over k, and how far above the start, one thin line per seed."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    start = runs.start()
     left.plot(runs.ks, start.mean(axis=(0, 1)), color="gray", marker="s", ms=4, label="start")
     for arm, colour in zip(runs.arms, ("black", *COLOURS), strict=False):
         last = runs.last(arm)

@@ -251,53 +251,73 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
     by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
     passes, real, hot = read("off-policy"), read("gsm8k-decay"), read("gsm8k")
     large, warm = (1, 4, 16, 32, 64, 128), [arm for arm in hot.arms if arm != "start"]
-    mazes = read("maze-n128")
-    return code_tables() | {
-        "maze-n128": reached(mazes, "pass", shown),
-        "maze-n128-start": against(mazes, mazes.start(), "pass", shown),
-        "maze-n128-grpo": against(mazes, mazes.last("grpo"), "pass", shown, "grpo"),
-        "maze-n128-equal": at_equal_pass_1(mazes, 64),
-        "tried-maze-n128": tried("maze-n128-screen", "pass", shown),
-        "tried-aim": tried("countdown-aim-screen", "pass", (1, 4, 16, 64, 128, 256)),
-        "designs": reached(designs.only(*clean), "pass", shown, start=start),
-        "designs-analytical": against(own, own.last(analytical), "pass", shown, analytical),
-        "transfer": against(transfer, transfer.last("grpo"), "pass", shown, "grpo"),
-        "noise": reached(noise, "pass", shown, start=start),
-        "group-size": reached(sizes.only(*by_arm), "pass", shown, start=start),
-        "neighbours": reached(read("neighbours"), "pass", shown, start=start),
-        "maze-neighbours": reached(
-            read("maze-neighbours"), "pass", shown, start=read("maze").start()
-        ),
-        "closeness-neighbours": reached(
-            read("closeness-neighbours"), "max", shown, start=closeness.start()
-        ),
-        "off-policy": reached(passes, "max", shown, start=closeness.start()),
-        "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
-        "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
-        "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
-        "gsm8k": reached(real, "pass", large),
-        "gsm8k-start": against(real, real.start(), "pass", large),
-        "gsm8k-grpo": against(real, real.last("grpo at 1e-5"), "pass", large, "grpo at 1e-5"),
-        "gsm8k-hot": reached(hot, "pass", large, warm, hot.values["start", 0]),
-        "tried-gsm8k": tried("gsm8k-decay-screen", "pass", (1, 4, 16, 64)),
-        "tried-gsm8k-hot": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
-    }
+    return (
+        code_tables()
+        | maze_tables()
+        | {
+            "tried-aim": tried("countdown-aim-screen", "pass", (1, 4, 16, 64, 128, 256)),
+            "designs": reached(designs.only(*clean), "pass", shown, start=start),
+            "designs-analytical": against(own, own.last(analytical), "pass", shown, analytical),
+            "transfer": against(transfer, transfer.last("grpo"), "pass", shown, "grpo"),
+            "noise": reached(noise, "pass", shown, start=start),
+            "group-size": reached(sizes.only(*by_arm), "pass", shown, start=start),
+            "neighbours": reached(read("neighbours"), "pass", shown, start=start),
+            "maze-neighbours": reached(
+                read("maze-neighbours"), "pass", shown, start=read("maze").start()
+            ),
+            "closeness-neighbours": reached(
+                read("closeness-neighbours"), "max", shown, start=closeness.start()
+            ),
+            "off-policy": reached(passes, "max", shown, start=closeness.start()),
+            "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
+            "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
+            "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
+            "gsm8k": reached(real, "pass", large),
+            "gsm8k-start": against(real, real.start(), "pass", large),
+            "gsm8k-grpo": against(real, real.last("grpo at 1e-5"), "pass", large, "grpo at 1e-5"),
+            "gsm8k-hot": reached(hot, "pass", large, warm, hot.values["start", 0]),
+            "tried-gsm8k": tried("gsm8k-decay-screen", "pass", (1, 4, 16, 64)),
+            "tried-gsm8k-hot": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
+        }
+    )
+
+
+def maze_tables() -> dict[str, str]:
+    """Mazes with groups of 128, for 150 and for 450 steps."""
+    texts, shown = {}, (1, 4, 8, 16, 64, 256)
+    for study in ("maze-n128", "maze-long"):
+        mazes = read(study)
+        texts[study] = reached(mazes, "pass", shown)
+        texts[f"{study}-start"] = against(mazes, mazes.start(), "pass", shown)
+        texts[f"{study}-grpo"] = against(mazes, mazes.last("grpo"), "pass", shown, "grpo")
+        texts[f"{study}-equal"] = at_equal_pass_1(mazes, 64)
+        texts[f"tried-{study}"] = tried(f"{study}-screen", "pass", shown)
+    return texts
 
 
 def code_tables() -> dict[str, str]:
-    """MBPP, and HumanEval that no arm was trained on: solutions, and the fraction of tests."""
-    texts = {}
-    for name, study, shown in (
-        ("mbpp", "mbpp", (1, 4, 16, 32, 64, 128)),
-        ("humaneval", "mbpp-humaneval", (1, 2, 4, 8, 16, 32)),
+    """MBPP, and problems that no arm was trained on: solutions, and the fraction of tests."""
+    texts, own, unseen = {}, (1, 4, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32)
+    for name, study, of, shown in (
+        ("mbpp", "mbpp-long", "mbpp-long", own),
+        ("mbppplus", "mbpp-long-mbppplus", "mbpp-long", unseen),
+        ("humaneval", "mbpp-long-humaneval", "mbpp-long", unseen),
+        ("mbpp-short", "mbpp", "mbpp", own),
+        ("humaneval-short", "mbpp-humaneval", "mbpp", unseen),
     ):
         for metric, solved in (("pass", True), ("max", False)):
-            runs = read(study, solved=solved, of="mbpp")
-            start, trained = runs.last("start"), runs.only("grpo", "max@8")
+            start, trained = code_runs(study, of, solved)
             mark = name if solved else f"{name}-fraction"
             texts[mark] = reached(trained, metric, shown, start=start)
+            texts[f"{mark}-start"] = against(trained, start, metric, shown)
             texts[f"{mark}-grpo"] = against(trained, trained.last("grpo"), metric, shown, "grpo")
     return texts
+
+
+def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
+    """The start, an arm of its own that learned nothing, and the arms that were trained."""
+    runs = read(study, solved=solved, of=of)
+    return runs.last("start"), runs.only(*(arm for arm in runs.arms if arm != "start"))
 
 
 def tables() -> dict[str, str]:
@@ -345,8 +365,12 @@ def main() -> int:
     new[DOCS / "images" / "results-front.svg"] = picture()
     draw_tasks(read("maze"), read("closeness"))
     new[DOCS / "images" / "results-tasks.svg"] = picture()
-    draw_real_model(read("gsm8k-decay"))
+    real = read("gsm8k-decay")
+    draw_real_model(real, real.start())
     new[DOCS / "images" / "results-gsm8k.svg"] = picture()
+    start, programs = code_runs("mbpp-long", "mbpp-long", solved=True)
+    draw_real_model(programs, start)
+    new[DOCS / "images" / "results-mbpp.svg"] = picture()
     for path, text in new.items():
         old = path.read_text(encoding="utf-8") if path.exists() else None
         if old != text:
