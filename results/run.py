@@ -56,6 +56,22 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def kept(path: Path) -> list[dict[str, Any]]:
+    """What a file of counts holds; nothing, where there is none."""
+    return json_lines(path) if path.exists() else []
+
+
+def ask(process: subprocess.Popen[str], words: list[str], log: str) -> str:
+    """What a worker answers when it has done this: "0", another code, or nothing if it ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        print(json.dumps([words, log]), file=process.stdin, flush=True)
+        return process.stdout.readline().strip()
+    except BrokenPipeError:
+        return ""
+
+
 def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
     """One record for each evaluation of a finished run."""
     metrics = json_lines(folder / "metrics.jsonl")
@@ -130,8 +146,8 @@ class Study:
         )
         for name in set(chosen) - set(self.arms):
             sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
-        lines = json_lines(self.out) if self.out.exists() else []
-        done = {(line["arm"], line["seed"]) for line in lines}
+        files = [self.out, *(self.counts_of(task) for task in self.unseen)]
+        done = set.intersection(*({(line["arm"], line["seed"]) for line in kept(f)} for f in files))
         jobs = [(arm, seed) for seed in seeds for arm in chosen]
         self.waiting = collections.deque(job for job in jobs if job not in done)
         self.failed: list[str] = []
@@ -150,55 +166,60 @@ class Study:
         words = ["sample", str(folder / "final"), "--task", task]
         return words + flags({"out": folder / f"{task}.jsonl"} | self.unseen[task])
 
-    def keep(self, arm: str, seed: int, folder: Path) -> None:
-        """Append what was counted to the study's files; keep the curve of training, too."""
-        found = [(self.out, record) for record in evaluations(folder)]
-        for task in self.unseen:
-            counts = counted(json_lines(folder / f"{task}.jsonl"), "problem_id")
-            last = found[-1][1]
-            record = {"step": last["step"], "samples": self.unseen[task]["n"]}
-            record |= {"seconds": last["seconds"], "counts": counts}
-            found.append((self.out.with_name(f"{self.out.stem}-{task}.jsonl"), record))
-        for path, record in found:
-            with path.open("a") as file:
-                line = {"arm": arm, "seed": seed} | record
-                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    def counts_of(self, task: str) -> Path:
+        """The file of what was counted on an unseen task."""
+        return self.out.with_name(f"{self.out.stem}-{task}.jsonl")
+
+    def keep(self, path: Path, arm: str, seed: int, records: list[dict[str, Any]]) -> None:
+        """Put what was counted into a file of the study, in the place of an earlier try."""
+        others = [line for line in kept(path) if (line["arm"], line["seed"]) != (arm, seed)]
+        lines = others + [{"arm": arm, "seed": seed} | record for record in records]
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        part = path.with_suffix(".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+
+    def run(self, arm: str, seed: int, process: subprocess.Popen[str]) -> str:
+        """Train, then sample the unseen tasks; what is counted is kept as soon as it is there."""
+        words, folder = self.words(arm, seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if (answer := ask(process, words, f"{folder}.log")) != "0":
+            return answer
         shutil.copy(folder / "metrics.jsonl", f"{folder}.metrics.jsonl")
+        own = list(evaluations(folder))
+        with self.lock:
+            self.keep(self.out, arm, seed, own)
+        last = {key: own[-1][key] for key in ("step", "seconds")}
+        for task, settings in self.unseen.items():
+            words = self.unseen_words(task, folder)
+            if (answer := ask(process, words, f"{folder}.{task}.log")) != "0":
+                return answer
+            counts = counted(json_lines(folder / f"{task}.jsonl"), "problem_id")
+            with self.lock:
+                record = last | {"samples": settings["n"], "counts": counts}
+                self.keep(self.counts_of(task), arm, seed, [record])
+        shutil.rmtree(folder)
+        return answer
 
     def serve(self, process: subprocess.Popen[str]) -> None:
         """Give a worker one run after the other."""
-        assert process.stdin is not None
-        assert process.stdout is not None
         while True:
             with self.lock:
                 if not self.waiting:
                     return
                 arm, seed = self.waiting.popleft()
-            words, folder = self.words(arm, seed)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            jobs = [words, *(self.unseen_words(task, folder) for task in self.unseen)]
-            answer = "0"
-            for number, job in enumerate(jobs):
-                try:
-                    end = f".{number}.log" if number else ".log"
-                    print(json.dumps([job, f"{folder}{end}"]), file=process.stdin, flush=True)
-                    answer = process.stdout.readline().strip()
-                except BrokenPipeError:
-                    answer = ""
-                if answer != "0":
-                    break
+            answer = self.run(arm, seed, process)
+            took = f"{time.monotonic() - self.began:5.0f} s"
             with self.lock:
-                took = f"{time.monotonic() - self.began:5.0f} s"
                 if answer != "0":
                     self.failed.append(arm)
-                    print(f"{took}  {arm} seed {seed} did not end well: {folder}.log", flush=True)
+                    logs = self.words(arm, seed)[1]
+                    print(f"{took}  {arm} seed {seed} did not end well: {logs}*.log", flush=True)
                     if not answer:
                         return
                     continue
-                self.keep(arm, seed, folder)
                 print(f"{took}  {arm} seed {seed}", flush=True)
-            shutil.rmtree(folder)
 
 
 def main() -> int:

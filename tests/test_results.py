@@ -106,3 +106,24 @@ def test_a_study_counts_what_its_runs_solve_on_their_own_and_on_unseen_problems(
     assert all(0 <= count <= 4 for count in unseen["counts"])
     assert run.main() == 0  # nothing is left to do
     assert len((tmp_path / "c" / "small.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_was_counted_stays_where_an_unseen_task_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = RESULTS.parent / "recipes" / "countdown-tiny" / "run.toml"
+    text = STUDY.replace("RECIPE", str(recipe))
+    study, counts = tmp_path / "studies" / "small.toml", tmp_path / "c" / "small.jsonl"
+    study.parent.mkdir()
+    study.write_text(text.replace("style=compact", "style=none"), encoding="utf-8")
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(counts.parent)]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    assert run.main() == 1
+    before = run.json_lines(counts)
+    assert [line["step"] for line in before] == [0, 1]
+    study.write_text(text, encoding="utf-8")
+    assert run.main() == 0  # the run is made again; its counts replace those of the first try
+    after = run.json_lines(counts)
+    assert [line["counts"] for line in after] == [line["counts"] for line in before]
+    assert len(run.json_lines(counts.with_name("small-countdown.jsonl"))) == 1
