@@ -212,9 +212,11 @@ def at_equal_pass_1(runs: Runs, k: int) -> str:
 
 
 def curve(runs: Runs, metric: str, k: int) -> str:
-    """One k at every evaluation, the mean over seeds, and the seconds of training in all."""
+    """One k at the evaluations that all arms have, the mean over seeds, and all of the seconds."""
     at = runs.ks.index(k)
-    steps = sorted({step for _, step in runs.values})
+    steps = sorted(
+        set.intersection(*({s for a, s in runs.values if a == arm} for arm in runs.arms))
+    )
     rows = [
         [f"`{arm}`", *(number(float(runs.values[arm, s][..., at].mean())) for s in steps),
          f"{runs.seconds[arm]:.0f} s"]
@@ -270,6 +272,7 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
             ),
             "off-policy": reached(passes, "max", shown, start=closeness.start()),
             "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
+            "tried-off-policy-large": curve(read("off-policy-large-screen"), "max", 8),
             "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
             "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
             "gsm8k": reached(real, "pass", large),
