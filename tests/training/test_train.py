@@ -202,6 +202,7 @@ def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys)
         (["--task.options.train-sizes", "4"], "did you mean 'train_size'"),
         (["--task.verifier", "training_judges:digts"], "digts"),
         (["--model.path", str(tmp_path / "nowhere")], "no model"),
+        (["--model.path", "runs/mbpp-start"], "recipes/supervised-start"),
         (["--model.path", "tiny-countdwn"], "did you mean 'tiny-countdown'"),
         (["--dryrun"], "did you mean --dry-run?"),
         (["--resum", "x"], "did you mean --resume?"),

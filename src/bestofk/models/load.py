@@ -195,6 +195,11 @@ def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         if not (path / "config.json").is_file():
             raise ValueError(f"{text} is a folder without config.json: not a model")
         return str(path), {}
+    if text.startswith("runs/"):
+        raise ValueError(
+            f"no folder {text!r} in {Path.cwd()}: make that run first "
+            f"(recipes/supervised-start makes the starts that recipes name)"
+        )
     looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if "/" not in text or looks_local:
         known = [*SHIPPED, "smollm2"]
