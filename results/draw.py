@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from make import Runs
 
 CONTROLS = ("grpo", "grpo, small steps")
-SHOWN = ("maxrl", "max@1+16+64, decay", "max@1+16+64 1:2:4, decay")
+SHOWN = ("maxrl", "max@1+16+112, decay", "max@1+16+64 1:2:4, decay")
+TABLES_ONLY = ("max@1+16+64 3:4:5, decay", "max@1+16+64, decay")
+"""Arms whose points would cover that of `max@1+16+112, decay`."""
 COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
            "#117733", "#332288", "#cc6677")  # fmt: skip
 plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
@@ -35,7 +37,8 @@ def draw_front(runs: Runs) -> None:
     start = runs.start().mean(axis=(0, 1))
     left.plot(start[one], start[many], "s", color="gray")
     left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
-    for arm, colour in zip((a for a in runs.arms if a not in CONTROLS), COLOURS, strict=False):
+    drawn = [arm for arm in runs.arms if arm not in CONTROLS + TABLES_ONLY]
+    for arm, colour in zip(drawn, COLOURS, strict=False):
         means = runs.last(arm).mean(axis=1)
         middle, spread = means.mean(axis=0), means.std(axis=0, ddof=1)
         left.errorbar(middle[one], middle[many], spread[many], spread[one], "o", color=colour, ms=5)
@@ -46,11 +49,7 @@ def draw_front(runs: Runs) -> None:
     chosen = ("grpo", *(arm for arm in SHOWN if arm in runs.arms))
     right.plot(runs.ks, start, color="gray", marker="s", ms=4, label="start")
     for arm in chosen:
-        colour = (
-            "black"
-            if arm in CONTROLS
-            else COLOURS[[a for a in runs.arms if a not in CONTROLS].index(arm)]
-        )
+        colour = "black" if arm in CONTROLS else COLOURS[drawn.index(arm)]
         right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
     right.set_xscale("log", base=2)
     right.set_xticks(runs.ks, [str(k) for k in runs.ks])
@@ -105,9 +104,8 @@ LABELS = {
     "maxrl": ((8, -9), "left"),
     "max@1+64": ((8, 1), "left"),
     "max@1+16+64, KL": ((9, 3), "left"),
-    "max@1+16+64, decay": ((9, -2), "left"),
     "max@1+16+64 1:2:4, decay": ((9, 3), "left"),
-    "max@1+16+64 3:4:5, decay": ((9, 4), "left"),
+    "max@1+16+112, decay": ((9, 3), "left"),
     "maxrl+max@64, KL": ((-8, -28), "right"),
     "passk-training@16": ((-5, 15), "center"),
     "maxrl, KL": ((0, -27), "center"),
