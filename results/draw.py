@@ -107,7 +107,8 @@ LABELS = {
     "max@1+16+64 1:2:4, decay": ((9, 3), "left"),
     "max@1+16+112, decay": ((9, 3), "left"),
     "maxrl+max@64, KL": ((-8, -28), "right"),
-    "passk-training@16": ((-5, 15), "center"),
+    "passk-training@16": ((-8, -3), "right"),
+    "max@64": ((0, -15), "center"),
     "maxrl, KL": ((0, -27), "center"),
 }
 """Where names stand beside their points: in points, and which end."""
