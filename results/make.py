@@ -186,6 +186,17 @@ def against(runs: Runs, other: np.ndarray, metric: str, shown: Sequence[int], bu
     return table(["", *(f"{metric}@{k}" for k in shown)], rows)
 
 
+def compared(
+    name: str, runs: Runs, start: np.ndarray, metric: str, shown: Sequence[int]
+) -> dict[str, str]:
+    """What every arm reached, and the differences to the start and to GRPO."""
+    return {
+        name: reached(runs, metric, shown, start=start),
+        f"{name}-start": against(runs, start, metric, shown),
+        f"{name}-grpo": against(runs, runs.last("grpo"), metric, shown, "grpo"),
+    }
+
+
 def at_equal_pass_1(runs: Runs, k: int) -> str:
     """pass@k above GRPO's own checkpoints at the same pass@1, interpolated between evaluations,
     with bootstrap intervals over problems."""
@@ -290,9 +301,7 @@ def maze_tables() -> dict[str, str]:
     texts, shown = {}, (1, 4, 8, 16, 64, 256)
     for study in ("maze-n128", "maze-long"):
         mazes = read(study)
-        texts[study] = reached(mazes, "pass", shown)
-        texts[f"{study}-start"] = against(mazes, mazes.start(), "pass", shown)
-        texts[f"{study}-grpo"] = against(mazes, mazes.last("grpo"), "pass", shown, "grpo")
+        texts |= compared(study, mazes, mazes.start(), "pass", shown)
         texts[f"{study}-equal"] = at_equal_pass_1(mazes, 64)
         texts[f"tried-{study}"] = tried(f"{study}-screen", "pass", shown)
     return texts
@@ -311,9 +320,7 @@ def code_tables() -> dict[str, str]:
         for metric, solved in (("pass", True), ("max", False)):
             start, trained = code_runs(study, of, solved)
             mark = name if solved else f"{name}-fraction"
-            texts[mark] = reached(trained, metric, shown, start=start)
-            texts[f"{mark}-start"] = against(trained, start, metric, shown)
-            texts[f"{mark}-grpo"] = against(trained, trained.last("grpo"), metric, shown, "grpo")
+            texts |= compared(mark, trained, start, metric, shown)
     return texts
 
 
@@ -342,11 +349,7 @@ def tables() -> dict[str, str]:
     texts["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
     for name, metric in (("maze", "pass"), ("closeness", "max")):
         runs = read(name)
-        texts[name] = reached(runs, metric, (1, 4, 8, 16, 64, 256))
-        texts[f"{name}-start"] = against(runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
-        texts[f"{name}-grpo"] = against(
-            runs, runs.last("grpo"), metric, (1, 4, 8, 16, 64, 256), "grpo"
-        )
+        texts |= compared(name, runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
     return texts | more_tables(small, read("closeness"))
 
 

@@ -61,6 +61,10 @@ def kept(path: Path) -> list[dict[str, Any]]:
     return json_lines(path) if path.exists() else []
 
 
+def as_lines(records: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+
+
 def ask(process: subprocess.Popen[str], words: list[str], log: str) -> str:
     """What a worker answers when it has done this: "0", another code, or nothing if it ended."""
     assert process.stdin is not None
@@ -171,13 +175,15 @@ class Study:
         return self.out.with_name(f"{self.out.stem}-{task}.jsonl")
 
     def keep(self, path: Path, arm: str, seed: int, records: list[dict[str, Any]]) -> None:
-        """Put what was counted into a file of the study, in the place of an earlier try."""
-        others = [line for line in kept(path) if (line["arm"], line["seed"]) != (arm, seed)]
-        lines = others + [{"arm": arm, "seed": seed} | record for record in records]
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        part = path.with_suffix(".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        """Append what was counted to a file of the study; an earlier try is taken out first."""
+        before = kept(path)
+        others = [line for line in before if (line["arm"], line["seed"]) != (arm, seed)]
+        if len(others) < len(before):
+            part = path.with_suffix(".part")
+            part.write_text(as_lines(others), encoding="utf-8")
+            part.replace(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(as_lines([{"arm": arm, "seed": seed} | record for record in records]))
 
     def run(self, arm: str, seed: int, process: subprocess.Popen[str]) -> str:
         """Train, then sample the unseen tasks; what is counted is kept as soon as it is there."""
