@@ -13,14 +13,14 @@ import matplotlib.pyplot as plt
 
 if TYPE_CHECKING:
     import numpy as np
-    from make import Runs
+    from evaluations import Runs
 
 CONTROLS = ("grpo", "grpo, small steps")
 SHOWN = ("maxrl", "max@1+16+112, decay", "max@1+16+64 1:2:4, decay")
 TABLES_ONLY = ("max@1+16+64 3:4:5, decay", "max@1+16+64, decay")
 """Arms whose points would cover that of `max@1+16+112, decay`."""
 COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
-           "#117733", "#332288", "#cc6677")  # fmt: skip
+           "#117733", "#332288", "#cc6677", "#44aa99", "#997700", "#994455")  # fmt: skip
 plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
 
 
@@ -38,7 +38,9 @@ def draw_front(runs: Runs) -> None:
     left.plot(start[one], start[many], "s", color="gray")
     left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
     drawn = [arm for arm in runs.arms if arm not in CONTROLS + TABLES_ONLY]
-    for arm, colour in zip(drawn, COLOURS, strict=False):
+    for arm, colour in zip(drawn, COLOURS, strict=True):
+        path = runs.path(arm).mean(axis=1)[:, [one, many]]
+        left.plot(*path.T, color=colour, marker=".", ms=3, lw=0.6, alpha=0.5)
         means = runs.last(arm).mean(axis=1)
         middle, spread = means.mean(axis=0), means.std(axis=0, ddof=1)
         left.errorbar(middle[one], middle[many], spread[many], spread[one], "o", color=colour, ms=5)
@@ -106,8 +108,9 @@ LABELS = {
     "max@1+16+64, KL": ((9, 3), "left"),
     "max@1+16+64 1:2:4, decay": ((9, 3), "left"),
     "max@1+16+112, decay": ((9, 3), "left"),
-    "maxrl+max@64, KL": ((-8, -28), "right"),
-    "passk-training@16": ((-8, -3), "right"),
+    "maxrl+max@64, KL": ((-8, -31), "right"),
+    "passk-training@16": ((-8, 6), "right"),
+    "max@1..16": ((-8, -7), "right"),
     "max@64": ((0, -15), "center"),
     "maxrl, KL": ((0, -27), "center"),
 }

@@ -5,19 +5,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import sys
-import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from draw import CONTROLS, SHOWN, draw_front, draw_real_model, draw_tasks, picture
-from run import arms_of
+from evaluations import Runs, read
 
 from bestofk.evaluation.max_t import sign_flip_tests
 
@@ -31,89 +26,6 @@ PAGES = (
     HERE.parent / "recipes" / "gsm8k-smollm2" / "README.md",
     HERE.parent / "recipes" / "code-smollm2" / "README.md",
 )
-KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-def best_of_k(rewards: Any, shares: np.ndarray) -> np.ndarray:
-    """max@k of one problem from how often each reward came: Σ_v v (P(max ≤ v) - P(max < v)).
-
-    Args:
-        rewards: the number of successes, or pairs of a reward and how often it came, ascending.
-        shares: (n + 1, k) the probability that k of the n samples lie among the t lowest.
-    """
-    if isinstance(rewards, int):
-        return 1.0 - shares[len(shares) - 1 - rewards]
-    values, counts = np.array(rewards, dtype=float).T
-    upto = shares[np.cumsum(counts.astype(int))]
-    return values @ np.diff(upto, axis=0, prepend=0.0)
-
-
-def shares_of(samples: int, ks: Sequence[int]) -> np.ndarray:
-    """(n + 1, k): C(t, k) / C(n, k)."""
-    rows = range(samples + 1)
-    return np.array([[math.comb(t, k) / math.comb(samples, k) for k in ks] for t in rows])
-
-
-@dataclass(frozen=True)
-class Runs:
-    """All evaluations of a study."""
-
-    ks: tuple[int, ...]
-    values: dict[tuple[str, int], np.ndarray]
-    """(seeds, problems, k) by arm and step."""
-    seconds: dict[str, float]
-    """Of training, on average over seeds, by arm."""
-
-    @property
-    def arms(self) -> list[str]:
-        """In the order of the study."""
-        return list(dict.fromkeys(arm for arm, _ in self.values))
-
-    def last(self, arm: str) -> np.ndarray:
-        """(seeds, problems, k) at the end of training."""
-        return self.values[arm, max(step for name, step in self.values if name == arm)]
-
-    def start(self) -> np.ndarray:
-        """(seeds, problems, k) before training, with the seeds of the first arm."""
-        return self.values[self.arms[0], 0]
-
-    def only(self, *arms: str) -> Runs:
-        """Some of the arms, in this order."""
-        chosen = {(a, s): v for name in arms for (a, s), v in self.values.items() if a == name}
-        return Runs(self.ks, chosen, self.seconds)
-
-    def joined(self, other: Runs, names: dict[str, str]) -> Runs:
-        """With arms of another study, under new names, in front."""
-        values = {(names[a], s): v for (a, s), v in other.values.items() if a in names}
-        seconds = {names[a]: taken for a, taken in other.seconds.items() if a in names}
-        return Runs(self.ks, values | self.values, seconds | self.seconds)
-
-    def path(self, arm: str) -> np.ndarray:
-        """(steps, problems, k), the mean over seeds at each evaluation."""
-        steps = sorted(step for name, step in self.values if name == arm)
-        return np.stack([self.values[arm, step].mean(axis=0) for step in steps])
-
-
-def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
-    """The counts of a study, its arms in the order they are stated (in the study `of`, where these
-    counts are its unseen problems); where rewards are graded, `solved` counts those that are 1."""
-    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
-    order = {arm: place for place, arm in enumerate(arms_of(stated))}
-    with (HERE / "counts" / f"{study}.jsonl").open(encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    ks = tuple(k for k in KS if k <= lines[0]["samples"])
-    shares = shares_of(lines[0]["samples"], ks)
-    by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
-    seconds: dict[str, list[float]] = {}
-    for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
-        counts = line["counts"]
-        if solved:
-            counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
-        problems = [best_of_k(rewards, shares) for rewards in counts]
-        by_seed.setdefault((line["arm"], line["step"]), {})[line["seed"]] = np.array(problems)
-        seconds.setdefault(line["arm"], []).append(line["seconds"])
-    values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
-    return Runs(ks, values, {arm: max(spent) for arm, spent in seconds.items()})
 
 
 def reward_kinds(exact: Runs) -> Runs:
@@ -236,9 +148,9 @@ def curve(runs: Runs, metric: str, k: int) -> str:
     return table([f"{metric}@{k} after", *(f"{s} batches" for s in steps), "time"], rows)
 
 
-def tried(study: str, metric: str, shown: Sequence[int]) -> str:
+def tried(study: str, metric: str, shown: Sequence[int], *, solved: bool = False) -> str:
     """Every configuration of a search, one line each."""
-    runs = read(study)
+    runs = read(study, solved=solved)
     places = [runs.ks.index(k) for k in shown]
     rows = [["start", *(number(float(runs.start()[..., p].mean())) for p in places)]]
     for arm in runs.arms:
@@ -262,11 +174,12 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
     names = {arm: f"{arm}, 32 × 32" for arm in ("grpo", "maxrl", "max@8")}
     sizes = read("group-size").joined(small, names)
     by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
-    passes, real, hot = read("off-policy"), read("gsm8k-decay"), read("gsm8k")
+    real, hot = read("gsm8k-decay"), read("gsm8k")
     large, warm = (1, 4, 16, 32, 64, 128), [arm for arm in hot.arms if arm != "start"]
     return (
         code_tables()
         | maze_tables()
+        | off_policy_tables(closeness.start())
         | {
             "tried-aim": tried("countdown-aim-screen", "pass", (1, 4, 16, 64, 128, 256)),
             "designs": reached(designs.only(*clean), "pass", shown, start=start),
@@ -281,10 +194,6 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
             "closeness-neighbours": reached(
                 read("closeness-neighbours"), "max", shown, start=closeness.start()
             ),
-            "off-policy": reached(passes, "max", shown, start=closeness.start()),
-            "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
-            "tried-off-policy-large": curve(read("off-policy-large-screen"), "max", 8),
-            "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
             "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
             "gsm8k": reached(real, "pass", large),
             "gsm8k-start": against(real, real.start(), "pass", large),
@@ -307,6 +216,25 @@ def maze_tables() -> dict[str, str]:
     return texts
 
 
+def off_policy_tables(start: np.ndarray) -> dict[str, str]:
+    """Several optimiser steps a batch: a constant rate, and one that falls to 0."""
+    shown, passes, falling = (1, 4, 8, 16, 64, 256), read("off-policy"), read("off-policy-decay")
+    texts = {
+        "off-policy": reached(passes, "max", shown, start=start),
+        "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
+        "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
+        "off-policy-decay": reached(falling, "max", shown, start=start),
+        "tried-off-policy-large": curve(read("off-policy-large-screen"), "max", 8),
+        "tried-off-policy-decay": tried("off-policy-decay-screen", "max", (1, 4, 8, 16, 64)),
+    }
+    for all_, most in ((50, 30), (20, 12)):
+        one = f"{all_} batches, 1 step"
+        batches = (f"{all_} ", f"{most} ")
+        own = falling.only(*(arm for arm in falling.arms if arm.startswith(batches)))
+        texts[f"off-policy-decay-{all_}"] = against(own, own.last(one), "max", shown, one)
+    return texts
+
+
 def code_tables() -> dict[str, str]:
     """MBPP, and problems that no arm was trained on: solutions, and the fraction of tests."""
     texts, own, unseen = {}, (1, 4, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32)
@@ -321,7 +249,12 @@ def code_tables() -> dict[str, str]:
             start, trained = code_runs(study, of, solved)
             mark = name if solved else f"{name}-fraction"
             texts |= compared(mark, trained, start, metric, shown)
-    return texts
+    _, trained = code_runs("mbpp-long", "mbpp-long", solved=True)
+    small = "grpo at 1e-5"
+    return texts | {
+        "mbpp-rate": against(trained, trained.last(small), "pass", own, small),
+        "tried-mbpp": tried("mbpp-screen", "pass", (1, 4, 16, 64, 128), solved=True),
+    }
 
 
 def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
@@ -347,7 +280,7 @@ def tables() -> dict[str, str]:
     texts["tried-n32"] = tried("countdown-screen", "pass", (1, 4, 16, 64, 128))
     texts["tried-maze"] = tried("maze-screen", "pass", (1, 4, 16, 64, 128))
     texts["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
-    for name, metric in (("maze", "pass"), ("closeness", "max")):
+    for name, metric in (("maze", "pass"), ("closeness", "max"), ("closeness-n128", "max")):
         runs = read(name)
         texts |= compared(name, runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
     return texts | more_tables(small, read("closeness"))

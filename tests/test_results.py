@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.toml"))
 sys.path.insert(0, str(RESULTS))
 
+import evaluations  # noqa: E402
 import make  # noqa: E402
 import run  # noqa: E402
 
@@ -28,7 +29,7 @@ def test_tables_and_figures_match_the_counts() -> None:
 
 
 def test_a_changed_count_changes_the_table() -> None:
-    runs = make.read("countdown-n32")
+    runs = evaluations.read("countdown-n32")
     before = make.reached(runs, "pass", (1, 64))
     runs.last("grpo")[:, :20] += 0.1
     assert make.reached(runs, "pass", (1, 64)) != before
@@ -37,16 +38,16 @@ def test_a_changed_count_changes_the_table() -> None:
 @pytest.mark.parametrize("samples", [4, 9])
 def test_best_of_k_from_counts_is_that_of_the_samples(samples: int) -> None:
     ks = [k for k in (1, 2, 4) if k <= samples]
-    shares = make.shares_of(samples, ks)
+    shares = evaluations.shares_of(samples, ks)
     for seed in range(20):
         rewards = np.random.default_rng(seed).integers(0, 4, samples) / 3
         values, counts = np.unique(rewards, return_counts=True)
         pairs = [[float(v), int(c)] for v, c in zip(values, counts, strict=True)]
         expected = [float(max_at_k(rewards, k)) for k in ks]
-        np.testing.assert_allclose(make.best_of_k(pairs, shares), expected, atol=1e-12)
+        np.testing.assert_allclose(evaluations.best_of_k(pairs, shares), expected, atol=1e-12)
         passes = int((rewards == 1).sum())
         expected = [float(max_at_k((rewards == 1).astype(float), k)) for k in ks]
-        np.testing.assert_allclose(make.best_of_k(passes, shares), expected, atol=1e-12)
+        np.testing.assert_allclose(evaluations.best_of_k(passes, shares), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("study", STUDIES)
