@@ -61,7 +61,8 @@ def draw_front(runs: Runs) -> None:
 
 
 def draw_tasks(maze: Runs, closeness: Runs) -> None:
-    """The front on the two other tasks: one sample against 64, the mean over seeds."""
+    """The front on the two other tasks: one sample against 64, the mean over seeds, and GRPO's
+    checkpoints as a path."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4))
     for axis, (runs, metric, title) in zip(
         axes,
@@ -70,6 +71,9 @@ def draw_tasks(maze: Runs, closeness: Runs) -> None:
     ):
         many = runs.ks.index(64)
         points = {"start": runs.start()} | {arm: runs.last(arm) for arm in runs.arms}
+        if len(runs.steps("grpo")) > 2:
+            path = runs.path("grpo").mean(axis=1)[:, [0, many]]
+            axis.plot(*path.T, color="black", marker=".", ms=3, lw=0.6, alpha=0.5)
         for (arm, values), colour in zip(points.items(), ("gray", "black", *COLOURS), strict=False):
             means = values.mean(axis=1)
             (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
@@ -102,6 +106,31 @@ def draw_real_model(runs: Runs, start: np.ndarray) -> None:
     figure.tight_layout()
 
 
+def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
+    """max@k over rollouts and over time: lines, with a constant rate; points, with one that falls
+    to 0, where every point is a run of its own length. 1,024 rollouts a batch."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    at = constant.ks.index(k)
+    for arm, colour in zip(constant.arms, ("black", *COLOURS), strict=False):
+        steps = constant.steps(arm)
+        seconds = [constant.seconds[arm, step] for step in steps]
+        values = constant.path(arm).mean(axis=1)[:, at]
+        for axis, x in zip(axes, ([1.024 * step for step in steps], seconds), strict=True):
+            axis.plot(x, values, color=colour, marker=".", lw=1, label=arm)
+    for ending, marker, colour in ((" 1 step", "s", "black"), (" 6 passes, exact", "D", "#aa3377")):
+        arms = [arm for arm in falling.arms if arm.endswith(ending)]
+        ends = sorted((falling.steps(arm)[-1], arm) for arm in arms)
+        values = [falling.last(arm)[..., at].mean() for _, arm in ends]
+        seconds = [falling.seconds[arm, step] for step, arm in ends]
+        label = f"{ending.strip()}, rate falls to 0"
+        for axis, x in zip(axes, ([1.024 * step for step, _ in ends], seconds), strict=True):
+            axis.plot(x, values, marker, color=colour, ms=6, mfc="none", label=label)
+    axes[0].set(xlabel="thousand rollouts", ylabel=f"max@{k}")
+    axes[1].set(xlabel="seconds of training on a CPU core")
+    axes[0].legend(frameon=False)
+    figure.tight_layout()
+
+
 LABELS = {
     "maxrl": ((8, -9), "left"),
     "max@1+64": ((8, 1), "left"),
@@ -118,7 +147,13 @@ LABELS = {
 TASK_LABELS = {
     "max@8": ((7, -13), "left"),
     "max@8:loo": ((-7, -13), "right"),
-    "grpo": ((-8, 7), "right"),
+    "grpo": ((-8, -13), "right"),
+    "grpo, small steps": ((-8, -4), "right"),
+    "max@16": ((13, -4), "left"),
+    "max@32": ((6, 8), "left"),
+    "max@64": ((-2, 8), "center"),
+    "max@112": ((0, -15), "center"),
+    "maxrl": ((-8, -4), "right"),
     "passk-training@16": ((-2, 9), "center"),
     "max@8:zscore": ((-7, -4), "right"),
     "max@1+4+16": ((8, 1), "left"),

@@ -44,17 +44,21 @@ class Runs:
     ks: tuple[int, ...]
     values: dict[tuple[str, int], np.ndarray]
     """(seeds, problems, k) by arm and step."""
-    seconds: dict[str, float]
-    """Of training, on average over seeds, by arm."""
+    seconds: dict[tuple[str, int], float]
+    """Of training until then, on average over seeds, by arm and step."""
 
     @property
     def arms(self) -> list[str]:
         """In the order of the study."""
         return list(dict.fromkeys(arm for arm, _ in self.values))
 
+    def steps(self, arm: str) -> list[int]:
+        """At which it was evaluated, ascending."""
+        return sorted(step for name, step in self.values if name == arm)
+
     def last(self, arm: str) -> np.ndarray:
         """(seeds, problems, k) at the end of training."""
-        return self.values[arm, max(step for name, step in self.values if name == arm)]
+        return self.values[arm, self.steps(arm)[-1]]
 
     def start(self) -> np.ndarray:
         """(seeds, problems, k) before training, with the seeds of the first arm."""
@@ -68,13 +72,12 @@ class Runs:
     def joined(self, other: Runs, names: dict[str, str]) -> Runs:
         """With arms of another study, under new names, in front."""
         values = {(names[a], s): v for (a, s), v in other.values.items() if a in names}
-        seconds = {names[a]: taken for a, taken in other.seconds.items() if a in names}
+        seconds = {(names[a], s): t for (a, s), t in other.seconds.items() if a in names}
         return Runs(self.ks, values | self.values, seconds | self.seconds)
 
     def path(self, arm: str) -> np.ndarray:
         """(steps, problems, k), the mean over seeds at each evaluation."""
-        steps = sorted(step for name, step in self.values if name == arm)
-        return np.stack([self.values[arm, step].mean(axis=0) for step in steps])
+        return np.stack([self.values[arm, step].mean(axis=0) for step in self.steps(arm)])
 
 
 def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
@@ -87,13 +90,14 @@ def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
     ks = tuple(k for k in KS if k <= lines[0]["samples"])
     shares = shares_of(lines[0]["samples"], ks)
     by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[tuple[str, int], list[float]] = {}
     for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
         counts = line["counts"]
         if solved:
             counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
         problems = [best_of_k(rewards, shares) for rewards in counts]
-        by_seed.setdefault((line["arm"], line["step"]), {})[line["seed"]] = np.array(problems)
-        seconds.setdefault(line["arm"], []).append(line["seconds"])
+        key = line["arm"], line["step"]
+        by_seed.setdefault(key, {})[line["seed"]] = np.array(problems)
+        seconds.setdefault(key, []).append(line["seconds"])
     values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
-    return Runs(ks, values, {arm: max(spent) for arm, spent in seconds.items()})
+    return Runs(ks, values, {key: float(np.mean(spent)) for key, spent in seconds.items()})

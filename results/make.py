@@ -11,7 +11,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from draw import CONTROLS, SHOWN, draw_front, draw_real_model, draw_tasks, picture
+from draw import (
+    CONTROLS,
+    SHOWN,
+    draw_curves,
+    draw_front,
+    draw_real_model,
+    draw_tasks,
+    picture,
+)
 from evaluations import Runs, read
 
 from bestofk.evaluation.max_t import sign_flip_tests
@@ -135,14 +143,12 @@ def at_equal_pass_1(runs: Runs, k: int) -> str:
 
 
 def curve(runs: Runs, metric: str, k: int) -> str:
-    """One k at the evaluations that all arms have, the mean over seeds, and all of the seconds."""
+    """One k at the evaluations that all arms have, the mean over seeds, and the seconds."""
     at = runs.ks.index(k)
-    steps = sorted(
-        set.intersection(*({s for a, s in runs.values if a == arm} for arm in runs.arms))
-    )
+    steps = sorted(set.intersection(*(set(runs.steps(arm)) for arm in runs.arms)))
     rows = [
         [f"`{arm}`", *(number(float(runs.values[arm, s][..., at].mean())) for s in steps),
-         f"{runs.seconds[arm]:.0f} s"]
+         f"{runs.seconds[arm, steps[-1]]:.0f} s"]
         for arm in runs.arms
     ]  # fmt: skip
     return table([f"{metric}@{k} after", *(f"{s} batches" for s in steps), "time"], rows)
@@ -304,6 +310,10 @@ def main() -> int:
     new[DOCS / "images" / "results-front.svg"] = picture()
     draw_tasks(read("maze"), read("closeness"))
     new[DOCS / "images" / "results-tasks.svg"] = picture()
+    draw_tasks(read("maze-n128"), read("closeness-n128"))
+    new[DOCS / "images" / "results-tasks-n128.svg"] = picture()
+    draw_curves(read("off-policy-curves"), read("off-policy-decay"), 8)
+    new[DOCS / "images" / "results-curves.svg"] = picture()
     real = read("gsm8k-decay")
     draw_real_model(real, real.start())
     new[DOCS / "images" / "results-gsm8k.svg"] = picture()
