@@ -117,7 +117,7 @@ def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
         values = constant.path(arm).mean(axis=1)[:, at]
         for axis, x in zip(axes, ([1.024 * step for step in steps], seconds), strict=True):
             axis.plot(x, values, color=colour, marker=".", lw=1, label=arm)
-    for ending, marker, colour in ((" 1 step", "s", "black"), (" 6 passes, exact", "D", "#aa3377")):
+    for ending, marker, colour in ((" 1 step", "s", "black"), (" 6 passes, exact", "D", "#cc3311")):
         arms = [arm for arm in falling.arms if arm.endswith(ending)]
         ends = sorted((falling.steps(arm)[-1], arm) for arm in arms)
         values = [falling.last(arm)[..., at].mean() for _, arm in ends]
