@@ -117,9 +117,9 @@ def compared(
     }
 
 
-def at_equal_pass_1(runs: Runs, k: int) -> str:
-    """pass@k above GRPO's own checkpoints at the same pass@1, interpolated between evaluations,
-    with bootstrap intervals over problems."""
+def at_equal_pass_1(runs: Runs, k: int, metric: str = "pass") -> str:
+    """pass@k (or max@k) above GRPO's own checkpoints at the same pass@1, interpolated between
+    evaluations, with bootstrap intervals over problems."""
     at, problems = runs.ks.index(k), runs.start().shape[1]
     counts = np.random.default_rng(0).multinomial(problems, [1 / problems] * problems, 2000)
     weights = np.vstack([np.ones(problems), counts]) / problems  # the problems, then 2,000 draws
@@ -138,7 +138,8 @@ def at_equal_pass_1(runs: Runs, k: int) -> str:
             low, high = np.quantile(gain[1:], [0.025, 0.975])
             cells.append(f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]")
         rows.append([f"`{arm}`", number(mine[0, 0]), number(mine[0, at]), *cells])
-    head = ["", "pass@1", f"pass@{k}", *(f"above `{name}` at that pass@1" for name in CONTROLS)]
+    one, many = f"{metric}@1", f"{metric}@{k}"
+    head = ["", one, many, *(f"above `{name}` at that {one}" for name in CONTROLS)]
     return table(head, rows)
 
 
@@ -181,6 +182,8 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
     sizes = read("group-size").joined(small, names)
     by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
     real, hot = read("gsm8k-decay"), read("gsm8k")
+    others = closeness.only(*(arm for arm in closeness.arms if arm not in CONTROLS))
+    above = others.joined(read("closeness-path"), {name: name for name in CONTROLS})
     large, warm = (1, 4, 16, 32, 64, 128), [arm for arm in hot.arms if arm != "start"]
     return (
         code_tables()
@@ -200,6 +203,7 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
             "closeness-neighbours": reached(
                 read("closeness-neighbours"), "max", shown, start=closeness.start()
             ),
+            "closeness-equal": at_equal_pass_1(above, 64, "max"),
             "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
             "gsm8k": reached(real, "pass", large),
             "gsm8k-start": against(real, real.start(), "pass", large),
