@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,11 @@ COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#9
 plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
 
 
+def coloured(names: Iterable[str], *first: str) -> Iterator[tuple[str, str]]:
+    """Each name with a colour, these before the others; colours repeat, no name is left out."""
+    return zip(names, chain(first, cycle(COLOURS)), strict=False)
+
+
 def draw_front(runs: Runs) -> None:
     """Left: pass@1 against pass@64, GRPO's checkpoints as a path. Right: curves over k."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))
@@ -38,7 +45,7 @@ def draw_front(runs: Runs) -> None:
     left.plot(start[one], start[many], "s", color="gray")
     left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
     drawn = [arm for arm in runs.arms if arm not in CONTROLS + TABLES_ONLY]
-    for arm, colour in zip(drawn, COLOURS, strict=True):
+    for arm, colour in coloured(drawn):
         path = runs.path(arm).mean(axis=1)[:, [one, many]]
         left.plot(*path.T, color=colour, marker=".", ms=3, lw=0.6, alpha=0.5)
         means = runs.last(arm).mean(axis=1)
@@ -51,7 +58,7 @@ def draw_front(runs: Runs) -> None:
     chosen = ("grpo", *(arm for arm in SHOWN if arm in runs.arms))
     right.plot(runs.ks, start, color="gray", marker="s", ms=4, label="start")
     for arm in chosen:
-        colour = "black" if arm in CONTROLS else COLOURS[drawn.index(arm)]
+        colour = "black" if arm in CONTROLS else COLOURS[drawn.index(arm) % len(COLOURS)]
         right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
     right.set_xscale("log", base=2)
     right.set_xticks(runs.ks, [str(k) for k in runs.ks])
@@ -74,8 +81,8 @@ def draw_tasks(maze: Runs, closeness: Runs) -> None:
         if len(runs.steps("grpo")) > 2:
             path = runs.path("grpo").mean(axis=1)[:, [0, many]]
             axis.plot(*path.T, color="black", marker=".", ms=3, lw=0.6, alpha=0.5)
-        for (arm, values), colour in zip(points.items(), ("gray", "black", *COLOURS), strict=False):
-            means = values.mean(axis=1)
+        for arm, colour in coloured(points, "gray", "black"):
+            means = points[arm].mean(axis=1)
             (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
             axis.errorbar(x, y, spread[many], spread[0], "s" if arm == "start" else "o",
                           color=colour, ms=5)  # fmt: skip
@@ -91,7 +98,7 @@ def draw_real_model(runs: Runs, start: np.ndarray) -> None:
     """SmolLM2: pass@k over k, and how far above the start, one thin line per seed."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
     left.plot(runs.ks, start.mean(axis=(0, 1)), color="gray", marker="s", ms=4, label="start")
-    for arm, colour in zip(runs.arms, ("black", *COLOURS), strict=False):
+    for arm, colour in coloured(runs.arms, "black"):
         last = runs.last(arm)
         left.plot(runs.ks, last.mean(axis=(0, 1)), color=colour, marker=".", label=arm)
         above = last.mean(axis=1) - start.mean(axis=(0, 1))
@@ -111,7 +118,7 @@ def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
     to 0, where every point is a run of its own length. 1,024 rollouts a batch."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     at = constant.ks.index(k)
-    for arm, colour in zip(constant.arms, ("black", *COLOURS), strict=False):
+    for arm, colour in coloured(constant.arms, "black"):
         steps = constant.steps(arm)
         seconds = [constant.seconds[arm, step] for step in steps]
         values = constant.path(arm).mean(axis=1)[:, at]

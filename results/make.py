@@ -237,11 +237,10 @@ def off_policy_tables(start: np.ndarray) -> dict[str, str]:
         "tried-off-policy-large": curve(read("off-policy-large-screen"), "max", 8),
         "tried-off-policy-decay": tried("off-policy-decay-screen", "max", (1, 4, 8, 16, 64)),
     }
-    for all_, most in ((50, 30), (20, 12)):
-        one = f"{all_} batches, 1 step"
-        batches = (f"{all_} ", f"{most} ")
-        own = falling.only(*(arm for arm in falling.arms if arm.startswith(batches)))
-        texts[f"off-policy-decay-{all_}"] = against(own, own.last(one), "max", shown, one)
+    for batches, others in ((50, ("50 ", "30 ")), (30, ("30 ",)), (20, ("20 ", "12 "))):
+        one = f"{batches} batches, 1 step"
+        own = falling.only(*(arm for arm in falling.arms if arm.startswith(others)))
+        texts[f"off-policy-decay-{batches}"] = against(own, own.last(one), "max", shown, one)
     return texts
 
 

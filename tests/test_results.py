@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.toml"))
 sys.path.insert(0, str(RESULTS))
 
+import draw  # noqa: E402
 import evaluations  # noqa: E402
 import make  # noqa: E402
 import run  # noqa: E402
@@ -33,6 +36,24 @@ def test_a_changed_count_changes_the_table() -> None:
     before = make.reached(runs, "pass", (1, 64))
     runs.last("grpo")[:, :20] += 0.1
     assert make.reached(runs, "pass", (1, 64)) != before
+
+
+@pytest.mark.parametrize(
+    ("figure", "studies"),
+    [
+        ("front", ["countdown"]),
+        ("tasks", ["maze", "closeness"]),
+        ("tasks-n128", ["maze-n128", "closeness-n128"]),
+        ("mbpp", ["mbpp-long"]),
+        ("gsm8k", ["gsm8k-decay"]),
+        ("curves", ["off-policy-curves"]),
+    ],
+)
+def test_every_arm_is_named_in_its_figure(figure: str, studies: list[str]) -> None:
+    drawn = (RESULTS.parent / "docs/images" / f"results-{figure}.svg").read_text(encoding="utf-8")
+    names = Counter(re.findall(r">([^<>]+)</text>", drawn))
+    arms = Counter(arm for study in studies for arm in evaluations.read(study).arms)
+    assert set(arms - names) <= set(draw.TABLES_ONLY)
 
 
 @pytest.mark.parametrize("samples", [4, 9])
