@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from _measure import machine, table
 from bestofk.rewards.code.judge_programs import CodeVerifier
-from bestofk.rewards.sandbox import Limits, Sandbox, SandboxError
+from bestofk.sandbox import Limits, Sandbox, SandboxError
 from bestofk.types import Prompt
 
 PROGRAM = "def f(x):\n    return x + 1\n"

@@ -60,7 +60,7 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
         "micro_batches": stats["micro_batches"], "budget": learner.budget,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
         "tflops_on_packed": 6 * parameters * packed / min(again) / 1e12,
-        "score_s": min(seconds(lambda: learner.score(groups), 2)),
+        "score_s": min(seconds(lambda: learner.log_probs(groups), 2)),
     }  # fmt: skip
     if profiled:
         result["kernels"] = kernels(lambda: learner.step(groups, weights), 18)

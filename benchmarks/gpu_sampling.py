@@ -16,7 +16,7 @@ import torch
 
 from _gpu import kernels, made, needs_cuda, prompts, qwen_15b, seconds, smollm_135m, words
 from bestofk.sampling import Sampling
-from bestofk.sampling.group import CHECKED, GroupSampler
+from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
 
 SHAPES = ("32x16x64x128", "64x16x64x256", "16x64x512x128")
 

@@ -20,7 +20,7 @@ from _gpu import made, needs_cuda, prompts, qwen_15b, smollm_135m, words
 from bestofk import objective
 from bestofk.learning import Learner, Optimisation
 from bestofk.sampling import Sampling
-from bestofk.sampling.group import GroupSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler
 
 SHAPES = {"135m": (smollm_135m, "32x16x64x128"), "15b": (qwen_15b, "32x16x128x256")}
 
@@ -52,7 +52,7 @@ def measured(make: Any, shape: str, steps: int = 6) -> dict[str, Any]:
         stats = learner.step(groups, weights)
         torch.cuda.synchronize()
         marks.append(time.perf_counter())
-        names = ("sample", "score", "learn")
+        names = ("sample", "judge", "learn")
         phases.append(dict(zip(names, np.diff(marks).tolist())) | {"step": marks[-1] - marks[0]})
         gaps.append((stats["sampler_gap_mean"], stats["sampler_gap_max"]))
     later = phases[2:]

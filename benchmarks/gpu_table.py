@@ -1,4 +1,4 @@
-"""The table of GPU figures in docs/performance.md, made from benchmarks/results/gpu.json.
+"""The table of GPU figures in research/performance.md, made from benchmarks/results/gpu.json.
 
 python benchmarks/gpu_table.py           prints it
 python benchmarks/gpu_table.py --write   puts it into the page
@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "gpu.json"
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "research" / "performance.md"
 BEGIN, END = "<!-- gpu: made by benchmarks/gpu_table.py -->", "<!-- /gpu -->"
 
 WORK = {

@@ -163,7 +163,7 @@ def run(job: dict[str, Any], seconds: float, steps: int | None) -> dict[str, Any
                 "dir": str(folder / "run"),
                 "seed": job["seed"],
                 "checkpoint_every": 100_000,
-                "options": {"keep_best": False},
+                "advanced": {"keep_best": False},
                 **({"steps": steps} if steps else {}),
             },
         },
@@ -311,7 +311,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def draw(final: dict[str, Runs]) -> None:
-    """docs/images/inner-steps.svg."""
+    """research/images/inner-steps.svg."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -332,7 +332,7 @@ def draw(final: dict[str, Runs]) -> None:
         axis.grid(alpha=0.3)
     lines, labels = axes[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    target = Path(__file__).resolve().parent.parent / "docs/images/inner-steps.svg"
+    target = Path(__file__).resolve().parent.parent / "research/images/inner-steps.svg"
     figure.savefig(target, metadata={"Date": None})
 
 

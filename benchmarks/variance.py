@@ -1,12 +1,18 @@
-"""Exact variance of the gradient estimate by baseline, on and off policy: no sampling anywhere.
+"""Variance of the gradient estimate by baseline, on and off policy.
 
-python benchmarks/variance.py            prints the tables of docs/off-policy.md
-python benchmarks/variance.py --figure   also draws docs/images/baseline-variance.svg
+python benchmarks/variance.py            prints the tables of research/inner-steps.md
+python benchmarks/variance.py --figure   also draws research/images/baseline-variance.svg
+python benchmarks/variance.py --sampled  only the tables that need samples: sequence policies, and
+                                         the best mixture of two baselines for tiny policies
 
 For a softmax over four answers every outcome of n draws is enumerated up to order, with its
 probability under π_old, so that E|g|² - |E g|² of g = (1/n) Σ A_i ∇log π_θ(y_i) is a finite sum.
 The grid: every chance of the best answer (four random policies each), every reward shape, every
-spread of the log-ratio, every (k, n).
+spread of the log-ratio, every (k, n). Which baseline has less variance depends on the number of
+answers: the third table has up to 4,096 of them, on 0/1 rewards, where the sum is over counts.
+
+A_λ = (1-λ)·canonical + λ·loo-1 is exact for every fixed λ. With d = g_canonical - g_loo-1, E d = 0,
+the variance is least at λ* = E⟨g_canonical, d⟩ / E|d|².
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +112,148 @@ def variances(
     return found
 
 
+def variance_of_counts(text: str, n: int, answers: int, chance: float) -> float:
+    """Exact on-policy variance with 0/1 rewards and any number of answers, a quarter of them right.
+
+    All right answers are equally likely, and all wrong ones. Given which samples are right, their
+    answers are independent, so E|g|² needs the mean score of each class only:
+    n² |g|² = Σ_i A_i² |s_i|² + Σ_{i≠j} A_i A_j s_i·s_j.
+    """
+    right = max(1, answers // 4)
+    sizes = np.array([answers - right, right])
+    mass = np.array([1 - chance, chance])
+    total = (mass**2 / sizes).sum()  # |π|²
+    length = 1 - 2 * mass / sizes + total  # |e_y - π|² of a wrong and of a right answer
+    means = np.diag(1 / sizes) - mass / sizes  # class → mean score per answer of each class
+    inner = (means * sizes) @ means.T
+    second, gradient = 0.0, np.zeros(2)
+    for c in range(n + 1):
+        likely = math.comb(n, c) * chance**c * (1 - chance) ** (n - c)
+        rewards = np.array([0.0] * (n - c) + [1.0] * c)
+        weights = advantages(rewards, text)
+        by_class = np.array([weights[: n - c].sum(), weights[n - c :].sum()])
+        squares = np.array([(weights[: n - c] ** 2).sum(), (weights[n - c :] ** 2).sum()])
+        cross = by_class @ inner @ by_class - squares @ np.diag(inner)
+        second += likely * (squares @ length + cross) / n**2
+        gradient += likely * by_class @ means / n
+    return float(second - (gradient**2 * sizes).sum())
+
+
+def compared(canonical: np.ndarray, other: np.ndarray) -> tuple[float, float, float, float]:
+    """Variances relative to loo-1, of canonical and of the best mixture; λ* and its standard error.
+
+    Args:
+        canonical, other: (prompts, 2, d), the updates of two independent groups of each prompt,
+            whose inner product estimates the squared length of their mean, which both have.
+    """
+    middle = (canonical + other) / 2
+    mean = (middle[:, 0] * middle[:, 1]).sum(axis=-1).mean()
+    both = [(each**2).sum(axis=-1).mean() - mean for each in (canonical, other)]
+    gap = canonical - other
+    over, under = (canonical * gap).sum(axis=(1, 2)), (gap**2).sum(axis=(1, 2))
+    share = over.sum() / under.sum()
+    error = np.sqrt(((over - share * under) ** 2).sum()) / under.sum()
+    least = both[0] - share**2 * (gap**2).sum(axis=-1).mean()
+    return float(both[0] / both[1]), float(least / both[1]), float(share), float(error)
+
+
+def sequence_updates(
+    text: str, tokens: int, vocabulary: int, n: int, chance: float, groups: int = 2000
+) -> np.ndarray:
+    """Updates (groups, 2, d) of a policy that draws each token from a softmax of its own.
+
+    An answer is right (1) where every token is in the first half of the vocabulary; tokens are
+    that with such a chance that answers are right with the chance named.
+    """
+    rng = np.random.default_rng([tokens, vocabulary, n])
+    half = vocabulary // 2
+    right = chance ** (1 / tokens)
+    weights = rng.uniform(0.5, 2.0, (tokens, vocabulary))
+    weights[:, :half] *= right / weights[:, :half].sum(axis=1, keepdims=True)
+    weights[:, half:] *= (1 - right) / weights[:, half:].sum(axis=1, keepdims=True)
+    found = []
+    for _ in range(groups):
+        draws = (rng.random((2 * n, tokens, 1)) > weights.cumsum(axis=1)).sum(axis=-1)
+        draws = np.minimum(draws, vocabulary - 1)
+        rewards = (draws < half).all(axis=1).reshape(2, n).astype(float)
+        scores = (np.eye(vocabulary)[draws] - weights).reshape(2, n, -1)
+        found.append(np.einsum("gn,gnd->gd", advantages(rewards, text), scores) / n)
+    return np.array(found)
+
+
+TINY: dict[str, tuple[str, dict[str, Any], int]] = {
+    "Countdown, partial credit": ("countdown", {"reward": "closeness"}, 24),
+    "Countdown, 0/1": ("countdown", {}, 24),
+    "mazes, 0/1": ("maze", {"layout": "open", "sizes": [5, 6], "test_sizes": [5, 6]}, 20),
+}
+"""Tasks of the shipped policies: name, options, tokens."""
+
+
+def tiny_updates(what: str, k: int, n: int, prompts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Updates (prompts, 2, weights) of a tiny policy on its task: canonical and loo-1."""
+    import torch
+
+    from bestofk import models, rewards, tasks
+    from bestofk.sampling import Sampling
+    from bestofk.sampling.decode import ModelSampler
+
+    name, options, tokens = TINY[what]
+    policy = models.load(f"tiny-{name}")
+    task = tasks.task(name, style="compact", **options)
+    params = Sampling(samples_per_prompt=2 * n, max_new_tokens=tokens)
+    chosen = [task.split("train").at(i) for i in range(prompts)]
+    groups = ModelSampler(policy.model, policy.tokenizer).sample(chosen, seed=0, params=params)
+    judged = rewards.judge(groups, rewards.verifier(task.verifier, **task.verifier_options))
+    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    found: tuple[list, list] = ([], [])
+    for group, verdicts in zip(groups, judged):
+        start = len(group.prompt_tokens)
+        rows = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor([*group.prompt_tokens, *c.tokens]) for c in group.completions], True
+        )
+        logits = policy.model(input_ids=rows).logits[:, start - 1 : -1].log_softmax(-1)
+        token = logits.gather(-1, rows[:, start:, None])[..., 0]
+        lengths = torch.tensor([len(c.tokens) for c in group.completions])
+        inside = torch.arange(token.shape[1]) < lengths[:, None]
+        log_prob = torch.where(inside, token, 0.0).sum(1).reshape(2, n)
+        values = np.array([verdict.reward for verdict in verdicts]).reshape(2, n)
+        for baseline, into in (("", found[0]), (":loo-1", found[1])):
+            weighed = torch.tensor(advantages(values, f"max@{k}{baseline}")) * log_prob
+            pair = []
+            for half in weighed.mean(dim=1):
+                slopes = torch.autograd.grad(half, weights, retain_graph=True)
+                pair.append(torch.cat([slope.reshape(-1) for slope in slopes]).float().numpy())
+            into.append(np.stack(pair))
+    return np.stack(found[0]), np.stack(found[1])
+
+
+def show_sampled() -> None:
+    print("\nSequence policies, 0/1 rewards: variances relative to loo-1, and the best mixture\n")
+    print("| tokens, vocabulary | k, n | p | canonical | at λ* | λ* |\n|---|---|---|---|---|---|")
+    for tokens, vocabulary in ((1, 4), (8, 4), (8, 32), (16, 8)):
+        for k, n, chance in ((4, 16, 0.3), (8, 32, 0.1)):
+            updates = [
+                sequence_updates(f"max@{k}{name}", tokens, vocabulary, n, chance)
+                for name in ("", ":loo-1")
+            ]
+            print(f"| {tokens}, {vocabulary} | {k}, {n} | {chance:g} | {cells(*updates)} |")
+    print(
+        "\nShipped policies of 0.2 million weights on their tasks (48 prompts, two groups each)\n"
+    )
+    print("| task | k, n | canonical | at λ* | λ* |\n|---|---|---|---|---|")
+    for what in TINY:
+        for k, n in ((4, 16), (8, 32)):
+            print(
+                f"| {what} | {k}, {n} | {cells(*tiny_updates(what, k, n, prompts=48))} |",
+                flush=True,
+            )
+
+
+def cells(canonical: np.ndarray, other: np.ndarray) -> str:
+    ratio, least, share, error = compared(canonical, other)
+    return f"{ratio:.2f} | {least:.2f} | {share:.2f} ± {error:.2f}"
+
+
 @cache
 def grid(k: int, n: int, spread: float, chance: float, shift: float = 0.0) -> list[dict]:
     return [
@@ -150,8 +299,16 @@ def show() -> None:
     print(f"| shift | {' | '.join(names)} |\n|" + "---|" * 5)
     for shift in (0.0, 1.0, 10.0):
         cells = whole(4, 8, 0.6, shift)
-        row = [np.exp(np.mean([np.log(cell[name]) for cell in cells])) for name in names]
-        print(f"| {shift:g} | " + " | ".join(f"{value:.3g}" for value in row) + " |")
+        means = [np.exp(np.mean([np.log(cell[name]) for cell in cells])) for name in names]
+        print(f"| {shift:g} | " + " | ".join(f"{value:.3g}" for value in means) + " |")
+    print("\nCanonical relative to loo-1 by the number of answers (on policy, 0/1 rewards)\n")
+    counts = (4, 16, 64, 4096)
+    print(f"| k, n | p | {' | '.join(map(str, counts))} |\n|" + "---|" * (2 + len(counts)))
+    for k, n, chance in ((4, 8, 0.02), (4, 8, 0.3), (4, 16, 0.3), (8, 16, 0.3), (8, 32, 0.6)):
+        ratios = [variance_of_counts(f"max@{k}", n, answers, chance)
+               / variance_of_counts(f"max@{k}:loo-1", n, answers, chance)
+               for answers in counts]  # fmt: skip
+        print(f"| {k}, {n} | {chance:g} | " + " | ".join(f"{value:.2f}" for value in ratios) + " |")
 
 
 def draw() -> None:
@@ -174,11 +331,13 @@ def draw() -> None:
     axes[0].set_ylabel("variance relative to loo-1")
     axes[0].legend(frameon=False)
     figure.tight_layout()
-    target = Path(__file__).resolve().parent.parent / "docs/images/baseline-variance.svg"
+    target = Path(__file__).resolve().parent.parent / "research/images/baseline-variance.svg"
     figure.savefig(target, metadata={"Date": None})
 
 
 if __name__ == "__main__":
-    show()
+    if "--sampled" not in sys.argv:
+        show()
+    show_sampled()
     if "--figure" in sys.argv:
         draw()

@@ -1,5 +1,6 @@
 """Sphinx: `make docs` builds the site into docs/_build/html."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -34,5 +35,15 @@ def as_written(app, what, name, obj, options, lines):
     lines[:] = ["::", "", *("    " + line for line in lines), ""]
 
 
+def files_outside(app, docname, source):
+    """Links to files of the repository that are no pages of the site become downloads."""
+    source[0] = re.sub(
+        r"\]\(((?:\.\./)+(?:research|recipes|examples|benchmarks)/[^)#]+)[^)]*\)",
+        r"](path:\1)",
+        source[0],
+    )
+
+
 def setup(app):
+    app.connect("source-read", files_outside)
     app.connect("autodoc-process-docstring", as_written)

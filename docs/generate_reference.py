@@ -8,7 +8,8 @@ import io
 from pathlib import Path
 
 from bestofk.cli import GROUPS, main, usage
-from bestofk.cli._settings import settings
+from bestofk.cli._options import shown
+from bestofk.cli._recipe_flags import kind_of, recipe_flags
 
 HERE = Path(__file__).parent / "reference"
 
@@ -18,11 +19,12 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "A recipe is a TOML file; every setting is also a flag: `--run.steps 100`. Entries of "
-        "`options` are rare settings. A setting without a default is empty or chosen for you.",
+        "A recipe is a TOML file; every setting is also a flag: `--run.steps 100`. Tables "
+        "called `advanced` hold settings that few runs change. A setting without a default is "
+        "empty or chosen for you.",
     ]
     section = None
-    for each in settings():
+    for each in recipe_flags():
         head = each.name.rpartition(".")[0] or "(top level)"
         if head != section:
             section = head
@@ -36,8 +38,8 @@ def settings_page() -> str:
             ]
         cells = [
             f"`{each.name.rpartition('.')[2]}`",
-            each.kind,
-            each.default and f"`{each.default}`",
+            kind_of(each),
+            shown(each.default) and f"`{shown(each.default)}`",
         ]
         lines.append("| " + " | ".join(c.replace("|", "\\|") for c in [*cells, each.text]) + " |")
     return "\n".join(lines) + "\n"

@@ -74,10 +74,6 @@ def main() -> None:
         light.locator("#samples").scroll_into_view_if_needed()
         light.evaluate("document.querySelector('#samples').scrollIntoView()")
         light.screenshot(path=IMAGES / "report-samples.png")
-        dark = view(1200, 940, "dark")
-        dark.evaluate("document.querySelector('#difference').scrollIntoView()")
-        dark.screenshot(path=IMAGES / "report-dark.png")
-        view(390, 844, "light").screenshot(path=IMAGES / "report-phone.png")
         browser.close()
 
 

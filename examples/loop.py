@@ -23,25 +23,24 @@ KS = (1, 4, 16, 32)
 
 def score(groups, verifier):
     """The reward of every completion, (P, n); NaN where it could not be judged."""
-    verdicts = rewards.score(groups, verifier)
+    verdicts = rewards.judge(groups, verifier)
     return np.array([[verdict.reward for verdict in row] for row in verdicts])
 
 
-def pass_at_ks(sampler, verifier, prompts):
-    """Unbiased pass@k for each k, the mean over prompts, from n = max(KS) samples of each."""
+def evaluate(sampler, verifier, prompts, name):
+    """Samples of test prompts, for unbiased pass@k up to n = max(KS)."""
     params = Sampling(samples_per_prompt=max(KS), max_new_tokens=24)
-    correct = score(sampler.sample(prompts, seed=1, params=params), verifier)
-    return {k: float(np.mean(bestofk.pass_at_k(correct, k))) for k in KS}
+    return bestofk.read(score(sampler.sample(prompts, seed=1, params=params), verifier), name=name)
 
 
-def main() -> dict[str, dict[int, float]]:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--objective", default="max@8", help="`bestofk objectives` lists them")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=32, help="P, groups per step")
     parser.add_argument("--samples", type=int, default=32, help="n, completions per prompt")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--test-prompts", type=int, default=100)
+    parser.add_argument("--test-prompts", type=int, default=200)
     args = parser.parse_args()
 
     policy = models.load("tiny-countdown")  # 0.2 million weights, shipped with the package
@@ -56,7 +55,7 @@ def main() -> dict[str, dict[int, float]]:
     test_prompts = [test[i] for i in range(args.test_prompts)]
     params = Sampling(samples_per_prompt=args.samples, max_new_tokens=24)
 
-    before = pass_at_ks(sampler, verifier, test_prompts)
+    before = evaluate(sampler, verifier, test_prompts, "before")
     for step in range(args.steps):
         prompts = [train.at(step * args.prompts + i) for i in range(args.prompts)]
         groups = sampler.sample(prompts, seed=step + 2, params=params)
@@ -70,13 +69,15 @@ def main() -> dict[str, dict[int, float]]:
                 f"grad norm {stats['grad_norm']:.2f}",
                 flush=True,
             )
-    after = pass_at_ks(sampler, verifier, test_prompts)
+    after = evaluate(sampler, verifier, test_prompts, "after")
 
     rollouts = args.steps * args.prompts * args.samples
     print(f"\n{args.objective}, {rollouts:,} rollouts, {args.test_prompts} test problems")
+    curves = [bestofk.evaluate(each, k=KS) for each in (before, after)]
     for k in KS:
-        print(f"pass@{k:<3} {before[k]:.3f} → {after[k]:.3f}")
-    return {"before": before, "after": after}
+        print(f"pass@{k:<3} {curves[0].at(k)} → {curves[1].at(k)}")
+    print(bestofk.compare(before, after).verdict)
+    return curves
 
 
 if __name__ == "__main__":

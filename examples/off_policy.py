@@ -19,7 +19,13 @@ from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 
 
-def main() -> list[dict[str, float]]:
+def score(groups, verifier):
+    """The reward of every completion, (P, n); NaN where it could not be judged."""
+    verdicts = rewards.judge(groups, verifier)
+    return np.array([[verdict.reward for verdict in row] for row in verdicts])
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--objective", default="max@8:loo-1")
     parser.add_argument("--steps", type=int, default=30, help="batches of rollouts")
@@ -27,6 +33,7 @@ def main() -> list[dict[str, float]]:
     parser.add_argument("--samples", type=int, default=16, help="n, completions per prompt")
     parser.add_argument("--mini-batches", type=int, default=4, help="optimiser steps per batch")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--test-prompts", type=int, default=200)
     args = parser.parse_args()
 
     policy = models.load("tiny-maze")
@@ -36,15 +43,16 @@ def main() -> list[dict[str, float]]:
     objective = bestofk.objective(args.objective)
     learner = Learner(policy.model, optimisation=Optimisation(learning_rate=args.learning_rate))
     params = Sampling(samples_per_prompt=args.samples, max_new_tokens=20)
-    train = task.split("train")
+    train, test = task.split("train"), task.split("test")
+    test_prompts = [test[i] for i in range(args.test_prompts)]
 
+    before = score(sampler.sample(test_prompts, seed=-1, params=params), verifier)
     history = []
     for step in range(args.steps):
         prompts = [train.at(step * args.prompts + i) for i in range(args.prompts)]
         groups = sampler.sample(prompts, seed=step, params=params)
-        verdicts = rewards.score(groups, verifier)
-        reward = np.array([[verdict.reward for verdict in row] for row in verdicts])
-        old = learner.score(groups).log_prob  # (P, n): log π_old of each whole completion
+        reward = score(groups, verifier)
+        old = learner.log_probs(groups).log_prob  # (P, n): log π_old of each whole completion
         for part in range(args.mini_batches):
             rows = list(range(part, args.prompts, args.mini_batches))  # whole groups
             some = [groups[row] for row in rows]
@@ -60,6 +68,10 @@ def main() -> list[dict[str, float]]:
                 f"sd of the last log-ratios {spread:.3f}",
                 flush=True,
             )
+    after = score(sampler.sample(test_prompts, seed=-1, params=params), verifier)
+    runs = [bestofk.read(before, name="before"), bestofk.read(after, name="after")]
+    print("\ntest problems, max@8:", *(bestofk.evaluate(run).at(8) for run in runs))
+    print(bestofk.compare(*runs).verdict)
     return history
 
 

@@ -6,6 +6,7 @@ over its numbers); what they wrote, the rewards and the answers are not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -143,3 +144,27 @@ def make_run(path: Path, *, steps: int = 5, samples: bool = True, seed: int = 7)
             run.record_samples(step, rows)
     run.close()
     return path
+
+
+@contextlib.contextmanager
+def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
+    """The page, in which nothing may go wrong and from which nothing may be asked."""
+    context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+    page = context.new_page()
+    context.set_default_timeout(900_000)
+    trouble: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("popup", lambda popup: trouble.append("popup"))
+    page.add_init_script(
+        "addEventListener('securitypolicyviolation', (e) => console.error('policy', e.blockedURI))"
+    )
+    page.goto(path.as_uri())
+    page.wait_for_function("document.querySelectorAll('canvas').length > 0")
+    yield page
+    context.close()
+    assert trouble == []
+    assert asked == [path.as_uri()]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bestofk.rewards.sandbox import Sandbox
+from bestofk.sandbox import Sandbox
 from bestofk.types import Prompt
 
 PLUS_ONE = {"asserts": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"]}
@@ -19,6 +21,14 @@ New = Callable[..., Sandbox]
 
 def prompts(count: int, spec: dict[str, Any] = PLUS_ONE) -> list[Prompt]:
     return [Prompt("p", "", "code", spec)] * count
+
+
+def alone(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Code in an interpreter of its own."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, **options
+    )
 
 
 def descendants(root: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -14,8 +13,9 @@ import numpy as np
 import pytest
 
 from bestofk import config, max_at_k
+from bestofk.cli.train_command import split
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parent.parent / "research"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.toml"))
 sys.path.insert(0, str(RESULTS))
 
@@ -38,6 +38,13 @@ def test_a_changed_count_changes_the_table() -> None:
     assert make.reached(runs, "pass", (1, 64)) != before
 
 
+def test_figures_are_compared_by_what_they_show() -> None:
+    drawn = (RESULTS / "images" / "front.svg").read_text(encoding="utf-8")
+    assert make.same(drawn, re.sub(r"(\.\d{5})\d", r"\g<1>0", drawn), ".svg")
+    assert not make.same(drawn, re.sub(r"M (\d)", r"M 1\1", drawn, count=1), ".svg")
+    assert not make.same(drawn, drawn.replace(">start<", ">begin<"), ".svg")
+
+
 @pytest.mark.parametrize(
     ("figure", "studies"),
     [
@@ -50,7 +57,7 @@ def test_a_changed_count_changes_the_table() -> None:
     ],
 )
 def test_every_arm_is_named_in_its_figure(figure: str, studies: list[str]) -> None:
-    drawn = (RESULTS.parent / "docs/images" / f"results-{figure}.svg").read_text(encoding="utf-8")
+    drawn = (RESULTS / "images" / f"{figure}.svg").read_text(encoding="utf-8")
     names = Counter(re.findall(r">([^<>]+)</text>", drawn))
     arms = Counter(arm for study in studies for arm in evaluations.read(study).arms)
     assert set(arms - names) <= set(draw.TABLES_ONLY)
@@ -78,15 +85,8 @@ def test_every_arm_is_a_recipe_that_can_be_run(study: str) -> None:
     for settings in run.arms_of(stated).values():
         words = run.flags(settings)
         assert len(words) == 2 * len(settings)
-        nested: dict[str, object] = {}
-        for key, value in settings.items():
-            *rooms, name = key.split(".")
-            place = nested
-            for room in rooms:
-                place = place.setdefault(room, {})  # type: ignore[assignment]
-            place[name] = json.loads(value) if name == "weights" else value
-        config.from_dict(config.Config, nested)
-    assert config.read(recipe).task.name in ("countdown", "maze", "gsm8k", "mbpp")
+        config.merged(config.Config(), split(words)[1])
+    assert config.read(recipe).task.name in ("countdown", "maze", "gsm8k", "mbpp", "leetcode")
 
 
 STUDY = """
@@ -117,35 +117,36 @@ def test_a_study_counts_what_its_runs_solve_on_their_own_and_on_unseen_problems(
     words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "c")]
     monkeypatch.setattr(sys, "argv", ["run.py", *words, "--arms", "grpo, once"])
     assert run.main() == 0
-    own = run.json_lines(tmp_path / "c" / "small.jsonl")
+    own = run.kept(tmp_path / "c" / "small.parquet")
     assert [(line["arm"], line["step"], line["samples"]) for line in own] == [
         ("grpo, once", 0, 32),
         ("grpo, once", 1, 32),
     ]
     assert all(len(line["counts"]) == 3 for line in own)
-    (unseen,) = run.json_lines(tmp_path / "c" / "small-countdown.jsonl")
+    (unseen,) = run.kept(tmp_path / "c" / "small-countdown.parquet")
     assert len(unseen["counts"]) == 5
     assert all(0 <= count <= 4 for count in unseen["counts"])
     assert run.main() == 0  # nothing is left to do
-    assert len((tmp_path / "c" / "small.jsonl").read_text().splitlines()) == 2
+    assert run.kept(tmp_path / "c" / "small.parquet") == own
 
 
+@pytest.mark.slow
 def test_what_was_counted_stays_where_an_unseen_task_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = RESULTS.parent / "recipes" / "countdown-tiny" / "run.toml"
     text = STUDY.replace("RECIPE", str(recipe))
-    study, counts = tmp_path / "studies" / "small.toml", tmp_path / "c" / "small.jsonl"
+    study, counts = tmp_path / "studies" / "small.toml", tmp_path / "c" / "small.parquet"
     study.parent.mkdir()
     study.write_text(text.replace("style=compact", "style=none"), encoding="utf-8")
     monkeypatch.setattr(run, "HERE", tmp_path)
     words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(counts.parent)]
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     assert run.main() == 1
-    before = run.json_lines(counts)
+    before = run.kept(counts)
     assert [line["step"] for line in before] == [0, 1]
     study.write_text(text, encoding="utf-8")
     assert run.main() == 0  # the run is made again; its counts replace those of the first try
-    after = run.json_lines(counts)
+    after = run.kept(counts)
     assert [line["counts"] for line in after] == [line["counts"] for line in before]
-    assert len(run.json_lines(counts.with_name("small-countdown.jsonl"))) == 1
+    assert len(run.kept(counts.with_name("small-countdown.parquet"))) == 1

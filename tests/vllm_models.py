@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +18,9 @@ import torch
 
 from bestofk.learning import Learner
 from bestofk.models import tiny
+from bestofk.sampling.openai_wire import base_of, socket_of
+from bestofk.sampling.vllm import EngineError
+from bestofk.sampling.vllm_server import command
 from bestofk.types import Group, Prompt
 
 # vLLM's imports, and torch's that it asks for, warn about themselves.
@@ -45,9 +55,62 @@ def model(seed: int) -> Any:
 
 def gap(learned: Any, groups: Sequence[Group], temperature: float = 1.0) -> float:
     """The largest difference of a token's log-prob between sampler and learner."""
-    scores = Learner(learned, temperature=temperature).score(groups)
+    scores = Learner(learned, temperature=temperature).log_probs(groups)
     return max(
         float(np.abs(ours - np.array(theirs.logprobs)).max())
         for row, group in zip(scores.tokens, groups, strict=True)
         for ours, theirs in zip(row, group.completions, strict=True)
     )
+
+
+@contextmanager
+def serving(
+    model: str, *, options: Sequence[str] = (), listen: str | None = None, patience: float = 600.0
+) -> Iterator[str]:
+    """A server for the time inside, on a socket of this user alone unless said; yields its URL.
+
+    Raises:
+        EngineError: it ended, or was not ready in time; with its last words.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="bestofk-vllm-"))
+    url = listen or f"unix://{folder / 'socket'}"
+    quiet = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if not torch.cuda.is_available():
+        quiet["TORCHDYNAMO_DISABLE"] = "1"  # on CPU its sampler would be compiled at first use
+    log = folder / "log"
+    with open(log, "wb") as out:
+        server = subprocess.Popen(
+            command(model, url, "float32", options),
+            env={**os.environ, **quiet},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait(server, url, log, patience)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(server: subprocess.Popen[bytes], url: str, log: Path, patience: float) -> None:
+    import httpx
+
+    until = time.monotonic() + patience
+    transport = httpx.HTTPTransport(uds=socket_of(url))
+    with httpx.Client(transport=transport, base_url=base_of(url), timeout=10) as client:
+        while server.poll() is None and time.monotonic() < until:
+            try:
+                if client.get("/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+    ended = "ended" if server.poll() is not None else f"was not ready in {patience:g} seconds"
+    last = log.read_text(errors="replace")[-2000:]
+    raise EngineError(f"the vLLM server {ended}; its last words:\n{last}")

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from bestofk.config import Config, from_dict, replaced
+from bestofk.config import Config, merged
 from bestofk.models import Policy, save, tiny
 from bestofk.runs import damage, read_jsonl, read_metrics
 from bestofk.training.train import train
@@ -64,16 +64,16 @@ def recipe(folder: Path, number: int) -> Config:
     sections: dict[str, Any] = {
         "model": {"path": str(model), "device": "cpu"},
         "task": {"name": "countdown", "verifier": "chaos_judge:judge",
-                 "options": {"style": "compact", "train_size": 40}},
+                 "options": {"style": "compact", "train_size": 40},
+                 "advanced": {"unscored_share": 1.0}},
         "sampling": {"prompts_per_step": 4, "samples_per_prompt": 8, "max_new_tokens": 3},
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2},
         "evaluation": {"every": 4, "prompts": 3, "samples_per_prompt": 4},
-        "run": {"steps": STEPS, "checkpoint_every": 2, "seed": number,
-                "options": {"unscored_share": 1.0}},
+        "run": {"steps": STEPS, "checkpoint_every": 2, "seed": number},
     }  # fmt: skip
     for name, values in VARIANTS[number % len(VARIANTS)].items():
         sections[name] = sections.get(name, {}) | values if isinstance(values, dict) else values
-    return from_dict(Config, sections)
+    return Config(**sections)
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def life(config: Config, folder: Path, log: Path, faults: bool) -> int:
             os.environ["CHAOS_BREAKS"] = "0.01"
             jump_clock(random.Random(os.getpid()))
         resume = (folder / "config.toml").exists()
-        outcome = train(replaced(config, "run.dir", str(folder)), resume=resume)
+        outcome = train(merged(config, {"run.dir": str(folder)}), resume=resume)
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
@@ -260,7 +260,7 @@ def facts(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name not in CLOCKED}
 
 
-CLOCKED = ("seconds", "tokens_per_second", "floor_share")
+CLOCKED = ("seconds", "tokens_per_second")
 
 
 def check_same(whole: Path, ended: Path) -> None:

@@ -20,13 +20,13 @@ def truth(text: str) -> float:
     return float(any(character.isdigit() for character in text))
 
 
-def judge(prompt: Prompt, text: str) -> Verdict:
+def judge(prompt: Prompt, completion: str) -> Verdict:
     """Run a program that is right where the truth is 1; break as often as $CHAOS_BREAKS says."""
     if chance.random() < float(os.environ.get("CHAOS_BREAKS", "0")):
         with open(os.environ["CHAOS_LOG"], "ab") as log:
             log.write(b"b")
         raise ConnectionError("the judge is not there")
-    right = int(truth(text))
+    right = int(truth(completion))
     program = f"```python\ndef f(x):\n    return x + {right}\n```"
     asked = Prompt(prompt.id, "", "code", {"asserts": ["assert f(2) == 3", "assert f(5) == 6"]})
     verdict = code([asked], [program])[0]

@@ -1,6 +1,6 @@
 """Break the mathematics by hand, one way at a time, and see a test die.
 
-    python tools/mutants.py [--write docs/mutants.md] [--only WORDS]
+    python tools/mutants.py [--write research/mutants.md] [--only WORDS]
 
 Each row names a file of src/bestofk/objectives, what is broken, the text and its replacement. The
 tree is copied first, so nothing here is ever changed in place. A mutant that survives is a hole in
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ON, OFF, PASSK, EST = "on_policy.py", "off_policy.py", "passk_training.py", "estimates.py"
-SUMS, FORMS, REGION = "symmetric_sums.py", "off_policy_forms.py", "off_policy_region.py"
+SUMS, DIAG = "symmetric_sums.py", "diagnostics.py"
 
 # (file, what is broken, text, replacement, test file that should notice)
 MUTANTS = [
@@ -28,11 +28,11 @@ MUTANTS = [
     (EST, "max@k forgets the best", "return ordered[..., -1] - _gaps(ordered) @", "return ordered[..., -2] - _gaps(ordered) @", "estimates"),
     (EST, "max@k uses the shares of k + 1", "constant(subset_share(n, k)[1:-1], ordered)", "constant(subset_share(n, k + 1)[1:-1], ordered)", "estimates"),
     (EST, "n < k is answered", "minimum=k,", "minimum=1,", "estimates"),
-    (EST, "a reward at the threshold fails", "values >= threshold", "values > threshold", "estimates"),
+    (EST, "a reward at the threshold fails", "reaches(values, threshold)", "(values > threshold)", "estimates"),
     (EST, "the median of an even number is the upper one", "(float(j == (k - 1) // 2) + float(j == k // 2)) / 2", "float(j == k // 2)", "estimates"),
-    ("majority.py", "ties are won", "shares = 1.0 / np.arange(1, len(rivals) + 2)", "shares = np.ones(len(rivals) + 1)", "estimates"),
-    ("majority.py", "a rival with as many votes is ignored", "if drawn < votes:", "if drawn <= votes:", "estimates"),
-    ("majority.py", "abstentions vote", "if label is None or label != label:", "if False:", "estimates"),
+    (EST, "ties are won", "shares = 1.0 / np.arange(1, len(rivals) + 2)", "shares = np.ones(len(rivals) + 1)", "estimates"),
+    (EST, "a rival with as many votes is ignored", "if drawn < votes:", "if drawn <= votes:", "estimates"),
+    (EST, "abstentions vote", "if label is None or label != label:", "if False:", "estimates"),
     (ON, "canonical: k n/(n-k) becomes k", "scale=k * n / (n - k)", "scale=k", "on_policy"),
     (ON, "canonical: sum convention", "scale=k * n / (n - k)", "scale=k / (n - k)", "on_policy"),
     (ON, "canonical: not centred", "xp.mean(shortfall, axis=-1, keepdims=True) - shortfall, order", "-shortfall, order", "on_policy"),
@@ -85,41 +85,39 @@ MUTANTS = [
     (SUMS, "canonical: the product of the others' ratios lost", "with_i[:, 0] - with_i[:, 1] * others", "with_i[:, 0] - others", "off_policy"),
     (SUMS, "canonical: rewards not counted from the best", "below = rewards - rewards[-1:]\n    both", "below = rewards\n    both", "off_policy"),
     (SUMS, "canonical: underflow is not noticed", "if check and bool(xp.any(share < LEAST_CHANCE)):", "if False:", "off_policy"),
-    (SUMS, "canonical: sets inside the prefix forgotten", "xp.sum(counts[i] * ends, axis=0) + best[i] * none_after", "xp.sum(counts[i] * ends, axis=0)", "off_policy"),
-    (SUMS, "none: own reward closed with the whole suffix", "(rewards[i] * none_after)[None]", "(rewards[i] * xp.ones_like(none_after))[None]", "off_policy"),
+    (SUMS, "canonical: sets inside the prefix forgotten", "xp.sum(before * ends, axis=0) + best_before * none_after", "xp.sum(before * ends, axis=0)", "off_policy"),
+    (SUMS, "none: own reward closed with the whole suffix", "(reward * none_after)[None]", "(reward * xp.ones_like(none_after))[None]", "off_policy"),
     (OFF, "none: factor k lost", "+ math.log(k) - log_binomial(n - 1, k - 1)", "- log_binomial(n - 1, k - 1)", "off_policy"),
     (OFF, "none: own ratio lost", "scaled(tosses.heads * bracket, log_scale, check=check)", "scaled(bracket, log_scale, check=check)", "off_policy"),
-    (SUMS, "loo-1: baseline of k others", "counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)\n    lead", "k = k + 1\n    counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)\n    lead", "off_policy"),
-    (SUMS, "loo-1: later samples forgotten", "xp.stack(leads) * none_after", "xp.stack(leads)", "off_policy"),
+    (SUMS, "loo-1: baseline of k others", "start = (_no_heads(tosses, k), zero[0])", "start = (_no_heads(tosses, k + 1), zero[0])", "off_policy"),
+    (SUMS, "loo-1: later samples forgotten", "stacked(leads)], axis=0) * none_after", "stacked(leads)], axis=0)", "off_policy"),
     (SUMS, "loo-1: sets with the sample before it counted", "lead = tails * lead +", "lead = lead +", "off_policy"),
-    (SUMS, "loo-1: lead over nothing", "(rewards[i] - rewards[i - 1]) * counts[k - 1]", "rewards[i] * counts[k - 1]", "off_policy"),
+    (SUMS, "loo-1: lead over nothing", "gaps = rewards[1:] - rewards[:-1]", "gaps = rewards[1:]", "off_policy"),
     (OFF, "self-normalised: denominator not differentiated", "with_i[:, 0] - best / share * with_i[:, 1]", "with_i[:, 0]", "off_policy"),
     (OFF, "self-normalised: 1 - k/n of the on-policy weight", "n * n / (n - k) * tosses.heads", "n * tosses.heads", "off_policy"),
     (OFF, "value: normalised by C(n-1, k-1)", "log_scale = tosses.log_scale - log_binomial(n, k)", "log_scale = tosses.log_scale - log_binomial(n - 1, k - 1)", "off_policy"),
     (SUMS, "value: k log λ lost", "k * log_tilt + xp.sum(soft, axis=0)", "xp.sum(soft, axis=0)", "off_policy"),
     (SUMS, "overflow is not noticed", "if largest > LARGEST_LOG:", "if False:", "off_policy"),
-    (FORMS, "first order: pair term lost", "shared = delta * sums_above((ordered * (pair - triple))[..., 1:])", "shared = delta * sums_above((ordered * pair)[..., 1:])", "off_policy"),
-    (FORMS, "first order: prefix sum includes the sample", "before = cumulative_sum(delta) - delta", "before = cumulative_sum(delta)", "off_policy"),
-    (FORMS, "first order: baseline without the ratio", "weights - unsort(share, order) * worth", "weights - worth", "off_policy"),
-    (FORMS, "first order: baseline without the others' ratios", "(1.0 + delta) * (1.0 + (k - 1) * mean_of_others)", "1.0 + delta", "off_policy"),
-    (FORMS, "own ratio: ratio squared", "scaled(on_policy(rewards, k, baseline), log_ratio, check=check)", "scaled(on_policy(rewards, k, baseline), 2 * log_ratio, check=check)", "off_policy"),
-    (FORMS, "own ratio: ratio lost", "return scaled(on_policy(rewards, k, baseline), log_ratio, check=check)", "return on_policy(rewards, k, baseline)", "off_policy"),
+    (OFF, "first order: pair term lost", "shared = delta * sums_above((ordered * (pair - triple))[..., 1:])", "shared = delta * sums_above((ordered * pair)[..., 1:])", "off_policy"),
+    (OFF, "first order: prefix sum includes the sample", "before = cumulative_sum(delta) - delta", "before = cumulative_sum(delta)", "off_policy"),
+    (OFF, "first order: baseline without the ratio", "result - unsort(share, order) * worth", "result - worth", "off_policy"),
+    (OFF, "first order: baseline without the others' ratios", "(1.0 + delta) * (1.0 + (k - 1) * mean_of_others)", "1.0 + delta", "off_policy"),
+    (OFF, "own ratio: ratio squared", "scaled(AT_ONE[baseline](rewards, k), log_ratio, check=check)", "scaled(AT_ONE[baseline](rewards, k), 2 * log_ratio, check=check)", "off_policy"),
+    (OFF, "own ratio: ratio lost", "return scaled(AT_ONE[baseline](rewards, k), log_ratio, check=check)", "return AT_ONE[baseline](rewards, k)", "off_policy"),
     (OFF, "truncation from below", "xp.where(excess > 0, excess,", "xp.where(excess < 0, excess,", "trust_region"),
     (OFF, "truncation stops the gradient of cut samples", "return log_ratio - without_gradient(xp.where(excess > 0, excess, xp.zeros_like(excess)))", "return log_ratio - xp.where(excess > 0, excess, xp.zeros_like(excess))", "trust_region"),
-    (OFF, "effective sample size: C(n, k) lost", "- log_elementary(2 * flat, k) - log_binomial(n, k)", "- log_elementary(2 * flat, k)", "off_policy"),
-    (REGION, "the mask stops pushes inward too", "((weights > 0) & (log_ratio > high))", "(log_ratio > high)", "trust_region"),
-    (REGION, "the mask has one side", "| ((weights < 0) & (log_ratio < -low))", "", "trust_region"),
-    (REGION, "low and high swapped", "return low, high\n\n\ndef ratio_divergence", "return high, low\n\n\ndef ratio_divergence", "trust_region"),
-    ("named.py", "the mask looks at truncated ratios", "kept = inside(total, log_ratio, *self.trust_region)", "kept = inside(total, off.truncated(log_ratio, self.truncate), *self.trust_region)", "trust_region"),
-    (REGION, "divergence without the log-ratio", "xp.expm1(logs) - logs", "xp.expm1(logs)", "trust_region"),
-    (REGION, "effective share with k instead of 2k", "math.exp(-2.0 *", "math.exp(-1.0 *", "trust_region"),
-    (REGION, "clipped: the own ratio lost", "xp.where(kept, built * xp.exp(logs), xp.zeros_like(built))", "xp.where(kept, built, xp.zeros_like(built))", "trust_region"),
-    (REGION, "clipped: the penalty pushes away", "result + kl * xp.expm1(-reference)", "result - kl * xp.expm1(-reference)", "trust_region"),
-    (PASSK, "bootstrap: always n sets", "sets or n, n), rewards)", "n, n), rewards)", "paper_measures"),
-    ("paper_measures.py", "distinct answers among all samples", "row[marks == 0].tolist()", "row.tolist()", "paper_measures"),
-    ("paper_measures.py", "tied differences get the upper rank", "(2 * np.cumsum(count) - count + 1)[where]", "(2 * np.cumsum(count))[where]", "paper_measures"),
-    ("inputs.py", "prompt weights in the order of the buckets", "return xp.take(by_group, constant(bucket.groups, by_group), axis=0)", "return by_group[: len(bucket.groups)]", "inputs"),
-    ("diagnostics.py", "jackknife without its factor", "spread = np.nanvar(left_out, axis=0) * (n - 1)", "spread = np.nanvar(left_out, axis=0)", "inputs"),
+    (DIAG, "effective sample size: C(n, k) lost", "- log_elementary(2 * flat, k) - log_binomial(n, k)", "- log_elementary(2 * flat, k)", "off_policy"),
+    (OFF, "the mask stops pushes inward too", "(advantages > 0) & (log_ratio > high)", "(log_ratio > high)", "trust_region"),
+    (OFF, "the mask has one side", "~(up | down)", "~up", "trust_region"),
+    (OFF, "low and high swapped", "return low, high\n\n\ndef clipped", "return high, low\n\n\ndef clipped", "trust_region"),
+    ("objective.py", "the mask looks at truncated ratios", "off.inside_region(result, ratios, *self", "off.inside_region(result, off.truncated(ratios, self.truncate), *self", "trust_region"),
+    (DIAG, "divergence without the log-ratio", "xp.expm1(logs) - logs", "xp.expm1(logs)", "trust_region"),
+    (DIAG, "effective share with D instead of 2D", "math.exp(-2 * divergence", "math.exp(-divergence", "trust_region"),
+    (OFF, "clipped: the own ratio lost", "xp.where(kept, values * xp.exp(logs), xp.zeros_like(values))", "xp.where(kept, values, xp.zeros_like(values))", "trust_region"),
+    (OFF, "clipped: the penalty pushes away", "result + kl * xp.expm1(-reference)", "result - kl * xp.expm1(-reference)", "trust_region"),
+    (PASSK, "bootstrap: always n sets", "sets or n, n), rewards)", "n, n), rewards)", "passk_training"),
+    ("grouping.py", "prompt weights in the order of the buckets", "return xp.take(by_group, constant(bucket.groups, by_group), axis=0)", "return by_group[: len(bucket.groups)]", "inputs"),
+    (DIAG, "noise is a mean over siblings, not a sum", "np.nanvar(left_out, axis=0))) * (n - 1)", "np.nanvar(left_out, axis=0)))", "inputs"),
     ("grouping.py", "group ids of two kinds are merged", "if len(kinds) > 1:", "if False:", "inputs"),
     ("grouping.py", "dead samples are counted in n", "counts = np.bincount(ids[alive], minlength=count)", "counts = np.bincount(ids, minlength=count)", "groups"),
     ("grouping.py", "rows are grouped by position", "rows = rows[np.argsort(ids[rows], kind=\"stable\")]", "rows = rows", "groups"),
@@ -128,7 +126,7 @@ MUTANTS = [
     ("grammar.py", "switches come a stage late", "starts = [0.0] + [_share(piece, text) for piece in pieces[1::2]]", "starts = [0.0] + [_share(piece, text) ** 0.5 for piece in pieces[1::2]]", "grammar"),
     ("grammar.py", "annealing skips the last k", "ks = range(first, last + step, step)", "ks = range(first, last, step)", "grammar"),
     ("grammar.py", "mixtures are sums, not means", "weight=1.0 / len(terms)", "weight=1.0", "on_policy"),
-    ("named.py", "ratios given to a normalised objective are ignored", "if term.entry.baseline is None:", "if False:", "off_policy"),
+    ("objective.py", "ratios given to a normalised objective are ignored", "if term.entry.baseline is None:", "if False:", "off_policy"),
 ]  # fmt: skip
 
 

@@ -3,20 +3,23 @@
 # TRAIN=exact bash cpu.sh ... takes several optimiser steps per batch, with exact off-policy weights
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+recipe=${RECIPE:-$here} # the folder with export.py and reward.py
 folder=${1:-runs/verl-maze}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 
-python "$here/export.py" "$folder"
+python "$recipe/export.py" "$folder" ${STYLE:-}
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=verl_cpu
+# on a busy machine Ray's heartbeats come late: a node counts as dead after ten minutes, not after twenty-five seconds
+export RAY_health_check_timeout_ms=60000 RAY_health_check_failure_threshold=10 RAY_agent_register_timeout_ms=300000
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 VERL_FILE_LOGGER_PATH="$folder/metrics.jsonl"
 
 settings=(
   data.train_files="$folder/train.parquet" data.val_files="$folder/test.parquet"
   data.train_batch_size=8 data.max_prompt_length=64 data.max_response_length=20
   data.dataloader_num_workers=0
-  reward.custom_reward_function.path="$here/reward.py" reward.num_workers=1
+  reward.custom_reward_function.path="$recipe/reward.py" reward.num_workers=1
   actor_rollout_ref.model.path="$folder/model"
   actor_rollout_ref.model.use_remove_padding=False # needs flash-attention
   +actor_rollout_ref.model.override_config.attn_implementation=sdpa

@@ -6,13 +6,13 @@ bk.compare("base.jsonl", "trained.jsonl").verdict
 run = bk.train("Qwen/Qwen3-0.6B", "train.jsonl", my_reward, "max@8")
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
-
-from bestofk.objectives import advantages, max_at_k, objective, pass_at_k
 
 if TYPE_CHECKING:
     from bestofk.api import compare, evaluate, read, report, signal, train
     from bestofk.conformance import conformance
+    from bestofk.objectives import advantages, max_at_k, objective, pass_at_k
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,20 +29,19 @@ __all__ = [
     "train",
 ]
 
-_FROM_API = {"compare", "evaluate", "read", "report", "signal", "train"}
+# a public name's module is imported when the name is first used: `bestofk --help` needs none
+_MODULES = dict.fromkeys(["advantages", "max_at_k", "objective", "pass_at_k"], "objectives")
+_MODULES |= dict.fromkeys(["compare", "evaluate", "read", "report", "signal", "train"], "api")
+_MODULES["conformance"] = "conformance"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "conformance":
-        from bestofk.conformance import conformance
-
-        return conformance
-    if name in _FROM_API:
-        from bestofk import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module 'bestofk' has no attribute {name!r}")
+    if name in ("evaluation", "models", "objectives", "rewards", "tasks"):
+        return importlib.import_module(f"bestofk.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'bestofk' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"bestofk.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

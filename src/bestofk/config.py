@@ -2,67 +2,105 @@
 
 Every field has a default, its bound and its reason. A section that a package uses is declared there
 (`sampling.Sampling`, `learning.Loss`, `learning.Optimisation`); this module puts them together.
-Rare settings are entries of the mappings `model.options`, `sampling.engine_options` and
-`run.options`, declared and checked in `rare_settings.py`.
+Settings that few runs change are in the table `advanced` of their section. `json_schema()` is the
+recipe's schema, for editors.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import tomllib
-import types
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-from bestofk.bounds import Count, Fraction, NaturalNumber, NonNegative, check_bounds
-from bestofk.common import did_you_mean, unknown
+from pydantic import Field
+
 from bestofk.learning.settings import Loss, Optimisation
-from bestofk.moved_keys import with_moved_keys
 from bestofk.sampling.sampler import Sampling
+from bestofk.sections import (
+    Count,
+    Fraction,
+    FromList,
+    NaturalNumber,
+    NonNegative,
+    Positive,
+    Section,
+)
 
-Options = Mapping[str, Any]
-"""Named options: `[task.options]` in a recipe, `--task.options.numbers 3` on the command line."""
+Table = dict[str, Any]
+"""Entries that somebody else declares: `[task.options]`, or `--task.options.numbers 3`."""
 
 
-class Section:
-    """A part of the recipe whose fields are checked when it is made."""
+class ModelAdvanced(Section):
+    revision: str | None = None
+    """Branch, tag or commit of a Hub model."""
+    trust_remote_code: bool = False
+    """Runs Python code that comes with the model. Only for code you have read."""
+    lora_alpha: NonNegative = 0.0
+    """Scale of the adapters; 0 takes twice the rank."""
+    lora_targets: Annotated[tuple[str, ...], FromList] = ()
+    """Modules that get adapters, by name; none named takes all linear layers but the head."""
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
+    tokens_per_micro_batch: Count | None = None
+    """Tokens per forward and backward pass; bounds memory, changes nothing else. By default as many
+    as suit the model and the GPU's total memory; 16,384 on CPU."""
+    chat_template: Table = {}
+    """Values for variables of the chat template, for example {enable_thinking = false}. The saved
+    model keeps them."""
+    fsdp: bool = False
+    """Shards the weights over the processes (FSDP2) instead of copying them (DDP)."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
-
-@dataclass(frozen=True, kw_only=True)
 class ModelSection(Section):
     path: str = "tiny-countdown"
     """A shipped tiny policy by name, a Hub id, a folder, or a GGUF file."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 computes under autocast; the weights the optimiser changes stay float32."""
+    """bf16 computes under autocast; the weights the optimizer changes stay float32."""
     device: str = "auto"
     """auto takes the GPU where there is one."""
     lora_rank: NaturalNumber = 0
     """0 trains every weight; above 0, LoRA adapters of that rank (peft)."""
-    options: Options = field(default_factory=dict)
-    """Rare settings: revision, trust_remote_code, lora_alpha, lora_targets,
-    gradient_checkpointing, tokens_per_micro_batch, fsdp."""
+    advanced: ModelAdvanced = ModelAdvanced()
 
 
-@dataclass(frozen=True, kw_only=True)
+class TaskAdvanced(Section):
+    unscored_share: Fraction = 0.01
+    """Stop when more of the last thousand completions than this could not be scored."""
+    overlong_tokens: NaturalNumber = 0
+    """Length of the zone below sampling.max_new_tokens where the reward falls linearly (DAPO's soft
+    overlong punishment); 0 is no penalty. In training only."""
+    overlong_penalty: Positive = 1.0
+    """What a completion at the length limit loses."""
+    pass_rates: str | None = None
+    """A file of samples of the training split; only prompts whose pass rate there lies in
+    pass_rate_range are trained on."""
+    pass_rate_range: Annotated[tuple[Fraction, Fraction], FromList] = (0.01, 0.99)
+    """Lowest and highest pass rate to keep."""
+
+
 class TaskSection(Section):
     name: str = "countdown"
     """`bestofk tasks` lists them."""
-    options: Options = field(default_factory=dict)
+    split: str = "train"
+    """Split of the task to train on."""
+    options: Table = {}
     """Options of the task: `bestofk tasks show NAME`."""
     verifier: str | None = None
     """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
-    verifier_options: Options = field(default_factory=dict)
+    verifier_options: Table = {}
     """Options of the verifier."""
+    advanced: TaskAdvanced = TaskAdvanced()
 
 
-@dataclass(frozen=True, kw_only=True)
+class SamplingAdvanced(Section):
+    max_rows: Count = 2048
+    """Completions sampled at once; bounds memory, changes nothing else."""
+    agreement: Positive | None = None
+    """The run stops when the sampler's log-probs differ from the learner's by more than this per
+    token on average, with any engine; by default 0.001 in fp32 and 0.1 in bf16."""
+
+
 class SamplingSection(Sampling):
     prompts_per_step: Count = 16
     """P, the number of prompts a step over all processes."""
@@ -71,35 +109,51 @@ class SamplingSection(Sampling):
     engine: Literal["auto", "group", "transformers", "vllm"] = "auto"
     """group computes each prompt once on a CUDA GPU; transformers runs any model, also on CPU; vllm
     holds its own copy of the weights; auto takes group on CUDA, else transformers."""
-    engine_options: Options = field(default_factory=dict)
-    """Rare settings: max_rows, agreement; server and vLLM's own (max_model_len, …)."""
+    server: str | None = None
+    """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
+    vllm: Table = {}
+    """vLLM's own options of an engine per process: gpu_memory_utilization, max_model_len, …"""
+    advanced: SamplingAdvanced = SamplingAdvanced()
 
 
-@dataclass(frozen=True, kw_only=True)
 class OffPolicySection(Section):
     passes: Count = 1
     """Passes over each batch of rollouts. A second pass over the same samples is biased."""
     mini_batches: Count = 1
-    """Optimiser steps per pass, each on whole groups."""
-    trust_region: tuple[NonNegative, NonNegative] | None = None
+    """Optimizer steps per pass, each on whole groups."""
+    trust_region: Annotated[tuple[NonNegative, NonNegative], FromList] | None = None
     """(low, high): a sample's weight becomes 0 where its sequence log-ratio has left [-low, high]
     in the direction the weight pushes. Biased where something is masked."""
     ess_floor: Fraction = 0.5
-    """Inner steps on a batch end when the effective share of its samples, exp(-2kD), falls below
-    this; 0 never ends them."""
+    """Inner steps on a batch end when the effective share of its samples falls below this;
+    0 never ends them."""
+    ahead: NaturalNumber = 0
+    """Batch t is drawn with the weights after step t - 1 - ahead, during the optimizer's warm-up
+    with those after step t - 1. Above 0, weights are made from the ratios to the log-probs recorded
+    when the batch was drawn."""
     correct_sampler: bool = False
     """Weight samples by the learner's probability over the sampler's. The gap is always logged."""
 
     @property
     def inner_steps(self) -> int:
-        """Optimiser steps per batch of rollouts."""
+        """Optimizer steps per batch of rollouts."""
         return self.passes * self.mini_batches
 
+    def drawn_after(self, step: int, warmup_steps: int) -> int:
+        """The step after which the batch of a step is drawn: fixed by its number alone.
 
-@dataclass(frozen=True, kw_only=True)
+        >>> [OffPolicySection(ahead=2).drawn_after(step, 2) for step in range(1, 8)]
+        [0, 1, 2, 2, 2, 3, 4]
+        """
+        warmup = -(-warmup_steps // self.inner_steps)
+        return max(min(step - 1, warmup), step - 1 - self.ahead)
+
+
 class EvaluationSection(Section):
     every: NaturalNumber = 50
     """Steps between evaluations, the first one before training; 0 is never."""
+    at_start: bool = True
+    """Evaluate before the first step too; without, the start has no figures in the report."""
     split: str = "validation"
     """Split of the task to evaluate on."""
     prompts: Count = 64
@@ -109,6 +163,12 @@ class EvaluationSection(Section):
     threshold: float | None = None
     """A reward of at least this passes. By default 1; where rewards exceed 1, pass@k is left out
     unless this is set."""
+    sets: Table = {}
+    """Further sets to evaluate on, by name: {aime = "aime.jsonl"}, a file with the columns of the
+    run's own data, or {maze = "maze"}, a task."""
+    best_by: str | None = None
+    """Metric that picks the best checkpoint: max@k or pass@k at an evaluated k. By default max@k at
+    the largest evaluated k that does not exceed the objective's."""
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -117,9 +177,23 @@ class EvaluationSection(Section):
         return tuple(dict.fromkeys([*powers, self.samples_per_prompt]))
 
 
-@dataclass(frozen=True, kw_only=True)
+class RunAdvanced(Section):
+    keep_last: Count = 2
+    """Number of checkpoints to keep."""
+    keep_best: bool = True
+    """Keep the model of the best evaluation in best/."""
+    samples_megabytes: Positive = 64.0
+    """Sampled completions are kept up to this size; the oldest steps go first."""
+    stop_grad_norm: Positive = 1e4
+    """A larger gradient norm (before clipping) stops the run with the batch saved."""
+    push_to_hub: str | None = None
+    """owner/name: the final model is uploaded there."""
+    hub_private: bool = True
+    """Whether a repository made on the Hub is private."""
+
+
 class RunSection(Section):
-    dir: str = "runs/default"
+    dir: Annotated[str, Field(min_length=1)] = "runs/default"
     """Folder of the run: config, metrics, samples, checkpoints, final model."""
     steps: Count = 200
     """Batches of rollouts."""
@@ -127,49 +201,43 @@ class RunSection(Section):
     """Fixes every random draw of the run."""
     checkpoint_every: Count = 25
     """Steps between checkpoints."""
-    trackers: tuple[str, ...] = ()
+    trackers: Annotated[tuple[str, ...], FromList] = ()
     """Any of tensorboard, wandb, trackio."""
-    options: Options = field(default_factory=dict)
-    """Rare settings: split, evaluate_start, best_by, keep_last, keep_best, samples_megabytes,
-    unscored_share, stop_grad_norm, overlong_tokens, overlong_penalty, pass_rates, pass_rate_range,
-    push_to_hub, hub_private."""
+    advanced: RunAdvanced = RunAdvanced()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Everything about a run."""
+class Config(Section):
+    """Everything about a run.
+
+    >>> Config(sampling={"samples_per_promt": 8})
+    Traceback (most recent call last):
+    ValueError: unknown key 'sampling.samples_per_promt'; did you mean 'samples_per_prompt'? ...
+    """
 
     objective: str = "max@8"
     """What to train for: max@8, pass@8, passk-training@8, grpo, max@8/60%/mean, …; `bestofk
     objectives` lists them."""
-    objective_options: Options = field(default_factory=dict)
+    objective_options: Table = {}
     """threshold (reward ≥ threshold passes), weights of a mixture, off_policy, truncate,
     self_normalise, clamp, beta, accuracy_threshold, …"""
-    model: ModelSection = field(default_factory=ModelSection)
-    task: TaskSection = field(default_factory=TaskSection)
-    sampling: SamplingSection = field(default_factory=SamplingSection)
-    loss: Loss = field(default_factory=Loss)
-    off_policy: OffPolicySection = field(default_factory=OffPolicySection)
-    optimizer: Optimisation = field(default_factory=Optimisation)
-    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
-    run: RunSection = field(default_factory=RunSection)
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    sampling: SamplingSection = SamplingSection()
+    loss: Loss = Loss()
+    off_policy: OffPolicySection = OffPolicySection()
+    optimizer: Optimisation = Optimisation()
+    evaluation: EvaluationSection = EvaluationSection()
+    run: RunSection = RunSection()
 
 
 RESUMABLE = {
-    "run.dir", "run.steps", "run.checkpoint_every", "run.trackers", "run.options.keep_last",
-    "run.options.keep_best", "run.options.samples_megabytes", "run.options.unscored_share",
-    "run.options.stop_grad_norm", "run.options.push_to_hub", "run.options.hub_private",
-    "model.device", "model.options.fsdp",
-    "sampling.engine_options.max_rows", "sampling.engine_options.server",
-    "sampling.engine_options.agreement",
+    "run.dir", "run.steps", "run.checkpoint_every", "run.trackers", "run.advanced.keep_last",
+    "run.advanced.keep_best", "run.advanced.samples_megabytes", "run.advanced.stop_grad_norm",
+    "run.advanced.push_to_hub", "run.advanced.hub_private", "task.advanced.unscored_share",
+    "model.device", "model.advanced.fsdp", "sampling.server", "sampling.advanced.max_rows",
+    "sampling.advanced.agreement",
 }  # fmt: skip
 """Settings that did not affect any completed step, so that a resumed run may change them."""
-
-OPTION_FIELDS = (
-    "objective_options", "model.options", "task.options", "task.verifier_options",
-    "sampling.engine_options", "run.options",
-)  # fmt: skip
-"""The mappings: entries are given as `--task.options.numbers 3`."""
 
 
 def read(path: str | Path) -> Config:
@@ -180,7 +248,7 @@ def read(path: str | Path) -> Config:
             the wrong kind or out of bounds.
     """
     try:
-        stated = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        stated = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except IsADirectoryError:
         raise IsADirectoryError(f"{path} is a folder; a recipe is its run.toml") from None
     except FileNotFoundError:
@@ -188,90 +256,33 @@ def read(path: str | Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
-        return from_dict(Config, stated)
+        return Config(**stated)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def read_own_config(folder: Path) -> Config:
-    """The config in a run's folder. Keys of earlier versions are expected there: no warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return read(folder / "config.toml")
+def to_toml(config: Config) -> str:
+    """The whole config as a recipe: `read` gives it back. A field that is None is left out."""
+    import tomli_w
+
+    return tomli_w.dumps(_without_none(config.model_dump()))
 
 
-T = TypeVar("T")
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
 
 
-def from_dict(kind: type[T], stated: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from nested dicts, every key, kind and bound checked.
-
-    Keys of earlier versions are accepted with a `FutureWarning` that names the new place.
-
-    >>> from_dict(Config, {"sampling": {"samples_per_promt": 8}})
-    Traceback (most recent call last):
-    ValueError: unknown key 'sampling.samples_per_promt'; did you mean 'samples_per_prompt'? ...
-    """
-    if kind is Config:
-        stated = with_moved_keys(stated)
-    hints = get_type_hints(kind, include_extras=True)
-    for key in stated:
-        if key not in hints:
-            error = unknown("key", key, hints)
-            raise ValueError(str(error).replace(repr(key), repr(where + key), 1))
-    values = {key: _value(hints[key], value, where + key) for key, value in stated.items()}
-    try:
-        return kind(**values)
-    except ValueError as error:
-        rule = str(error)
-        is_of_field = rule.partition(" ")[0] in hints
-        raise ValueError(
-            where + rule if is_of_field or not where else f"{where[:-1]}: {rule}"
-        ) from None
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe, for editors that complete and check TOML."""
+    return Config.model_json_schema()
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where} is a section, [{where}] with keys, got {value!r}")
-        return from_dict(kind, value, f"{where}.")  # type: ignore[arg-type]
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _value(arguments[0], value, where)
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _value(next(part for part in arguments if part is not type(None)), value, where)
-    if origin is Literal:
-        if value not in arguments:
-            guess = did_you_mean(value, arguments).rstrip()
-            message = f"{where} is one of {', '.join(arguments)}, got {value!r}"
-            raise ValueError(f"{message}; {guess}" if guess else message)
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{where} is a list, got {value!r}")
-        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise ValueError(f"{where} is a list of {len(arguments)} numbers, got {value!r}")
-        return tuple(_value(arguments[0], item, where) for item in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    plain = Mapping if origin is not None else kind
-    if not isinstance(value, plain) or (kind is int and isinstance(value, bool)):
-        name = getattr(plain, "__name__", str(plain)).lower()
-        raise ValueError(f"{where} is of kind {name}, got {value!r}")
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def leaves(config: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field as (dotted name, value); option mappings entry by entry."""
-    pairs = (
-        config.items()
-        if isinstance(config, Mapping)
-        else ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
-    )
-    for name, value in pairs:
-        if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
+def leaves(section: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted name; tables entry by entry."""
+    for name, value in section.items() if isinstance(section, Mapping) else section:
+        if isinstance(value, Section | Mapping):
             yield from leaves(value, f"{where}{name}.")
         else:
             yield where + name, value
@@ -287,37 +298,10 @@ def differences(old: Config, new: Config) -> list[str]:
     ]
 
 
-def to_toml(config: Config) -> str:
-    """The whole config as a recipe: `read` gives it back."""
-    import tomli_w
-
-    return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
-
-
-def _without_none(value: Any) -> Any:
-    """TOML has no null: a field that is None is left out, and reads as its default, None."""
-    if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return list(value) if isinstance(value, tuple) else value
-
-
-def replaced(config: T, name: str, value: Any) -> T:
-    """The config with the field, or the entry of a mapping, of a dotted name replaced.
-
-    >>> replaced(Config(), "run.seed", 7).run.seed
-    7
-    """
-    head, _, rest = name.partition(".")
-    if isinstance(config, Mapping):
-        return {**config, name: value}  # type: ignore[return-value]
-    inside = replaced(getattr(config, head), rest, value) if rest else value
-    return dataclasses.replace(config, **{head: inside})  # type: ignore[type-var]
-
-
 def merged(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The config with the values that a recipe's nested tables state.
+    """The config with the values that nested tables or dotted names state.
 
-    >>> merged(Config(), {"run": {"seed": 7}}).run.seed
+    >>> merged(Config(), {"run": {"seed": 7}, "run.steps": 3}).run.seed
     7
     """
 
@@ -326,22 +310,9 @@ def merged(config: Config, changes: Mapping[str, Any]) -> Config:
             return new
         return {**old, **{key: join(old.get(key), value) for key, value in new.items()}}
 
-    return from_dict(Config, join(_without_none(dataclasses.asdict(config)), changes))
-
-
-def literal(text: str) -> Any:
-    """A flag's value as TOML reads it, or a JSON object; what neither can read is a string.
-
-    >>> literal("3"), literal("true"), literal("compact"), literal("[1, 2]")
-    (3, True, 'compact', [1, 2])
-    >>> literal("{threads = 1}"), literal('{"threads": 1}')
-    ({'threads': 1}, {'threads': 1})
-    """
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        pass
-    try:
-        return json.loads(text) if text.startswith("{") else text
-    except json.JSONDecodeError:
-        return text
+    stated = config.model_dump()
+    for name, value in changes.items():
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        stated = join(stated, value)
+    return Config(**stated)

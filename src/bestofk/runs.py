@@ -5,7 +5,8 @@
     engine.json          on a GPU: the sizes of the sampler's memory
     metrics.jsonl        one line per step and one per evaluation
     samples/000012.jsonl the completions of step 12: prompt, text, reward, status, weight
-    evaluations/         000050.jsonl …: the completions of each evaluation, in the same form
+    evaluations/         000050.jsonl …: the completions of each evaluation, in the same form;
+                         evaluations-NAME/ those of the set NAME
     checkpoints/         step-000025/ … : weights, optimiser, state, and a manifest of checksums
     best/  best.json     the model with the best validation metric
     final/               the trained model with its card, for `from_pretrained`
@@ -32,6 +33,8 @@ from bestofk.common import json_safe, sync_to_disk, write_atomically
 
 STEP = "step-{:06d}"
 MANIFEST = "manifest.json"
+KINDS = ("train", "evaluation", "evaluation_set")
+"""Lines of metrics: a step, an evaluation, an evaluation on one of `evaluation.sets`."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -104,6 +107,9 @@ class Run:
                 "--run.dir named"
             )
         run._hold()
+        before = run.path / ".before-best"
+        if before.exists() and not (run.path / "best").exists():
+            os.replace(before, run.path / "best")  # killed while a better one took its place
         return run
 
     def _hold(self) -> None:
@@ -138,11 +144,14 @@ class Run:
                 if total > self._limit and file is not kept[0]:
                     file.unlink()
 
-    def record_evaluation(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def record_evaluation(
+        self, step: int, rows: Iterable[Mapping[str, Any]], name: str = ""
+    ) -> None:
         """Keep the completions of an evaluation, for `bestofk eval` and `bestofk compare`."""
         with self._saying("an evaluation"):
-            (self.path / "evaluations").mkdir(exist_ok=True)
-            write_jsonl(self.path / "evaluations" / f"{step:06d}.jsonl", rows)
+            folder = self.path / (f"evaluations-{name}" if name else "evaluations")
+            folder.mkdir(exist_ok=True)
+            write_jsonl(folder / f"{step:06d}.jsonl", rows)
 
     def save(
         self, step: int, *, tensors: Mapping[str, Any], trainer: Any, state: Mapping[str, Any]
@@ -247,7 +256,7 @@ class Run:
                     f'it hold the one line {{"kind": "train", "step": {step}}} to go on without'
                 )
             return
-        ends = {"evaluation": validated}
+        ends = {"evaluation": validated, "evaluation_set": validated}
         lines = read_metrics(self.path)
         lines = [line for line in lines if line["step"] <= ends.get(line["kind"], step)]
         last = max((line["step"] for line in lines), default=0)
@@ -260,12 +269,9 @@ class Run:
     def save_best(self, step: int, value: float, metric: str, fill: Callable[[Path], None]) -> None:
         """Put a better model in the place of the best one."""
         with self._saying(f"the best model, of step {step}"):
-            path = write_folder(self.path / "best" / STEP.format(step), fill)
-            note = {"step": step, "metric": metric, "value": value, "path": f"best/{path.name}"}
+            write_folder(self.path / "best", fill)
+            note = {"step": step, "metric": metric, "value": value}
             write_atomically(self.path / "best.json", json.dumps(note, indent=1) + "\n")
-            for other in (self.path / "best").iterdir():
-                if other != path:
-                    shutil.rmtree(other)
 
     def save_final(self, fill: Callable[[Path], None]) -> Path:
         with self._saying("the final model"):
@@ -302,15 +308,15 @@ def refuse_begun(path: str | Path) -> None:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Every line of a run's metrics; `kind` is "train" or "evaluation"."""
+    """Every line of a run's metrics; `kind` is one of `KINDS`."""
     file = Path(path) / "metrics.jsonl"
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no metrics.jsonl: is it a run's folder?")
     lines = list(read_jsonl(file))
     for number, line in enumerate(lines, start=1):
-        if line.get("kind") not in ("train", "evaluation") or type(line.get("step")) is not int:
+        if line.get("kind") not in KINDS or type(line.get("step")) is not int:
             raise ValueError(
-                f"{file}, entry {number}: a line of metrics has a kind (train or evaluation) and a "
+                f"{file}, entry {number}: a line of metrics has a kind ({', '.join(KINDS)}) and a "
                 f"step, got {str(line)[:80]}"
             )
     return lines
@@ -356,9 +362,13 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         (beside / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
         for written in [*files, beside / MANIFEST, beside]:
             sync_to_disk(written)
-        shutil.rmtree(path, ignore_errors=True)
+        before = path.with_name(f".before-{path.name}")
+        shutil.rmtree(before, ignore_errors=True)
+        if path.exists():
+            os.replace(path, before)
         os.replace(beside, path)
         sync_to_disk(path.parent)
+        shutil.rmtree(before, ignore_errors=True)
     except Exception as error:
         full = "No space left" in str(error) or shutil.disk_usage(beside).free < 1 << 20
         shutil.rmtree(beside, ignore_errors=True)

@@ -9,7 +9,7 @@ from decimal import Decimal
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
-from bestofk.common import unknown
+from bestofk.common import reaches, unknown
 
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
@@ -56,6 +56,8 @@ class Group:
     prompt: Prompt
     completions: tuple[Completion, ...]
     prompt_tokens: tuple[int, ...] = ()
+    temperature: float | None = None
+    """Of the sampler that drew them; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Verdict:
     tier: int | None = None
     """Of the sandbox, where one was used."""
     detail: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Rewards that this one is made of, by name; runs log their means."""
 
     def __post_init__(self) -> None:
         """Reward and status say the same: runs are counted by one and trained by the other."""
@@ -105,13 +109,17 @@ class Verdict:
         return Verdict(reward=math.nan, status="unscored", detail=detail)
 
 
+ALMOST_ONE = 1.0 - 1e-6
+"""The most that an answer which is not right can get: what is nearer to 1 is taken for 1."""
+
+
 def status_of(reward: float) -> Status:
     """The status of a reward that nothing else is known about.
 
     >>> status_of(1.0), status_of(0.25), status_of(-1.0), status_of(2.5)
     ('correct', 'partial', 'incorrect', 'correct')
     """
-    return "correct" if reward >= 1.0 else "partial" if reward > 0.0 else "incorrect"
+    return "correct" if reaches(reward, 1.0) else "partial" if reward > 0.0 else "incorrect"
 
 
 Verifier: TypeAlias = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]

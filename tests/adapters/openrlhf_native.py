@@ -1,8 +1,8 @@
 """OpenRLHF's own estimators and the adapter, through its own function, one group at a time.
 
-    PYTHONPATH=tests/adapters/without_cuda python tests/adapters/openrlhf_native.py
+    PYTHONPATH=research:tests/adapters/without_cuda python tests/adapters/openrlhf_native.py
 
-prints the table of docs/adapters/openrlhf.md. Left out: gae, which needs a critic.
+prints the table of research/conformance.md. Left out: gae, which needs a critic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
 from bestofk.adapters.openrlhf import use
-from bestofk.conformance.published import PublishedEstimator, table
+from published import PublishedEstimator, table
 
 K, N = 2, 4
 
@@ -82,7 +82,8 @@ def one_group(estimator: str) -> Callable[[Any], np.ndarray]:
             raise ValueError("one group at a time")
         rows = experience(values, range(len(values)), ["a"] * len(values))
         made = maker(arguments(estimator, len(values))).compute_advantages_and_returns([rows])
-        return made[0].advantages[:, 0].numpy()
+        # its loss divides by all rows; an estimator is judged by the mean over its live samples
+        return made[0].advantages[:, 0].numpy() * float((~values.isnan()).double().mean())
 
     return call
 

@@ -1,8 +1,8 @@
 """SkyRL's own estimators and the plug-in, through SkyRL's own function, one group at a time.
 
-    PYTHONPATH=tests/adapters/on_cpu python tests/adapters/skyrl_native.py
+    PYTHONPATH=research:tests/adapters/on_cpu python tests/adapters/skyrl_native.py
 
-prints the table of docs/adapters/skyrl.md. Left out: gae, which needs a critic.
+prints the table of research/conformance.md. Left out: gae, which needs a critic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_re
 from skyrl.train.config import SkyRLTrainConfig
 
 from bestofk.adapters.skyrl import register
-from bestofk.conformance.published import PublishedEstimator, table
+from published import PublishedEstimator, table
 
 K, N = 2, 4
 UNBIASED = (
@@ -60,7 +60,9 @@ def one_group(name: str, *overrides: str) -> Callable[[np.ndarray], np.ndarray]:
         if values.ndim != 1:
             raise ValueError("one group at a time")
         mask = torch.ones(len(values), 1, dtype=torch.int64)
-        return advantages(name, values, ["a"] * len(values), mask, *overrides)[:, 0].numpy()
+        found = advantages(name, values, ["a"] * len(values), mask, *overrides)[:, 0].numpy()
+        # SkyRL's loss divides by all rows; an estimator is judged by the mean over its live samples
+        return found * float((~values.isnan()).double().mean())
 
     return estimator
 

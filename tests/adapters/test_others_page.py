@@ -14,10 +14,13 @@ import bestofk
 from bestofk.objectives import DroppedGroups
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adapters" / "others.md").read_text()
-SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
+SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.S | re.M))
 RNG = np.random.default_rng(0)
 GROUPS = [RNG.normal(size=10), RNG.normal(size=9), RNG.normal(size=12)]
+ROWS = sum(map(len, GROUPS))
 WANTED = [bestofk.advantages(group, "max@8") for group in GROUPS]
+"""Of each group by itself; in a batch every prompt counts the same, whatever its size."""
+SHARED = [wanted * ROWS / (3 * len(wanted)) for wanted in WANTED]
 
 
 def ran(section, monkeypatch, **modules):
@@ -39,11 +42,9 @@ def ran(section, monkeypatch, **modules):
     return SimpleNamespace(**{k: v for k, v in scope.items() if not k.startswith("__")})
 
 
-def test_every_section_says_that_it_is_untested_and_when_it_was_read():
-    assert len(SECTIONS) == 6
-    assert all(
-        text.strip().startswith("Untested, 2026-11-15; read: ") for text in SECTIONS.values()
-    )
+def test_every_section_names_the_source_that_was_read():
+    assert len(SECTIONS) == 8
+    assert all(text.strip().startswith("Read: ") for text in SECTIONS.values())
 
 
 def test_rllm(monkeypatch):
@@ -51,15 +52,32 @@ def test_rllm(monkeypatch):
     page = ran("rLLM", monkeypatch, rllm__trainer__algorithms__advantage=register)
     for made in page.best_of_k(GROUPS, None, uids=[]):
         assert [len(each) for each in made] == [10, 9, 12]
-        np.testing.assert_allclose(np.concatenate(made), np.concatenate(WANTED))
+        np.testing.assert_allclose(np.concatenate(made), np.concatenate(SHARED))
 
 
 def test_prime_rl(monkeypatch):
-    page = ran("prime-rl", monkeypatch, prime_rl__orchestrator__algo__base={"Algorithm": object})
     given: list = []
-    group = [SimpleNamespace(reward=r, assign_advantages=given.append) for r in GROUPS[0].tolist()]
-    asyncio.run(page.BestOfK().score_group(group))
+    base = {"Algorithm": object, "iter_trainable_traces": lambda episodes: enumerate(episodes)}
+    page = ran(
+        "prime-rl",
+        monkeypatch,
+        prime_rl__orchestrator__algo={"ALGORITHM_CLASSES": {}},
+        prime_rl__orchestrator__algo__base=base,
+        prime_rl__orchestrator__algo__routing={"assign_advantages": lambda _, a: given.append(a)},
+    )
+    group = [SimpleNamespace(reward=r) for r in GROUPS[0].tolist()]
+    asyncio.run(page.algo.ALGORITHM_CLASSES["grpo"]().score_group(group))
     np.testing.assert_allclose(given, WANTED[0])
+
+
+@pytest.mark.parametrize("section", ["Axolotl", "Unsloth"])
+def test_trainers_made_from_trls(section, monkeypatch):
+    GRPOTrainer = pytest.importorskip("trl").GRPOTrainer
+    host = {"AxolotlGRPOTrainer": type("AxolotlGRPOTrainer", (GRPOTrainer,), {})}
+    modules = {"axolotl__core__trainers__grpo__trainer": host, "unsloth": {}}
+    page = ran(section, monkeypatch, **modules)
+    assert issubclass(page.BestOfK, GRPOTrainer)
+    assert page.BestOfK.training_objective == "max@8"
 
 
 def test_slime(monkeypatch):
@@ -75,7 +93,8 @@ def test_slime(monkeypatch):
     ]
     raw, made = page.best_of_k(None, samples)
     assert raw[1:3] == [9.0, None]
-    np.testing.assert_allclose(made, [WANTED[0][0], 0, 0, *WANTED[0][1:], *WANTED[2]])
+    first, last = (WANTED[g] * 24 / (2 * len(WANTED[g])) for g in (0, 2))
+    np.testing.assert_allclose(made, [first[0], 0, 0, *first[1:], *last])
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -88,12 +107,12 @@ def test_nemo_rl(monkeypatch, width):
     rewards, mask = torch.tensor(np.concatenate(GROUPS))[order], torch.ones(31, 5)
     made = estimator.compute_advantage(ids, rewards, mask, repeated_batch=None)
     assert made.shape == mask.shape
-    np.testing.assert_allclose(made[:, 4], np.concatenate(WANTED)[order])
+    np.testing.assert_allclose(made[:, 4], np.concatenate(SHARED)[order])
     valid = torch.ones(31)
     valid[order == 0] = 0.0
     made = estimator.compute_advantage(ids, rewards, mask, valid_mask=valid)
     shorter = bestofk.advantages(GROUPS[0][1:], "max@8")
-    np.testing.assert_allclose(made[torch.argsort(order)[:10], 0], [0, *shorter])
+    np.testing.assert_allclose(made[torch.argsort(order)[:10], 0], [0, *shorter * 31 / 27])
 
 
 def test_ms_swift(monkeypatch):
@@ -106,7 +125,8 @@ def test_ms_swift(monkeypatch):
     )  # fmt: skip
     assert rewards[0] == 0  # what the host shows
     assert rewards[11] == values[11, 0]
-    np.testing.assert_allclose(made[:10], [0, *bestofk.advantages(rewards[1:10], "max@8")])
+    nine = bestofk.advantages(rewards[1:10], "max@8") * 10 / 9
+    np.testing.assert_allclose(made[:10], [0, *nine])
     np.testing.assert_allclose(made[10:], bestofk.advantages(rewards[10:], "max@8"))
     with pytest.raises(ValueError, match="kl_in_reward"):
         page.best_of_k(values, torch.ones(2), 10, kl_in_reward=True)
@@ -120,7 +140,7 @@ def test_tinker_cookbook(monkeypatch):
         return SimpleNamespace(get_total_rewards=lambda: rewards.tolist())
 
     made = page.train.compute_advantages([group(each) for each in GROUPS])
-    for weights, wanted in zip(made, WANTED, strict=True):
+    for weights, wanted in zip(made, SHARED, strict=True):
         np.testing.assert_allclose(weights, wanted, rtol=1e-5)
     assert page.train.compute_advantages([group(GROUPS[0][:4])]) == "centred"
     with pytest.raises(ValueError, match="more than 8 samples"):

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,6 @@ from adapters.trl_runs import (
     groups_of,
     has_three,
     in_the_loss,
-    one_thread,
     our_update,
     trainer,
     weights_of,
@@ -33,23 +30,9 @@ from bestofk.models import load
 from oracles import subset_mean
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
-
-
-QUICK = ["max@4", "max@8:loo-1", "pass@4", "passk-training@4"]
-LONG = ["passk-training@4:combination", "maxrl", "tailrl", "rs-grpo", "grpo", "dr-grpo",
-        "reinforce", "top2@4", "median@4", "max@1+4", "bon-max-second", "max@4:zscore",
-        "pkpo@4"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "text", [*QUICK, *(pytest.param(text, marks=pytest.mark.slow) for text in LONG)]
-)
+@pytest.mark.parametrize("text", ["max@4", "max@8:loo-1", "pass@4", "passk-training@4", "tailrl"])
 def test_the_loss_and_the_log_get_the_objectives_weights_of_each_group(text, tmp_path):
-    score = has_three if text.startswith(("pass", "maxrl")) else digits
+    score = has_three if text.startswith("pass") else digits
     judge = Judge(score)
     run = trainer(tmp_path, judge, text, max_steps=2, learning_rate=1e-3)
     run.train()
@@ -105,7 +88,7 @@ def test_the_adaptive_design_ranks_groups_by_entropy(tmp_path):
     run = trainer(tmp_path, judge, "passk-training@4:adaptive", **options)
     run.train()
     learner = Learner(load("tiny-countdown").model, temperature=1.3)
-    entropy = learner.score(groups_of(judge.rows, 8)).entropy
+    entropy = learner.log_probs(groups_of(judge.rows, 8)).entropy
     assert np.ptp(entropy.mean(axis=1)) > 1e-3
     wanted = bestofk.advantages(judge.rewards(8), "passk-training@4:adaptive", entropy=entropy)
     plain = bestofk.advantages(judge.rewards(8), "passk-training@4")
@@ -164,13 +147,11 @@ def test_the_first_update_with_adamw_is_our_own_learners(tmp_path):
     assert compared > 10_000
 
 
-def test_two_processes_share_groups_and_make_the_same_update(tmp_path):
+def test_two_processes_share_groups_and_make_the_same_update(tmp_path, warm):
     """12 rows a process, groups of 8: the middle group lies on both, and each lost a row."""
     script = Path(__file__).with_name("trl_runs.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = [str(warm / "python"), str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ends"] == [0, 0], done.stderr
     ranks = [torch.load(tmp_path / f"rank-{r}.pt", weights_only=False) for r in range(2)]

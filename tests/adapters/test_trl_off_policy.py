@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,25 +22,19 @@ from adapters.trl_runs import (
     groups_of,
     inner_run,
     logged,
-    one_thread,
     prompts,
     trainer,
     weights_of,
+    with_environment,
 )
-from bestofk.adapters.trl import BestOfKMixin
-from bestofk.adapters.trl_off_policy import log_ratios
+from bestofk.adapters.trl import BestOfKMixin, BestOfKTrainer
+from bestofk.adapters.trl.grpo_rows import log_ratios
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
-from bestofk.objectives import ObjectiveWarning
+from bestofk.objectives import ObjectiveWarning, effective_share
 
 # a second pass is biased, which a test of test_trl_options.py hears
 pytestmark = pytest.mark.filterwarnings("ignore:num_iterations=")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
 
 
 def replay(rows, objective, steps, per_step, *, n=8, lr=0.0005, live=None, **named):
@@ -84,52 +76,38 @@ def assert_model(run, ours, tolerance=1e-5):
         torch.testing.assert_close(value, ours[name], rtol=0, atol=tolerance)
 
 
-SHAPES = [
-    pytest.param({"num_iterations": 3}, 2, id="three passes"),
-    pytest.param({"steps_per_generation": 6, "max_steps": 3}, 2, id="three mini-batches"),
-    pytest.param({"num_iterations": 2, "steps_per_generation": 4, "max_steps": 4}, 2, id="both"),
-    pytest.param(
-        {"num_iterations": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
-        2,
-        id="a group over two micro-batches",
-    ),
-]
+PASSES = {"num_iterations": 3, "max_steps": 3}
+MINI = {"steps_per_generation": 6, "max_steps": 3}
+BOTH = {"num_iterations": 2, "steps_per_generation": 4, "max_steps": 4}
+SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+GOAL = bestofk.objective("pass@4", threshold=0.55, truncate=0.05)
+CASES = [
+    pytest.param("max@4", PASSES, {}, (), id="three passes"),
+    pytest.param("max@4:loo-1", MINI, {}, (), id="three mini-batches"),
+    pytest.param("mean", BOTH, {}, (), id="both"),
+    pytest.param("max@4", PASSES | SPLIT, {}, (), id="a group over two micro-batches"),
+    pytest.param("max@4", PASSES, {}, (1, 6, 9), id="unscored rows"),
+    pytest.param(GOAL, PASSES, {}, (), id="an objective with options"),
+    pytest.param("max@4", PASSES, {"truncate": 0.01}, (), id="truncate"),
+    pytest.param("max@4", PASSES, {"trust_region": (0.02, 0.02)}, (), id="trust region"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "per_step"), SHAPES)
-@pytest.mark.parametrize("text", ["max@4", "max@4:loo-1", "mean"])
-def test_every_inner_step_is_our_own_learners(text, options, per_step, tmp_path):
-    judge = Judge()
-    run, inner = inner_run(tmp_path, judge, text, **{"max_steps": 3} | options)
+@pytest.mark.parametrize(("goal", "options", "named", "unscored"), CASES)
+def test_every_inner_step_is_our_own_learners(goal, options, named, unscored, tmp_path):
+    judge = Judge(unscored=unscored)
+    given = {"train_dataset": prompts(), **named}
+    run, inner = inner_run(tmp_path, judge, goal, named=given, **options)
     run.train()
-    found, ours = replay(judge.rows, text, len(inner.seen), per_step)
+    goal = bestofk.objective(goal, **named) if named else goal
+    found, ours = replay(judge.rows, goal, len(inner.seen), 2)
     assert len(inner.seen) == run.args.max_steps
     assert max(np.abs(ratio).max() for _, ratio, _ in found[1:]) > 0.02  # off policy indeed
-    on_policy = np.resize(bestofk.advantages(judge.rewards(8), text), (len(found), per_step, 8))
+    on_policy = np.resize(bestofk.advantages(judge.rewards(8), goal), (len(found), 2, 8))
     assert not np.allclose([weights for weights, *_ in found], on_policy, atol=1e-3)
-    assert_same(inner.seen, found)
-    assert_model(run, ours)
-
-
-def test_pass_at_k_and_options_of_the_objective_go_through(tmp_path):
-    goal, judge = bestofk.objective("pass@4", threshold=0.55, truncate=0.05), Judge()
-    run, inner = inner_run(tmp_path, judge, goal, num_iterations=3, max_steps=3)
-    run.train()
-    found, _ = replay(judge.rows, goal, 3, 2)
-    assert max(ratio.max() for _, ratio, _ in found) > 0.05  # something is truncated
-    assert_same(inner.seen, found)
-
-
-@pytest.mark.parametrize("option", [{"truncate": 0.01}, {"trust_region": (0.02, 0.02)}], ids=str)
-def test_options_of_the_objective_are_arguments_of_the_trainer(option, tmp_path):
-    judge = Judge()
-    named = {"train_dataset": prompts(), **option}
-    run, inner = inner_run(tmp_path, judge, num_iterations=3, max_steps=3, named=named)
-    run.train()
-    goal = bestofk.objective("max@4", **option)
-    found, ours = replay(judge.rows, goal, 3, 2)
-    free, _ = replay(judge.rows, "max@4", 3, 2)
-    assert not np.allclose(found[-1][0], free[-1][0], atol=1e-3)  # it did something
+    if named:
+        free, _ = replay(judge.rows, "max@4", len(found), 2)
+        assert not np.allclose(found[-1][0], free[-1][0], atol=1e-3)  # it did something
     assert_same(inner.seen, found)
     assert_model(run, ours)
 
@@ -146,7 +124,7 @@ def test_how_far_the_policy_has_moved_is_logged(tmp_path):
         outside = ((whole > 0) & (log_ratio > 0.02)) | ((whole < 0) & (log_ratio < -0.02))
         distance = np.mean(np.exp(log_ratio) - 1 - log_ratio)
         assert line["masked"] == pytest.approx(outside.mean())
-        assert line["effective_share"] == pytest.approx(np.exp(-8 * distance), abs=1e-4)
+        assert line["effective_share"] == pytest.approx(effective_share(distance, 4, 8), abs=1e-4)
         assert line["log_ratio_max"] == pytest.approx(np.abs(log_ratio).max(), abs=1e-4)
     assert [line["masked"] > 0 for line in logged(run)] == [False, True, True]
 
@@ -164,15 +142,6 @@ def test_a_new_batch_starts_on_policy(tmp_path):
     assert min(steps[1], steps[3]) > 1e-3
 
 
-def test_unscored_rows_leave_their_groups_off_policy_too(tmp_path):
-    judge = Judge(unscored=(1, 6, 9))
-    run, inner = inner_run(tmp_path, judge, "max@4", num_iterations=3, max_steps=3)
-    run.train()
-    found, ours = replay(judge.rows, "max@4", 3, 2)
-    assert_same(inner.seen, found)
-    assert_model(run, ours)
-
-
 def test_truncated_completions_that_trl_masks_are_not_siblings_off_policy(tmp_path):
     judge, length = Judge(), 8
     options = {"mask_truncated_completions": True, "max_completion_length": length}
@@ -187,25 +156,15 @@ def test_truncated_completions_that_trl_masks_are_not_siblings_off_policy(tmp_pa
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_tokens_of_an_environment_are_not_in_the_log_ratio(tmp_path):
-    """A rollout_func whose env_mask marks every second token as the environment's."""
-    drawn = torch.Generator().manual_seed(3)
-    masks = [[(t + 1) % 2 for t in range(4 + row % 3)] for row in range(16)]
-
-    def roll_out(asked, run):
-        ids = [torch.randint(5, 60, (len(mask),), generator=drawn).tolist() for mask in masks]
-        return {
-            "prompt_ids": [run.processing_class(text)["input_ids"] for text in asked],
-            "completion_ids": ids,
-            "logprobs": [[0.0] * len(each) for each in ids],
-            "env_mask": masks,
-        }
-
+    roll_out, masks = with_environment()
     judge = Judge()
     named = {"train_dataset": prompts(), "rollout_func": roll_out}
     run, _ = inner_run(tmp_path, judge, num_iterations=2, max_steps=1, named=named)
     run.train()
     groups = groups_of(judge.rows, 8)
-    old, new = (Learner(each).score(groups) for each in (load("tiny-countdown").model, run.model))
+    old, new = (
+        Learner(each).log_probs(groups) for each in (load("tiny-countdown").model, run.model)
+    )
     rows = zip([row for group in new.tokens for row in group],
                [row for group in old.tokens for row in group], masks)  # fmt: skip
     wanted = [float((after - before)[np.array(mask) == 1].sum()) for after, before, mask in rows]
@@ -236,12 +195,10 @@ def test_evaluation_between_inner_steps_changes_nothing(tmp_path):
     assert runs[0] == runs[1]
 
 
-def test_two_processes_weigh_the_groups_of_a_step_together(tmp_path):
+def test_two_processes_weigh_the_groups_of_a_step_together(tmp_path, warm):
     script = Path(__file__).with_name("trl_runs.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "off-policy"],
-        capture_output=True, text=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = [str(warm / "python"), str(script), str(tmp_path), "off-policy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ends"] == [0, 0], done.stderr
     ranks = [torch.load(tmp_path / f"rank-{r}.pt", weights_only=False) for r in range(2)]
@@ -336,7 +293,7 @@ def test_arguments_reach_the_host_by_name(tmp_path):
     run = Mine(policy.model, Judge(), config(tmp_path), prompts(), None, policy.tokenizer)
     assert run.processing_class is policy.tokenizer
     assert run.train_dataset["prompt"] == prompts()["prompt"]  # type: ignore[index]
-    with pytest.raises(TypeError, match="train_dataset was given twice"):
+    with pytest.raises(TypeError, match=r"multiple values for .*train_dataset"):
         Mine(policy.model, Judge(), config(tmp_path), prompts(), train_dataset=prompts())
 
 
@@ -357,7 +314,7 @@ def test_a_host_that_replays_rows_is_an_error(tmp_path):
 
 
 def test_images_are_an_error_that_names_the_setting():
-    from bestofk.adapters.trl_off_policy import keep_rewards
+    from bestofk.adapters.trl.grpo_rows import keep_rewards
 
     output = {"advantages": torch.zeros(2), "pixel_values": torch.zeros(2, 3)}
     with pytest.raises(ValueError, match="num_iterations or steps_per_generation above one"):
@@ -416,12 +373,39 @@ def test_a_floor_of_zero_never_ends_inner_steps(tmp_path):
         trainer(tmp_path, Judge(), named={"ess_floor": 1.5}, num_iterations=3)
 
 
+class RescoredWithNoise(BestOfKTrainer):
+    """As bf16 over thousands of tokens: a nat per completion between two scorings."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        old = output["old_per_token_logps"]
+        torch.manual_seed(0)
+        output["old_per_token_logps"] = old + torch.randn(len(old), 1) / old.shape[1]
+        return output
+
+
+def test_the_first_step_is_taken_and_a_batch_that_starts_below_the_floor_is_named(tmp_path):
+    options = {"num_iterations": 2, "max_steps": 2, "learning_rate": 1e-9}
+    run = trainer(tmp_path, Judge(), cls=RescoredWithNoise, **options)
+    with pytest.warns(ObjectiveWarning, match=r"share of .*, below ess_floor=0.5, before"):
+        run.train()
+    assert [line["inner_steps_ended"] for line in logged(run)] == [0, 1]
+
+
 def test_a_gradient_scaler_cannot_end_inner_steps_and_is_named():
     from types import SimpleNamespace
 
-    from bestofk.adapters.trl_options import floor_of
+    from bestofk.adapters.trl.grpo_settings import floor_of
 
     scaled = SimpleNamespace(fp16=True, process_index=0)
     with pytest.warns(ObjectiveWarning, match=r"fp16=True.*ess_floor=0.5.*bf16=True"):
         assert floor_of(0.5, scaled, several_steps=True) == 0.0
     assert floor_of(0.5, scaled, several_steps=False) == 0.5
+
+
+def test_resuming_inside_a_generation_batch_is_said(tmp_path):
+    options = {"steps_per_generation": 4, "save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, Judge(), **options).train()
+    again = trainer(tmp_path, Judge(), **options | {"max_steps": 2})
+    with pytest.warns(ObjectiveWarning, match="resumed at step 1, inside .* batch of 2 optimiser"):
+        again.train(resume_from_checkpoint=True)

@@ -4,7 +4,6 @@ import copy
 import logging
 import warnings
 from dataclasses import fields
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,17 +12,16 @@ pytest.importorskip("trl", reason="TRL is not installed here: pip install 'besto
 
 import bestofk
 from adapters.trl_runs import Judge, config, trainer
+from bestofk.adapters.groups import logged_sizes
+from bestofk.adapters.inner_steps import check_version
 from bestofk.adapters.trl import BestOfKTrainer
-from bestofk.adapters.trl_options import (
+from bestofk.adapters.trl.grpo_settings import (
     BIASED,
     UNBIASED,
-    _check_steps,
     as_objective,
-    cautions,
     exact_steps,
     prepared,
 )
-from bestofk.adapters.trl_rows import sizes
 from bestofk.objectives import ObjectiveWarning
 
 # a second pass is biased, which a test of test_trl_options.py hears
@@ -36,7 +34,7 @@ def ready(tmp_path, text="max@4", loss_type=None, **options):
 
 
 ERRORS = [
-    ({"scale_rewards": "batch"}, r"scale of the weights belongs to the objective \(max@4\)"),
+    ({"scale_rewards": "batch"}, r"scale belongs to the objective \(max@4\)"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, r"not the best of k by reward"),
     ({"num_generations": 4}, r"max@4 needs more than 4 samples per prompt, got 4.*max@4:loo-1"),
     ({"max_completion_length": None}, r"'dr_grpo' divides by max_completion_length, got None"),
@@ -52,7 +50,6 @@ OFF_POLICY_ERRORS = [
     ({**SEVERAL, "loss_type": "bnpo"}, r"loss_type='bnpo' divides by.*choose 'dr_grpo' or 'luspo'"),
     ({**SEVERAL, "off_policy_mask_threshold": 0.5}, r"off_policy_mask_threshold=0.5 leaves"),
     ({**SEVERAL, "top_entropy_quantile": 0.2}, r"top_entropy_quantile=0.2 leaves tokens out"),
-    ({**SEVERAL, "use_bias_correction_kl": True, "beta": 0.1}, r"use_bias_correction_kl=True mult"),
 ]  # fmt: skip
 
 
@@ -64,14 +61,17 @@ def test_a_setting_that_changes_the_meaning_is_an_error_before_a_model_is_loaded
         BestOfKTrainer("no/such-model", Judge(), config(tmp_path, **options), objective="max@4")
 
 
-def test_vllms_own_ratio_is_an_error_with_several_steps(tmp_path):
-    plain = config(tmp_path, loss_type="dr_grpo", num_iterations=2)
-    args = SimpleNamespace(**{each.name: getattr(plain, each.name) for each in fields(plain)})
+def test_vllms_own_ratio_is_an_error_with_several_steps_and_named_with_one(tmp_path):
+    args = config(tmp_path, num_iterations=2)
     args.use_vllm = True
     with pytest.raises(ValueError, match="vllm_importance_sampling_correction=True multiplies"):
-        _check_steps(as_objective("max@4"), args)
-    args.vllm_importance_sampling_correction = False
-    _check_steps(as_objective("max@4"), args)
+        prepared(as_objective("max@4"), args, "dr_grpo")
+    args.num_iterations = 1
+    with pytest.warns(ObjectiveWarning, match="own ratio, and max@4 would need its siblings'"):
+        prepared(as_objective("max@4"), args, "dr_grpo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObjectiveWarning)
+        prepared(as_objective("mean"), args, "dr_grpo")
 
 
 FORMS = [{"truncate": 1.0}, {"trust_region": 0.2}, {"self_normalise": True},
@@ -213,7 +213,7 @@ CAUTIONS = [
     ({"repetition_penalty": 1.1}, "repetition_penalty=1.1 changes"),
     ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs="),
     ({"top_entropy_quantile": 0.2}, "leaves tokens out of the loss"),
-    ({"off_policy_mask_threshold": 0.5}, "leaves samples of negative weight out"),
+    ({"off_policy_mask_threshold": 0.5}, "leaves samples of negative advantage out"),
 ]
 
 
@@ -224,7 +224,7 @@ def test_what_biases_the_update_is_named(options, message, tmp_path):
 
 
 def test_a_second_pass_is_labelled_and_mini_batches_are_not(tmp_path):
-    with pytest.warns(ObjectiveWarning, match="num_iterations=2 reuses samples.*from the second"):
+    with pytest.warns(ObjectiveWarning, match="num_iterations=2 reuses samples"):
         ready(tmp_path, num_iterations=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ObjectiveWarning)
@@ -232,17 +232,24 @@ def test_a_second_pass_is_labelled_and_mini_batches_are_not(tmp_path):
     assert exact_steps(as_objective("max@4"), several)
 
 
-def test_vllms_own_ratio_is_named_where_siblings_matter(tmp_path):
-    plain = config(tmp_path, loss_type="dr_grpo")
-    args = SimpleNamespace(**{each.name: getattr(plain, each.name) for each in fields(plain)})
-    args.use_vllm = True
-    [said] = cautions(as_objective("max@4"), args)
-    assert "each sample's own ratio; max@4 would need its siblings' too" in said
-    assert not list(cautions(as_objective("mean"), args))
+def test_trls_ratio_on_the_kl_is_switched_off_with_several_exact_steps_and_said(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        several = ready(tmp_path, steps_per_generation=4, beta=0.1, loss_type="luspo")
+    assert not several.use_bias_correction_kl
+    assert "use_bias_correction_kl is False" in caplog.text
+    assert (
+        ready(tmp_path, beta=0.1).use_bias_correction_kl == config(tmp_path).use_bias_correction_kl
+    )
+
+
+def test_an_older_trl_is_an_error_that_names_the_one_to_install():
+    with pytest.raises(ValueError, match=r"needs TRL 1.8 or newer, .* TRL 0.24.0: .*'trl>=1.8'"):
+        check_version("TRL", "0.24.0", (1, 8))
+    check_version("TRL", "1.8.0.dev1", (1, 8))
 
 
 def test_the_logged_k_are_powers_of_two_and_the_objectives_own():
-    assert sizes(8, 4) == [1, 2, 4, 8]
-    assert sizes(12, 6) == [1, 2, 4, 6, 8]
-    assert sizes(4, 8) == [1, 2, 4]
-    assert sizes(1, 4) == [1]
+    assert logged_sizes(8, 4) == [1, 2, 4, 8]
+    assert logged_sizes(12, 6) == [1, 2, 4, 6, 8]
+    assert logged_sizes(4, 8) == [1, 2, 4]
+    assert logged_sizes(1, 4) == [1]

@@ -17,25 +17,19 @@ from adapters.trl_runs import (
     groups_of,
     has_three,
     logged,
-    one_thread,
     our_update,
     prompts,
     trainer,
     weights_of,
+    with_environment,
 )
 from bestofk.adapters.trl import BestOfKMixin
-from bestofk.adapters.trl_rows import combined
+from bestofk.adapters.trl.grpo_rows import combined
 from bestofk.learning import Learner
 from bestofk.models import load
 from bestofk.models.load import find
 from bestofk.objectives import DroppedGroups
 from oracles import subset_mean
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
 
 
 @pytest.mark.filterwarnings("error::bestofk.objectives.DroppedGroups")
@@ -86,6 +80,8 @@ def test_logged_metrics_are_means_over_subsets_of_each_group(tmp_path):
         assert line[f"max@{k}"] == pytest.approx(np.mean(best), rel=1e-5)
         assert line[f"pass@{k}"] == pytest.approx(np.mean(passed), rel=1e-5)
     assert 0 < line["pass@1"] < line["pass@8"]
+    for name in ("pass@1", "max@3"):
+        assert line[f"{name}/low"] < line[name] < line[f"{name}/high"]
 
 
 @pytest.mark.parametrize("n", [4, 8])
@@ -196,18 +192,6 @@ def test_the_mixin_goes_in_front_of_any_grpo_trainer(tmp_path):
     assert str(other.training_objective) == "max@3"
 
 
-def test_the_old_name_of_the_attribute_works_with_a_warning(tmp_path):
-    class Mine(BestOfKMixin, GRPOTrainer):
-        goal = "max@2"  # type: ignore[assignment]
-
-    with pytest.warns(DeprecationWarning, match="`goal` of Mine is now called `training_obj"):
-        run = trainer(tmp_path, Judge(), None, cls=Mine)
-    assert str(run.training_objective) == "max@2"
-    other = trainer(tmp_path, Judge(), "max@3")
-    with pytest.warns(DeprecationWarning, match="now called training_objective"):
-        assert str(other.goal) == "max@3"
-
-
 def test_a_host_that_drops_rows_is_refused(tmp_path):
     class Filters(GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
@@ -231,24 +215,12 @@ def test_the_mixin_alone_is_refused():
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_tokens_of_an_environment_are_not_the_policys(tmp_path):
-    """A rollout_func whose env_mask marks every second token as the environment's."""
-    drawn = torch.Generator().manual_seed(3)
-    masks = [[(t + 1) % 2 for t in range(4 + row % 3)] for row in range(16)]
-
-    def roll_out(asked, run):
-        ids = [torch.randint(5, 60, (len(mask),), generator=drawn).tolist() for mask in masks]
-        return {
-            "prompt_ids": [run.processing_class(text)["input_ids"] for text in asked],
-            "completion_ids": ids,
-            "logprobs": [[0.0] * len(each) for each in ids],
-            "env_mask": masks,
-        }
-
+    roll_out, masks = with_environment()
     judge, text = Judge(), "passk-training@4:adaptive"
     named = {"rollout_func": roll_out, "train_dataset": prompts()}
     run = trainer(tmp_path, judge, text, named=named, learning_rate=0.0)
     run.train()
-    scores = Learner(load("tiny-countdown").model).score(groups_of(judge.rows, 8))
+    scores = Learner(load("tiny-countdown").model).log_probs(groups_of(judge.rows, 8))
     spread = [row for group in scores.entropies for row in group]
     own = [float(row[np.array(mask) == 1].mean()) for row, mask in zip(spread, masks)]
     known = {ids: entropy for (_, ids, _), entropy in zip(judge.rows, own)}

@@ -22,8 +22,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import bestofk
 from adapters import verl_native as native
-from bestofk.adapters.verl_check import check
-from bestofk.adapters.verl_settings import chosen
+from bestofk.adapters.verl.ppo_settings import chosen
+from bestofk.adapters.verl.self_check import check
 from bestofk.objectives import DroppedGroups
 
 PAD = "pad0123456789abcdef0123456789abcdef"

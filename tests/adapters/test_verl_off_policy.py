@@ -22,10 +22,12 @@ from verl.trainer.ppo import core_algos
 
 import bestofk
 from adapters import verl_native as native
-from bestofk.adapters import verl_steps
-from bestofk.adapters.verl_check import check
-from bestofk.adapters.verl_trainer import whole_groups
-from bestofk.adapters.verl_validation import validation_metrics
+from adapters.verl_runs import sampler_gap
+from bestofk.adapters.inner_steps import check_version
+from bestofk.adapters.verl import ppo_steps
+from bestofk.adapters.verl.ppo_settings import LEAST
+from bestofk.adapters.verl.ppo_trainer import validation_metrics, whole_groups
+from bestofk.adapters.verl.self_check import check
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning
@@ -56,10 +58,10 @@ def sampled(seed=0):
     return groups, rewards
 
 
-def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, settings=(), **options):
+def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, noise=0.0, settings=(), **options):
     torch.save(
         {"rows": rows, "mini": 2 * N, "epochs": epochs, "lr": lr, "settings": list(settings),
-         "options": {"objective": objective, **options}},
+         "noise": noise, "options": {"objective": objective, **options}},
         folder / "batch.pt",
     )  # fmt: skip
     known = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
@@ -71,6 +73,8 @@ def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, settings=(), **op
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == str([0] * ranks), done.stderr[-3000:]
+    warned = "The first step is taken" in " ".join(done.stderr.split())
+    assert warned == (noise > 0)
     return [torch.load(folder / f"rank-{r}.pt", weights_only=False) for r in range(ranks)]
 
 
@@ -81,6 +85,7 @@ def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, settings=(), **op
         (2, "max@3", {}),
         (1, "max@4:loo-1", {"truncate": 0.05}),
         (2, "mean", {"trust_region": [0.01, 0.01]}),
+        (1, "max@3", {"correct_sampler": True}),
     ],
 )
 def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, options, tmp_path):
@@ -102,6 +107,9 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
     learner = Learner(model, optimisation=Optimisation(learning_rate=LR, max_grad_norm=0.0))
     learner.optimiser = torch.optim.SGD(model.parameters(), lr=LR)
     old = learner.sequence_log_probs(groups)
+    corrected = options.pop("correct_sampler", False)
+    if corrected:
+        old = old - sampler_gap(np.arange(PROMPTS * N)).reshape(PROMPTS, N)
     largest = []
     for step in range(4):
         part = slice(2 * (step % 2), 2 * (step % 2) + 2)
@@ -124,7 +132,7 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
         for _, _, metrics in taken:
             assert ("masked" in metrics) == ("trust_region" in options)
             assert 0 < metrics["effective_share"] <= 1
-    assert largest[0] < 1e-4  # the first step is on policy, the others are not
+    assert largest[0] < 1e-4 or corrected  # the first step is on policy, the others are not
     assert min(largest[1:]) > 1e-3
     ours = dict(model.named_parameters())
     for each in found:
@@ -143,12 +151,21 @@ def rows_of(groups, rewards):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("floor", "taken"), [({}, 1), ({"ess_floor": 0}, 4)])
-def test_inner_steps_end_below_the_floor_and_the_optimiser_does_not_move(floor, taken, tmp_path):
-    """AdamW with weight decay at a large rate: too far away after one of four steps."""
+@pytest.mark.parametrize(
+    ("floor", "noise", "taken"),
+    [({}, 0.0, 1), ({"ess_floor": 0}, 0.0, 4), ({}, 1.0, 1)],
+)
+def test_inner_steps_end_below_the_floor_and_the_optimiser_does_not_move(
+    floor, noise, taken, tmp_path
+):
+    """AdamW with weight decay at a large rate: too far away after one of four steps.
+
+    With noise (sd in nats per completion) the first step is below the floor already, by re-scoring
+    alone: it is taken, and says so.
+    """
     adam = ["optimizer=AdamW", "weight_decay=0.1"]
     found = run_verl(
-        tmp_path, rows_of(*sampled()), ranks=2, epochs=2, objective="max@3", lr=3e-3,
+        tmp_path, rows_of(*sampled()), ranks=2, epochs=2, objective="max@3", lr=3e-3, noise=noise,
         settings=[f"actor_rollout_ref.actor.optim.{each}" for each in adam], **floor,
     )  # fmt: skip
     for each in found:
@@ -158,6 +175,7 @@ def test_inner_steps_end_below_the_floor_and_the_optimiser_does_not_move(floor, 
         assert ended == [0.0] * taken + [1.0] * (4 - taken)
         assert len(each["metrics"]["lr"]) == 1  # the schedule goes on
         assert each["metrics"]["effective_share"][1] < 0.5
+        assert (each["metrics"]["effective_share"][0] < 0.5) == (noise > 0)
         assert len(each["seen"]) == min(taken + 1, 4)  # what has ended is not scored any more
 
 
@@ -198,20 +216,18 @@ def test_the_loss_is_the_weight_times_the_log_prob_and_needs_the_weights_of_its_
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     weights = torch.tensor([[2.0], [-1.0]]) * mask
     old = torch.full((2, 3), -9.0)  # a ratio that any clip would cut
-    with pytest.raises(RuntimeError, match="did not make the weights of the mini-batch"):
+    with pytest.raises(RuntimeError, match="did not make the advantages of the mini-batch"):
         loss_of(old, log_prob, weights, mask, "seq-mean-token-sum")
-    token = verl_steps.WEIGHED.set(True)
+    token = ppo_steps.RENEWED.set(True)
     try:
         loss, _ = loss_of(old, log_prob, weights, mask, "seq-mean-token-sum")
-        with pytest.raises(ValueError, match="rollout_is multiplies"):
-            loss_of(old, log_prob, weights, mask, rollout_is_weights=torch.ones(2, 3))
     finally:
-        verl_steps.WEIGHED.reset(token)
+        ppo_steps.RENEWED.reset(token)
     (slope,) = torch.autograd.grad(-loss, log_prob)
     assert torch.allclose(slope * 2, weights.float())
 
 
-def test_clipped_weights_on_tokens_are_the_gradient_of_verls_own_loss():
+def test_clipped_advantages_on_tokens_are_the_gradient_of_verls_own_loss():
     """Up to verl's dual clip, which stops the push on a negative weight above a ratio of 3."""
     rng = np.random.default_rng(0)
     logs, weights = rng.normal(0, 0.8, (1, 400)), rng.normal(size=(1, 400))
@@ -223,7 +239,7 @@ def test_clipped_weights_on_tokens_are_the_gradient_of_verls_own_loss():
         torch.tensor(-logs), now, torch.tensor(weights), torch.ones(1, 400), "token-mean", actor
     )
     (slope,) = torch.autograd.grad(-loss * 400, now)
-    ours = bestofk.objectives.clipped_weights(weights, logs, 0.2, 0.28)
+    ours = bestofk.objectives.clipped_advantages(weights, logs, 0.2, 0.28)
     dual = (weights < 0) & (np.exp(logs) > 3.0)
     assert dual.any()
     np.testing.assert_allclose(slope.numpy(), np.where(dual, 0.0, ours), rtol=1e-9)
@@ -241,6 +257,8 @@ ERRORS = [
     ([], r"takes 4 optimiser steps per batch \(data.train_batch_size=1024, .*batch_size=256"),
     ([*ONE_STEP, f"{ACTOR}.ppo_epochs=4"], r"takes 4 optimiser steps .*ppo_epochs=4.*loss_mode"),
     ([*ONE_STEP, "+algorithm.bestofk.truncate=1"], r"bestofk.truncate=1 acts on ratios"),
+    ([*EXACT, "+algorithm.bestofk.correct_sampler=true",
+      "actor_rollout_ref.rollout.calculate_log_probs=False"], r"needs .*calculate_log_probs=True"),
     ([*EXACT, "+algorithm.bestofk.ess_floor=50"], r"ess_floor=50 is a share of the samples"),
     ([*ONE_STEP, "+algorithm.bestofk.ess_floor=0.3"], r"bestofk.ess_floor=0.3 acts on ratios"),
     ([*EXACT, f"{ACTOR}.shuffle=True"], r"actor.shuffle=True scatters groups"),
@@ -255,6 +273,7 @@ ERRORS = [
     ([*EXACT, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], r"parallel_size=2 is"),
     ([*EXACT, "+algorithm.bestofk.off_policy=none"], r"max@8 has off_policy=none"),
     ([*EXACT, "algorithm.bestofk.objective=maxrl"], r"maxrl has no off-policy form"),
+    ([*ONE_STEP, "trainer.use_v1=False"], r"use_v1=False chooses verl's legacy trainer"),
     ([*EXACT, "algorithm.adv_estimator=grpo"], r"loss_mode=bestofk needs it: set it to bestofk"),
 ]  # fmt: skip
 
@@ -289,11 +308,11 @@ def test_a_setting_that_biases_the_update_is_named(more, message):
 def test_settings_that_train_the_objective_are_said_in_one_line():
     assert "\n" not in check(native.composed(*CHOSEN, *ONE_STEP))
     exact = check(native.composed(*CHOSEN, *EXACT))
-    assert exact.endswith("objective max@8, 16 samples per prompt, exact off-policy weights")
+    assert exact.endswith("objective max@8, 16 samples per prompt, exact off-policy advantages")
     passes = check(native.composed(*CHOSEN, *EXACT, f"{ACTOR}.ppo_epochs=3"))
     assert f"biased update: {ACTOR}.ppo_epochs=3 reuses samples" in passes.splitlines()[1]
     clipped = check(native.composed(*CHOSEN, "+algorithm.bestofk.off_policy=none"))
-    assert "takes 4 optimiser steps per batch, and the weights are those of the first" in clipped
+    assert "takes 4 optimiser steps per batch, and the advantages are those of the first" in clipped
 
 
 @pytest.mark.filterwarnings("ignore:Disabled critic")
@@ -313,10 +332,23 @@ def test_verls_trainer_checks_its_settings_when_it_is_made():
         trainer(native.composed("algorithm.adv_estimator=grpo"))
 
 
+@pytest.mark.filterwarnings("ignore:Legacy trainer")
+def test_the_legacy_trainer_and_older_versions_are_errors():
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    with pytest.raises(ValueError, match=r"set trainer\.use_v1=True"):
+        RayPPOTrainer(native.composed(*CHOSEN, "trainer.use_v1=False"), None, {}, None)
+    for old in ("0.8.0", "0.7.1.dev0"):
+        with pytest.raises(ValueError, match=rf"needs verl 0.9 or newer.*is verl {old}"):
+            check_version("verl", old, LEAST)
+    check_version("verl", "0.9.0.dev3", LEAST)
+    check_version("verl", "1.0", LEAST)
+
+
 def test_a_schedule_follows_verls_steps():
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from bestofk.adapters.verl_trainer import WRAPPERS, progress_of
+    from bestofk.adapters.verl.ppo_trainer import WRAPPERS, progress_of
 
     config = native.composed(
         "algorithm.adv_estimator=bestofk", "+algorithm.bestofk.objective=max@2/50%/mean"
@@ -347,9 +379,9 @@ def test_validation_gets_means_over_subsets_of_each_prompt():
     for k in (3, 4):  # the second prompt has too few samples
         best_of = subset_mean(first, k, np.max)
         assert found[f"val-core/maze/reward/max@{k}"] == pytest.approx(best_of)
-    assert set(found) == {
-        f"val-core/maze/reward/{m}@{k}" for m in ("max", "pass") for k in (1, 2, 3, 4)
-    }
+        assert f"val-core/maze/reward/max@{k}/low" not in found  # one prompt has no spread
+    low, high = (found[f"val-core/maze/reward/pass@1/{end}"] for end in ("low", "high"))
+    assert 0 < low < found["val-core/maze/reward/pass@1"] < high < 1
 
 
 def test_verls_own_best_at_k_is_biased_where_ours_is_not():

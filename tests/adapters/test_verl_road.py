@@ -1,9 +1,11 @@
 """verl's processes: what loads the plug-in, a Ray worker, and its whole trainer on this CPU."""
 
+import gzip
 import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -24,7 +26,7 @@ from adapters import verl_native as native
 from ray_node import ray_node
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "verl-maze"
+RECIPE, MATHS = ROOT / "recipes" / "verl-maze", ROOT / "recipes" / "verl-maths"
 PAGE = (ROOT / "docs" / "adapters" / "verl.md").read_text(encoding="utf-8")
 FENCED = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
 
@@ -38,11 +40,11 @@ def run(*command, **environment):
     )
 
 
-def train(folder, *settings, attempts=5, **environment):
-    """The recipe on this CPU; again where Ray's processes did not start within Ray's own limit of
+def train(folder, *settings, recipe=RECIPE, attempts=5, **environment):
+    """A recipe on this CPU; again where Ray's processes did not start within Ray's own limit of
     thirty seconds, which a busy machine may not have."""
     for _ in range(attempts):
-        done = run("bash", str(RECIPE / "cpu.sh"), str(folder), *settings, **environment)
+        done = run("bash", str(recipe / "cpu.sh"), str(folder), *settings, **environment)
         if not (done.returncode and "node timed out during startup" in done.stdout + done.stderr):
             break
     return done
@@ -63,15 +65,15 @@ def test_the_module_variable_registers_it_where_entry_points_are_off():
     done = say(**off)
     assert (done.returncode, done.stdout) == (1, "")
     assert "VERL_USE_EXTERNAL_PLUGINS=none leaves it out" in done.stderr
-    assert say(**off, VERL_USE_EXTERNAL_MODULES="bestofk.adapters.verl").returncode == 0
+    assert say(**off, VERL_USE_EXTERNAL_MODULES="bestofk.adapters.verl.plugin").returncode == 0
 
 
 def test_a_plug_in_that_verl_hides_as_broken_is_named_with_its_error():
     code = """
 import sys
-sys.modules["bestofk.adapters.verl_rollouts"] = None    # any import error of ours
+sys.modules["bestofk.adapters.verl.rollouts"] = None    # any import error of ours
 import verl                                              # verl says nothing
-from bestofk.adapters.verl_check import check
+from bestofk.adapters.verl.self_check import check
 check()
 """
     done = run("python", "-c", code)
@@ -79,7 +81,7 @@ check()
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("RuntimeError: verl ")
     assert "its import fails with" in last
-    assert "verl_rollouts" in last
+    assert "rollouts" in last
 
 
 def advantages_in_worker(rewards, uids, overrides):
@@ -121,21 +123,22 @@ def test_the_commands_of_the_page_are_the_recipes(script):
 
 def settings_of(script, folder):
     """What a script of the recipe would give verl's trainer, without running it."""
-    show = f'python() {{ printf "%s\\n" "$@" && echo; }}; source {RECIPE / script} {folder}'
+    show = f'python() {{ printf "%s\\n" "$@" && echo; }}; source {script} {folder}'
     done = run("bash", "-c", show)
     assert done.returncode == 0, done.stderr
     (given,) = [call for call in done.stdout.split("\n\n") if "verl.trainer.main_ppo" in call]
     return [word for word in given.split("\n")[2:] if not word.startswith("hydra.")]
 
 
-@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 8), (8, 8)])
 @pytest.mark.filterwarnings("ignore")
-def test_verl_accepts_the_settings_for_a_cluster(nodes, tmp_path, monkeypatch):
-    from bestofk.adapters.verl_check import check
+def test_verl_accepts_the_settings_for_gpus(nodes, gpus, tmp_path, monkeypatch):
+    from bestofk.adapters.verl.self_check import check
 
     monkeypatch.setenv("NODES", str(nodes))
-    config = native.composed(*settings_of("cluster.sh", tmp_path))
-    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == 8 * nodes
+    monkeypatch.setenv("GPUS", str(gpus))
+    config = native.composed(*settings_of(MATHS / "gpus.sh", tmp_path))
+    assert config.trainer.nnodes * config.trainer.n_gpus_per_node == gpus * nodes
     validate_config(config, use_reference_policy=False, use_critic=False)
     assert "max@8, 16 samples" in check(config)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -172,7 +175,7 @@ def test_verls_own_trainer_takes_exact_inner_steps_on_this_cpu(tmp_path):
     ]
     done = train(tmp_path, *settings, TRAIN="exact")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "16 samples per prompt, exact off-policy weights" in done.stdout
+    assert "16 samples per prompt, exact off-policy advantages" in done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     assert all("3 figures as logged" in line for line in lines)
     logged = [
@@ -229,5 +232,42 @@ def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
     assert "step 2: verl logged critic/advantages/" in done.stderr
 
 
+def test_the_reward_of_the_maths_recipe_is_our_verifiers():
+    score = runpy.run_path(str(MATHS / "reward.py"))["compute_score"]
+    truth = json.dumps({"id": "math/1", "spec": {"expected": "1/2"}})
+    assert score("math", "So it is \\boxed{0.5}.", truth) == 1.0
+    assert score("math", "So it is \\boxed{2}.", truth) == 0.0
+
+
+PROBLEMS = {
+    "gsm8k": {"question": "What is 2 + {i}?", "answer": "2 + {i} = <<2+{i}={j}>>{j}\n#### {j}"},
+    "math": {
+        "problem": "Find $2 + {i}$.",
+        "solution": "It is $\\boxed{{{j}}}$.",
+        "level": "Level 1",
+    },
+}
+
+
+@pytest.mark.slow
+def test_the_maths_recipe_runs_on_two_workers_with_unbiased_metrics(tmp_path):
+    for name, fields in PROBLEMS.items():
+        for split in ("train", "test"):
+            rows = [{key: text.format(i=i, j=i + 2) for key, text in fields.items()}
+                    for i in range(20)]  # fmt: skip
+            with gzip.open(tmp_path / f"{name}-{split}.jsonl.gz", "wt", encoding="utf-8") as out:
+                out.write("".join(json.dumps(row) + "\n" for row in rows))
+    done = train(tmp_path / "run", recipe=MATHS, BESTOFK_DATA=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert [line[:6] for line in lines] == ["step 1", "step 2"]
+    path = tmp_path / "run" / "metrics.jsonl"
+    logged = [json.loads(line)["data"] for line in path.read_text().splitlines()]
+    assert all("bestofk/pass@8/high" in step for step in logged)
+    for source in ("gsm8k", "math"):
+        assert logged[-1][f"val-core/{source}/reward/pass@4"] == 0.0
+        assert 0.3 < logged[-1][f"val-core/{source}/reward/pass@4/high"] < 0.6  # of four prompts
+
+
 def test_the_table_of_the_page_is_what_the_code_prints():
-    assert native.page() in PAGE
+    assert native.page() in (ROOT / "research" / "conformance.md").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """TRL's own advantages and ours inside TRL, judged by exact enumeration.
 
-    python tests/adapters/trl_native.py     prints the table of docs/adapters/trl.md
+    PYTHONPATH=research python tests/adapters/trl_native.py    a table of research/conformance.md
 
 Every estimator is TRL's `GRPOTrainer._generate_and_score_completions`, run for real: the tiny model
 samples a token per row, a reward function hands out the rewards to be judged, and what is read is
@@ -23,8 +23,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from bestofk.adapters.trl import BestOfKTrainer
-from bestofk.conformance.published import PublishedEstimator, table
 from bestofk.models import load
+from published import PublishedEstimator, table
 
 K, N = 2, 4
 

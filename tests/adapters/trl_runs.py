@@ -7,13 +7,11 @@ groups again and learn from them with our own learner.
 """
 
 import faulthandler
-import gc
 import json
 import math
 import os
 import socket
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +29,6 @@ from bestofk.types import Completion, Group, Prompt
 PROMPTS = ["3 5 7=15\n", "2 4 6=12\n", "1 2 3=6\n", "8 8 1=17\n", "9 1=10\n", "4 4 2=10\n"]
 LENGTH = 12
 """Tokens per completion at most."""
-
-
-@contextmanager
-def one_thread():
-    """Small matrices want one thread, and accelerate collects garbage at every `train()`."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(threads)
 
 
 def digits(text):
@@ -99,6 +86,23 @@ def trainer(folder, judge, objective="max@4", *, cls=BestOfKTrainer, named=None,
     return cls(
         policy.model, judge, config(folder, **options), processing_class=policy.tokenizer, **named
     )
+
+
+def with_environment():
+    """A rollout_func, and its env_mask, which marks every second token as the environment's."""
+    drawn = torch.Generator().manual_seed(3)
+    masks = [[(t + 1) % 2 for t in range(4 + row % 3)] for row in range(16)]
+
+    def roll_out(asked, run):
+        ids = [torch.randint(5, 60, (len(mask),), generator=drawn).tolist() for mask in masks]
+        return {
+            "prompt_ids": [run.processing_class(text)["input_ids"] for text in asked],
+            "completion_ids": ids,
+            "logprobs": [[0.0] * len(each) for each in ids],
+            "env_mask": masks,
+        }
+
+    return roll_out, masks
 
 
 class Inner(TrainerCallback):

@@ -1,6 +1,6 @@
 """verl's own estimators and the plug-in, through verl's own `compute_advantage`, one group a time.
 
-    python tests/adapters/verl_native.py        the table of docs/adapters/verl.md
+    PYTHONPATH=research python tests/adapters/verl_native.py    a table of research/conformance.md
 
 Left out: gae (needs a critic), remax (a greedy rollout's reward), gdpo (several rewards), both
 optimal token baselines (quantities of the model): rewards alone do not determine them.
@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_module
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from bestofk.conformance.published import PublishedEstimator, table
+from published import PublishedEstimator, table
 
 K, N = 2, 4
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 MODEL = Path(__file__).parents[2] / "src/bestofk/models/checkpoints/tiny-maze"
@@ -64,13 +65,18 @@ def tensors(rows: list[dict[str, Any]], **known: Any) -> Any:
     )  # fmt: skip
 
 
+def sampler_gap(places: np.ndarray) -> np.ndarray:
+    """log π_old of the learner minus that of the sampler, of each row of the batch."""
+    return 0.02 * np.sin(places)
+
+
 def main(folder: Path, rank: int, ranks: int) -> None:
     from hydra import compose, initialize_config_module
     from verl.workers.engine_workers import ActorRolloutRefWorker
     from verl.workers.utils.padding import response_from_nested
 
-    from bestofk.adapters import verl_steps
-    from bestofk.adapters.verl_trainer import whole_groups
+    from bestofk.adapters.verl import ppo_steps
+    from bestofk.adapters.verl.ppo_trainer import whole_groups
 
     torch.set_num_threads(1)
     given = torch.load(folder / "batch.pt", weights_only=False)
@@ -88,9 +94,11 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     data = tensors([rows[i] for i in own], calculate_entropy=True, compute_loss=False)
     scored = worker.compute_log_prob(data)
     old = response_from_nested(scored["log_probs"], data["response_mask"])
+    torch.manual_seed(rank)
+    old = nested([row + given["noise"] * torch.randn(()) / len(row) for row in old.unbind()])
 
     seen = []
-    weigh = verl_steps.weigh
+    weigh = ppo_steps.renew_advantages
 
     def recorded(worker: Any, data: Any, from_trainer: Any) -> Any:
         found = weigh(worker, data, from_trainer)
@@ -98,7 +106,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         seen.append((data["place"].tolist(), weights, found))
         return found
 
-    verl_steps.weigh = recorded
+    ppo_steps.renew_advantages = recorded
     told = json.dumps({"options": given["options"], "progress": 0.0, "step": 1})
     data = tensors(
         [rows[i] for i in own], calculate_entropy=False, global_batch_size=given["mini"],
@@ -106,6 +114,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         dataloader_kwargs={"shuffle": False},
     )  # fmt: skip
     data["old_log_probs"], data["place"] = old, torch.tensor(own)
+    gaps = sampler_gap(np.array(own)).tolist()
+    data["rollout_log_probs"] = nested(
+        [row - gap / len(row) for row, gap in zip(old.unbind(), gaps, strict=True)]
+    )
     data["advantages"] = torch.nested.as_nested_tensor(
         [torch.full((len(row),), float("nan")) for row in data["responses"].unbind()],
         layout=torch.jagged,

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import pytest
 
 import bestofk
 from bestofk import evaluation
-from bestofk.api import EvaluationResult
-from bestofk.api.own_data import data_options, prompt_template
+from bestofk.api.own_data import data_options, objective_settings
+from bestofk.api.training_run import warn_of_few
 
 REWARDS = np.random.default_rng(0).integers(0, 2, size=(12, 8)).astype(float)
 
@@ -65,7 +67,7 @@ def test_a_notebook_shows_the_figure_that_plot_draws() -> None:
     from matplotlib.figure import Figure
     from matplotlib.image import imread
 
-    from bestofk.reports.figures import in_style
+    from bestofk.evaluation.charts import in_style
 
     better = np.maximum(REWARDS, REWARDS[::-1])
     for result in (bestofk.evaluate(REWARDS), bestofk.compare(REWARDS, better)):
@@ -97,8 +99,8 @@ def test_html_escapes_names() -> None:
 
 
 def test_graded_rewards_are_evaluated_by_max_at_k() -> None:
-    assert bestofk.evaluate(REWARDS * 3 - 1).curve.metric == "max@k"
-    assert bestofk.evaluate(REWARDS * 3 - 1, threshold=2.0).curve.metric == "pass@k"
+    assert bestofk.evaluate(REWARDS * 3 - 1).metric == "max@k"
+    assert bestofk.evaluate(REWARDS * 3 - 1, threshold=2.0).metric == "pass@k"
 
 
 def test_a_comparison_says_its_verdict() -> None:
@@ -109,7 +111,32 @@ def test_a_comparison_says_its_verdict() -> None:
     assert found.verdict == same.verdict
     assert found.at(1).value == same.difference[0]
     assert repr(found).endswith(same.verdict)
-    assert bestofk.compare(REWARDS, better).comparison.a == "samples (a)"
+    assert bestofk.compare(REWARDS, better).a == "samples (a)"
+
+
+SHOWN = (1, 2, 4, 8, 16)
+
+
+def test_the_interval_shown_is_the_one_the_verdict_uses() -> None:
+    """At some k the difference is significant alone and not over all k: no interval may say so."""
+    rng = np.random.default_rng(0)
+    chance = rng.beta(1, 1, 60)[:, None]
+    a, b = (rng.random((60, 16)) < chance).astype(float), rng.random((60, 16)) < chance + 0.05
+    found = bestofk.compare(bestofk.read(a, name="a"), bestofk.read(b.astype(float), name="b"))
+    alone = [bestofk.compare(a, b.astype(float), at=[k]) for k in SHOWN]
+    assert any(one.at(k).low > 0 >= found.at(k).low for k, one in zip(SHOWN, alone))
+    sure = found.p_value <= 0.05
+    band = found.band
+    assert ((band.low > 0) | (band.high < 0)).tolist() == sure.tolist()
+    for k in SHOWN:
+        assert (found.at(k).low, found.at(k).high) == (band.low[k - 1], band.high[k - 1])
+        text = f"[{band.low[k - 1]:.3f}, {band.high[k - 1]:.3f}]"
+        assert text in repr(found)
+        assert f"{band.low[k - 1]:+.3f} – {band.high[k - 1]:+.3f}" in found._repr_html_()
+    frame = found.to_pandas()
+    assert frame.low.tolist() == band.low.tolist()
+    drawn = found.plot().collections[0].get_paths()[0].vertices[:, 1]
+    assert drawn.min() == pytest.approx(band.low.min(), abs=1e-5)
 
 
 def test_frames_and_plots() -> None:
@@ -122,7 +149,7 @@ def test_frames_and_plots() -> None:
     assert frame.estimate[7] == found.at(8).value
     axes = found.plot()
     assert axes.get_ylabel() == "pass@k"
-    assert axes.lines[0].get_ydata()[-1] == pytest.approx(found.curve.estimate[-1], abs=1e-5)
+    assert axes.lines[0].get_ydata()[-1] == pytest.approx(found.estimate[-1], abs=1e-5)
     assert "intervals over problems" in axes.figure.get_supxlabel()
     second = bestofk.evaluate(1 - REWARDS).plot(axes)  # beside the first, in another colour
     assert len({line.get_color() for line in second.lines}) == 2
@@ -130,7 +157,7 @@ def test_frames_and_plots() -> None:
     assert list(pair.to_pandas().columns) == ["k", "difference", "low", "high", "p"]
     drawn = pair.plot()
     assert drawn.get_ylabel() == "B − A, pass@k"
-    crossing = 1 if pair.comparison.crossing else 0
+    crossing = 1 if pair.crossing else 0
     assert len(drawn.lines) == 2 + crossing
     chosen = bestofk.compare(REWARDS, 1 - REWARDS, at=[1, 4]).plot()
     assert chosen.lines[1].get_xdata().tolist() == [1, 4]
@@ -165,25 +192,53 @@ def test_a_report_from_files(tmp_path: Path) -> None:
         bestofk.report(bestofk.read(REWARDS), tmp_path / "page.html")
 
 
-def test_the_prompt_field_is_found_or_asked_for() -> None:
-    assert prompt_template({"id": 1, "question": "?"}) == "{question}"
-    with pytest.raises(ValueError, match=r"rows have id, text and none of prompt.*prompt="):
-        prompt_template({"id": 1, "text": "?"})
-
-
 @pytest.mark.parametrize(
     ("data", "reward", "message"),
     [
         (None, "m:f", "data is needed"),
         ([{"prompt": "?"}], None, "need a reward"),
         ([], "m:f", "no rows"),
-        ([{"prompt": "?"}], "maths", "field 'answer'"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, data: Any, reward: Any, message: str) -> None:
     sources = {"train": data, "validation": None, "test": None}
     with pytest.raises(ValueError, match=message):
-        data_options(sources, reward, prompt=None, style="text", folder=tmp_path, few=50)
+        data_options(sources, reward, prompt=None, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "validation", "test"),
+    [(100, 0, 0), (200, 0.32, 0), (1000, 0.064, 0.064), (5000, 0.05, 0.05)],
+)
+def test_enough_rows_are_held_out_to_show_something(
+    tmp_path: Path, rows: int, validation: float, test: float
+) -> None:
+    data = [{"prompt": str(number)} for number in range(rows)]
+    sources = {"train": data, "validation": None, "test": None}
+    task, _ = data_options(sources, "m:f", prompt=None, folder=tmp_path)
+    shares = task["options"]["validation_share"], task["options"]["test_share"]
+    assert shares == pytest.approx((validation, test))
+
+
+def test_few_problems_are_warned_of_with_the_number_that_would_do() -> None:
+    with pytest.warns(UserWarning, match=r"on 9 problems can hardly show .* about (\d+) problems"):
+        warn_of_few(9, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_few(64, 8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"threshold": 0.5}, {"weights": [1, 3]}, {"truncate": 1.0, "trust_region": (0.2, 0.3)}],
+)
+def test_an_objective_is_recorded_as_its_string_and_options(options: dict[str, Any]) -> None:
+    made = bestofk.objective("max@1+4", **options)
+    stated = objective_settings(made)
+    assert bestofk.objective(stated["objective"], **stated["objective_options"]) == made
+    other = replace(made, text="max@2")
+    with pytest.raises(ValueError, match=r"make it with bestofk.objective"):
+        objective_settings(other)
 
 
 SCRIPT = """
@@ -203,7 +258,7 @@ print("returned", run)
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
 def test_a_stopped_run_does_not_return_to_the_script(
-    tmp_path: Path, number: int, status: int
+    tmp_path: Path, warm: Path, number: int, status: int
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -219,10 +274,7 @@ def test_a_stopped_run_does_not_return_to_the_script(
     assert process.returncode in (status, -number), said
     assert "resume='run'" in said
     if number == signal.SIGTERM:
-        done = subprocess.run([*words, "again"], capture_output=True, timeout=900, **options)
+        again = [str(warm / "python"), "script.py", "again"]
+        done = subprocess.run(again, capture_output=True, timeout=900, **options)
         assert "returned run: max@2, 12 steps" in done.stdout, done.stderr
         assert (tmp_path / "run" / "final" / "config.json").is_file()
-
-
-def test_evaluation_results_are_typed() -> None:
-    assert isinstance(bestofk.evaluate(REWARDS), EvaluationResult)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bestofk
-from bestofk.conformance import Conformance, conformance
+from bestofk.conformance import Conformance, Finding, conformance
 from bestofk.objectives import advantages, objective
 
 judge: Callable[..., Conformance] = functools.partial(conformance, quiet=True)
@@ -22,6 +22,12 @@ def max_at_3(rewards: Any) -> Any:
     return advantages(rewards, "max@3")
 
 
+def said(result: Conformance, check: str) -> Finding:
+    finding = result.finding(check)
+    assert finding is not None
+    return finding
+
+
 def q_values(rewards: np.ndarray, k: int) -> np.ndarray:
     return np.asarray(advantages(rewards, f"max@{k}:none")) / k
 
@@ -29,7 +35,7 @@ def q_values(rewards: np.ndarray, k: int) -> np.ndarray:
 # --- right estimators ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize(
     ("text", "k", "n"),
     [
@@ -62,8 +68,7 @@ def test_pass_at_k_is_exact_and_its_refusal_of_real_rewards_is_respected() -> No
     result = judge("pass@3", 3)
     assert result.verdict == "exact"
     assert result.real is None
-    real = result.finding("real")
-    assert real is not None
+    real = said(result, "real")
     assert real.status == "ok"
     assert "raise an error" in str(result)
 
@@ -98,84 +103,65 @@ def test_a_lost_factor_is_named(factor: float, name: str) -> None:
     assert result.scale == pytest.approx(factor)
 
 
-def test_an_unnamed_constant_factor_is_still_a_constant() -> None:
+def test_other_factors_are_described() -> None:
     result = judge(lambda r: 0.123 * advantages(r, "max@3"), 3, 7)
     assert (result.verdict, result.convention) == ("scaled", "")
     assert "0.123 times" in result.summary
-
-
-def test_a_flipped_sign_is_said_in_words() -> None:
     assert "wrong way" in judge(lambda r: -advantages(r, "max@3"), 3).summary
-
-
-def test_factors_that_coincide_are_both_named() -> None:
     assert judge(lambda r: advantages(r, "max@3") / 2, 3, 6).convention == "k/n = 1-k/n"
 
 
 # --- estimators broken by hand ------------------------------------------------------------------
 
 
-def test_a_baseline_that_sees_its_own_sample_is_caught() -> None:
-    def own_sample(rewards: np.ndarray) -> np.ndarray:
-        q = q_values(rewards, 3)
-        right = q * rewards
-        return 3 * (right - right.mean(axis=-1, keepdims=True))
+def own_sample(rewards: np.ndarray) -> np.ndarray:
+    right = q_values(rewards, 3) * rewards
+    return 3 * (right - right.mean(axis=-1, keepdims=True))
 
-    result = judge(own_sample, 3, 6)
+
+def keeps_raw(rewards: np.ndarray) -> np.ndarray:
+    weights = advantages(rewards, "max@3")
+    return np.where(rewards == rewards.max(axis=-1, keepdims=True), weights, rewards)
+
+
+def wrong_a_neg(rewards: np.ndarray) -> np.ndarray:
+    if not np.isin(rewards, (0, 1)).all():
+        raise ValueError("0/1 only")
+    rho = bestofk.pass_at_k(rewards, 3)[..., None]
+    sigma = np.sqrt(rho * (1 - rho)) + 1e-6
+    return np.where(rewards == 1, (1 - rho) / sigma, -rho / sigma)
+
+
+def raw_unless_zero_one(rewards: np.ndarray) -> np.ndarray:
+    fine = np.isin(rewards, (0, 1)).all(axis=-1, keepdims=True)
+    return np.where(fine, advantages(rewards, "max@3"), rewards)
+
+
+def forgets_to_sort(rewards: np.ndarray) -> np.ndarray:
+    return np.asarray(advantages(np.sort(rewards, axis=-1), "max@3"))
+
+
+@pytest.mark.parametrize(
+    ("fn", "verdict", "words"),
+    [
+        (own_sample, "biased", "cosine"),
+        (keeps_raw, "biased", "cosine"),
+        (forgets_to_sort, "no signal", "zero under every policy"),
+        (wrong_a_neg, "varying scale", "right direction"),
+        (raw_unless_zero_one, "0/1 only", "biased on real ones"),
+        ("passk-training@3", "biased", "a normaliser"),
+        (lambda r: advantages(r, "max@4"), "other objective", "max@4"),
+        ("mean", "other objective", "mean reward"),
+        (lambda r: 0 * r, "no signal", "zero under every policy"),
+    ],
+)
+def test_what_is_broken_is_named(fn: Any, verdict: str, words: str) -> None:
+    result = judge(fn, 3, 6)
+    assert result.verdict == verdict
+    assert words in result.summary
     assert not result.unbiased
-    assert result.bias > 0.05
-
-
-def test_an_off_by_one_in_k_is_identified() -> None:
-    result = judge(lambda r: advantages(r, "max@4"), 3, 6)
-    assert result.verdict == "other objective"
-    assert "max@4" in result.summary
-
-
-def test_mean_objective_in_disguise_is_identified() -> None:
-    result = judge("mean", 3, 6)
-    assert result.verdict == "other objective"
-    assert "mean reward" in result.summary
-
-
-def test_losers_keeping_their_raw_reward_are_caught() -> None:
-    def keeps_raw(rewards: np.ndarray) -> np.ndarray:
-        weights = advantages(rewards, "max@3")
-        return np.where(rewards == rewards.max(axis=-1, keepdims=True), weights, rewards)
-
-    assert judge(keeps_raw, 3).verdict == "biased"
-
-
-def test_a_wrong_a_neg_is_caught_although_its_direction_is_right_on_zero_one_rewards() -> None:
-    def wrong_a_neg(rewards: np.ndarray) -> np.ndarray:
-        if not np.isin(rewards, (0, 1)).all():
-            raise ValueError("0/1 only")
-        rho = bestofk.pass_at_k(rewards, 3)[..., None]
-        sigma = np.sqrt(rho * (1 - rho)) + 1e-6
-        return np.where(rewards == 1, (1 - rho) / sigma, -rho / sigma)
-
-    result = judge(wrong_a_neg, 3, 6)
-    assert result.verdict == "varying scale"
-    assert result.centred is False
-
-
-def test_a_normaliser_is_described_fairly() -> None:
-    result = judge("passk-training@3", 3, 6)
-    assert result.verdict == "biased"
-    assert "a normaliser" in result.summary
-    assert result.cosine > 0.9
-    assert result.centred
-
-
-def test_a_function_exact_on_zero_one_rewards_alone_is_told_apart() -> None:
-    def raw_unless_zero_one(rewards: np.ndarray) -> np.ndarray:
-        fine = np.isin(rewards, (0, 1)).all(axis=-1, keepdims=True)
-        return np.where(fine, advantages(rewards, "max@3"), rewards)
-
-    result = judge(raw_unless_zero_one, 3)
-    assert result.verdict == "0/1 only"
-    assert result.zero_one is not None
-    assert result.zero_one.exact
+    order = said(result, "order")
+    assert (order.status == "bad") == (fn is forgets_to_sort)
 
 
 def test_ignoring_ratios_is_right_on_policy_only_and_gets_worse_with_the_spread() -> None:
@@ -190,34 +176,11 @@ def test_ignoring_ratios_is_right_on_policy_only_and_gets_worse_with_the_spread(
     assert worst[-1] > 0.1
 
 
-def test_zeros_are_no_signal() -> None:
-    assert judge(lambda r: 0 * r, 2).verdict == "no signal"
-
-
-def test_unsorted_input_to_rank_weights_is_caught() -> None:
-    def forgets_to_sort(rewards: np.ndarray) -> np.ndarray:
-        return np.asarray(advantages(np.sort(rewards, axis=-1), "max@3"))
-
-    result = judge(forgets_to_sort, 3)
-    order = result.finding("order")
-    assert order is not None
-    assert order.status == "bad"
-    assert result.verdict != "exact"
-
-
-def test_random_functions_are_said_to_be_random() -> None:
-    rng = np.random.default_rng(0)
-    result = judge(lambda r: advantages(r, "max@3") + 0.1 * rng.standard_normal(r.shape), 3)
-    assert result.finding("random") is not None
-    assert "two calls differ" in result.summary
-
-
 # --- edges --------------------------------------------------------------------------------------
 
 
 def test_raising_for_n_below_k_is_praised() -> None:
-    finding = judge("max@4", 4).finding("n < k")
-    assert finding is not None
+    finding = said(judge("max@4", 4), "n < k")
     assert (finding.status, finding.text) == ("ok", "raises and names both numbers")
 
 
@@ -234,21 +197,18 @@ def test_any_number_for_n_below_k_is_a_defect(answer: float) -> None:
 
 
 def test_a_function_whose_k_is_n_is_not_blamed_for_smaller_groups() -> None:
-    finding = judge("bon-max-second", 4, 4).finding("n < k")
-    assert finding is not None
-    assert finding.status == "note"
+    assert said(judge("bon-max-second", 4, 4), "n < k").status == "note"
 
 
 def _padding(fn: Callable[..., Any]) -> tuple[str, str]:
-    finding = judge(fn, 1, 4).finding("padding")
-    assert finding is not None
+    finding = said(judge(fn, 1, 4), "padding")
     return finding.status, finding.text
 
 
 def test_what_a_dead_sample_does_is_told_apart() -> None:
     assert _padding(lambda r: advantages(r, "mean"))[0] == "ok"
     status, text = _padding(lambda r: r - r.mean(axis=-1, keepdims=True))
-    assert (status, "siblings NaN" in text) == ("bad", True)
+    assert (status, "siblings NaN" in text) == ("note", True)
 
     def as_zero(rewards: np.ndarray) -> np.ndarray:
         return np.asarray(advantages(np.nan_to_num(rewards), "mean"))
@@ -280,8 +240,7 @@ def test_a_crash_on_some_groups_is_a_finding() -> None:
         return [reward / mean - 1 for reward in rewards]
 
     result = judge(crashes, 2, 4, kind="list")
-    raises = result.finding("raises")
-    assert raises is not None
+    raises = said(result, "raises")
     assert "ZeroDivisionError" in raises.text
     assert "[0, 0, 0, 0]" in raises.text
 
@@ -290,9 +249,7 @@ def test_integer_rewards_that_give_zeros_are_caught() -> None:
     def keeps_dtype(rewards: np.ndarray) -> np.ndarray:
         return np.asarray(advantages(rewards.astype(float), "max@3") / 10).astype(rewards.dtype)
 
-    finding = judge(keeps_dtype, 3).finding("integers")
-    assert finding is not None
-    assert finding.status == "bad"
+    assert said(judge(keeps_dtype, 3), "integers").status == "bad"
 
 
 def test_writing_into_the_input_is_caught() -> None:
@@ -302,7 +259,8 @@ def test_writing_into_the_input_is_caught() -> None:
 
     result = judge(in_place, 1)
     assert result.convention == "(n-1)/n"
-    assert [finding.check for finding in result.defects] == ["padding", "input"]
+    assert [finding.check for finding in result.defects] == ["input"]
+    assert result.verdict == "in part"
 
 
 def test_ties_broken_by_position_are_noticed() -> None:
@@ -310,9 +268,8 @@ def test_ties_broken_by_position_are_noticed() -> None:
         first = np.arange(rewards.shape[-1]) == rewards.argmax(axis=-1)[..., None]
         return np.where(first, rewards.max(axis=-1, keepdims=True), 0.0)
 
-    finding = judge(first_best_only, 3, 3).finding("ties")
-    assert finding is not None
-    assert "different weights" in finding.text
+    finding = said(judge(first_best_only, 3, 3), "ties")
+    assert "different advantages" in finding.text
 
 
 def test_shift_and_scale_are_reported() -> None:
@@ -326,7 +283,7 @@ def test_shift_and_scale_are_reported() -> None:
     canonical, none, grpo = texts("max@2"), texts("max@2:none"), texts("grpo")
     assert "changes nothing" in canonical[0]
     assert "linear" in canonical[1]
-    assert "changes the weights" in none[0]
+    assert "changes the advantages" in none[0]
     assert "changes nothing" in grpo[0]
     assert "normaliser" in grpo[1]
 
@@ -352,8 +309,7 @@ def test_plain_lists_work() -> None:
     result = judge(_rloo_in_lists, 1, 5)
     assert result.verdict == "exact"
     assert result.called_with == "plain lists (n,), one group at a time"
-    batch = result.finding("batch")
-    assert batch is not None
+    batch = said(result, "batch")
     assert batch.status == "note"
 
 
@@ -404,8 +360,7 @@ def test_a_batch_whose_groups_leak_into_each_other_is_judged_row_by_row() -> Non
 
     result = judge(over_everything, 1, 5)
     assert result.verdict == "exact"
-    batch = result.finding("batch")
-    assert batch is not None
+    batch = said(result, "batch")
     assert "change each other" in batch.text
 
 
@@ -415,7 +370,7 @@ def test_a_batch_whose_groups_leak_into_each_other_is_judged_row_by_row() -> Non
         (lambda r: r.sum(), r"returned shape \(\)"),
         (lambda r: r[:-1], r"returned shape \(3,\) for rewards of shape \(4,\)"),
         (lambda r: None, "returned None"),
-        (lambda r: "weights", "returned str, not numbers"),
+        (lambda r: "advantages", "returned str, not numbers"),
         (lambda r: 1 / 0, "ZeroDivisionError"),
         (lambda r, extra: r, "TypeError"),
         (lambda: 0, "TypeError"),
@@ -518,11 +473,9 @@ def test_an_estimator_that_is_right_for_one_n_only_is_found_out() -> None:
 
     result = judge(scaled_as_if_n_were_5, 3, 5)
     assert result.verdict == "this n only"
-    sizes = result.finding("other n")
-    assert sizes is not None
+    sizes = said(result, "other n")
     assert (sizes.status, "n = 8" in sizes.text) == ("bad", True)
-    good = judge("max@3", 3, 5).finding("other n")
-    assert good is not None
+    good = said(judge("max@3", 3, 5), "other n")
     assert good.text == "holds at n = 4, 8 too; raises at n = 3"
 
 
@@ -547,22 +500,17 @@ def test_edges_off_policy_are_tried_with_ratios_that_differ() -> None:
     result = judge(moves_with_the_offset, 1, 4, off_policy=True)
     assert result.verdict == "exact"
     for check in ("shift", "c = n"):
-        finding = result.finding(check)
-        assert finding is not None
-        assert finding.status == "note"
+        assert said(result, check).status == "note"
     ours = judge("mean", 1, 4, off_policy=True)
     for check in ("shift", "c = n"):
-        finding = ours.finding(check)
-        assert finding is not None
-        assert finding.status == "ok"
+        assert said(ours, check).status == "ok"
 
 
 @pytest.mark.parametrize("limit", [5.0, 50.0, 2000.0])
 def test_clipped_rewards_are_found(limit: float) -> None:
     result = judge(lambda r: advantages(np.clip(r, -limit, limit), "max@2"), 2)
-    assert result.verdict == "exact"
-    scale = result.finding("scale")
-    assert scale is not None
+    assert result.verdict == "in part"
+    scale = said(result, "scale")
     assert (scale.status, "clipped" in scale.text) == ("bad", True)
 
 
@@ -570,12 +518,14 @@ def test_a_randomised_estimator_is_judged_by_its_mean() -> None:
     rng = np.random.default_rng(0)
 
     def noisy(rewards: np.ndarray) -> np.ndarray:
-        return advantages(rewards, "max@2") * rng.choice([0.5, 1.5], size=(*rewards.shape[:-1], 1))
+        n = rewards.shape[-1]
+        return (rewards - rewards.mean()) * n / (n - 1) * rng.choice([0.5, 1.5])
 
-    result = judge(noisy, 2, 4)
+    result = judge(noisy, 1, 4)
     assert result.verdict == "exact"
-    assert "means over 64 draws" in result.summary
-    off = judge(lambda r: noisy(r) + 0.5 * r, 2, 4)
+    assert result.finding("random") is not None
+    assert "two calls differ: means over 64 draws" in result.summary
+    off = judge(lambda r: noisy(r) + 0.5 * r * r, 1, 4)
     assert off.verdict in ("biased", "varying scale")
 
 
@@ -587,8 +537,7 @@ def test_functions_with_live_are_asked_with_it() -> None:
         return advantages(rewards, "max@2")
 
     for function, status in ((honours, "ok"), (ignores, "bad")):
-        finding = judge(function, 2).finding("padding")
-        assert finding is not None
+        finding = said(judge(function, 2), "padding")
         assert (finding.status, "live=" in finding.text) == (status, True)
 
 
@@ -604,3 +553,73 @@ def test_a_cut_of_the_ratio_is_not_called_a_matter_of_rewards() -> None:
     for limit in (0.1, 0.3, 0.6):
         result = judge(objective("max@3", truncate=limit), 3, 5, off_policy=True)
         assert result.verdict == "on policy only"
+
+
+def _from_ten_samples_on(r: np.ndarray) -> np.ndarray:
+    return advantages(r, "max@4") * (0.5 if r.shape[-1] >= 10 else 1.0)
+
+
+def _all_different(r: np.ndarray) -> np.ndarray:
+    different = (np.diff(np.sort(r)) > 0).all(axis=-1, keepdims=True)
+    return advantages(r, "max@4") * np.where(different, 0.5, 1.0)
+
+
+def _silent_below_zero(r: np.ndarray) -> np.ndarray:
+    return advantages(r, "max@4") * (r >= 0).any(axis=-1, keepdims=True)
+
+
+def _cancels(r: np.ndarray) -> np.ndarray:
+    single = r.astype(np.float32)
+    return advantages(((single + 1) ** 2 - (single - 1) ** 2) / 4, "max@4")
+
+
+def _counts_the_dead(r: np.ndarray) -> np.ndarray:
+    return advantages(np.nan_to_num(r), "max@4")
+
+
+def _ignores_live(r: np.ndarray, live: Any = None) -> np.ndarray:
+    return advantages(r, "max@4")
+
+
+def _overflows(r: np.ndarray) -> np.ndarray:
+    return advantages(r, "max@4") * (np.nan if r.shape[-1] > 170 else 1.0)  # as factorials do
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (_counts_the_dead, "a NaN reward counts in n"),
+        (_ignores_live, "live= marks as dead"),
+        (_overflows, "groups of 256"),
+        (_from_ten_samples_on, "groups of 12"),
+        (_all_different, "rewards that all differ"),
+        (_silent_below_zero, "negative rewards"),
+        (_cancels, "rewards around 1,000"),
+    ],
+)
+def test_what_is_wrong_only_on_groups_that_are_not_enumerated_is_not_exact(
+    wrong: Callable[..., Any], where: str
+) -> None:
+    result = judge(wrong, 4, 6)
+    assert result.verdict == "in part"
+    assert "unbiased for the gradient of max@4" in result.summary
+    assert any(where in finding.text for finding in result.defects)
+    assert judge("max@4", 4, 6).finding("elsewhere") == Finding(
+        "elsewhere",
+        "ok",
+        "holds on rewards that all differ, negative rewards, groups of 12, groups of 24, groups "
+        "of 64, groups of 256, rewards around 1,000",
+    )
+
+
+def test_off_policy_a_cut_of_large_ratios_and_a_gradient_that_flows_are_not_exact() -> None:
+    def cut(rewards: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
+        return advantages(rewards, "max@2", log_ratio=np.clip(log_ratio, -3, 3))
+
+    result = judge(cut, 2, 4, off_policy=True)
+    assert result.verdict == "in part"
+    assert "log-ratios of ±5" in result.defects[0].text
+    flowing = judge(lambda r, logs: logs.exp() * r, 1, 4, off_policy=True)
+    assert flowing.verdict == "in part"
+    assert "detach" in flowing.defects[-1].text
+    assert judge(lambda r, logs: logs.detach().exp() * r, 1, 4, off_policy=True).verdict == "exact"

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ BLOCK = re.compile(
     r"^(?P<fence>`{3,})(?P<kind>[^\n`]*)\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-NOT_CODE = ("text", "{toctree}", "{eval-rst}", "{include} mutants.md")
+NOT_CODE = ("text", "{toctree}", "{eval-rst}")
 RUN = """
 import ast, asyncio, inspect, sys
 code = compile(open(sys.argv[1]).read(), sys.argv[1], "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -61,18 +61,45 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+SMALLER = {
+    "range(4000)": "range(400)", "steps=40": "steps=4", "evaluate_every=20": "evaluate_every=2",
+    '"evaluation.prompts": 200': '"evaluation.prompts": 16', "--problems 200": "--problems 16",
+}  # fmt: skip
+"""Sizes of the pages, and those that they run with unless long tests are asked for."""
+
+
+def smaller(text: str) -> str:
+    for shown, tried in SMALLER.items():
+        text = text.replace(shown, tried)
+    return text
+
+
+def blocks_to_run(path: Path, *, full: bool) -> list[Block]:
+    found = blocks(path)
+    return found if full else [replace(block, text=smaller(block.text)) for block in found]
+
+
+LONG = [path for path in PAGES if blocks_to_run(path, full=False) != blocks(path)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", LONG, ids=name_of)
+def test_a_page_runs_at_its_size(path: Path, tmp_path: Path, warm: Path) -> None:
+    _run_page(path, tmp_path, warm, full=True)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "80",
-    }
+def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path, warm: Path) -> None:
+    _run_page(path, tmp_path, warm, full=False)
+
+
+def _run_page(path: Path, tmp_path: Path, warm: Path, *, full: bool) -> None:
+    folders = [str(warm), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = {**os.environ, "PATH": os.pathsep.join(folders), "COLUMNS": "80"}
     if path.parents[1].name == "recipes" or "recipes/" in path.read_text(encoding="utf-8"):
         (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     python = ""
-    for block in blocks(path):
+    for block in blocks_to_run(path, full=full):
         before = f"{block.said}\n" if block.mark == "before" else ""
         if block.mark == "file":
             (tmp_path / str(block.said)).write_text(block.text, encoding="utf-8")
@@ -83,19 +110,26 @@ def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
         elif block.kind == "python":
             python += before + block.text
         elif block.kind in ("bash", "sh"):
+            python = _run_python(python, tmp_path, environment)
             words = ["bash", "-euo", "pipefail", "-c", before + block.text]
             _run(words, tmp_path, environment)
         elif block.kind == "toml":
             tomllib.loads(block.text)
         else:
             assert block.kind in NOT_CODE, f"{block.kind}: not executed"
-    if python:
-        (tmp_path / "page.py").write_text(python, encoding="utf-8")
-        _run([sys.executable, "-c", RUN, "page.py"], tmp_path, environment)
+    _run_python(python, tmp_path, environment)
     if path.stem == "own-data" and path.parent.name == "tutorials":
         assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
         assert (tmp_path / "mine.html").is_file()
         assert list((tmp_path / "runs").glob("tiny-countdown-*/final/model.safetensors"))
+
+
+def _run_python(code: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run the page's Python up to here as one program; what follows begins a new one."""
+    if code:
+        (folder / "page.py").write_text(code, encoding="utf-8")
+        _run(["python", "-c", RUN, "page.py"], folder, environment)
+    return ""
 
 
 def _run(words: list[str], folder: Path, environment: dict[str, str]) -> None:
@@ -135,34 +169,58 @@ def test_the_reference_is_made_from_the_code() -> None:
     finally:
         sys.path.pop(0)
     from bestofk.cli import VERBS
-    from bestofk.cli._settings import settings
+    from bestofk.cli._recipe_flags import recipe_flags
 
     page = generate_reference.settings_page()
-    assert all(f"| `{each.name.rpartition('.')[2]}` |" in page for each in settings())
+    assert all(f"| `{each.name.rpartition('.')[2]}` |" in page for each in recipe_flags())
     commands = generate_reference.command_page()
     assert all(f"### bestofk {verb}\n" in commands for verb in VERBS)
     assert "--model.path [tiny-countdown]" in commands
 
 
-def test_every_field_of_the_metrics_is_explained(tmp_path: Path) -> None:
-    """The fields that training writes, found in the code that writes them."""
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    source = ROOT / "src" / "bestofk" / "training"
-    files = ("record.py", "statistics.py", "validation.py", "train.py")
-    written: set[str] = set()
-    for file in files:
-        text = (source / file).read_text(encoding="utf-8")
-        written |= set(re.findall(r'^ +"([a-z_@0-9]+)": ', text, re.MULTILINE))
-        written |= set(re.findall(r'(?:merged|stats)\["([a-z_]+)"\] =', text))
-    samples = {"prompt_id", "sample", "prompt", "completion", "answer", "status", "tokens",
-               "logprob", "finish_reason", "weight", "kind", "value", "low", "high"}  # fmt: skip
-    assert {"reward", "groups_dropped", "ess", "results", "inner_steps"} <= written
-    assert [name for name in sorted(written - samples) if f"`{name}`" not in page] == []
+SETTING = re.compile(
+    r"(?:--|`)((?:model|task|sampling|loss|off_policy|optimizer|evaluation|run)\.[a-z_.-]+)"
+)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_every_setting_on_a_page_exists(path: Path) -> None:
+    from bestofk.cli._recipe_flags import recipe_flags
+
+    known = {flag.name for flag in recipe_flags()} | {"run.toml", "run.model"}
+    tables = ("task.options.", "task.verifier_options.", "sampling.vllm.")
     text = path.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-        if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
+    named = {name.rstrip(".-").replace("-", "_") for name in SETTING.findall(text)}
+    assert sorted(n for n in named - known if not n.startswith(tables)) == []
+
+
+def test_every_field_of_the_metrics_is_explained(tmp_path: Path) -> None:
+    """The fields that a run writes: off policy with a trust region and KL, and its evaluations."""
+    from bestofk.cli import main
+    from bestofk.runs import read_metrics
+
+    settings = {
+        "objective": "max@8", "run.dir": tmp_path / "run", "run.steps": 1, "loss.kl": 0.01,
+        "sampling.prompts_per_step": 2, "sampling.samples_per_prompt": 10, "sampling.refill": 1,
+        "off_policy.passes": 2, "off_policy.trust_region": "[0.2, 0.2]",
+        "evaluation.prompts": 2, "evaluation.samples_per_prompt": 8, "evaluation.best_by": "max@8",
+    }  # fmt: skip
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["train", "countdown-tiny", *flags, "--quiet"]) == 0
+    lines = list(read_metrics(tmp_path / "run"))
+    assert {line["kind"] for line in lines} == {"train", "evaluation"}
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    written = {re.sub(r"@\d+", "@k", name) for line in lines for name in line}
+    assert {"reward", "groups_dropped", "ess", "results", "inner_steps"} <= written
+    assert sorted(name for name in written if f"`{name}`" not in page) == []
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [*PAGES, *(ROOT / "research").glob("*.md"), *ROOT.glob("*.md")]
+    links = [
+        (path, target)
+        for path in pages
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
+        if not target.startswith("http") and Path(target).name not in MADE
+    ]
+    assert [each for each in links if not (each[0].parent / each[1]).exists()] == []

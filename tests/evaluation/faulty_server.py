@@ -32,6 +32,8 @@ class FaultyServer:
         self.times: list[float] = []
         self.refuse: tuple[int, str] | None = None
         self.one_choice_only = False
+        self.bare = False
+        """Whether answers have null content, no log-probs and no usage."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,7 +48,7 @@ class FaultyServer:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
 
     def __enter__(self) -> FaultyServer:
         self.thread.start()
@@ -127,6 +129,13 @@ class FaultyServer:
                 if body.get("logprobs"):
                     choice["logprobs"] = {"token_logprobs": [-0.5, -0.25]}
             choices.append(choice)
+        if self.bare:
+            message = {"role": "assistant", "content": None}
+            bare = [
+                {"index": i, "message": message, "finish_reason": "length"} for i in range(count)
+            ]
+            bare[0]["message"] = message | {"content": "7"}
+            return {"choices": bare}
         tokens = 4 * count
         usage = {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
         return {"id": "x", "object": "chat.completion", "choices": choices, "usage": usage}

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from bestofk.cli.sample_command import summary
 from bestofk.sampling.endpoint import (
     Cap,
     CapReached,
-    Drawn,
     Endpoint,
     EndpointError,
-    Wanted,
+    EndpointSample,
+    SamplesToDraw,
     draw,
 )
 from bestofk.sampling.openai_wire import sample_seed
@@ -31,19 +32,22 @@ MANY = Cap(10_000, 10_000_000)
 PARAMETERS = Sampling(samples_per_prompt=4, max_new_tokens=32)
 
 
-def wanted(problems: int, n: int) -> list[Wanted]:
-    return [Wanted(Prompt(f"p{i}", f"question {i}", "t"), tuple(range(n))) for i in range(problems)]
+def wanted(problems: int, n: int) -> list[SamplesToDraw]:
+    return [
+        SamplesToDraw(Prompt(f"p{i}", f"question {i}", "t"), tuple(range(n)))
+        for i in range(problems)
+    ]
 
 
-def drawn(server: Any, jobs: list[Wanted], **options: Any) -> list[Drawn]:
-    kept: list[Drawn] = []
+def drawn(server: Any, jobs: list[SamplesToDraw], **options: Any) -> list[EndpointSample]:
+    kept: list[EndpointSample] = []
     cap = options.pop("cap", MANY)
     endpoint = Endpoint(base_url=server.url, model="m", **options)
     draw(endpoint, jobs, PARAMETERS, kept.append, cap=cap)
     return kept
 
 
-def keys(samples: list[Drawn]) -> list[tuple[str, int]]:
+def keys(samples: list[EndpointSample]) -> list[tuple[str, int]]:
     return sorted((sample.prompt.id, sample.sample) for sample in samples)
 
 
@@ -116,7 +120,7 @@ def test_request_says_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> No
         plain = drawn(server, wanted(1, 1), api="completions", logprobs=True)
         assert server.requests[1]["prompt"] == "question 0"
         assert plain[0].logprob_sum == -0.75
-        chat = [Wanted(Prompt("c", ({"role": "user", "content": "q"},), "t"), (0,))]
+        chat = [SamplesToDraw(Prompt("c", ({"role": "user", "content": "q"},), "t"), (0,))]
         with pytest.raises(ValueError, match="--api chat"):
             drawn(server, chat, api="completions")
 
@@ -138,7 +142,7 @@ def test_a_refusal_is_not_asked_again_and_never_shows_the_key(
 
 def test_giving_up_says_so_and_keeps_what_came() -> None:
     with FaultyServer(["", *["500"] * 20]) as server:
-        kept: list[Drawn] = []
+        kept: list[EndpointSample] = []
         endpoint = Endpoint(base_url=server.url, model="m", concurrency=1, retries=2)
         with pytest.raises(EndpointError, match=r"failed 3 times.*500 oops.*again to resume"):
             draw(endpoint, wanted(3, 1), PARAMETERS, kept.append, cap=MANY)
@@ -180,7 +184,7 @@ def test_a_server_that_hangs_is_reported_while_it_hangs() -> None:
     said: list[str] = []
     with FaultyServer(delay=1.0) as server:
         endpoint = Endpoint(base_url=server.url, model="m", timeout=60)
-        kept: list[Drawn] = []
+        kept: list[EndpointSample] = []
         draw(
             endpoint,
             wanted(2, 1),
@@ -197,7 +201,7 @@ def test_a_server_that_hangs_is_reported_while_it_hangs() -> None:
 def test_a_timeout_is_repeated_and_named() -> None:
     with FaultyServer(delay=2.0) as server:
         endpoint = Endpoint(base_url=server.url, model="m", timeout=0.3, retries=1)
-        with pytest.raises(EndpointError, match=r"no answer in time.*--timeout"):
+        with pytest.raises(EndpointError, match=r"failure was no answer in time\. .*--timeout"):
             draw(endpoint, wanted(1, 1), PARAMETERS, lambda sample: None, cap=MANY)
         assert len(server.requests) == 2
 
@@ -210,9 +214,26 @@ def test_extra_fields_are_sent_and_tokens_counted() -> None:
     assert (spent.prompt_tokens, spent.completion_tokens) == (20, 8)
 
 
+def test_what_an_endpoint_leaves_out_is_said_once() -> None:
+    said: list[str] = []
+    kept: list[EndpointSample] = []
+    with FaultyServer() as server:
+        server.bare = True
+        endpoint = Endpoint(base_url=server.url, model="m", logprobs=True, per_request=2)
+        spent = draw(endpoint, wanted(3, 2), PARAMETERS, kept.append, cap=MANY, warn=said.append)
+    assert [sample.text for sample in sorted(kept, key=lambda s: s.sample)] == ["7"] * 3 + [""] * 3
+    assert (spent.completion_tokens, spent.uncounted, spent.tokens) == (0, 3, 6 * 32)
+    assert len(said) == 3
+    told = " ".join(said)
+    assert "answers come without usage" in told
+    assert "--logprobs was asked for" in told
+    assert "no content (null, finish_reason 'length')" in told
+    assert "(and those of 3 answers without a count)" in summary(spent, None)
+
+
 def test_caps_hold_and_name_themselves() -> None:
     with FaultyServer() as server:
-        kept: list[Drawn] = []
+        kept: list[EndpointSample] = []
         endpoint = Endpoint(base_url=server.url, model="m", concurrency=3)
         with pytest.raises(CapReached, match="cap of 5 requests"):
             draw(endpoint, wanted(20, 1), PARAMETERS, kept.append, cap=Cap(5, 10**9))

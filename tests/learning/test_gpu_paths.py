@@ -10,9 +10,11 @@ import torch
 from transformers import LlamaConfig
 
 from bestofk.learning import Learner, Loss, Optimisation
-from bestofk.learning.flash_groups import flash_groups, flat_segments
-from bestofk.learning.head import HeadLogProbs, WeighedHead, scores
-from bestofk.learning.token_budget import balanced, token_budget
+from bestofk.learning.attention import flash_groups
+from bestofk.learning.gpu import balanced, model_bytes, token_budget
+from bestofk.learning.layout import flat_segments
+from bestofk.learning.scorer import HeadLogProbs, WeighedHead, scores
+from bestofk.models.load import Lora, with_adapters
 from policies import fixed, llama, qwen3, random_groups
 
 
@@ -30,7 +32,7 @@ def test_scores_are_those_of_the_plain_path(make: Any, budget: int) -> None:
     groups = random_groups(5, 4)
     plain = Learner(fixed(make), temperature=0.7, tokens_per_micro_batch=budget)
     other = as_on_gpu(fixed(make), temperature=0.7, tokens_per_micro_batch=budget)
-    a, b = plain.score(groups), other.score(groups)
+    a, b = plain.log_probs(groups), other.log_probs(groups)
     for kind in ("tokens", "entropies"):
         for row, expected in zip(sum(getattr(b, kind), ()), sum(getattr(a, kind), ()), strict=True):
             np.testing.assert_allclose(row, expected, atol=2e-5)
@@ -61,10 +63,10 @@ def test_steps_are_those_of_the_plain_path(name: str, budget: int) -> None:
             optimisation=Optimisation(learning_rate=1e-3, max_grad_norm=0.0),
             reference=fixed(llama, seed=3),
         )
-        old, reference = learner.score(groups), learner.score(groups, reference=True)
+        old, reference = learner.log_probs(groups), learner.log_probs(groups, reference=True)
         for _ in range(2):
             stats = learner.step(groups, weights, loss=LOSSES[name], old=old, reference=reference)
-        ends.append((stats, learner.score(groups).log_prob))
+        ends.append((stats, learner.log_probs(groups).log_prob))
     (a, after_a), (b, after_b) = ends
     np.testing.assert_allclose(after_b, after_a, atol=2e-4)
     assert a.keys() == b.keys()
@@ -85,7 +87,7 @@ def test_lora_takes_the_same_steps() -> None:
             model: Any = get_peft_model(fixed(llama), config)
         learner = make(model, optimisation=Optimisation(learning_rate=1e-2))
         learner.step(groups, weights)
-        found.append(learner.score(groups).log_prob)
+        found.append(learner.log_probs(groups).log_prob)
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)
 
 
@@ -153,13 +155,26 @@ def test_no_part_is_longer_than_what_is_computed(prompts: list[int], own: list[l
 def test_the_budget_follows_the_card_and_the_model() -> None:
     wide: Any = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32)
     big, small, none = (
-        token_budget(wide, 10**9, gib * 2**30, checkpointing=False) for gib in (900, 100, 1)
+        token_budget(wide, 18e9, gib * 2**30, checkpointing=False) for gib in (900, 100, 1)
     )
     assert big == 49_152 > small > none == 2_048
     plain, checkpointed = (
-        token_budget(wide, 7 * 10**9, 400 * 2**30, checkpointing=c) for c in (False, True)
+        token_budget(wide, 126e9, 400 * 2**30, checkpointing=c) for c in (False, True)
     )
     assert plain < checkpointed
+
+
+def test_the_budget_counts_optimiser_memory_for_trained_weights_alone() -> None:
+    """3B and 7B with LoRA on a card of 140 GiB: room for far more than the least budget."""
+    model = fixed(llama)
+    count = sum(p.numel() for p in model.parameters())
+    assert model_bytes(model) == 18 * count
+    adapted = with_adapters(fixed(llama).bfloat16(), Lora(rank=2))
+    own = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
+    assert model_bytes(adapted) == 18 * own + 4 * count
+    wide: Any = LlamaConfig(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28)
+    assert token_budget(wide, 4 * 7.6e9, 140 * 2**30, checkpointing=False) > 2 * 2_048
 
 
 @pytest.mark.parametrize(("total", "longest", "budget"), [(100, 5, 60), (61, 5, 60), (10, 9, 60)])

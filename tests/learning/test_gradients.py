@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bestofk
-from bestofk.learning import Learner, Loss, Optimisation, Scores
+from bestofk.learning import Learner, LogProbs, Loss, Optimisation
 from bestofk.types import Group
 from policies import answers, group, table
 
@@ -99,7 +99,7 @@ def test_expected_update_is_the_gradient_off_policy(objective: str, budget: int)
     """Samples of another policy; the weights take all siblings' current log-ratios."""
     groups, rewards, chance = all_outcomes(OLD, 3)
     learner = learner_at(LOGITS, budget)
-    old = learner_at(OLD).score(groups)
+    old = learner_at(OLD).log_probs(groups)
     log_ratio = learner.sequence_log_probs(groups) - old.log_prob
     made = bestofk.advantages(rewards, objective, log_ratio=log_ratio)
     weights = made * chance[:, None] * len(groups)
@@ -146,7 +146,7 @@ CLIPPED = [
 @pytest.mark.parametrize("loss", CLIPPED, ids=lambda loss: f"{loss.name}-{loss.normaliser}")
 def test_clipped_loss_is_its_definition(loss: Loss, budget: int) -> None:
     groups, weights = one_batch()
-    old = learner_at(OLD).score(groups)
+    old = learner_at(OLD).log_probs(groups)
     mean_length = np.mean([len(row) for one in old.tokens for row in one])
 
     def total(tokens: list[list[Tensor]], _: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def test_clipped_loss_is_its_definition(loss: Loss, budget: int) -> None:
 def test_kl_and_entropy_terms_are_their_definitions(estimator: Literal["k2", "k3"]) -> None:
     groups, weights = one_batch()
     loss = Loss(kl=0.3, kl_estimator=estimator, entropy_bonus=0.2)
-    reference = learner_at(OLD).score(groups)
+    reference = learner_at(OLD).log_probs(groups)
 
     def total(tokens: list[list[Tensor]], steps: Tensor) -> Tensor:
         value = torch.zeros((), dtype=torch.float64)
@@ -200,7 +200,7 @@ def test_k2_has_the_gradient_of_the_kl_to_the_reference() -> None:
     logits, other = LOGITS[PROMPT], OLD[PROMPT]
     chance = np.exp(logits) / np.exp(logits).sum()
     groups = [group([PROMPT], [[token]]) for token in range(3)]
-    reference = learner_at(OLD).score(groups)
+    reference = learner_at(OLD).log_probs(groups)
     free = torch.tensor(logits, requires_grad=True)
     mine, theirs = free.log_softmax(-1), torch.tensor(other).log_softmax(-1)
     directions: dict[Literal["k2", "k3"], Tensor] = {
@@ -212,7 +212,7 @@ def test_k2_has_the_gradient_of_the_kl_to_the_reference() -> None:
         found = np.zeros(3)
         for token in range(3):
             learner = learner_at(LOGITS)
-            one = Scores((reference.tokens[token],), (reference.entropies[token],))
+            one = LogProbs((reference.tokens[token],), (reference.entropies[token],))
             step = partial(learner.step, [groups[token]], [[0.0]], reference=one)
             loss = Loss(kl=1.0, kl_estimator=estimator)
             found += chance[token] * gradient(learner, partial(step, loss=loss))[PROMPT]

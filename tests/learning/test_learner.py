@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bestofk
+from bestofk import common
 from bestofk.learning import Learner, Loss, NonFinite, Optimisation
-from bestofk.models.load import Lora, with_adapters
+from bestofk.models.load import Lora, load, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.types import Prompt
@@ -99,7 +101,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
     learner = Learner(model, optimisation=Optimisation(learning_rate=1.0))
     groups = random_groups(2, 2)
     before = [p.clone() for p in model.parameters()]
-    old = learner.score(groups)
+    old = learner.log_probs(groups)
     for row in old.tokens[0]:
         row[:] = -1e30  # π_old so small that the ratio is infinite
     loss = Loss(name="clipped", clip=(0.2, 1e30))
@@ -148,7 +150,7 @@ def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> No
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     for _ in range(3):
         learner.step(groups, weights)
-    np.testing.assert_allclose(learner.score(groups, reference=True).log_prob, start, atol=1e-5)
+    np.testing.assert_allclose(learner.log_probs(groups, reference=True).log_prob, start, atol=1e-5)
     assert abs(learner.sequence_log_probs(groups) - start).max() > 0.1
     for name, parameter in model.named_parameters():
         if name in frozen:
@@ -166,23 +168,46 @@ def test_bf16_keeps_float32_weights_and_nearly_the_same_log_probs() -> None:
     assert 0 < abs(rough - exact).max() < 0.05 * abs(exact).max()
 
 
-def test_dropout_is_switched_off() -> None:
-    noisy = fixed(lambda: llama(attention_dropout=0.5))
-    learner = Learner(noisy, gradient_checkpointing=True)
-    groups = random_groups(2, 3)
-    old = learner.score(groups)
-    loss = Loss(name="clipped")
-    stats = learner.step(groups, np.ones((2, 3)), loss=loss, old=old)
-    assert stats["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+def test_a_processor_without_bf16_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch does on many ARM machines: it warns with its C++ frames, at every product here."""
+    frames = "\n".join(f"frame #{i}: at::native::bmm" for i in range(25))
+
+    def products(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        warnings.warn(f"mkldnn_matmul failed, switching to baddbmm:{frames}", stacklevel=2)
+        return one @ other
+
+    monkeypatch.setattr(torch, "bmm", products)
+    common._probe_bf16.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            Learner(fixed(qwen3), precision="bf16")
+        ModelSampler(fixed(qwen3), letters(26, end=1), precision="bf16")
+    common._probe_bf16.cache_clear()
+    assert [str(w.message).count("\n") for w in said] == [0]
+    assert "fp32 is faster here" in str(said[0].message)
+
+
+def test_groups_drawn_at_another_temperature_are_an_error() -> None:
+    policy = load("tiny-countdown")
+    params = Sampling(samples_per_prompt=4, max_new_tokens=8, temperature=0.8)
+    sampler = ModelSampler(policy.model, policy.tokenizer)
+    groups = sampler.sample([Prompt("p", "3 5 7 2 = 24:", "test")], seed=0, params=params)
+    learner, weights = Learner(policy.model), [[1.0, -1.0, 0.5, -0.5]]
+    for use in (lambda: learner.log_probs(groups), lambda: learner.step(groups, weights)):
+        with pytest.raises(ValueError, match=r"drawn at temperature 0.8 and the learner's .* is 1"):
+            use()
+    same = Learner(policy.model, temperature=0.8)
+    assert same.step(groups, weights)["sampler_gap_max"] < 1e-4
 
 
 BAD_LOSSES = [
     ({"name": "exat"}, "did you mean 'exact'"),
     ({"normaliser": "grpo"}, "exact loss does not accept a length normaliser"),
     ({"name": "gspo", "normaliser": "dapo"}, "gspo loss does not accept a length normaliser"),
-    ({"clip": (1.5, 0.2)}, "lower bound lies in"),
+    ({"clip": (1.5, 0.2)}, "clip is at most 1"),
     ({"clip": (0.2, float("nan"))}, "clip is a finite number"),
-    ({"kl": -1.0}, "kl is 0"),
+    ({"kl": -1.0}, "kl is at least 0"),
 ]
 
 
@@ -200,17 +225,17 @@ def test_a_step_says_what_it_lacks() -> None:
     with pytest.raises(ValueError, match="kl needs reference="):
         learner.step(groups, ones, loss=Loss(kl=0.1))
     with pytest.raises(ValueError, match="no reference policy"):
-        learner.score(groups, reference=True)
+        learner.log_probs(groups, reference=True)
     with pytest.raises(ValueError, match="shape of the groups"):
         learner.step(groups, np.ones((3, 2)))
     with pytest.raises(ValueError, match="mark it not live"):
         learner.step(groups, np.where(np.eye(2, 3), np.nan, ones))
     with pytest.raises(ValueError, match="same number of completions"):
-        learner.score([*groups, *random_groups(1, 2)])
+        learner.log_probs([*groups, *random_groups(1, 2)])
     with pytest.raises(ValueError, match="scores of other groups"):
-        learner.step(groups, ones, old=learner.score(random_groups(2, 3, seed=9)))
+        learner.step(groups, ones, old=learner.log_probs(random_groups(2, 3, seed=9)))
     with pytest.raises(ValueError, match="at least one prompt token"):
-        learner.score([group([3], [[]])])
+        learner.log_probs([group([3], [[]])])
 
 
 def bandit(objective: str, steps: int = 100) -> float:

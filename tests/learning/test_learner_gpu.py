@@ -53,7 +53,7 @@ def test_gradients_are_those_of_float32_up_to_bf16(loss: str, compiled: bool) ->
             tokens_per_micro_batch=400,
             **options,
         )
-        old, reference = learner.score(groups), learner.score(groups, reference=True)
+        old, reference = learner.log_probs(groups), learner.log_probs(groups, reference=True)
         given = {"loss": losses[loss], "old": old, "reference": reference}
         found[name] = gradient(learner, groups, weights, **given)
         assert learner.layout == ("padded" if options["layout"] == "padded" else "packed")
@@ -84,7 +84,7 @@ def test_a_second_step_off_policy_has_the_gradient_of_float32(loss: str) -> None
             tokens_per_micro_batch=400,
             **options,
         )
-        old = learner.score(groups)
+        old = learner.log_probs(groups)
         torch.manual_seed(0)
         with torch.no_grad():
             for p in model.parameters():  # as an optimiser step would move it, the same for both
@@ -134,7 +134,7 @@ def test_lora_has_the_gradient_of_float32() -> None:
             tokens_per_micro_batch=400,
             **options,
         )
-        reference = learner.score(groups, reference=True)  # with its adapters off
+        reference = learner.log_probs(groups, reference=True)  # with its adapters off
         found.append(gradient(learner, groups, weights, loss=Loss(kl=0.1), reference=reference))
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.06
 

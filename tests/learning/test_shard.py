@@ -57,7 +57,7 @@ def test_a_sharded_learner_scores_and_steps_like_a_plain_one(name: str, device: 
     plain, sharded = pair(MODELS[name], device)
     assert all(isinstance(p, DTensor) for p in sharded.model.parameters())
     loss = Loss(name="clipped", clip=(0.05, 0.05))
-    old = plain.score(groups)
+    old = plain.log_probs(groups)
     for _ in range(3):
         weights = rng.normal(size=(5, 4))
         np.testing.assert_allclose(
@@ -83,7 +83,7 @@ def test_the_policy_is_whole_inside_and_takes_no_memory_outside(
     prompts = [Prompt("1", "cde", "t"), Prompt("2", "gh", "t")]
     sampler = ModelSampler(sharded.policy, tokenizer)
     for step in range(2):
-        with sharded.whole():
+        with sharded.gathered():
             got = sampler.sample(
                 prompts, seed=step, params=Sampling(samples_per_prompt=3, max_new_tokens=5)
             )
@@ -113,9 +113,9 @@ def test_plain_and_sharded_learners_read_each_other_s_state(device: str) -> None
         through.step(groups, weights)
     plain.step(groups, first)
     sharded.load_state_dict(plain.state_dict())
-    sharded.score(groups)  # leaves the outermost weights gathered
+    sharded.log_probs(groups)  # leaves the outermost weights gathered
     sharded.step(groups, second)
-    sharded.score(groups)
+    sharded.log_probs(groups)
     again, _ = pair(llama, device)
     again.load_state_dict(sharded.state_dict())
     again.step(groups, last)
@@ -133,7 +133,7 @@ def test_adapters_and_their_reference_are_sharded_too(device: str) -> None:
     loss = Loss(kl=0.1)
     for _ in range(3):
         for learner in (plain, sharded):
-            reference = learner.score(groups, reference=True)
+            reference = learner.log_probs(groups, reference=True)
             np.testing.assert_allclose(reference.log_prob, start, rtol=1e-4)
             learner.step(groups, weights, loss=loss, reference=reference)
     now = sharded.sequence_log_probs(groups)

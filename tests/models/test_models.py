@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
 from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
 from bestofk.models.gguf import check, convert, smollm2
-from bestofk.models.load import cache_folder, hub_options
+from bestofk.models.load import cache_folder, find, hub_options
 from bestofk.rewards import verifier
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.prompts import encode
 from bestofk.tasks import task
+from bestofk.types import Prompt
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.just("\n")))
@@ -106,15 +112,11 @@ def test_a_saved_peft_model_has_its_adapters_folded_in(tmp_path: Path) -> None:
         plain = load("tiny-countdown").model(ids).logits
     assert (merged(ids).logits - plain).abs().max() > 0.1
     assert hasattr(adapted, "disable_adapter")  # the policy itself still trains its adapters
-
-
-def test_weights_that_could_run_code_are_not_read(tmp_path: Path) -> None:
-    policy = load("tiny-countdown")
-    folder = save(policy, tmp_path / "model")
-    torch.save(policy.model.state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(OSError, match=r"safetensors"):
-        load(folder)
+    alone: Any = PeftModel.from_pretrained(
+        load("tiny-countdown").model, tmp_path / "merged/adapter"
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(alone(ids).logits, adapted(ids).logits)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,26 @@ def test_gguf_goes_there_and_back(tmp_path: Path) -> None:
     assert not hasattr(load(tmp_path / "out").model.config, "quantization_config")
 
 
-def write_gguf(gguf: object, model: object, file: Path) -> None:
+@pytest.mark.parametrize(("noise", "tied"), [(0.05, True), (1.0, False)])
+def test_an_embedding_that_a_gguf_stores_twice_becomes_one(
+    tmp_path: Path, noise: float, tied: bool
+) -> None:
+    """Two quantisations of one matrix become the head's; a head of its own stays."""
+    gguf = pytest.importorskip("gguf")
+    model = tiny.untrained(hidden=64, layers=1, heads=4, kv_heads=2, inner=96)
+    embedding = model.get_parameter("model.embed_tokens.weight").detach().clone()
+    errors = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(0))
+    head = embedding + noise * embedding.std() * errors
+    write_gguf(gguf, model, tmp_path / "twice.gguf", head.numpy())
+    convert(tmp_path / "twice.gguf", tmp_path / "out", least=-20.0)
+    read = load(tmp_path / "out").model
+    assert read.config.tie_word_embeddings is tied
+    torch.testing.assert_close(read.get_output_embeddings().weight, head)
+    torch.testing.assert_close(read.get_input_embeddings().weight, head if tied else embedding)
+    assert read.num_parameters() == model.num_parameters() + (0 if tied else head.numel())
+
+
+def write_gguf(gguf: object, model: object, file: Path, head: np.ndarray | None = None) -> None:
     from gguf import GGUFWriter, TokenType
 
     config = model.config  # type: ignore[attr-defined]
@@ -195,6 +216,8 @@ def write_gguf(gguf: object, model: object, file: Path) -> None:
     writer.add_pad_token_id(0)
     for name, tensor in gguf_tensors(model):
         writer.add_tensor(name, tensor)
+    if head is not None:
+        writer.add_tensor("output.weight", head)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -310,7 +333,7 @@ def test_a_hub_model_is_named_missing_at_once_and_taken_from_the_cache_where_it_
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(OSError, match=r"huggingface.co cannot be reached.*hf download org/name"):
+    with pytest.raises(OSError, match=r"cannot be reached: name a local folder or a .gguf file"):
         load("org/name")
     with pytest.raises(OSError, match="cannot be reached"):
         describe("org/name")
@@ -321,3 +344,87 @@ def test_a_hub_model_is_named_missing_at_once_and_taken_from_the_cache_where_it_
     refs.mkdir()
     (refs / "main").write_text(commit)
     assert hub_options("org/name") == {"local_files_only": True}
+
+
+def copied(folder: Path) -> Path:
+    """The shipped tiny policy, to be damaged."""
+    shutil.copytree(find("tiny-countdown")[0], folder)
+    return folder
+
+
+def with_nan(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return weights | {"model.norm.weight": weights["model.norm.weight"] * float("nan")}
+
+
+def without_rows(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: w[:100].clone() if len(w) == 198 else w for name, w in weights.items()}
+
+
+def test_a_model_that_cannot_be_trained_is_one_sentence(tmp_path: Path) -> None:
+    folder = copied(tmp_path / "cut")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"cut/model.safetensors is damaged .*download it again"):
+        load(folder)
+    folder = copied(tmp_path / "nan")
+    weights = load_file(folder / "model.safetensors")
+    save_file(with_nan(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"weight model.norm.weight of .*nan is NaN or infinite"):
+        load(folder)
+    folder = copied(tmp_path / "small")
+    save_file(without_rows(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    with pytest.raises(ValueError, match="ids up to 197, and the model has embeddings for 100"):
+        load(folder)
+    folder = copied(tmp_path / "pickled")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=r"pickles alone \(pytorch_model.bin\), which can run code"
+    ):
+        load(folder)
+    folder = copied(tmp_path / "mute")
+    for each in folder.glob("*token*"):
+        each.unlink()
+    with pytest.raises(ValueError, match=r"mute has no tokenizer: copy tokenizer.json"):
+        load(folder)
+
+
+def test_a_saved_model_has_the_dtype_it_came_with(tmp_path: Path) -> None:
+    policy = load("tiny-countdown")
+    half = save(replace(policy, dtype=torch.bfloat16), tmp_path / "half")
+    weights = load_file(half / "model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert (
+        weights.keys() == load_file(save(policy, tmp_path / "whole") / "model.safetensors").keys()
+    )
+    again = load(half)  # trained in float32
+    assert again.model.dtype == torch.float32
+    twice = load_file(save(again, tmp_path / "twice") / "model.safetensors")
+    assert all(torch.equal(twice[name], w) for name, w in weights.items())
+    assert json.loads((tmp_path / "twice/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_values_of_the_chat_template_reach_every_prompt_and_the_saved_model(tmp_path: Path) -> None:
+    policy = load("tiny-countdown")
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        "{% if enable_thinking is defined and enable_thinking is false %}=0{% endif %}"
+    )
+    folder = save(policy, tmp_path / "chat")
+    messages = [{"role": "user", "content": "12"}]
+    prompt = Prompt("p", tuple(messages), "t")
+    plain, quiet = (
+        load(folder, chat_template=values) for values in ({}, {"enable_thinking": False})
+    )
+    seen = [str(p.tokenizer.decode(list(encode(p.tokenizer, prompt)))) for p in (plain, quiet)]
+    assert seen == ["12", "12=0"]
+    kept = load(save(quiet, tmp_path / "kept")).tokenizer
+    assert encode(kept, prompt) == encode(quiet.tokenizer, prompt)
+    open_ = kept.apply_chat_template(messages, tokenize=False, enable_thinking=True)
+    assert open_ == "12"
+    with pytest.raises(ValueError, match=r"'enable_thinkin'; did you mean 'enable_thinking'"):
+        load(folder, chat_template={"enable_thinkin": False})
+    with pytest.raises(ValueError, match="has no chat template: leave it out"):
+        load("tiny-countdown", chat_template={"enable_thinking": False})

@@ -9,7 +9,9 @@ import torch
 
 from bestofk import advantages, max_at_k, objective, pass_at_k
 from bestofk.objectives import (
+    clipped_advantages,
     effective_sample_size,
+    layer_cake,
     max_at_k_curve,
     off_policy_max_at_k,
     top_m_at_k,
@@ -41,11 +43,15 @@ def to(library: str, values: np.ndarray) -> Any:
     return torch.from_numpy(values.copy()) if library == "torch" else jax.numpy.asarray(values)
 
 
-@pytest.mark.parametrize("library", ["torch", "jax"])
-@pytest.mark.parametrize("name", REAL + BINARY)
-def test_on_policy_weights_agree(library, name):
+# in JAX a few: every objective goes through it traced, in test_tracing.py
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("torch", name) for name in REAL + BINARY]
+    + [("jax", name) for name in ("max@4", "grpo", "passk-training@4:full", "median@4", "pass@4")],
+)
+def test_on_policy_advantages_agree(library, name):
     rewards = PASSED if name in BINARY else REWARDS
-    inputs = {"rng": 3, "entropy": np.arange(5.0), "progress": 0.4}
+    inputs: dict[str, Any] = {"rng": 3, "entropy": np.arange(5.0), "progress": 0.4}
     expected = advantages(rewards, name, **inputs)
     got = advantages(to(library, rewards), name, **inputs)
     assert type(got).__module__.startswith(library)
@@ -54,13 +60,13 @@ def test_on_policy_weights_agree(library, name):
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
 @pytest.mark.parametrize("form", ["exact", "first-order", "own-ratio", "none"])
-@pytest.mark.parametrize("name", ["max@4", "max@4:loo-1", "max@9:none", "mean", "max@1+4"])
-def test_off_policy_weights_agree(library, form, name):
-    expected = advantages(REWARDS, name, log_ratio=LOGS, off_policy=form, truncate=0.4)
-    got = advantages(
-        to(library, REWARDS), name, log_ratio=to(library, LOGS), off_policy=form, truncate=0.4
-    )
-    np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
+def test_off_policy_advantages_agree(library, form):
+    for name in ("max@4", "max@9:none", "max@1+4:loo-1"):
+        expected = advantages(REWARDS, name, log_ratio=LOGS, off_policy=form, truncate=0.4)
+        got = advantages(
+            to(library, REWARDS), name, log_ratio=to(library, LOGS), off_policy=form, truncate=0.4
+        )
+        np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
@@ -84,11 +90,64 @@ def test_estimates_and_ragged_groups_agree(library):
     )
     ids = RNG.permutation(np.repeat(np.arange(5), 9))
     flat = NAN.reshape(-1)
-    for extra in ({}, {"log_ratio": LOGS.reshape(-1)}):
-        there = {key: to(library, value) for key, value in extra.items()}
+    given: list[dict[str, Any]] = [{}, {"log_ratio": LOGS.reshape(-1)}]
+    for extra in given if library == "torch" else given[:1]:  # JAX compiles for every size
+        there: dict[str, Any] = {key: to(library, value) for key, value in extra.items()}
         got = advantages(to(library, flat), "max@3", groups=ids, **there)
         expected = advantages(flat, "max@3", groups=ids, **extra)
         np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
+
+
+def slope(library: str, function: Any, at: np.ndarray) -> np.ndarray:
+    """The gradient of a sum, by the library's own autograd."""
+    if library == "jax":
+        return np.asarray(jax.grad(lambda x: function(x).sum())(jax.numpy.asarray(at)))
+    x = torch.from_numpy(at.copy()).requires_grad_()
+    return torch.autograd.grad(function(x).sum(), x)[0].numpy()
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_loss_sees_advantages_as_numbers(library, check):
+    """d/d log π of A log π is A, though rewards, ratios and other inputs move with log π too."""
+    inputs = {"rng": 3, "progress": 0.4, "entropy_threshold": 0.1, "check": check}
+    for name in ("max@4", "rs-grpo", "passk-training@4:full", "passk-training@4:adaptive"):
+
+        def given(x, name=name):
+            rewards = x * 0.5 + to(library, REWARDS)
+            return advantages(
+                rewards, name, entropy=x.mean(-1), prompt_weights=x.mean(-1) ** 2, **inputs
+            )
+
+        plain = np.asarray(given(to(library, LOGS)))
+        got = slope(library, lambda x, given=given: given(x) * x, LOGS)
+        np.testing.assert_allclose(got, plain, atol=1e-12, err_msg=name)
+    for form in ({}, {"self_normalise": True}, {"truncate": 0.1}, {"trust_region": 0.3},
+                 {"off_policy": "first-order"}, {"off_policy": "own-ratio"}):  # fmt: skip
+
+        def given(x, form=form):
+            rewards = x * 0.5 + to(library, REWARDS)
+            return advantages(rewards, "max@4", log_ratio=x, check=check, **form)
+
+        plain = np.asarray(given(to(library, LOGS)))
+        got = slope(library, lambda x, given=given: given(x) * x, LOGS)
+        np.testing.assert_allclose(got, plain, atol=1e-12, err_msg=str(form))
+    for other in (
+        lambda x: clipped_advantages(x, x, 0.2, 0.3, reference_log_ratio=x, kl=0.1),
+        lambda x: layer_cake(x, lambda passed: passed * x[..., None, :]),
+    ):
+        plain = np.asarray(other(to(library, LOGS)))
+        got = slope(library, lambda x, other=other: other(x) * x, LOGS)
+        np.testing.assert_allclose(got, plain, atol=1e-12)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_estimates_are_differentiable(library):
+    """In the rewards: how often the sample is the best of a k-subset."""
+    got = slope(library, lambda x: max_at_k(x, 2), np.array([0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(got, [0, 1 / 3, 2 / 3], atol=1e-12)
+    curve = slope(library, lambda x: max_at_k_curve(x), np.array([0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(curve, [1 / 3, 1 / 3 + 1 / 3, 1 / 3 + 2 / 3 + 1], atol=1e-12)
 
 
 def test_jax_differentiates_the_value():
@@ -98,11 +157,23 @@ def test_jax_differentiates_the_value():
     np.testing.assert_allclose(9 * np.asarray(slope), expected, atol=1e-11)
 
 
-def test_jax_without_x64_is_refused_with_the_way_out():
+def test_jax_in_32_bits_is_computed_in_float64_and_only_tracing_needs_x64():
     jax.config.update("jax_enable_x64", False)
     try:
-        with pytest.raises(ValueError, match="jax_enable_x64"):
-            advantages(jax.numpy.asarray([1.0, 0.0, 0.0]), "max@2")
+        rewards, logs = (jax.numpy.asarray(values) for values in (REWARDS, LOGS))
+        assert rewards.dtype == "float32"
+        for k in (1, 8):
+            got = advantages(rewards, f"max@{k}:loo-1", log_ratio=logs)
+            exact = advantages(
+                np.asarray(rewards, np.float64), f"max@{k}:loo-1", log_ratio=np.asarray(logs, float)
+            )
+            assert isinstance(got, jax.Array)
+            np.testing.assert_array_equal(got, exact.astype(np.float32))
+        assert max_at_k(rewards, 2).dtype == "float32"
+        with pytest.raises(
+            ValueError, match=r"jit, vmap and grad .*jax_enable_x64.*outside of them"
+        ):
+            jax.jit(lambda values: advantages(values, "max@2", check=False))(rewards)
     finally:
         jax.config.update("jax_enable_x64", True)
 
@@ -158,7 +229,7 @@ def test_read_only_and_strided_arrays_work():
 @pytest.mark.parametrize("name", REAL + BINARY)
 def test_cuda_agrees(name):
     rewards = PASSED if name in BINARY else REWARDS
-    inputs = {"rng": 3, "entropy": np.arange(5.0), "progress": 0.4}
+    inputs: dict[str, Any] = {"rng": 3, "entropy": np.arange(5.0), "progress": 0.4}
     got = advantages(torch.from_numpy(rewards).cuda(), name, **inputs)
     assert got.device.type == "cuda"
     np.testing.assert_allclose(got.cpu().numpy(), advantages(rewards, name, **inputs), atol=1e-12)

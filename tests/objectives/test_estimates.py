@@ -166,6 +166,8 @@ def test_pass_at_k_refuses_real_rewards_and_names_the_threshold():
         pass_at_k([0.0, 0.5, 1.0], 2)
     assert pass_at_k([0.0, 0.5, 1.0], 2, threshold=0.5) == 1.0
     assert pass_at_k([0.0, 0.5, 1.0], 1, threshold=1.0) == pytest.approx(1 / 3)
+    assert pass_at_k([0.0, sum([0.1] * 10)], 1, threshold=1.0) == 0.5  # 0.9999999999999999
+    assert pass_at_k([0.0, 1 - 1e-6], 1, threshold=1.0) == 0.0
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.5, True, "3", None])

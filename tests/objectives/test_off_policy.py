@@ -1,7 +1,9 @@
 """Off policy: J_k by its definition, exact unbiasedness, autograd, and the range of numbers."""
 
+import itertools
 import math
 from math import comb
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from bestofk import advantages, objective
 from bestofk.objectives import effective_sample_size, off_policy_max_at_k
-from bestofk.objectives.off_policy_forms import first_order
+from bestofk.objectives.off_policy import first_order
 from oracles import Tabular, policies, subset_mean, weighted_best
 
 SIZES = [(n, k) for n in range(1, 8) for k in range(1, n + 1)]
@@ -109,6 +111,52 @@ def test_pass_at_k_and_mixtures_are_unbiased_off_policy():
     np.testing.assert_allclose(got, truth, atol=1e-9)
 
 
+@pytest.mark.parametrize(("text", "k"), [("max@3", 3), ("max@3:loo-1", 3), ("mean", 1),
+                         ("max@4:loo-1", 4), ("max@4:none", 4), ("pass@3", 3)])  # fmt: skip
+def test_samples_of_several_policies_are_unbiased_by_enumeration(text, k):
+    """Two fresh samples and two of older policies, weighed by age: k exceeds the fresh ones."""
+    rewards = np.array([0.0, 1.0, 1.0]) if text == "pass@3" else np.array([0.0, 0.4, 1.0])
+    policy = Tabular(np.array([0.2, -0.3, 0.1]), rewards)
+    older = Tabular(policy.logits + np.array([0.5, -0.4, 0.2]), rewards)
+    oldest = Tabular(policy.logits + np.array([-0.3, 0.6, 0.1]), rewards)
+    drawn, alpha = [policy, policy, older, oldest], np.array([1.0, 1.0, 0.5, 0.2])
+    draws = np.array(list(itertools.product(range(3), repeat=4)))
+    chances = np.stack([mu.probabilities for mu in drawn])
+    likely = np.prod(chances[np.arange(4), draws], axis=1)
+    logs = np.log(policy.probabilities[draws] / chances[np.arange(4), draws])
+    found = advantages(rewards[draws], text, log_ratio=logs, sample_weights=alpha)
+    scores = np.eye(3) - policy.probabilities
+    update = np.einsum("o,oi,oid->d", likely, found, scores[draws]) / 4
+    np.testing.assert_allclose(update, policy.max_gradient(k), atol=1e-14)
+    value = likely @ off_policy_max_at_k(rewards[draws], logs, k, sample_weights=alpha)
+    best = np.array(list(itertools.product(range(3), repeat=k)))
+    truth = np.prod(policy.probabilities[best], axis=1) @ rewards[best].max(axis=1)
+    assert value == pytest.approx(truth, abs=1e-14)
+    # only the proportions of the weights matter, and equal ones change nothing
+    same = advantages(rewards[draws], text, log_ratio=logs, sample_weights=7 * alpha)
+    np.testing.assert_allclose(same, found, atol=1e-12)
+    plain = advantages(rewards[draws], text, log_ratio=logs)
+    equal = advantages(rewards[draws], text, log_ratio=logs, sample_weights=np.full((81, 4), 0.3))
+    np.testing.assert_allclose(equal, plain, atol=1e-12)
+
+
+def test_sample_weights_need_the_exact_form_and_positive_numbers():
+    rewards, live = np.array([[0.0, 1.0, 0.5, 0.2]]), np.array([[True, True, True, False]])
+    with pytest.raises(ValueError, match="above 0: give samples"):
+        advantages(rewards, "max@2", sample_weights=[1.0, 1.0, 1.0, 0.0])
+    with pytest.raises(ValueError, match="one row for all groups"):
+        advantages(rewards, "max@2", sample_weights=[1.0, 1.0])
+    with pytest.raises(ValueError, match="belong to off_policy='exact'"):
+        advantages(rewards, "max@2", off_policy="own-ratio", sample_weights=np.ones(4))
+    with pytest.raises(ValueError, match="grpo has no exact off-policy form"):
+        advantages(rewards, "grpo", sample_weights=np.ones(4))
+    weights = np.array([1.0, 0.5, 0.25, 9.0])  # of the live ones alone
+    found = advantages(rewards, "max@2", sample_weights=weights, live=live)
+    alone = advantages(rewards[:, :3], "max@2", sample_weights=weights[:3])
+    np.testing.assert_allclose(found[:, :3], alone)
+    assert found[0, 3] == 0
+
+
 def test_the_forms_rank_as_they_should():
     policy = Tabular(np.array([0.2, -0.3, 0.1]), np.array([0.0, 0.4, 1.0]))
     old = Tabular(np.array([0.3, -0.15, -0.05]), policy.rewards)
@@ -181,7 +229,7 @@ def test_first_order_equals_the_papers_double_sum():
 
 @pytest.mark.parametrize("form", ["first-order", "own-ratio"])
 def test_baselines_leave_the_expectation_of_the_other_forms_alone(form):
-    clamp = {"clamp": 9} if form == "first-order" else {}
+    clamp: dict[str, Any] = {"clamp": 9} if form == "first-order" else {}
     for policy in policies():
         updates = [
             policy.expected_update_from(

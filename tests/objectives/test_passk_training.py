@@ -67,7 +67,7 @@ def test_designs_follow_their_formulas(rewards):
         np.testing.assert_allclose(exceeding, 4 / (10 * log(passed + 0.5)) * at_k, atol=1e-12)
     else:
         assert not exceeding.any()
-    combined = advantages(rewards, f"passk-training@{k}", design="combination")
+    combined = advantages(rewards, f"passk-training@{k}:combination")
     np.testing.assert_allclose(combined, passed / n * at_k + (1 - passed / n) * at_1, atol=1e-12)
     dropped = advantages(rewards, f"passk-training@{k}:drop-easy", accuracy_threshold=0.5)
     np.testing.assert_allclose(dropped, at_k if passed / n <= 0.5 else np.zeros(n), atol=1e-12)
@@ -135,6 +135,21 @@ def test_eta_peaks_near_one_over_k_and_falls_with_k():
 def test_designs_that_count_passes_refuse_real_rewards():
     for design in ("exceeding", "combination"):
         with pytest.raises(ValueError, match="threshold="):
-            advantages([0.2, 0.7, 0.1, 0.4], "passk-training@2", design=design)
-        got = advantages([0.2, 0.7, 0.1, 0.4], "passk-training@2", design=design, threshold=0.5)
-        np.testing.assert_allclose(got, advantages([0, 1, 0, 0], "passk-training@2", design=design))
+            advantages([0.2, 0.7, 0.1, 0.4], f"passk-training@2:{design}")
+        got = advantages([0.2, 0.7, 0.1, 0.4], f"passk-training@2:{design}", threshold=0.5)
+        np.testing.assert_allclose(got, advantages([0, 1, 0, 0], f"passk-training@2:{design}"))
+
+
+def test_the_number_of_bootstrap_sets_is_an_option():
+    """Every set's members get its z-score: the sum over samples is k times the sum of z-scores."""
+    rewards = np.random.default_rng(1).random((2, 6))
+    name = "passk-training@2:bootstrap"
+    default = advantages(rewards, name, rng=3)
+    np.testing.assert_array_equal(advantages(rewards, name, rng=3, sets=6), default)
+    many = advantages(rewards, name, rng=3, sets=40)
+    np.testing.assert_allclose(many.sum(axis=-1), 0, atol=1e-9)
+    assert np.abs(many).max() > np.abs(default).max()
+    two = advantages(rewards, name, rng=3, sets=2)  # two z-scores: 1 and -1, or no contrast
+    assert set(np.round(two.reshape(-1), 9)) <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+    with pytest.raises(ValueError, match="sets must be a whole number"):
+        advantages(rewards, name, rng=3, sets=0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from bestofk import advantages, objective
-from bestofk.objectives import ObjectiveWarning
+from bestofk import advantages, max_at_k, objective
+from bestofk.objectives import ObjectiveWarning, off_policy_max_at_k
 from bestofk.objectives.catalog import CATALOG
 
 RNG = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def inputs(name: str) -> dict[str, np.ndarray]:
     return {"entropy": np.arange(float(G))} if "adaptive" in name else {}
 
 
-Case = tuple[str, np.ndarray, dict[str, np.ndarray], dict[str, Any]]
+Case = tuple[str, np.ndarray, dict[str, Any], dict[str, Any]]
 ON_CASES: list[Case] = [
     (name, PASSED if objective(name, **{k: v for k, v in options(name).items()
      if k != "entropy_threshold"}).terms[0].entry.zero_one else REAL, inputs(name), options(name))
@@ -100,19 +100,33 @@ def x64():
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.parametrize("cases", [ON_CASES, OFF_CASES], ids=["on policy", "off policy"])
+A_FEW = ("max@2", "pass@2:loo-1", "passk-training@2", "tailrl", "median@2")
+FEW_CASES = [case for case in ON_CASES if case[0] in A_FEW] + OFF_CASES[:2]
+
+
+ALL = pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(FEW_CASES, id="a few"),
+        pytest.param(ON_CASES, id="on policy", marks=pytest.mark.slow),
+        pytest.param(OFF_CASES, id="off policy", marks=pytest.mark.slow),
+    ],
+)
+
+
+@ALL
 def test_jax_jit(cases):
     given = [arrays_of(case, jax.numpy.asarray) for case in cases]
     whole = jax.jit(lambda all_: [function(case)(*one) for case, one in zip(cases, all_)])
     agree(cases, whole(given))
 
 
-@pytest.mark.parametrize("cases", [ON_CASES, OFF_CASES], ids=["on policy", "off policy"])
+@ALL
 def test_jax_vmap(cases):
     agree(cases, [jax.vmap(function(case))(*arrays_of(case, jax.numpy.asarray)) for case in cases])
 
 
-@pytest.mark.parametrize("cases", [ON_CASES, OFF_CASES], ids=["on policy", "off policy"])
+@ALL
 def test_torch_vmap(cases):
     agree(
         cases, [torch.func.vmap(function(case))(*arrays_of(case, torch.tensor)) for case in cases]
@@ -131,19 +145,9 @@ def compiled(cases: list[Case], backend: str) -> list[Any]:
 lru_cache_note = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a")
 
 
+@ALL
 @lru_cache_note
-def test_torch_compile_of_a_few_without_a_graph_break():
-    names = ("max@2", "pass@2:loo-1", "passk-training@2", "tailrl", "median@2")
-    chosen = [case for case in ON_CASES if case[0] in names]
-    assert len(chosen) == len(names)
-    agree(chosen, compiled(chosen, "eager"))
-    agree(OFF_CASES[:2], compiled(OFF_CASES[:2], "eager"))
-
-
-@pytest.mark.slow
-@lru_cache_note
-@pytest.mark.parametrize("cases", [ON_CASES, OFF_CASES], ids=["on policy", "off policy"])
-def test_torch_compile_of_everything_without_a_graph_break(cases):
+def test_torch_compile_without_a_graph_break(cases):
     agree(cases, compiled(cases, "eager"))
 
 
@@ -171,6 +175,50 @@ def test_one_compiled_function_takes_groups_of_several_sizes():
 def test_the_unchecked_call_is_the_checked_one():
     for case in ON_CASES + OFF_CASES:
         np.testing.assert_allclose(function(case)(*arrays_of(case, np.asarray)), expected(case))
+
+
+@lru_cache_note
+def test_estimates_are_traced_too():
+    """By jit, vmap and compile; the off-policy value with its gradient."""
+    wanted = max_at_k(REAL, 3), off_policy_max_at_k(REAL, LOGS, 3)
+
+    def both(rewards: Any, logs: Any) -> Any:
+        return (
+            max_at_k(rewards, 3, check=False),
+            off_policy_max_at_k(rewards, logs, 3, check=False),
+        )
+
+    given = [torch.tensor(REAL), torch.tensor(LOGS)]
+    torch._dynamo.reset()
+    for found in (
+        jax.jit(both)(*map(jax.numpy.asarray, (REAL, LOGS))),
+        jax.vmap(both)(*map(jax.numpy.asarray, (REAL, LOGS))),
+        torch.func.vmap(both)(*given),
+        torch.compile(both, fullgraph=True, backend="eager")(*given),
+    ):
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(got), want, atol=1e-12)
+    slope = jax.jit(jax.grad(lambda logs: both(jax.numpy.asarray(REAL), logs)[1].sum()))(LOGS)
+    np.testing.assert_allclose(
+        N * np.asarray(slope), advantages(REAL, "max@3:none", log_ratio=LOGS), atol=1e-12
+    )
+
+
+@lru_cache_note
+def test_the_recurrence_is_compiled_as_one_step_whatever_n():
+    """JAX scans and PyTorch calls an operator: the program does not grow with n."""
+    call = function(("max@4", REAL, {"log_ratio": LOGS}, {}))
+    lines = []
+    for n in (16, 64):
+        rows = [np.random.default_rng(n).random((2, n)) for _ in range(2)]
+        made = jax.make_jaxpr(call)(*map(jax.numpy.asarray, rows))
+        lines.append(len(str(made).splitlines()))
+        torch._dynamo.reset()
+        graph = torch._dynamo.explain(call)(*map(torch.tensor, rows))
+        assert graph.graph_break_count == 0
+        lines.append(graph.op_count)
+    assert lines[0] == lines[2]
+    assert lines[1] == lines[3] < 50
 
 
 def test_what_cannot_be_traced_says_so():

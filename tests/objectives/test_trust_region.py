@@ -1,7 +1,9 @@
 """The mask, truncation, the distance between policies, and the clipped form to compare with."""
 
+import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from bestofk import advantages, objective
 from bestofk.objectives import (
-    clipped_weights,
+    clipped_advantages,
     effective_sample_size,
     effective_share,
     off_policy_max_at_k,
@@ -66,7 +68,7 @@ def test_a_region_that_is_none_is_an_error_that_says_what_to_write(bad):
         objective("max@2", trust_region=bad)
 
 
-def inner_steps(counts: list[int], optimizer: str, answers: int, **options: object) -> list[float]:
+def inner_steps(counts: list[int], optimizer: str, answers: int, **options: Any) -> list[float]:
     """The winner's log-ratio while one group is trained on again and again."""
     logits = torch.zeros(answers, dtype=torch.float64, requires_grad=True)
     step = {"sgd": torch.optim.SGD([logits], 0.1), "adam": torch.optim.Adam([logits], 0.03)}
@@ -152,34 +154,51 @@ def test_the_divergence_sees_what_the_subset_share_does_not():
     np.testing.assert_allclose(effective_sample_size(common, 4), 1.0)
     wide = np.random.default_rng(0).normal(size=(3, 8))
     np.testing.assert_allclose(effective_sample_size(wide, 8), 1.0)
-    assert effective_share(ratio_divergence(common), 4) < 0.1
-    assert effective_share(ratio_divergence(wide), 8) < 0.1
+    assert effective_share(ratio_divergence(common), 4, 8) < 0.25
+    assert effective_share(ratio_divergence(wide), 8, 8) < 0.1
 
 
-def test_the_effective_share_is_that_of_products_of_k_ratios_for_small_spreads():
-    """ESS of Π of k independent lognormal ratios of mean 1 is e^{-kσ²}."""
-    for sigma in (0.05, 0.2):
-        logs = np.random.default_rng(1).normal(size=400_000) * sigma - sigma**2 / 2
-        for k in (1, 4, 8):
-            share = effective_share(ratio_divergence(logs), k)
-            assert share == pytest.approx(math.exp(-k * sigma**2), rel=0.02)
+@pytest.mark.parametrize(("k", "n"), [(1, 8), (4, 4), (2, 6), (4, 8), (7, 8)])
+def test_the_effective_share_is_one_over_the_second_moment_of_a_weight(k, n):
+    """E[(ρ_1 · mean over subsets S of k - 1 siblings of Π ρ_j)²] for lognormal ratios of mean 1,
+    by listing all pairs of subsets: a ratio in both counts e^{σ²}, one in a single one 1."""
+    for sigma in (0.05, 0.4, 1.0):
+        subsets = [set(s) for s in itertools.combinations(range(n - 1), k - 1)]
+        shared = [len(s & t) for s in subsets for t in subsets]
+        moment = math.exp(sigma**2) * np.mean(np.exp(sigma**2 * np.array(shared)))
+        assert effective_share(sigma**2 / 2, k, n) == pytest.approx(1 / moment, rel=1e-12)
+
+
+def test_the_effective_share_is_that_of_drawn_weights():
+    """Σ A² shrinks to its share: measured on 40,000 groups of lognormal ratios."""
+    sigma, k, n = 0.4, 4, 8
+    logs = np.random.default_rng(1).normal(size=(40_000, n)) * sigma - sigma**2 / 2
+    ones = np.ones((1, n))
+    weights = advantages(np.repeat(ones, len(logs), 0), f"max@{k}:none", log_ratio=logs) / k
+    share = effective_share(ratio_divergence(logs), k, n)
+    assert 1 / np.mean(weights**2) == pytest.approx(share, rel=0.03)
+    assert share == pytest.approx(effective_share(sigma**2 / 2, k, n), rel=0.02)
+    assert effective_share(0.1, 8, 8) == pytest.approx(math.exp(-1.6))
+    assert effective_share(0.1, 8, 4096) == pytest.approx(math.exp(-0.2), rel=0.01)
 
 
 def test_distances_without_meaning_are_errors_or_zero():
     assert ratio_divergence([0.1, 0.2], [False, False]) == 0.0
     assert ratio_divergence([math.nan, 0.0], [False, True]) == 0.0
-    assert ratio_divergence([5000.0]) == math.inf
-    assert effective_share(math.inf, 2) == 0.0
+    assert ratio_divergence([5000.0]) == ratio_divergence([0.0, math.inf]) == math.inf
+    assert effective_share(math.inf, 2, 4) == 0.0
     with pytest.raises(ValueError, match="pass live="):
         ratio_divergence([math.nan, 0.0])
     with pytest.raises(ValueError, match="at least 0, got -1"):
-        effective_share(-1, 2)
+        effective_share(-1, 2, 4)
     with pytest.raises(ValueError, match="k must be"):
-        effective_share(0.1, 0)
+        effective_share(0.1, 0, 4)
+    with pytest.raises(ValueError, match="need at least 8 samples per prompt, got 4"):
+        effective_share(0.1, 8, 4)
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_clipped_weights_are_the_gradient_of_the_clipped_loss(kl):
+def test_clipped_advantages_are_the_gradient_of_the_clipped_loss(kl):
     rng = np.random.default_rng(5)
     weights = torch.tensor(rng.normal(size=200))
     logs = torch.tensor(rng.normal(size=200) * 0.4, requires_grad=True)
@@ -189,16 +208,16 @@ def test_clipped_weights_are_the_gradient_of_the_clipped_loss(kl):
     reference = logs + shift
     loss = loss - kl * (torch.exp(-reference) - 1 + reference)
     loss.sum().backward()
-    got = clipped_weights(
+    got = clipped_advantages(
         weights, logs.detach(), 0.2, 0.28, reference_log_ratio=reference.detach(), kl=kl
     )
     torch.testing.assert_close(got, logs.grad, rtol=1e-12, atol=1e-12)
     assert 0.1 < float((got == kl * torch.expm1(-reference.detach())).double().mean()) < 0.9
 
 
-def test_clipped_weights_need_what_they_use():
+def test_clipped_advantages_need_what_they_use():
     with pytest.raises(ValueError, match="needs reference_log_ratio="):
-        clipped_weights([1.0], [0.0], kl=0.1)
+        clipped_advantages([1.0], [0.0], kl=0.1)
     with pytest.raises(ValueError, match="got -1"):
-        clipped_weights([1.0], [0.0], kl=-1)
-    np.testing.assert_allclose(clipped_weights([1.0, -3.0], [0.0, 0.0]), [1.0, -3.0])
+        clipped_advantages([1.0], [0.0], kl=-1)
+    np.testing.assert_allclose(clipped_advantages([1.0, -3.0], [0.0, 0.0]), [1.0, -3.0])

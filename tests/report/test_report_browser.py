@@ -6,19 +6,16 @@ any request fails the test that opened it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bestofk.reports import load, make
-from report_files import make_file, make_run, write_lines
+from report_files import make_file, make_run, opened, write_lines
 
-CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 ATTACKS = (
     "<script>window.pwned = 1</script>",
     "</script><script>window.pwned = 2</script>",
@@ -30,45 +27,6 @@ ATTACKS = (
     "]]><!--<script>window.pwned = 9</script>--> &lt;script&gt; \u2028 \u2029 {{script}}",
     "right \u202e\u2066to left\u2069 \x00 nul \x1b[31m \ufeff \u200b end",
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium, or a skip that says what to install."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    found = next((path for path in CHROMIUM if Path(path).exists()), None)
-    if found is None:
-        pytest.skip("needs a Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(
-            executable_path=found, args=["--no-sandbox"], timeout=900_000
-        )
-        yield running
-        running.close()
-
-
-@contextlib.contextmanager
-def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
-    """The page, in which nothing may go wrong and from which nothing may be asked."""
-    context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-    page = context.new_page()
-    context.set_default_timeout(900_000)
-    trouble: list[str] = []
-    asked: list[str] = []
-    page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
-    page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("popup", lambda popup: trouble.append("popup"))
-    page.add_init_script(
-        "addEventListener('securitypolicyviolation', (e) => console.error('policy', e.blockedURI))"
-    )
-    page.goto(path.as_uri())
-    page.wait_for_function("document.querySelectorAll('canvas').length > 0")
-    yield page
-    context.close()
-    assert trouble == []
-    assert asked == [path.as_uri()]
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +80,7 @@ def test_every_section_is_there_and_every_chart_painted(browser: Any, report: Pa
             assert re.search(r"\bseeds? ", facts), facts
 
 
-def test_the_first_screen_holds_the_effects_and_the_first_figure(
-    browser: Any, report: Path
-) -> None:
+def test_the_first_screen_and_the_tables_hold_the_data(browser: Any, report: Path) -> None:
     with opened(browser, report) as page:
         data = json.loads(page.locator("#data").text_content())
         lines = page.locator(".verdicts li").all_inner_texts()
@@ -135,16 +91,15 @@ def test_the_first_screen_holds_the_effects_and_the_first_figure(
         assert chart["width"] > 900
         pairs = page.locator("#difference select option").all_inner_texts()
         assert len([pair for pair in pairs if "pass@k" in pair]) == 3  # any two of three runs
-
-
-def test_a_phone_shows_the_summary_whole(browser: Any, report: Path) -> None:
-    with opened(browser, report, viewport={"width": 390, "height": 844}) as page:
-        tables = page.locator("#summary .scroll:visible")
-        assert tables.count() == 1
-        assert tables.first.evaluate("(e) => e.scrollWidth <= e.clientWidth")
-        data = json.loads(page.locator("#data").text_content())
-        last = data["measures"][0]["curves"][-1]
-        assert f"{last['mean'][-1]:.3f}" in tables.first.inner_text()
+        curve = data["measures"][0]["curves"][1]
+        row = page.locator("#summary .broad tbody tr").nth(1).inner_text()
+        for k in data["summary_k"]:
+            assert f"{curve['mean'][curve['k'].index(k)]:.3f}" in row
+        first = page.locator("#coverage figure").first
+        first.locator("summary").click()
+        first.locator("tbody td").first.wait_for()  # the table is drawn when it is opened
+        cells = first.locator("tbody tr").nth(0).locator("td").all_inner_texts()
+        assert (cells[0], cells[4]) == ("1", f"{curve['mean'][0]:.3f}")
 
 
 def test_samples_show_prompts_and_come_by_disagreement(browser: Any, report: Path) -> None:
@@ -160,21 +115,6 @@ def test_samples_show_prompts_and_come_by_disagreement(browser: Any, report: Pat
         blocks = page.locator("#samples .block")
         places = [blocks.nth(i).bounding_box() for i in range(blocks.count())]
         assert len({round(place["y"]) for place in places}) == 1  # side by side
-
-
-def test_numbers_on_the_page_are_the_data(browser: Any, report: Path) -> None:
-    with opened(browser, report) as page:
-        data = json.loads(page.locator("#data").text_content())
-        curve = data["measures"][0]["curves"][1]
-        row = page.locator("#summary .broad tbody tr").nth(1).inner_text()
-        for k in data["summary_k"]:
-            assert f"{curve['mean'][curve['k'].index(k)]:.3f}" in row
-        first = page.locator("#coverage figure").first
-        first.locator("summary").click()
-        first.locator("tbody td").first.wait_for()  # the table is drawn when it is opened
-        cells = first.locator("tbody tr").nth(0).locator("td").all_inner_texts()
-        assert cells[0] == "1"
-        assert cells[4] == f"{curve['mean'][0]:.3f}"
 
 
 def test_hover_and_arrow_keys_read_the_values(browser: Any, report: Path) -> None:
@@ -308,6 +248,12 @@ def test_theme_follows_the_system_and_can_be_chosen(browser: Any, report: Path) 
 
 def test_page_fits_screens_of_all_sizes(browser: Any, report: Path) -> None:
     with opened(browser, report, viewport={"width": 375, "height": 812}) as page:
+        tables = page.locator("#summary .scroll:visible")
+        assert tables.count() == 1
+        assert tables.first.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+        data = json.loads(page.locator("#data").text_content())
+        last = data["measures"][0]["curves"][-1]
+        assert f"{last['mean'][-1]:.3f}" in tables.first.inner_text()
         for width in (375, 320, 768, 1600):
             page.set_viewport_size({"width": width, "height": 812})
             page.wait_for_function(FITTED)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk import evaluation
-from bestofk.reports.excerpts import (
+from bestofk.reports.chosen_samples import (
     HEAD,
     LEAST,
     TAIL,

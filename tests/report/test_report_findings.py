@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk import evaluation
 from bestofk.cli import main
-from bestofk.reports import Source, evaluate, load, make
-from bestofk.reports.content import page_data, thin
-from bestofk.reports.csv_tables import write_tables
+from bestofk.reports import evaluate, load, make
 from bestofk.reports.figures import drawings
+from bestofk.reports.report_data import page_data, thin
 from report_files import make_file, make_run, rollout, write_lines
 
 
@@ -176,23 +173,6 @@ def test_settings_that_differ_come_first(tmp_path: Path) -> None:
     assert all(row["same"] for row in data["config"]["rows"][1:])
 
 
-def test_tables_hold_every_k_and_read_back(files: list[str], tmp_path: Path) -> None:
-    findings = evaluate(load([f"+cmd={files[0]}", files[1]]), resamples=400)
-    written = {path.name: path for path in write_tables(findings, tmp_path)}
-    assert set(written) == {"curves.csv", "differences.csv", "problems.csv", "diversity.csv",
-                            "extrapolation.csv"}  # fmt: skip
-    with open(written["curves.csv"], newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    curve = findings.curves["pass@k"][0]
-    mine = [row for row in rows if row["metric"] == "pass@k" and row["run"] == "'+cmd"]
-    assert [int(row["k"]) for row in mine] == list(range(1, 17))
-    assert [float(row["estimate"]) for row in mine] == curve.estimate.tolist()
-    assert [float(row["band_high"]) for row in mine] == curve.band.high.tolist()
-    with open(written["differences.csv"], newline="", encoding="utf-8") as stream:
-        found = [float(row["p"]) for row in csv.DictReader(stream) if row["metric"] == "pass@k"]
-    assert found == findings.comparisons[0].p_value.tolist()
-
-
 def test_same_seed_gives_the_same_page(files: list[str], tmp_path: Path) -> None:
     pages = []
     for name in ("one.html", "two.html"):
@@ -227,19 +207,6 @@ def test_terminal_gets_no_escape_sequence_or_markup_from_a_file(
     assert "[bold]a has 1 of its 12 problems" in told.out
 
 
-def test_three_runs_over_a_thousand_problems_stay_under_a_megabyte(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sources = []
-    for name in ("a", "b", "c"):
-        rewards = (rng.random((1000, 32)) < rng.beta(0.5, 2.0, (1000, 1))) * rng.random((1000, 1))
-        ids = [f"some-longer-name-of-a-problem/{p:04d}" for p in range(1000)]
-        samples = evaluation.samples(rewards, name=name, problems=ids)
-        sources.append(Source(name=name, path=name, format="made up", samples=samples))
-    report = make(sources, tmp_path / "report.html", samples=0, threshold=0.5, resamples=400)
-    assert report.size < 1_000_000
-    assert report.size == report.page.stat().st_size
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -247,7 +214,7 @@ def test_three_runs_over_a_thousand_problems_stay_under_a_megabyte(tmp_path: Pat
         (["{folder}/nothing.jsonl"], "no such file or folder"),
         (["{file}", "-o", "{folder}/no/report.html"], "there is no folder"),
         (["{file}", "-o", "{folder}"], "it is a folder"),
-        (["{file}", "-o", "{folder}/r.html", "--csv", "{file}"], "--csv takes a folder"),
+        (["{file}", "-o", "{folder}/r.html", "--svg", "{file}"], "--svg takes a folder"),
         (["{file}", "--k", "99"], "needs at least 99 scored samples per problem"),
     ],
 )
@@ -269,11 +236,3 @@ def test_figures_are_drawn_for_everything_there_is(data: dict[str, Any]) -> None
     assert len(set(names)) == len(names)
     assert {"coverage-pass-at-k", "coverage-max-at-k", "difference-b-a-pass-at-k",
             "difference-c-a-max-at-k", "problems-pass-at-4", "beyond-n"} <= set(names)  # fmt: skip
-
-
-def test_evaluation_reads_what_it_is_given(files: list[str]) -> None:
-    """The reader's own order of samples is the one excerpts rely on: that of the file."""
-    samples = evaluation.read(files[0])
-    assert samples.lines is not None
-    for problem in range(len(samples.problems)):
-        assert (np.diff(samples.lines[samples.of(problem)]) > 0).all()

@@ -6,10 +6,8 @@ import base64
 import hashlib
 import json
 import math
-import os
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.common import json_safe
-from bestofk.reports.page import SCRIPTS, STYLES, check_writable, encode, part, render, write
+from bestofk.reports.page import SCRIPTS, STYLES, encode, part, render
 
 ATTACKS = (
     "</script><script>window.pwned = 1</script>",
@@ -131,36 +129,3 @@ def test_vendored_version_is_the_stated_one() -> None:
     assert banner is not None
     assert stated[1] == banner[1]
     assert "MIT License" in part("vendor/LICENSE.uplot")
-
-
-def test_write_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    target = tmp_path / "report.html"
-    write(target, "old")
-    write(target, "new ✓")
-    assert target.read_text(encoding="utf-8") == "new ✓"
-    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "report.html"
-    write(target, "old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match=r"cannot write .*report\.html: No space left"):
-        write(target, "new")
-    assert target.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_unwritable_places_are_named_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        check_writable(tmp_path / "missing" / "report.html")
-    with pytest.raises(IsADirectoryError, match="it is a folder"):
-        check_writable(tmp_path)
-    if os.geteuid() != 0:  # root may write anywhere
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(PermissionError, match="no permission"):
-            check_writable(tmp_path / "closed" / "report.html")

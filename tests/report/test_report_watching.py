@@ -32,7 +32,10 @@ def get(url: str, host: str | None = None) -> tuple[int, str]:
 def write_step(folder: Path, step: int) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(
-            json.dumps({"kind": "train", "step": step, "reward": 0.1 * step, "seconds": 1.0}) + "\n"
+            json.dumps(
+                {"kind": "train", "step": step, "reward": 0.1 * step, "seconds": {"learn": 60.0}}
+            )
+            + "\n"
         )
 
 
@@ -60,6 +63,22 @@ def test_the_page_is_made_again_exactly_when_a_file_has_changed(tmp_path: Path) 
     assert page.stamp != first
 
 
+def test_an_exception_is_shown_and_the_run_followed_on(tmp_path: Path) -> None:
+    pages: list[str | Exception] = [KeyError("<half>"), "whole"]
+
+    def make() -> str:
+        if isinstance(made := pages.pop(0), Exception):
+            raise made
+        return made
+
+    page = WatchedPage([tmp_path], make)
+    page.refresh()
+    assert "KeyError: &#x27;&lt;half&gt;&#x27;" in page.text
+    write_step(tmp_path, 1)
+    assert page.refresh()
+    assert page.text == "whole"
+
+
 def test_only_this_machine_is_answered_and_only_two_paths_exist(tmp_path: Path) -> None:
     page = WatchedPage([tmp_path], lambda: "hello")
     page.refresh()
@@ -68,10 +87,12 @@ def test_only_this_machine_is_answered_and_only_two_paths_exist(tmp_path: Path) 
         assert host == "127.0.0.1"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{port}"
-        assert get(f"{url}/") == (200, "hello")
-        assert get(f"{url}/stamp") == (200, page.stamp)
-        assert get(f"{url}/../etc/passwd")[0] == 404
-        assert get(f"{url}/", host="evil.example:80")[0] == 404
+        assert len(page.token) > 20
+        assert get(f"{url}/{page.token}/") == (200, "hello")
+        assert get(f"{url}/{page.token}/stamp") == (200, page.stamp)
+        for path in ("", "stamp", "../etc/passwd", f"{page.token}x/", f"{page.token}/../"):
+            assert get(f"{url}/{path}")[0] == 404
+        assert get(f"{url}/{page.token}/", host="evil.example:80")[0] == 404
         with pytest.raises(OSError, match="choose another --port"):
             server_of(page, int(port))
         server.shutdown()
@@ -79,15 +100,17 @@ def test_only_this_machine_is_answered_and_only_two_paths_exist(tmp_path: Path) 
 
 def test_the_command_follows_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.toml").write_text("[run]\nseed = 0\n")
-    write_step(run, 1)
     command = [sys.executable, "-m", "bestofk", "report", "--watch", str(run), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
         deadline = time.monotonic() + 900
+        while "no such file or folder" not in get(url)[1] and time.monotonic() < deadline:
+            time.sleep(0.2)  # the folder is not there yet
+        run.mkdir()
+        (run / "config.toml").write_text('objective = "max@8"\n[run]\nseed = 0\nsteps = 5\n')
+        write_step(run, 1)
         while "Training" not in (text := get(url)[1]) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert '"step":[1]' in text
@@ -97,6 +120,7 @@ def test_the_command_follows_a_run(tmp_path: Path) -> None:
         while get(url + "stamp")[1] == before and time.monotonic() < deadline:
             time.sleep(0.2)
         assert '"step":[1,2]' in get(url)[1]
+        assert "max@8 · step 2 of 5 · about 3 min left" in get(url)[1]
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=900)

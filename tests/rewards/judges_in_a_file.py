@@ -7,8 +7,8 @@ import os
 from bestofk.types import Prompt, Verdict
 
 
-def judge(prompt: Prompt, text: str) -> Verdict | float | None:
-    match text:
+def judge(prompt: Prompt, completion: str) -> Verdict | float | None:
+    match completion:
         case "loop":
             while True:
                 pass
@@ -24,4 +24,4 @@ def judge(prompt: Prompt, text: str) -> Verdict | float | None:
             return Verdict(0.0, "unparsed", passed=1, total=3, detail="seen")
         case "nan":
             return float("nan")
-    return eval(text) / prompt.spec["scale"]
+    return eval(completion) / prompt.spec["scale"]

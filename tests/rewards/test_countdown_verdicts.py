@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from fractions import Fraction
 from typing import Any
 
@@ -178,6 +177,12 @@ def test_the_answer_is_the_last_tag_after_the_thinking() -> None:
         ("$$27*1-3$$", 1.0),
         ("27*1-3.", 1.0),
         ("27*1-3 = 24.", 1.0),
+        ("27*1-3 = 24.0", 1.0),
+        (r"\boxed{27 \times 1 - 3}", 1.0),
+        ("**27*1-3**", 1.0),
+        ("The answer is: 27*1-3", 1.0),
+        ("(-3)+27*1", 1.0),
+        (r"\boxed{27*1-3} or \boxed{3}", 0.0),
         ("`27*1-3`", 1.0),
         ("```\n27*1-3\n```", 1.0),
         ("```python\n27*1-3\n```", 1.0),
@@ -225,7 +230,7 @@ def test_closeness_falls_with_the_miss_and_never_reaches_one() -> None:
     big = 10**30
     near = judge(f"1/{big}+24", [1, big, 24], 24, reward="closeness")
     assert near.status == "partial"
-    assert near.reward == math.nextafter(1.0, 0.0)
+    assert near.reward == 1.0 - 1e-6
     rewards = [judge(f"{n}", [n], 24, reward="closeness").reward for n in (24, 25, 34, 1000)]
     assert rewards == [1.0, pytest.approx(10 / 11), 0.5, pytest.approx(10 / 986)]
     huge = 10**300

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bestofk.rewards import verifier
-from bestofk.rewards.given_answers import given_answer
+from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.training.validation import evaluation_results, evaluation_samples
 from bestofk.types import Completion, Group, Prompt, Verdict
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from bestofk.common import TRUSTED_PUZZLES
 from bestofk.rewards import refusals, verifier
-from bestofk.rewards.puzzles.judge_gym import ALLOWED
 from bestofk.tasks import task
 
 pytest.importorskip("reasoning_gym")
-audit = pytest.importorskip("bestofk.rewards.puzzles.gym_audit")
+audit = pytest.importorskip("gym_audit")
 
 # One of each kind of fault that rewards the wrong thing, and some that are sound.
 FAULTY = {
@@ -32,40 +32,52 @@ FAULTY = {
     "kakurasu": "pays for 'not ",
     "survo": "pays for 'not ",
     "quantum_lock": "pays for 'not ",
+    "polynomial_equations": "but maybe 5 instead",
+    "pool_matrix": "pays for ",
+    "decimal_arithmetic": "pays for '2.93'",
+    "rotten_oranges": "the constant answer '-1'",
 }
 SOUND = ("leg_counting", "chain_sum", "caesar_cipher", "jugs", "mini_sudoku")
 
 
+QUICK = ("countdown", "game_of_life_halting", "knights_knaves", "decimal_arithmetic")
+"""One of each way to pay for a wrong answer; all are among the long counts."""
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in FAULTY if each not in QUICK)],
+)
 def test_what_cannot_be_trusted_is_found_and_not_allowed(name: str) -> None:
     found = audit.faults(name)
     assert found
     import re
 
     assert re.search(FAULTY[name], found[0])
-    assert name not in ALLOWED
-    with pytest.raises(ValueError, match=name):
-        verifier("gym", dataset=name)
+    assert name not in TRUSTED_PUZZLES
+    for make in (verifier, task):
+        with pytest.raises(ValueError, match=f"untrustworthy reasoning-gym task '{name}'"):
+            make("gym", dataset=name)
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_what_can_be_trusted_is_allowed(name: str) -> None:
     assert audit.faults(name) == []
-    assert name in ALLOWED
+    assert name in TRUSTED_PUZZLES
 
 
 @pytest.mark.slow
 def test_entries_that_move_between_processes_are_found() -> None:
     assert audit.moving(["word_ladder", "leg_counting"]) == {"word_ladder"}
-    assert "word_ladder" not in ALLOWED
+    assert "word_ladder" not in TRUSTED_PUZZLES
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_allow_list_is_what_the_audit_derives() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        assert audit.derive() == sorted(ALLOWED)
+        assert audit.derive() == sorted(TRUSTED_PUZZLES)
 
 
 HOSTILE = [
@@ -112,3 +124,54 @@ def test_splits_are_apart_and_the_same_by_seed() -> None:
     assert not ids[1] & ids[2]
     assert made.split("train")[:] == again.split("train")[:]
     assert "Apache-2.0" in made.licence
+
+
+LAYOUTS = ["```\n{}\n```", "**{}**", "`{}`", r"\boxed{{{}}}", "${}$", '"{}"', "The answer is {}."]
+
+
+def test_layout_inside_the_tag_is_not_judged() -> None:
+    for name in ("lcm", "caesar_cipher"):
+        made = task("gym", dataset=name, test_size=1)
+        [prompt] = made.split("test")
+        gold = prompt.spec["entry"]["answer"]
+        texts = [f"<answer>{layout.format(gold)}</answer>" for layout in LAYOUTS]
+        texts += [f"<answer>{int(gold):,}</answer>"] if name == "lcm" else []
+        texts += [f"<answer>{gold} or 5</answer>", "<answer>**5**</answer>"]
+        with verifier(made.verifier, **made.verifier_options) as judge:
+            rewards = [v.reward for v in judge([prompt] * len(texts), texts)]
+        assert rewards == [1.0] * (len(texts) - 2) + [0.0, 0.0]
+
+
+def test_blocks_of_entries_do_not_overlap() -> None:
+    """Entry i comes from Random(seed + i): the first 600 entries are 600 seeds, not 101."""
+    made = task("gym", dataset="lcm", train_size=600)
+    assert len({prompt.id for prompt in made.split("train")}) == 600
+
+
+def test_a_small_generator_gives_what_it_has() -> None:
+    narrow = {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 6}
+    made = task("gym", dataset="lcm", config=narrow, train_size=500)
+    train = made.split("train")
+    assert len(train[:]) == len(train) < 36
+    assert [train.at(i).id for i in range(len(train))] == [prompt.id for prompt in train]
+    assert sorted(train.at(len(train) + i).id for i in range(len(train))) == sorted(
+        prompt.id for prompt in train
+    )
+    [said] = made.left_out.values()
+    assert said == f"there are {len(train)} distinct questions, and 500 were asked for"
+
+
+def test_a_wrong_config_is_an_error_when_the_task_is_made() -> None:
+    for wrong in ({"no_such": 1}, {"min_numbers": -1}):
+        with pytest.raises(ValueError, match="config of reasoning-gym's lcm: "):
+            task("gym", dataset="lcm", config=wrong)
+
+
+@pytest.mark.slow
+def test_an_entry_that_never_ends_and_one_without_an_answer_are_left_out() -> None:
+    made = task("gym", dataset="number_sequence", train_size=150)
+    assert len(made.split("train")[:]) == 150
+    assert list(made.left_out) == ["number_sequence, entry 163"]
+    made = task("gym", dataset="string_manipulation", train_size=1000)
+    assert all(prompt.spec["entry"]["answer"].strip() for prompt in made.split("train"))
+    assert set(made.left_out.values()) == {"a question without an answer"}

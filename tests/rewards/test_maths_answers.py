@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bestofk.rewards import verifier
 from bestofk.rewards.maths.equality import same
 from bestofk.rewards.maths.extract_answer import MAX_ANSWER
-from bestofk.rewards.maths.judge_maths import MathsVerifier
+from bestofk.rewards.maths.judge_maths import MathsVerifier, judge_text
 from bestofk.rewards.maths.plain_form import is_readable, plain
 from bestofk.rewards.maths.quantities import quantity
 from bestofk.types import Prompt, Verdict
@@ -26,6 +30,56 @@ def maths() -> Iterator[MathsVerifier]:
 
 
 EQUAL: Table = {
+    "powers of ten and large numbers in words": [
+        ("300000000", "3.0e8"),
+        (r"3\times10^8", "3.0E+8"),
+        ("0.0025", "2.5e-3"),
+        ("2^{10}", "1.024e3"),
+        ("2500000", "2.5 million"),
+        (r"2.5\text{ million}", "2,500,000"),
+        (r"\$2{,}500{,}000", r"\$2.5\text{ million dollars}"),
+        ("1234.5", "0.0012345 million"),
+    ],
+    "rates": [
+        ("10 m/s", r"10\,\mathrm{m/s}"),
+        (r"10\,\mathrm{m/s}", "10 m/s"),
+        ("10 m/s", r"10\text{ meters per second}"),
+        ("3 km/h", r"3\text{ km}/\text{h}"),
+    ],
+    "an interval and its inequality": [
+        ("(1,2)", "1<x<2"),
+        (r"1 < x \le 2", "(1,2]"),
+        (r"[1,\infty)", r"x \ge 1"),
+        (r"x \leq \frac{3}{2}", r"(-\infty,1.5]"),
+        ("[2,5)", r"5 > t \ge 2"),
+        (r"x\in(1,2)", "1<x<2"),
+        (r"(-\infty,-1)\cup(1,\infty)", r"x<-1 \text{ or } x>1"),
+    ],
+    "values by name, in any order": [
+        ("(x,y)=(1,2)", "x=1, y=2"),
+        ("x=1, y=2", "y=2, x=1"),
+        ("(x,y)=(1,2)", "(y,x)=(2,1)"),
+        ("x=1, y=2", "(1,2)"),
+        ("(1,2)", "(x,y)=(1,2)"),
+        ("(5,2)", "(n,k)=(5,2)"),
+        ("3, 2", "x_1=2, x_2=3"),
+    ],
+    "currencies, angles, dates and words in another spelling": [
+        ("$18", r"\$18.00"),
+        ("$18$", "€18"),
+        (r"\$18", "18 dollars"),
+        ("£18", "18 pounds"),
+        ("18", "€18"),
+        ("90^\\circ", "90"),
+        ("90°", r"90\text{ degrees}"),
+        (r"\frac{\pi}{2}", r"\frac{\pi}{2} \text{ radians}"),
+        (r"\frac{180}{\pi}", r"\frac{180}{\pi}^\circ"),
+        ("2023-01-02", "2023-1-2"),
+        ("CAT", r"\text{cat}"),
+        ("3:4", r"\frac{3}{4}"),
+        ("xy", "yx"),
+        ("abc", "cba"),
+    ],
     "roots of variables, which school takes for positive": [
         (r"\sqrt{\frac{1}{n}}", r"\frac{1}{\sqrt{n}}"),
         (r"\sqrt{1/n}", r"1/\sqrt n"),
@@ -277,6 +331,14 @@ DIFFERENT: Table = {
         (r"3\text{ red}", r"3\text{ blue}"),
         (r"10\text{ a.m.}", "10 pm"),
     ],
+    "another interval": [
+        ("(1,2)", r"1\le x<2"),
+        (r"x \ge 1", r"(1,\infty)"),
+        (r"x \ge 1", r"(-\infty,1]"),
+        ("[2,5)", "2<x<5"),
+        (r"(-\infty,-1)\cup(1,\infty)", r"x<-1 \text{ or } x>2"),
+    ],
+    "another power of ten": [("3.0e8", "3.0e9"), ("2.5 million", "2.5 billion"), ("1e3", "3e")],
     "percent": [("0.5", "0.5%"), ("0.5%", "0.5"), ("50%", "5"), ("1", "0.01")],
     "equations": [
         ("x^2+y^2=25", "25"),
@@ -366,6 +428,87 @@ def test_near_misses_score_zero(maths: MathsVerifier, gold: str, answer: str) ->
     verdict = ask(maths, gold, f"\\boxed{{{answer}}}")
     assert verdict.reward == 0.0
     assert verdict.status in ("incorrect", "unparsed")
+
+
+def is_paid(gold: str, answer: str) -> bool | None:
+    """Whether the answer scores 1; None where algebra is asked."""
+    verdict = judge_text(gold, f"\\boxed{{{answer}}}")
+    return verdict.reward == 1.0 if isinstance(verdict, Verdict) else None
+
+
+YEAR, MONTH, DAY = st.integers(1000, 2999), st.integers(1, 12), st.integers(1, 31)
+
+
+@given(YEAR, MONTH, DAY, st.sampled_from("-/."), st.booleans())
+def test_a_date_is_neither_a_difference_nor_another_date(
+    year: int, month: int, day: int, mark: str, year_first: bool
+) -> None:
+    parts = [str(year), f"{month:02}", f"{day:02}"]
+    gold = mark.join(parts if year_first else [parts[1], parts[2], parts[0]])
+    assert is_paid(gold, gold)
+    values = {"-": year - month - day, "/": f"{year}/{month * day}", ".": year}
+    for answer in (values[mark], f"{year}{mark}{day:02}{mark}{month:02}", f"{month}/{day}"):
+        if str(answer) != gold:
+            assert is_paid(gold, str(answer)) is False
+            assert is_paid(str(answer), gold) is False
+
+
+@given(st.integers(0, 24), st.integers(10, 59))
+def test_a_time_of_day_is_no_ratio(hour: int, minute: int) -> None:
+    gold, common = f"{hour}:{minute}", math.gcd(hour, minute)
+    if common > 1:  # 3:04 might be a ratio
+        assert is_paid(gold, f"{hour // common}:{minute // common}") is False
+        assert is_paid(gold, f"\\frac{{{hour}}}{{{minute}}}") is False
+
+
+WORDS = ["CAT", "HHT", "RGB", "IV", "AB", "cat", "dog", "LQSX", "listen", "\\text{CAT}", "Tea"]
+
+
+@given(st.sampled_from(WORDS), st.randoms(use_true_random=False))
+def test_a_word_is_not_the_product_of_its_letters(gold: str, random: Random) -> None:
+    letters = [*gold.removeprefix("\\text{").removesuffix("}")]
+    random.shuffle(letters)
+    answer = "".join(letters)
+    same_word = answer.lower() == gold.removeprefix("\\text{").removesuffix("}").lower()
+    assert is_paid(gold, answer) is same_word
+    assert is_paid(gold, f"\\text{{{answer}}}") is same_word
+
+
+MONEY = [[r"\$%s", "$%s", "%s dollars", r"%s\text{ USD}"], ["€%s", "%s euros", r"%s\text{ EUR}"]]
+MONEY += [
+    ["£%s", r"\text{£}%s"],
+    ["¥%s", "%s yen"],
+    ["₹%s", r"%s\text{ rupees}"],
+    ["%s cents", "%s¢"],
+]
+ANGLES = [["%s°", r"%s^\circ", "%s degrees", r"%s^{\circ}"], ["%s rad", r"%s\text{ radians}"]]
+
+
+@given(st.sampled_from([MONEY, ANGLES]), st.integers(1, 10**6), st.data())
+def test_a_currency_or_a_unit_of_angle_is_not_another(
+    kinds: list[list[str]], value: int, data: st.DataObject
+) -> None:
+    first, second = data.draw(st.permutations(kinds))[:2]
+    gold, answer = (data.draw(st.sampled_from(forms)) % value for forms in (first, second))
+    assert is_paid(gold, answer) is False
+    assert is_paid(gold, gold)
+    assert is_paid(gold, str(value))
+
+
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=3, unique=True), st.data())
+def test_named_values_are_compared_by_their_names(values: list[int], data: st.DataObject) -> None:
+    names = "xyz"[: len(values)]
+    order = data.draw(st.permutations(range(len(values))))
+    tuples = [f"({','.join(names)})=({','.join(map(str, values))})"]
+    lists = [", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))]
+    turned_names = ",".join(names[i] for i in order)
+    turned = ",".join(str(values[i]) for i in order)
+    for gold in (*tuples, *lists):
+        assert is_paid(gold, f"({turned_names})=({turned})")
+        for answer in (f"({turned})", turned, f"({','.join(names)})=({turned})"):
+            assert is_paid(gold, answer) is (list(order) == sorted(order))
+    straight = f"({','.join(map(str, values))})"
+    assert is_paid(straight, f"({turned_names})={straight}") is (list(order) == sorted(order))
 
 
 @pytest.mark.parametrize(

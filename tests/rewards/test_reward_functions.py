@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import subprocess
 import sys
 import time
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards import from_function, verifier, weighted
+from bestofk.config import Config
+from bestofk.rewards import from_function, gated, verifier, weighted
+from bestofk.training.task_setup import make_task
 from bestofk.types import Prompt
 
 ROW = {"prompt": "2 + 2 = ?", "answer": 4, "unit": "m"}
@@ -78,19 +82,52 @@ def test_columns_are_passed_by_name() -> None:
         return completion == other
 
     def with_all(completion: str, **columns: Any) -> bool:
-        return completion == str(columns["answer"]) and set(columns) == {"answer", "unit"}
+        given = set(columns) == {"prompt", "answer", "unit"} and columns["prompt"] is PROMPT
+        return given and completion == str(columns["answer"])
 
     for function in (with_prompt, with_default, with_all):
         assert [v.reward for v in from_function(function)([PROMPT] * 2, ["4", "5"])] == [1.0, 0.0]
 
 
-def test_a_missing_column_is_named_before_the_run() -> None:
-    def reward(completion: str, solution: str) -> float:
+def test_what_a_partial_fixes_is_not_a_field_of_the_row() -> None:
+    def reward(completion: str, answer: str) -> bool:
+        return completion == answer
+
+    judge = from_function(functools.partial(reward, answer="mine"))
+    assert [v.reward for v in judge([PROMPT] * 2, ["mine", "4"])] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("combine", [False, True])
+def test_a_column_that_any_row_lacks_is_an_error(batch: bool, combine: bool) -> None:
+    def one(completion: str, solution: str) -> float:
         return 1.0
 
-    judge: Any = from_function(reward)
-    with pytest.raises(ValueError, match=r"takes solution, and the rows have prompt, answer, unit"):
-        judge.check_prompt(PROMPT)
+    def many(completions: list, solution: list) -> list[float]:
+        return [1.0] * len(completions)
+
+    judge = from_function(many if batch else one)
+    if combine:
+        judge = weighted((1.0, gated(from_function(lambda completion: 1.0), judge)))
+    full = Prompt("full", "", "dataset", {"solution": "4"})
+    message = r"takes solution, and the row of sum has answer, unit.*def \w+\(completions?, answer"
+    with pytest.raises(ValueError, match=message):
+        judge.check_prompts([full, PROMPT])
+    with pytest.raises(ValueError, match=message):
+        judge([full, PROMPT], ["4", "4"])
+    assert judge([full], ["4"])[0].reward == 1.0
+
+
+def test_a_run_checks_every_row_before_its_first_sample(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 1}, {"prompt": "c"}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "reward_by_answer.py"
+    file.write_text("def reward(completion, answer): return 1.0\n")
+    options = {"train": str(data), "validation_share": 0.0, "test_share": 0.0}
+    task = {"name": "dataset", "options": options, "verifier": f"{file}:reward"}
+    with pytest.raises(ValueError, match=r"reward\(completion, answer\) takes answer, and the row"):
+        make_task(Config.model_validate({"task": task, "evaluation": {"every": 0}}))
 
 
 def test_a_trl_function_gets_lists_and_may_answer_none() -> None:
@@ -119,36 +156,45 @@ def test_a_trl_function_gets_messages_where_the_data_has_messages() -> None:
     assert from_function(reward)([chat], ["hello"])[0].reward == 1.0
 
 
-def test_a_trl_function_that_miscounts_is_unscored() -> None:
-    def reward(completions: list) -> list[float]:
-        return [1.0]
+@pytest.mark.parametrize("said", [[1.0], 1.0, [1.0] * 4, None])
+def test_a_trl_function_that_miscounts_is_an_error_at_once(said: Any) -> None:
+    calls = []
 
-    verdicts = from_function(reward)([PROMPT] * 3, ["a", "b", "c"])
-    assert [v.reward for v in verdicts] == [1.0] * 3  # narrowed down to single pairs
+    def reward(completions: list) -> Any:
+        calls.append(completions)
+        return said
+
+    judge = weighted((1.0, from_function(reward)))
+    with pytest.raises(ValueError, match=r"reward returned .* for 3 completions.*one reward for"):
+        judge([PROMPT] * 3, ["a", "b", "c"])
+    assert calls == [["a", "b", "c"]]  # smaller batches are not tried: one reward would fit a pair
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_reward_that_hangs_is_unscored_and_the_run_goes_on(batch: bool) -> None:
-    def pair(prompt: Prompt, completion: str) -> float:
-        if completion == "slow":
-            time.sleep(30)
+def test_a_function_that_returns_a_coroutine_is_an_error_at_once() -> None:
+    async def asked() -> float:
         return 1.0
 
-    def whole(completions: list) -> list[float]:
-        return [pair(PROMPT, text) for text in completions]
+    made = []
 
-    judge = from_function(whole if batch else pair, time_limit=1.0)
+    def reward(completion: str) -> Any:
+        made.append(asked())
+        return made[-1]
+
+    with pytest.raises(ValueError, match="returned a coroutine"):
+        from_function(reward)([PROMPT] * 2, ["a", "b"])
+    for each in made:
+        each.close()
+
+
+def test_a_batch_that_hangs_is_unscored_and_the_run_goes_on() -> None:
+    def whole(completions: list) -> list[float]:
+        time.sleep(30 * completions.count("slow"))
+        return [1.0] * len(completions)
+
+    judge = from_function(whole, time_limit=0.3)
     verdicts = judge([PROMPT], ["slow"]) + judge([PROMPT], ["fine"])
     assert [v.status for v in verdicts] == ["unscored", "correct"]
-    assert "no answer within 1 s" in verdicts[0].detail
-
-
-def test_an_exception_is_told_with_file_line_and_sample(tmp_path: Path) -> None:
-    file = tmp_path / "raising_reward.py"
-    file.write_text("def reward(prompt, completion):\n    return int(completion)\n")
-    (verdict,) = verifier(f"{file}:reward")([PROMPT], ["four"])
-    assert verdict.status == "unscored"
-    assert f"reward raised on sample sum at {file}:2: ValueError: invalid" in verdict.detail
+    assert "no answer within 0.3 s" in verdicts[0].detail
 
 
 def test_a_weighted_sum_of_rewards_outside_the_unit_interval() -> None:

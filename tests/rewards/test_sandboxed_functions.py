@@ -57,9 +57,9 @@ def test_what_the_text_causes_is_zero_and_what_we_cause_is_nan(
 
 
 def test_functions_that_cannot_be_found_again_are_refused() -> None:
-    def inner(prompt: Prompt, text: str) -> float:
+    def inner(prompt: Prompt, completion: str) -> float:
         return 1.0
 
-    for bad in (inner, lambda prompt, text: 1.0):
+    for bad in (inner, lambda prompt, completion: 1.0):
         with pytest.raises(ValueError, match="top level of an importable module"):
             from_function(bad, sandbox=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,12 @@ import torch
 
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
-from bestofk.sampling.group import GroupSampler, can_run
-from bestofk.sampling.group_fields import Field
-from bestofk.sampling.group_mirror import Joined, Mirror
-from bestofk.sampling.group_plan import make_plan, room_for
-from bestofk.sampling.group_table import Table
+from bestofk.sampling.engine.group_sampler import GroupSampler, can_run
+from bestofk.sampling.engine.memory import Field, Table, make_plan, room_for
+from bestofk.sampling.engine.mirror import Joined, Mirror
 from bestofk.types import Group, Prompt
+from fused_models import family
 from policies import MODELS, fixed, letters, llama, table
-from usual_models import family
 
 PROMPTS = [Prompt(str(i), "abcdefghij"[: 1 + (i * 3) % 9], "test") for i in range(5)]
 TOKENIZER = letters(26, end=1)
@@ -57,14 +56,14 @@ def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 @pytest.mark.parametrize("params", ["plain", "stop"])
-def test_layers_of_the_usual_kind_draw_the_same(name: str, params: str) -> None:
+def test_fused_layers_draw_the_same(name: str, params: str) -> None:
     """Biases, norms of heads and windows included; greedy and drawn, refilled and compacted."""
     model, asked = fixed(lambda: family(name)), PARAMS[params]
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked)
     sampler = GroupSampler(model, TOKENIZER, copied=True, max_rows=16)
     found = sampler.sample(PROMPTS, seed=3, params=asked)
     assert sampler.mirror is not None
-    assert sampler.mirror.usual is not None
+    assert sampler.mirror.fused_model is not None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
     with torch.no_grad():
@@ -75,14 +74,14 @@ def test_layers_of_the_usual_kind_draw_the_same(name: str, params: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Granite", "Gemma", "SmolLM3"])
-def test_layers_that_only_look_usual_are_run_by_the_model_itself(name: str) -> None:
+def test_layers_that_only_look_alike_are_run_by_the_model_itself(name: str) -> None:
     """Granite scales what a layer adds; Gemma adds one to the gain of its norms; a layer of SmolLM3
     does not rotate."""
     model = fixed(lambda: family(name))
     sampler = GroupSampler(model, TOKENIZER, copied=True)
     found = sampler.sample(PROMPTS, seed=3, params=PARAMS["plain"])
     assert sampler.mirror is not None
-    assert sampler.mirror.usual is None
+    assert sampler.mirror.fused_model is None
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=PARAMS["plain"])
     assert rows(found) == rows(expected)
 
@@ -92,14 +91,14 @@ def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
     model = fixed(llama)
     sampler = GroupSampler(model, TOKENIZER)
     few = Sampling(samples_per_prompt=2, max_new_tokens=4)
-    many = Sampling(samples_per_prompt=200, max_new_tokens=6)
+    many = Sampling(samples_per_prompt=40, max_new_tokens=6)
     sampler.sample(PROMPTS[:1], seed=0, params=few)
     small = sampler.plan
     found = sampler.sample(PROMPTS, seed=0, params=many)
     assert sampler.reason is None
     assert small is not None
     assert sampler.plan is not None
-    assert sampler.plan.slots >= 1000 > small.slots
+    assert sampler.plan.slots >= 200 > small.slots
     assert rows(found) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=many))
     engine = sampler.engine
     for params in (few, many):
@@ -112,24 +111,25 @@ def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(10)]
     params = Sampling(samples_per_prompt=4, max_new_tokens=70)
     model = fixed(llama)
-    wide = GroupSampler(model, TOKENIZER).sample(prompts, seed=1, params=params)
+    whole = GroupSampler(model, TOKENIZER)
+    wide = whole.sample(prompts, seed=1, params=params)
     narrow = GroupSampler(model, TOKENIZER, max_rows=16)
     found = narrow.sample(prompts, seed=1, params=params)
     assert narrow.plan is not None
     assert narrow.plan.slots == 16
     assert rows(found) == rows(wide)
-    whole = GroupSampler(model, TOKENIZER)
-    assert rows(whole.sample(prompts, seed=1, params=params)) == rows(wide)
     assert whole.stats["slot_steps"] < whole.stats["steps"] * 64  # the batch became narrower
 
 
-@pytest.mark.parametrize("max_rows", [16, 2048])
-def test_rows_that_never_end_are_those_of_the_present_sampler(max_rows: int) -> None:
+@pytest.mark.parametrize(("max_rows", "lengths"), [(16, [70]), (2048, [63, 64, 90])])
+def test_rows_that_never_end_are_those_of_the_present_sampler(
+    max_rows: int, lengths: list[int]
+) -> None:
     """Most of their tokens become lists before the last ones are drawn; 24 rows in 16 slots too."""
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i], "test") for i in range(6)]
     model, endless = fixed(lambda: llama(eos_token_id=None)), letters(26)
     sampler = GroupSampler(model, endless, max_rows=max_rows)
-    for length in (63, 64, 90):
+    for length in lengths:
         params = Sampling(samples_per_prompt=4, max_new_tokens=length)
         expected = ModelSampler(model, endless).sample(prompts, seed=2, params=params)
         found = sampler.sample(prompts, seed=2, params=params)
@@ -160,15 +160,6 @@ def test_groups_come_as_they_are_completed() -> None:
     assert order[0] in range(4)  # of the first to be put in
 
 
-def test_draws_do_not_depend_on_the_other_prompts_nor_on_the_order() -> None:
-    model, params = fixed(llama), Sampling(samples_per_prompt=3, max_new_tokens=12)
-    together = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=7, params=params)
-    alone = GroupSampler(model, TOKENIZER).sample(PROMPTS[3:4], seed=7, params=params)
-    turned = GroupSampler(model, TOKENIZER).sample(PROMPTS[::-1], seed=7, params=params)
-    assert rows(together[3:4]) == rows(alone)
-    assert rows(together) == rows(turned[::-1])
-
-
 def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same() -> None:
     model = table(np.random.default_rng(0).normal(size=(26, 26)), end=1)
     reason = can_run(model)
@@ -186,41 +177,44 @@ def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same() -> None:
         sampler.sample(PROMPTS, seed=0, params=params)
 
 
-def test_a_model_that_attends_otherwise_than_it_says_is_found_out() -> None:
-    """An attention layer that adds to its output depending on how many tokens it is given."""
+def with_attention(change: Any) -> Any:
+    """A model one of whose attention layers is called through `change(plain, hidden, **kwargs)`."""
     model = fixed(llama)
     attention: Any = model.model.layers[1].self_attn
     plain = type(attention).forward
 
     class Odd(type(attention)):  # type: ignore[misc]
         def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            out, weights = plain(self, hidden_states, *args, **kwargs)
-            return out + 3.0 * (hidden_states.shape[1] > 1), weights
+            return change(partial(plain, self, hidden_states, *args), hidden_states, **kwargs)
 
     attention.__class__ = Odd
-    sampler = GroupSampler(model, TOKENIZER)
-    with pytest.warns(UserWarning, match="log-probs are .* away from those of a plain forward"):
+    return model
+
+
+def test_a_model_that_attends_otherwise_than_it_says_is_found_out() -> None:
+    def adds(plain: Any, hidden: torch.Tensor, **kwargs: Any) -> Any:
+        out, weights = plain(**kwargs)
+        return out + 3.0 * (hidden.shape[1] > 1), weights  # by how many tokens it is given
+
+    sampler = GroupSampler(with_attention(adds), TOKENIZER)
+    with (
+        pytest.warns(UserWarning, match="log-probs are .* away from those of a plain forward"),
+        pytest.warns(UserWarning, match="a pass over the whole text"),
+    ):
         sampler.sample(PROMPTS, seed=0, params=Sampling(samples_per_prompt=2, max_new_tokens=9))
     assert sampler.reason is not None
 
 
 def test_a_first_call_that_fails_on_the_way_ends_in_the_present_sampler() -> None:
-    """An attention layer that has nothing for one token at a time without a cache."""
-    model = fixed(llama)
-    attention: Any = model.model.layers[1].self_attn
-    plain = type(attention).forward
+    def fails(plain: Any, hidden: torch.Tensor, **kwargs: Any) -> Any:
+        if hidden.shape[1] == 1 and kwargs.get("past_key_values") is None:
+            raise RuntimeError("no kernel image is available\nfor this device")
+        return plain(**kwargs)
 
-    class NoKernel(type(attention)):  # type: ignore[misc]
-        def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if hidden_states.shape[1] == 1 and kwargs.get("past_key_values") is None:
-                raise RuntimeError("no kernel image is available\nfor this device")
-            return plain(self, hidden_states, *args, **kwargs)
-
-    attention.__class__ = NoKernel
+    model = with_attention(fails)
     params = Sampling(samples_per_prompt=2, max_new_tokens=9)
-    sampler = GroupSampler(model, TOKENIZER)
     with pytest.warns(UserWarning, match=r"first call failed \(RuntimeError: no kernel image is"):
-        found = sampler.sample(PROMPTS, seed=0, params=params)
+        found = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
     assert rows(found) == rows(expected)
 

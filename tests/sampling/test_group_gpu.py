@@ -9,7 +9,7 @@ import torch
 
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
-from bestofk.sampling.group import GroupSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.types import Group, Prompt
 from policies import MODELS, fixed, letters, llama
 

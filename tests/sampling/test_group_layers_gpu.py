@@ -9,11 +9,11 @@ import torch
 
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
-from bestofk.sampling.group import GroupSampler
-from bestofk.sampling.group_layers import PlainOps
+from bestofk.sampling.engine.group_sampler import GroupSampler
+from bestofk.sampling.engine.layers import PlainOps
 from bestofk.types import Group, Prompt
+from fused_models import family
 from policies import fixed, letters
-from usual_models import family
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def off(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_products_with_norm_sum_and_gate_are_those_of_float64(
     rows: int, inner: int, outputs: int, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bestofk.sampling import group_linear as ours
+    from bestofk.sampling.engine import kernels as ours
 
     monkeypatch.setattr(ours, "in_one", lambda rows: own)
     torch.manual_seed(rows)
@@ -67,7 +67,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> N
     sampler = GroupSampler(model, letters(26, end=1), compiled=compiled, memory_gib=8, copied=True)
     assert tokens(sampler.sample(PROMPTS, seed=0, params=params)) == tokens(expected)
     assert sampler.mirror is not None
-    assert sampler.mirror.usual is not None
+    assert sampler.mirror.fused_model is not None
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short prompts", "prompts read by tiles"])

@@ -245,14 +245,6 @@ def test_a_model_that_the_cpu_build_cannot_take_is_refused_in_words() -> None:
         VLLMEngine(shipped.model, shipped.tokenizer)
 
 
-def test_random_numbers_and_threads_of_the_process_stay(engine: VLLMEngine) -> None:
-    """vLLM seeds and counts threads for itself when it starts."""
-    assert torch.get_num_threads() == 1
-    torch.set_num_threads(2)
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
-
-
 def test_the_pages_example_runs_as_shown(engine: VLLMEngine) -> None:
     page = (Path(__file__).parents[2] / "docs" / "adapters" / "vllm.md").read_text("utf-8")
     block = page.partition("```python\n")[2].partition("```")[0]

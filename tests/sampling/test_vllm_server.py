@@ -17,10 +17,10 @@ pytest.importorskip("vllm", reason="vLLM is tested in an environment of its own"
 from bestofk.models import Policy, save, tiny
 from bestofk.sampling import Sampling, WeightHolder
 from bestofk.sampling.vllm import EngineError
-from bestofk.sampling.vllm_server import SHARD, VLLMServer, command, serving, write
+from bestofk.sampling.vllm_server import SHARD, VLLMServer, command, write
 from bestofk.sampling.vllm_worker import MEMORY, private
 from bestofk.sampling.weights import named_weights
-from vllm_models import NOISE, PROMPTS, SERVED, gap, model
+from vllm_models import NOISE, PROMPTS, SERVED, gap, model, serving
 
 pytestmark = NOISE
 CLOSE = 1e-4
@@ -65,6 +65,15 @@ def test_it_answers_like_any_sampler(server: VLLMServer) -> None:
     )
     assert len(set(greedy.completions)) == 1
     assert set(greedy.completions[0].logprobs) == {0.0}
+
+
+def test_a_server_of_another_model_is_left_alone(server: VLLMServer) -> None:
+    """vLLM's engine would die of its weights."""
+    other = tiny.untrained(hidden=64, layers=3, heads=2, inner=96, seed=1)
+    with pytest.raises(EngineError, match=r"num_hidden_layers = 2, and this run needs 3.*\nSTART"):
+        VLLMServer(server.url, other, tiny.tokenizer(), start="START")
+    with pytest.raises(EngineError, match="dtype = 'float32', and this run needs 'bfloat16'"):
+        VLLMServer(server.url, model(1), tiny.tokenizer(), dtype="bfloat16")
 
 
 def test_weights_change_in_place_and_nothing_old_is_served(server: VLLMServer) -> None:
@@ -153,11 +162,11 @@ def test_a_server_that_cannot_be_trained_with_is_refused() -> None:
     bare = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bare)
     threading.Thread(target=bare.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{bare.server_port}"
-    with pytest.raises(EngineError, match=r"404 to /collective_rpc.*VLLM_SERVER_DEV_MODE=1"):
-        VLLMServer(url, model(1), tiny.tokenizer())
+    with pytest.raises(EngineError, match=r"404 to /collective_rpc.*; start it with:\nTHIS WAY"):
+        VLLMServer(url, model(1), tiny.tokenizer(), start="THIS WAY")
     bare.shutdown()
     bare.server_close()
-    with pytest.raises(EngineError, match="no vLLM server at"):
+    with pytest.raises(EngineError, match="no vLLM server answers at"):
         VLLMServer(url, model(1), tiny.tokenizer())
 
 
@@ -167,8 +176,9 @@ def test_servers_of_other_machines_are_refused(url: str) -> None:
         VLLMServer(url, model(1), tiny.tokenizer())
 
 
-def test_the_page_shows_the_command_that_is_run() -> None:
+def test_the_page_shows_the_command_that_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "adapters" / "vllm.md").read_text()
-    words = command("MODEL", "http://127.0.0.1:8000")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    words = command("MODEL", "http://127.0.0.1:8000", "bfloat16")
     block = page.partition("VLLM_SERVER_DEV_MODE=1 ")[2].partition("```")[0]
     assert block.replace("\\\n", " ").split() == ["python", *words[1:]]

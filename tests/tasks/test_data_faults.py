@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from bestofk.cli import main
+from bestofk.models import describe_policy
 from bestofk.rewards import prepare, verifier
 from bestofk.tasks import task
 from bestofk.tasks.data_rows import WELL_KNOWN, read
+from bestofk.training.task_setup import with_fitting_prompts
 
 WHOLE: dict[str, Any] = {"validation_share": 0, "test_share": 0}
 
@@ -23,7 +25,7 @@ def made(rows: Any, **options: Any) -> Any:
     return task("dataset", train=rows, **known | options).split("train")[:]
 
 
-@pytest.mark.parametrize("bad", [None, math.nan, math.inf, ["5", "6"], {"x": 1}, b"5"])
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, ["5", "6"], b"5"])
 @pytest.mark.parametrize("judge", ["maths", "exact"])
 def test_what_is_no_answer_is_refused_by_row(bad: Any, judge: str) -> None:
     """Written as Python writes it, "None" or "nan" would be an answer that pays."""
@@ -76,7 +78,9 @@ def test_a_row_without_a_reference_has_none() -> None:
 @pytest.mark.parametrize("template", ["{q[x]}", "{q.x}", "{q:.2f}", "{}", "{0}", "{q!z}", "{q"])
 @pytest.mark.parametrize("value", [None, "text", ["a"]])
 def test_a_template_that_cannot_be_filled_says_so(template: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=r"train, row 1: the (prompt template is text|field)"):
+    with pytest.raises(
+        ValueError, match=r"train, row 1: (the prompt template is text|the field|unk)"
+    ):
         made([{"q": value, "a": "1"}], prompt=template)
 
 
@@ -146,7 +150,12 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, raw: bytes, message: 
 
 def test_rows_of_programs_are_refused_by_row(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": null, "input_output": "[]", "i": 1}')
-    for options, message in (({}, "got null"), ({"question": "text"}, "no field 'text'; it has")):
+    named = {"question": "question", "tests": ["i"]}
+    for options, message in (
+        (named, "tests are all asserts"),
+        (named | {"tests": ["tests"]}, "unknown field of the data 'tests'"),
+        ({}, "no schema of programming problems has these fields: question, input_output, i"),
+    ):
         with pytest.raises(ValueError, match=rf"a\.jsonl, row 1: .*{message}"):
             task("stdio", train=str(tmp_path / "a.jsonl"), **options).split("train")
     (tmp_path / "m.jsonl").write_text('{"problem": "p", "solution": "no box"}')
@@ -171,3 +180,27 @@ def test_without_the_hub_a_well_known_set_says_where_to_put_it(
     assert told.out == ""
     assert any(f"put {file} into the folder $BESTOFK_DATA ({tmp_path})" in told.err
                for file in WELL_KNOWN if file.startswith(name))  # fmt: skip
+
+
+def test_prompts_that_are_too_long_for_the_model_are_left_out_and_counted() -> None:
+    config, tokenizer = describe_policy("tiny-countdown")
+    config.max_position_embeddings = 64
+    rows = [{"prompt": f"{i} + 1 =", "answer": i + 1} for i in range(30)]
+    rows.append({"prompt": "1 + " * 99, "answer": 5})
+    apart = {"validation_share": 0.0, "test_share": 0.0, "style": "text", "ask": False}
+    made = task("dataset", train=rows, **apart)
+    fitting = with_fitting_prompts(made, config, tokenizer, 8)
+    assert len(fitting.split("train")) == 30
+    first, second, *_ = fitting.look("train")
+    assert first == "dataset: 31 rows read as prompt prompt, answer answer"
+    assert second == "dataset: left out: 1: 1 × the prompt is too long for the model"
+    too_many = with_fitting_prompts(task("dataset", train=rows, **apart), config, tokenizer, 60)
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens = 60, and the model has positions for 64"
+    ):
+        too_many.split("train")
+    made = task("countdown", style="compact")
+    generated = with_fitting_prompts(made, config, tokenizer, 44)
+    assert [p.id for p in generated.split("train")[:50]] == [p.id for p in made.split("train")[:50]]
+    with pytest.raises(ValueError, match="lower it to at most 5"):
+        with_fitting_prompts(made, config, tokenizer, 60).split("train")[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import os
 from pathlib import Path
@@ -11,43 +9,19 @@ from typing import Any
 
 import pytest
 
-from bestofk.rewards import prepare, refusals, verifier
+from bestofk.rewards import prepare, verifier
 from bestofk.tasks import task
-from bestofk.tasks.code_sets import MBPP_SPLITS, cases, first_program, mbpp_split
 from bestofk.tasks.data_rows import read
 from bestofk.tasks.dataset import dataset
-from bestofk.tasks.maths_sets import last_boxed
+from bestofk.tasks.schemas import first_program, program_spec
 from bestofk.types import Prompt
+from task_files import write
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": f"twice: #### {2 * i}"} for i in range(300)]
 TEMPLATE = {"prompt": "{question} Box it.", "answer": "answer", "answer_after": "####"}
 needs_data = pytest.mark.skipif(
     "BESTOFK_DATA" not in os.environ, reason="BESTOFK_DATA names no data folder"
 )
-
-
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:
-    path = folder / name
-    name = name.lower()
-    if name.endswith(".parquet"):
-        parquet = pytest.importorskip("pyarrow.parquet")
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        return str(path)
-    if ".csv" in name:
-        plain = folder / "plain.csv"
-        with plain.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        text = plain.read_text()
-    elif ".jsonl" in name:
-        text = "\n".join(map(json.dumps, rows)) + "\n\n"
-    else:
-        text = json.dumps(rows)
-    raw = text.encode()
-    path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
-    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -109,28 +83,6 @@ def test_a_declaration_makes_a_task_whose_references_score_one() -> None:
             assert len(prepare(judge, made.split(split)[:])) == len(made.split(split))
 
 
-def test_a_recipe_can_state_it(tmp_path: Path) -> None:
-    tomllib = pytest.importorskip("tomllib")
-    source = write(tmp_path, "rows.jsonl", ROWS)
-    options = tomllib.loads(
-        f"""
-        train = {source!r}
-        prompt = "{{question}}"
-        reference = "<answer>{{expected}}</answer>"
-        verifier = "exact"
-        verifier_options = {{ ignore_case = true }}
-        style = "text"
-        spec = {{ expected = "answer" }}
-        limit = 7
-        """
-    )
-    made = task("dataset", **options)
-    prompts = made.split("train")[:]
-    assert len(prompts) == 7
-    assert isinstance(prompts[0].text, str)
-    assert refusals(verifier(made.verifier, **made.verifier_options), prompts) == {}
-
-
 def texts(prompts: Any) -> set[str]:
     return {p.text if isinstance(p.text, str) else p.text[-1]["content"] for p in prompts}
 
@@ -175,33 +127,29 @@ def test_a_mistyped_declaration_says_what_to_type(options: Any, message: str) ->
         task("dataset", **options).split("train")
 
 
-def test_boxes_of_worked_solutions() -> None:
-    assert last_boxed(r"so \boxed{1}, no \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
-    assert last_boxed(r"thus $\boxed 7$") == "7"
-    for bad in ("no box", r"\boxed{1"):
-        with pytest.raises(ValueError, match="box"):
-            last_boxed(bad)
-
-
 def test_math_reads_levels_and_boxes(tmp_path: Path) -> None:
     rows = [
         {
             "problem": f"p{i}",
             "solution": rf"\boxed{{\frac{{{i}}}{{7}}}}",
-            "level": f"Level {i % 5 + 1}",
+            "level": [f"Level {i % 5 + 1}", i % 5 + 1.0, f"{i % 5 + 1}.0", str(i % 5 + 1)][i % 4],
         }
-        for i in range(50)
+        for i in range(100)
     ]
     source = write(tmp_path, "math.jsonl", rows)
-    test = write(tmp_path, "test.jsonl", [dict(row, problem="t" + row["problem"]) for row in rows])
+    test = write(tmp_path, "test.jsonl", [row | {"problem": f"t{row['problem']}"} for row in rows])
     made = task("math", train=source, test=test, levels=(4, 5))
-    assert len(made.split("test")) == 20
+    assert len(made.split("test")) == 40
     assert prepare(verifier("maths"), made.split("test")[:])
     assert made.licence.startswith("MIT")
 
 
 def test_cases_of_stdin_programs_in_every_usual_shape() -> None:
     wanted = [{"input": "1\n", "output": "2\n"}]
+
+    def cases(tests: Any) -> Any:
+        return program_spec({"tests": tests}, ["tests"])["stdio"]
+
     assert cases(wanted) == wanted
     assert cases({"input": ["1\n"], "output": ["2\n"]}) == wanted
     assert cases(json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})) == wanted
@@ -214,37 +162,6 @@ def test_cases_of_stdin_programs_in_every_usual_shape() -> None:
     assert first_program({"language": [2], "solution": ["c++"]}) is None
     assert first_program('["a", "b"]') == "a"
     assert first_program("") is None
-
-
-def test_stdin_rows_become_prompts(tmp_path: Path) -> None:
-    sources = {}
-    for split in ("train", "validation", "test"):
-        rows = [
-            {
-                "name": f"{split}{i}",
-                "description": f"Print {i} for {split}.",
-                "public_tests": {"input": [""], "output": [f"{i}\n"]},
-                "solutions": {"language": [3], "solution": [f"print({i})"]},
-            }
-            for i in range(10)
-        ]
-        sources[split] = write(tmp_path, f"{split}.jsonl", rows)
-    made = task("codecontests", **sources)
-    prompt = made.split("validation")[3]
-    assert prompt.id == "codecontests/validation3"
-    assert prompt.spec == {"stdio": [{"input": "", "output": "3\n"}]}
-    assert prompt.reference == "```python\nprint(3)\n```"
-
-
-def test_mbpp_ids_belong_to_one_split() -> None:
-    counts = {split: last - first + 1 for split, (first, last) in MBPP_SPLITS.items()}
-    assert sum(counts.values()) == 974
-    assert counts["train"] == 374
-    for number in range(1, 975):
-        first, last = MBPP_SPLITS[mbpp_split(number)]
-        assert first <= number <= last
-    with pytest.raises(ValueError, match="1 to 974"):
-        mbpp_split(975)
 
 
 def number_of(prompt: Prompt) -> int:
@@ -282,17 +199,6 @@ def test_well_known_sets_say_their_licence_and_keep_their_splits_apart(name: str
         problems |= texts(prompts)
         assert all(p.reference for p in prompts)
         json.dumps([p.spec for p in prompts])
-
-
-@needs_data
-def test_a_few_programs_of_each_code_set_pass_in_the_sandbox() -> None:
-    pytest.importorskip("bestofk.rewards.code.judge_programs")
-    for name in ("mbpp", "mbppplus", "humaneval", "leetcode"):
-        made = task(name, limit=6)
-        with verifier(made.verifier, **made.verifier_options) as judge:
-            prompts = made.split("test")[:]
-            verdicts = judge(prompts, [prompt.reference for prompt in prompts])
-            assert [verdict.reward for verdict in verdicts] == [1.0] * 6
 
 
 @pytest.mark.parametrize("name", ["math", "gsm8k", "mbpp", "leetcode", "codecontests"])
@@ -356,15 +262,9 @@ def test_a_reward_function_of_the_users_gets_every_field() -> None:
     assert dataset(train=rows, answer="answer", **shares).split()[0].spec == {"expected": "4"}
 
 
-def test_messages_in_the_prompt_field_are_the_prompt() -> None:
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    made = dataset(train=[{"prompt": asked}], validation_share=0.0, test_share=0.0).split()[0]
-    assert made.text == tuple(asked)
-    with pytest.raises(ValueError, match="row 1: a prompt of messages reads"):
-        dataset(train=[{"prompt": ["hi"]}], validation_share=0.0, test_share=0.0).split()
-
-
 def test_too_few_rows_to_hold_some_out_say_so() -> None:
-    task = dataset(train=[{"prompt": f"q{i}"} for i in range(3)], validation_share=1e-9)
+    task = dataset(
+        train=[{"prompt": f"q{i}", "answer": i} for i in range(3)], validation_share=1e-9
+    )
     with pytest.raises(ValueError, match=r"no prompt in split 'validation'.*\(.*train\)"):
         task.split("validation")

@@ -31,9 +31,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         "maze",
         {"style": "compact", "layout": "open", "sizes": [4], "test_sizes": [4], "ood_sizes": [5]},
     ),
-    ("knights", {"style": "text"}),
-    ("sudoku", {"train_size": 30, "validation_size": 4, "test_size": 4, "ood_size": 4}),
-    ("sudoku", {"size": 4}),
 ]
 
 
@@ -77,7 +74,7 @@ def test_a_seed_fixes_everything_and_another_changes_it(variant: Any) -> None:
 def test_another_process_with_another_hash_seed_makes_the_same_prompts() -> None:
     code = (
         "from bestofk.tasks import task\n"
-        "for name in ('countdown', 'maze', 'knights', 'sudoku'):\n"
+        "for name in ('countdown', 'maze'):\n"
         "    made = task(name)\n"
         "    print([p.id for p in made.split('test')[:5]], made.split('train').at(3).id)"
     )
@@ -122,10 +119,6 @@ def test_countdown_settings_hold_and_every_problem_is_solvable_by_brute_force() 
         assert 20 <= spec["target"] <= 40
         assert solvable(spec["numbers"], spec["target"], "+*")
     assert all(len(p.spec["numbers"]) == 4 for p in made.split("ood")[:])
-
-
-def test_countdown_out_of_distribution_has_five_numbers() -> None:
-    assert {len(p.spec["numbers"]) for p in task("countdown", **SMALL).split("ood")[:]} == {5}
 
 
 def test_compact_prompts_are_short_and_their_answers_nothing_else() -> None:
@@ -191,83 +184,13 @@ def test_mazes_have_loops_exactly_when_asked_for() -> None:
         assert has or extra == 0
 
 
-def truth(formula: list[Any], kinds: dict[str, bool], names: list[str]) -> bool:
-    """The statements read again from the English of the prompt's own structure."""
-    head, a, b = formula
-    if head == "is":
-        return kinds[names[a]] is bool(b)
-    if head == "same":
-        return kinds[names[a]] is kinds[names[b]]
-    left, right = truth(a, kinds, names), truth(b, kinds, names)
-    return {"and": left and right, "or": left or right, "if": right or not left}[head]
-
-
-def test_knights_have_exactly_one_solution_by_brute_force() -> None:
-    for people in (3, 5):
-        for prompt in task("knights", people=people, **SMALL).split("train")[:30]:
-            names = list(prompt.spec["solution"])
-            found = []
-            for bits in itertools.product((False, True), repeat=people):
-                kinds = dict(zip(names, bits, strict=True))
-                if all(
-                    truth(said, kinds, names) is kinds[name]
-                    for name, said in zip(names, prompt.spec["statements"], strict=True)
-                ):
-                    found.append({n: "knight" if k else "knave" for n, k in kinds.items()})
-            assert found == [prompt.spec["solution"]]
-
-
-def fills(rows: list[str], size: int, box: tuple[int, int]) -> int:
-    """How many ways to fill a grid, by plain backtracking in reading order."""
-    cells = [list(row) for row in rows]
-
-    def fits(r: int, c: int, digit: str) -> bool:
-        top, left = r // box[0] * box[0], c // box[1] * box[1]
-        return all(
-            cells[i][j] != digit or (i, j) == (r, c)
-            for i in range(size)
-            for j in range(size)
-            if i == r or j == c or (0 <= i - top < box[0] and 0 <= j - left < box[1])
-        )
-
-    def count(place: int) -> int:
-        if place == size * size:
-            return 1
-        r, c = divmod(place, size)
-        if cells[r][c] != ".":
-            return count(place + 1)
-        total = 0
-        for digit in "123456789"[:size]:
-            if fits(r, c, digit):
-                cells[r][c] = digit
-                total += count(place + 1)
-                cells[r][c] = "."
-        return total
-
-    return count(0)
-
-
-@pytest.mark.parametrize(("size", "box"), [(4, (2, 2)), (6, (2, 3))])
-def test_sudokus_have_exactly_one_solution_by_brute_force(size: int, box: tuple[int, int]) -> None:
-    made = task("sudoku", size=size, blanks=size * 2, **SMALL)
-    for prompt in made.split("train")[:6]:
-        puzzle, solution = prompt.spec["puzzle"], prompt.spec["solution"]
-        assert fills(puzzle, size, box) == 1
-        assert fills(solution, size, box) == 1
-        assert "".join(puzzle).count(".") == size * 2
-        assert all(p in (".", s) for p, s in zip("".join(puzzle), "".join(solution), strict=True))
-
-
 def test_a_stream_continues_from_any_position_and_reorders_each_epoch() -> None:
     split = task("countdown", **SMALL).split("validation")
-    whole = [p.id for p in itertools.islice(split.stream(), 90)]
-    assert [p.id for p in itertools.islice(split.stream(47), 43)] == whole[47:]
+    whole = [split.at(i).id for i in range(90)]
     assert [split.at(i).id for i in (89, 3, 47)] == [whole[89], whole[3], whole[47]]
     epochs = [whole[i : i + 30] for i in (0, 30, 60)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert len({frozenset(epoch) for epoch in epochs}) == 1
-    with pytest.raises(ValueError, match="0 or more"):
-        split.at(-1)
     with pytest.raises(IndexError, match="30 prompts"):
         split[30]
     assert split[-1] == split[29]
@@ -296,8 +219,6 @@ def test_shares_are_what_they_say() -> None:
         ("gym", {"config": [1]}, "config of task gym is of type"),
         ("dataset", {"train": 3}, "train of task dataset is of type"),
         ("countdown", {"operators": "+^"}, "operators are different ones"),
-        ("knights", {"people": 2}, "3 to 12 people, got 2"),
-        ("sudoku", {"size": 5}, "size 4, 6 or 9, got 5"),
         ("gym", {"dataset": "leg_countng"}, "did you mean 'leg_counting'"),
     ],
 )
@@ -320,3 +241,19 @@ def test_settings_too_narrow_for_the_size_are_an_error_not_an_endless_loop() -> 
 def test_a_split_needs_a_prompt() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Split(iter([Prompt("a", "b", "c")]), 0)
+
+
+def problem(prompt: Prompt) -> list[Any]:
+    spec = prompt.spec
+    return [sorted(spec["numbers"]), spec["target"], sorted(spec["operators"]), spec["use"]]
+
+
+def test_an_id_of_countdown_is_one_problem_whatever_the_seed_and_the_rules() -> None:
+    """The order in which numbers are listed is wording; what may be done with them is not."""
+    found: dict[str, set[str]] = {}
+    for rules in ({}, {"use": "any"}, {"operators": "+-*"}, {"operators": "*-+"}):
+        for seed in range(3):
+            made = task("countdown", numbers=3, high=12, seed=seed, **SMALL, **rules)
+            for prompt in (prompt for split in made.splits for prompt in made.split(split)):
+                found.setdefault(prompt.id, set()).add(json.dumps(problem(prompt)))
+    assert all(len(problems) == 1 for problems in found.values())

@@ -1,14 +1,17 @@
-"""Runs of several processes, forked from one that has everything imported: python ranks.py WHAT ...
+"""Runs of several processes, forked from one that has everything imported:
 
-    lives RUN.toml FOLDER PLAN   runs in lives: {"name": [[processes, sharded, steps], ...], ...}
-    dies RUN.toml FOLDER         two processes, one is killed; how the other ends
+    python ranks.py RUN.toml FOLDER PLAN
 
-No launcher watches over them: what ends the survivor is our own.
+PLAN has runs in lives, {"name": [[processes, sharded, steps], ...], ...}. A run without lives has
+two processes, of which one is killed: no launcher watches over them, so what ends the survivor is
+our own. Prints how the processes of each life ended.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -18,16 +21,18 @@ from pathlib import Path
 if sys.argv[-1] != "gpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # "auto" is the CPU here, wherever this runs
 
-import torch
 
-from bestofk.config import read, replaced
+from bestofk.config import merged, read
 from bestofk.training.train import train
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below those that the system hands out, so that nobody gets it before it is used."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port")
 
 
 def start(config, size, resume, log):
@@ -64,27 +69,24 @@ def lives(config, folder, plan):
     """Each run starts in its first life and is resumed in the others, up to so many steps."""
     found: dict[str, list[list[int]]] = {}
     for name, lives in json.loads(plan).items():
-        own = replaced(config, "run.dir", str(folder / name))
-        found[name] = []
+        own = merged(config, {"run.dir": str(folder / name)})
+        found[name] = [] if lives else [dies(own, folder / f"{name}.log")]
         for number, (size, sharded, steps) in enumerate(lives):
-            own = replaced(replaced(own, "model.options.fsdp", sharded), "run.steps", steps)
+            own = merged(own, {"model.advanced.fsdp": sharded, "run.steps": steps})
             log = folder / f"{name}-{number}.log"
             found[name].append(ends(start(own, size, number > 0, log)))
     return found
 
 
-def dies(config, folder):
-    children = start(config, 2, False, folder / "log")
+def dies(config, log):
+    config = merged(config, {"run.steps": 100_000, "evaluation.every": 0})
+    children = start(config, 2, False, log)
     metrics = Path(config.run.dir) / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
         time.sleep(0.05)
     os.kill(children[1], signal.SIGKILL)
-    return {"ends": ends(children)}
+    return ends(children)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run = lives if sys.argv[1] == "lives" else dies
-    more = [word for word in sys.argv[4:] if word != "gpu"]
-    told = run(read(sys.argv[2]), Path(sys.argv[3]), *more)
-    print(json.dumps(told))
+    print(json.dumps(lives(read(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))

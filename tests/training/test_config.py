@@ -1,39 +1,35 @@
 """Recipes and flags: what is read is what was written, and mistakes are answered with a way out."""
 
-import dataclasses
+import json
 import re
 import tomllib
 from typing import Literal, get_args, get_origin
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.cli import main as command
-from bestofk.cli._recipe_flags import _kinds, _plain
-from bestofk.cli.train_command import override, split
+from bestofk.cli.train_command import split
 from bestofk.config import (
-    OPTION_FIELDS,
+    RESUMABLE,
     Config,
-    from_dict,
     leaves,
-    literal,
+    merged,
     read,
-    replaced,
     to_toml,
 )
-from bestofk.learning import Loss, Optimisation
-from bestofk.moved_keys import MOVED
-from bestofk.rare_settings import (
-    EngineOptions,
-    ModelOptions,
-    RunOptions,
-    engine_options,
-    model_options,
-    run_options,
+from bestofk.sections import literal, plain, settings
+from bestofk.training.checks import (
+    cautions,
+    check,
+    check_installed,
+    check_memory,
+    check_resumed,
+    claim_of_run,
 )
-from bestofk.training.checks import cautions, check, check_resumed, claim_of_run
-from bestofk.training.cost import group_lines
+from bestofk.training.cost import dry_run, group_lines
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 OPTIONS = st.dictionaries(
@@ -44,6 +40,7 @@ OPTIONS = st.dictionaries(
 
 
 @given(TEXT, OPTIONS, st.floats(1e-12, 1.0), st.lists(TEXT, max_size=4))
+@hypothesis.settings(max_examples=30)
 def test_a_config_written_as_toml_is_read_back_the_same(text, options, rate, words):
     config = Config()
     for name, value in [
@@ -53,8 +50,8 @@ def test_a_config_written_as_toml_is_read_back_the_same(text, options, rate, wor
         ("run.trackers", tuple(words)),
         ("task.verifier", None),
     ]:
-        config = replaced(config, name, value)
-    assert from_dict(Config, tomllib.loads(to_toml(config))) == config
+        config = merged(config, {name: value})
+    assert Config(**tomllib.loads(to_toml(config))) == config
 
 
 @pytest.mark.parametrize(
@@ -66,14 +63,21 @@ def test_a_config_written_as_toml_is_read_back_the_same(text, options, rate, wor
             "[loss]\nname = 'exactly'",
             "loss.name is one of exact, clipped, gspo, got 'exactly'; did you",
         ),
-        ("[run]\nsteps = 'ten'", "run.steps is of kind int, got 'ten'"),
-        ("[run]\nsteps = true", "run.steps is of kind int, got True"),
-        ("[run]\nsteps = 1.5", "run.steps is of kind int, got 1.5"),
+        ("[run]\nsteps = 'ten'", "run.steps is a whole number, got 'ten'"),
+        ("[run]\nsteps = true", "run.steps is a whole number, got True"),
+        ("[run]\nsteps = 1.5", "run.steps is a whole number, got 1.5"),
         ("run = 3", "run is a section"),
         ("[loss]\nclip = 3", "loss.clip is a list"),
-        ("[loss]\nclip = ['a', 1]", "loss.clip is of kind float"),
-        ("[loss]\nclip = [1.0]", "loss.clip is a list of 2 numbers"),
+        ("[loss]\nclip = ['a', 1]", "loss.clip is a number, got 'a'"),
+        ("[loss]\nclip = [1.0]", "loss.clip is a list of 2 values"),
         ("[optimizer]\nlearning_rate = inf", "optimizer.learning_rate is a finite number"),
+        ("[optimizer]\nlearning_rate = nan", "optimizer.learning_rate is a finite number"),
+        ("[optimizer]\nlearning_rate = '1'", "optimizer.learning_rate is a number, got '1'"),
+        ("[off_policy]\ncorrect_sampler = 1", "off_policy.correct_sampler is true or false, got"),
+        ("[run]\ntrackers = 'wandb'", "run.trackers is a list, got 'wandb'"),
+        ("[run]\nkeep_last = 3", "did you mean 'run.advanced.keep_last'?"),
+        ("[run]\ndir = ''", "run.dir is text of at least one character, got ''"),
+        ("[optimizer]\nlr = 0.1", "did you mean 'optimizer.learning_rate'?"),
         ("objective = ", "is not TOML"),
     ],
 )
@@ -85,13 +89,18 @@ def test_a_mistake_in_a_recipe_is_named_with_the_way_out(tmp_path, text, told):
     assert str(file) in str(caught.value)
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "run.toml").write_text("\ufeff[run]\nsteps = 3\n", encoding="utf-8")
+    assert read(tmp_path / "run.toml").run.steps == 3
+
+
 def test_flags_override_a_recipe_and_options_are_open(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('objective = "max@4"\n[task.options]\nnumbers = 3\nstyle = "compact"\n')
     flags = "--objective max@16 --run.dir runs/a --task.options.numbers 5 --loss.clip 0.1 0.3"
-    words = split([*flags.split(), str(file), "--task.options.low=2"])
-    config = override(read(file), words)
-    assert words.recipe == str(file)
+    options, changes = split([*flags.split(), str(file), "--task.options.low=2"])
+    config = merged(read(file), changes)
+    assert options.recipe == str(file)
     assert config.objective == "max@16"
     assert config.run.dir == "runs/a"
     assert config.loss.clip == (0.1, 0.3)
@@ -108,26 +117,30 @@ def test_flags_override_a_recipe_and_options_are_open(tmp_path):
     ("flags", "told"),
     [
         ("--sampling.samples-per-promt 8", "did you mean --sampling.samples_per_prompt? bestofk"),
-        ("--stepz 8", "unknown setting --stepz; did you mean --run.steps? bestofk train --help-al"),
+        ("--optimizer.lr 8", "did you mean --optimizer.learning_rate? bestofk train --help-all"),
+        ("--stepz 8", "unknown option --stepz; did you mean --run.steps? bestofk train --help-al"),
         ("--samples-per-prompt 8", "--sampling.samples_per_prompt or --evaluation.samples_per_pr"),
-        ("--overlong-tokens 8", "did you mean --run.options.overlong_tokens?"),
+        ("--overlong-tokens 8", "did you mean --task.advanced.overlong_tokens?"),
         ("--model Qwen/Qwen3-0.6B", "model is a section, write --model.path;"),
         ("--dry_rn", "did you mean --dry-run?"),
         (
             "--nothing.like.it 3",
-            "unknown setting --nothing.like.it; bestofk train --help-all lists",
+            "unknown option --nothing.like.it; bestofk train --help-all lists",
         ),
-        ("--run.steps many", "--run.steps takes a whole number, got 'many'"),
-        ("--optimizer.learning-rate fast", "--optimizer.learning-rate takes a number, got 'fast'"),
-        ("--sampling.engine vlm", "got 'vlm'; did you mean 'vllm'? have auto, group, transformers"),
+        ("--run.steps many", "run.steps is a whole number, got 'many'"),
+        ("--optimizer.learning-rate fast", "optimizer.learning_rate is a number, got 'fast'"),
+        (
+            "--sampling.engine vlm",
+            "is one of auto, group, transformers, vllm, got 'vlm'; did you mean 'vllm'?",
+        ),
         ("--run.dir", "--run.dir needs a value"),
         ("--run.dir --run.steps 3", "--run.dir needs a value"),
         ("--loss.clip 0.2 --run.steps 3", "--loss.clip needs 2 values, got 0.2"),
         ("--run.steps 0", "run.steps is at least 1, got 0"),
         ("--task.options 3", "write --task.options.NAME value"),
         ("--json=3", "--json takes no value, got '3'"),
-        ("maze-tiny", "unexpected argument 'maze-tiny'; the recipe is countdown-tiny"),
-        ("-n 3", "unknown flag -n"),
+        ("maze-tiny", "unexpected argument 'maze-tiny'"),
+        ("-n 3", "unknown option -n; did you mean --sampling.samples_per_prompt or"),
     ],
 )
 def test_a_mistake_in_the_flags_is_one_line_with_the_way_out(flags, told, capsys):
@@ -139,45 +152,58 @@ def test_a_mistake_in_the_flags_is_one_line_with_the_way_out(flags, told, capsys
     assert not shown.out
 
 
-OTHER = {int: 3, float: 0.25, str: "other", bool: True}
+OTHER = {int: 3, float: 0.25, str: "other"}
 
 
 def test_every_setting_can_be_given_by_a_flag():
     """Each setting gets a value that is not its default, and reads back as exactly that."""
     wanted, flags = dict[str, object](), list[str]()
     for name, default in leaves(Config()):
-        kind = _kinds()[name]
-        plain = _plain(kind)[0]
-        if get_origin(plain) is Literal:
-            value = next(each for each in get_args(plain) if each != default)
-        elif get_origin(plain) is tuple:
-            inside = get_args(plain)
+        kind = plain(settings(Config)[name].annotation)
+        if get_origin(kind) is Literal:
+            value = next(each for each in get_args(kind) if each != default)
+        elif get_origin(kind) is tuple:
+            inside = get_args(kind)
             count = 3 if inside[-1] is Ellipsis else len(inside)
-            value = (OTHER[_plain(inside[0])[0]],) * count
+            value = (OTHER[plain(inside[0])],) * count
         else:
-            value = OTHER[plain]
+            value = not default if kind is bool else OTHER[kind]
         assert value != default, name
         wanted[name] = value
         words = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
-        flags += [f"--{name.replace('_', '-')}", *([] if value is True else words)]
-    assert dict(leaves(override(Config(), split(flags)))) == wanted
+        words = [] if value is True else ["false"] if value is False else words
+        flags += [f"--{name.replace('_', '-')}", *words]
+    assert dict(leaves(merged(Config(), split(flags)[1]))) == wanted
 
 
 def test_a_flag_can_take_a_value_away_and_turn_a_setting_off():
     config = changed(off_policy__correct_sampler=True, off_policy__trust_region=(1.0, 1.0))
-    for off in ("--off_policy.correct_sampler=false", "--off-policy.no-correct-sampler"):
-        found = override(config, split([off, "--off-policy.trust-region", "None"]))
-        assert not found.off_policy.correct_sampler
-        assert found.off_policy.trust_region is None
+    off = ["--off_policy.correct_sampler=false", "--off-policy.trust-region", "None"]
+    found = merged(config, split(off)[1])
+    assert not found.off_policy.correct_sampler
+    assert found.off_policy.trust_region is None
 
 
 def test_the_recipe_may_stand_after_the_flags():
-    words = split(["--run.steps", "3", "--dry-run", "countdown-tiny", "--loss.clip", "0.1", "0.3"])
-    assert (words.recipe, words.dry_run) == ("countdown-tiny", True)
-    assert words.settings == {"run.steps": 3, "loss.clip": [0.1, 0.3]}
-    words = split(["--run.trackers", "tensorboard", "wandb", "own.toml"])
-    assert words.recipe == "own.toml"
-    assert words.settings == {"run.trackers": ["tensorboard", "wandb"]}
+    words = ["--run.steps", "3", "--dry-run", "countdown-tiny", "--loss.clip", "0.1", "0.3"]
+    options, changes = split(words)
+    assert (options.recipe, options.dry_run) == ("countdown-tiny", True)
+    assert changes == {"run.steps": 3, "loss.clip": (0.1, 0.3)}
+    assert split(["--run.dir", "7"])[1] == {"run.dir": "7"}  # text stays text
+    assert split(["--loss.clip", "[0.1, 0.3]"])[1] == {"loss.clip": [0.1, 0.3]}
+
+
+def test_the_schema_for_editors_knows_bounds_choices_and_texts(capsys):
+    assert command(["train", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    run = schema["$defs"]["RunSection"]["properties"]
+    assert (run["steps"]["minimum"], run["steps"]["description"]) == (1, "Batches of rollouts.")
+    assert schema["$defs"]["Loss"]["properties"]["name"]["enum"] == ["exact", "clipped", "gspo"]
+    assert schema["additionalProperties"] is False
+
+
+def test_what_a_resumed_run_may_change_is_a_setting():
+    assert settings(Config).keys() >= RESUMABLE
 
 
 @given(st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)))
@@ -191,8 +217,12 @@ def test_flag_values_of_open_options_are_toml(value):
 def changed(**values):
     config = Config()
     for name, value in values.items():
-        config = replaced(config, name.replace("__", "."), value)
+        config = merged(config, {name.replace("__", "."): value})
     return config
+
+
+def vllm(server=None, **options):
+    return changed(sampling__engine="vllm", sampling__server=server, sampling__vllm=options)
 
 
 @pytest.mark.parametrize(
@@ -206,17 +236,40 @@ def changed(**values):
         (changed(loss__name="clipped", objective_options={"off_policy": "exact"}), "never mixed"),
         (changed(objective="grpo", off_policy__passes=3), "no exact off-policy form"),
         (changed(off_policy__mini_batches=3), "3 does not divide"),
+        (changed(off_policy__ahead=1, sampling__refill=2), "set sampling.refill = 0, got 2"),
+        (changed(off_policy__ahead=1, sampling__engine="vllm", sampling__server="http://127.0.0.1"),
+         "against the server's log-probs"),
         (changed(sampling__temperature=0.0), "above 0 in training"),
-        (changed(model__options={"lora_alpha": 4.0}), "set model.lora_rank"),
-        (changed(run__options={"keep_lst": 3}), "did you mean 'keep_last'"),
-        (changed(run__options={"best_by": "max@3"}), "run.options.best_by is one of"),
+        (changed(model__advanced__lora_alpha=4.0), "set model.lora_rank"),
+        (changed(evaluation__best_by="max@3"), "evaluation.best_by is one of"),
         (changed(task__options={"api_key": "x"}), "looks like a secret"),
         (changed(objective="passk-training@4:adaptive", sampling__refill=1), "refill"),
+        (changed(sampling__server="http://127.0.0.1:8000"), "server is for sampling.engine"),
+        (changed(sampling__vllm={"max_model_len": 9}), "sampling.vllm is for sampling.engine"),
+        (vllm("http://10.1.1.1:8000"), "runs on this machine"),
+        (vllm("https://127.0.0.1"), "runs on this machine"),
+        (vllm("unix:///x", max_model_len=9), "given where it is started"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_loaded(config, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         check(config)
+
+
+@pytest.mark.parametrize(("server", "needed"), [(None, "vllm"), ("unix:///a", "httpx")])
+def test_an_engine_that_is_not_installed_is_named(monkeypatch, server, needed):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=f"needs {needed}: pip install"):
+        check_installed(vllm(server))
+    assert "vllm" in dry_run(vllm(server))  # which loads nothing, and needs nothing
+    check_installed(changed(sampling__engine="transformers"))
+
+
+def test_batches_drawn_ahead_must_fit_into_memory():
+    room = 16 * 16 * 256 * 80.0  # of one step by the defaults
+    check_memory(changed(evaluation__every=0), room=3 * room)
+    with pytest.raises(ValueError, match=r"off_policy.ahead \+ 1 = 5 tokens"):
+        check_memory(changed(evaluation__every=0, off_policy__ahead=4), room=3 * room)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +280,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(config, told):
         changed(objective="max@8", off_policy__passes=2, off_policy__mini_batches=4),
         changed(objective="max@8/60%/mean"),
         changed(loss__name="clipped", sampling__top_p=0.9, off_policy__correct_sampler=True),
+        *map(vllm, ("http://localhost:1", "http://[::1]:1/v1", "unix:///a/b")),
     ],
 )
 def test_what_can_work_is_accepted(config):
@@ -234,7 +288,7 @@ def test_what_can_work_is_accepted(config):
 
 
 def test_a_resumed_run_may_change_only_what_no_step_depended_on():
-    allowed = changed(run__steps=999, run__options={"keep_last": 7}, run__dir="elsewhere")
+    allowed = changed(run__steps=999, run__advanced__keep_last=7, run__dir="elsewhere")
     check_resumed(Config(), allowed)
     with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.0001 → 0.5"):
         check_resumed(Config(), changed(optimizer__learning_rate=0.5))
@@ -242,27 +296,23 @@ def test_a_resumed_run_may_change_only_what_no_step_depended_on():
         check_resumed(Config(), changed(task__options={"numbers": 3}))
     cosine = changed(optimizer__schedule="cosine")
     with pytest.raises(ValueError, match=r"run\.steps: 200 → 300"):
-        check_resumed(cosine, replaced(cosine, "run.steps", 300))
+        check_resumed(cosine, merged(cosine, {"run.steps": 300}))
     anneal = changed(objective="max@8..1")
     with pytest.raises(ValueError, match=r"run\.steps: 200 → 300"):
-        check_resumed(anneal, replaced(anneal, "run.steps", 300))
-
-
-def test_every_field_has_a_default_so_that_a_recipe_states_only_what_matters():
-    assert all(
-        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        for section in (Config, *(type(value) for value in vars(Config()).values()))
-        if dataclasses.is_dataclass(section)
-        for field in dataclasses.fields(section)
-    )
+        check_resumed(anneal, merged(anneal, {"run.steps": 300}))
 
 
 BOUNDS = [
     ({"run": {"steps": 0}}, "run.steps is at least 1, got 0"),
+    ({"sampling": {"advanced": {"agreement": 0.0}}}, "above 0, got 0"),
+    ({"sampling": {"advanced": {"max_rows": True}}}, "max_rows is a whole number, got True"),
     ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate is above 0, got 0"),
-    ({"sampling": {"top_p": 0.0}}, "sampling.top_p is above 0 and at most 1, got 0"),
-    ({"loss": {"clip": [0.1, -1.0]}}, "loss.clip is 0 or more, got -1"),
-    ({"off_policy": {"trust_region": [0.1, -1.0]}}, "off_policy.trust_region is 0 or more, got -1"),
+    ({"sampling": {"top_p": 0.0}}, "sampling.top_p is above 0, got 0"),
+    ({"loss": {"clip": [0.1, -1.0]}}, "loss.clip is at least 0, got -1"),
+    (
+        {"off_policy": {"trust_region": [0.1, -1.0]}},
+        "trust_region is at least 0, got -1",
+    ),
     ({"loss": {"normaliser": "grpo"}}, "loss: the exact loss does not accept a length normaliser"),
 ]
 
@@ -270,63 +320,7 @@ BOUNDS = [
 @pytest.mark.parametrize(("stated", "told"), BOUNDS)
 def test_bounds_are_checked_where_a_section_is_made(stated, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        from_dict(Config, stated)
-
-
-EARLIER = {
-    "objective": "max@4",
-    "model": {"path": "m", "revision": "main", "lora_rank": 2, "lora_alpha": 4.0,
-              "gradient_checkpointing": True},
-    "task": {"name": "maze", "split": "train", "unscored_share": 0.05},
-    "sampling": {"batch_size": 64, "samples_per_prompt": 8},
-    "loss": {"name": "clipped", "ratio": "sequence", "clip_low": 0.1, "clip_high": 0.28},
-    "off_policy": {"passes": 2, "truncate": 1.5, "form": "none", "self_normalise": False},
-    "optimiser": {"learning_rate": 1e-3, "beta1": 0.8, "beta2": 0.9, "tokens_per_micro_batch": 99,
-                  "stop_grad_norm": 7.0},
-    "evaluation": {"ks": [1, 4], "metric": "max@4", "samples_per_prompt": 4},
-    "run": {"keep_last": 3, "keep_best": False, "fsdp": True, "samples_megabytes": 2.0},
-}  # fmt: skip
-
-
-def test_keys_of_earlier_versions_are_accepted_with_the_new_place_named():
-    with pytest.warns(FutureWarning) as caught:
-        config = from_dict(Config, EARLIER)
-    told = " ".join(str(warning.message) for warning in caught)
-    for place in ("model.options.revision", "optimizer.learning_rate", "loss.clip", "gspo",
-                  "objective_options.truncate", "run.options.keep_last", "power of"):  # fmt: skip
-        assert place in told, place
-    assert config.loss == Loss(name="gspo", clip=(0.1, 0.28))
-    assert config.optimizer == Optimisation(learning_rate=1e-3, adam=(0.8, 0.9, 1e-8))
-    assert config.objective_options == {
-        "truncate": 1.5, "off_policy": "none", "self_normalise": False,
-    }  # fmt: skip
-    assert model_options(config) == ModelOptions(
-        revision="main", lora_alpha=4.0, gradient_checkpointing=True, tokens_per_micro_batch=99,
-        fsdp=True,
-    )  # fmt: skip
-    assert run_options(config) == RunOptions(
-        unscored_share=0.05, best_by="max@4", keep_last=3, keep_best=False, samples_megabytes=2.0,
-        stop_grad_norm=7.0,
-    )  # fmt: skip
-    assert engine_options(config).max_rows == 64
-    check(config)
-
-
-def test_every_earlier_key_has_a_place_that_exists():
-    known = {name for name, _ in leaves(Config())}
-    mappings = {"model.options": ModelOptions, "run.options": RunOptions,
-                "sampling.engine_options": EngineOptions}  # fmt: skip
-    for section, kind in mappings.items():
-        known |= {f"{section}.{field.name}" for field in dataclasses.fields(kind)}
-    known |= {
-        f"objective_options.{n}" for n in ("off_policy", "truncate", "self_normalise", "clamp")
-    }
-    assert not set(MOVED.values()) - known
-    assert not set(MOVED) & known
-
-
-def test_the_config_stays_small():
-    assert len(list(leaves(Config()))) + len(OPTION_FIELDS) < 50
+        Config(**stated)
 
 
 @pytest.mark.parametrize(
@@ -360,12 +354,46 @@ def test_a_warm_up_longer_than_the_run_is_mentioned():
     assert not any("warmup" in note for note in cautions(Config(), check(Config())))
 
 
-def test_flags_of_earlier_versions_are_accepted_too():
-    flags = "--optimiser.learning-rate 1 --loss.clip-high 0.28 --run.keep_last=5 --run.fsdp"
-    with pytest.warns(FutureWarning) as caught:
-        config = override(Config(), split(flags.split()))
-    assert any("it is now optimizer.learning_rate" in str(w.message) for w in caught)
-    assert config.optimizer.learning_rate == 1.0
-    assert config.loss.clip == (0.2, 0.28)
-    assert run_options(config).keep_last == 5
-    assert model_options(config).fsdp
+def test_a_setting_that_nothing_uses_is_said():
+    config = merged(
+        Config(),
+        {
+            "loss.clip": (0.1, 0.1),
+            "loss.kl_estimator": "k3",
+            "off_policy.trust_region": (0.2, 0.2),
+            "objective_options.off_policy": "first-order",
+            "evaluation": {"every": 0, "best_by": "max@1"},
+        },
+    )
+    told = [line.partition(" has no effect: ")[0] for line in cautions(config, check(config))]
+    unused = ["off_policy.trust_region", "objective_options.off_policy", "loss.clip"]
+    assert told == [*unused, "loss.kl_estimator", "evaluation.best_by"]
+    several = merged(config, {"off_policy.mini_batches": 2, "loss.kl": 0.1, "evaluation.every": 5})
+    (clip,) = [each for each in cautions(several, check(several)) if "no effect" in each]
+    assert clip.startswith("loss.clip has no effect: the exact loss does not clip")
+    clipped = merged(several, {"loss.name": "clipped", "objective_options": {"off_policy": "none"}})
+    assert [each for each in cautions(clipped, check(clipped)) if "no effect" in each] == [
+        "off_policy.trust_region has no effect: with loss.name = 'clipped' the loss has its own "
+        "ratios"
+    ]
+    late = merged(
+        Config(), {"optimizer": {"schedule": "cosine", "warmup_steps": 9}, "run.steps": 4}
+    )
+    assert cautions(late, check(late))[0].endswith("and the cosine schedule never starts")
+    assert "has 3 prompts: a step holds some" in cautions(Config(), check(Config()), 3)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"task.advanced.overlong_tokens": 300}, "so it cannot be longer"),
+        ({"run.advanced.push_to_hub": "a/b/c!"}, "is not a name on the Hub, such as me/my-model"),
+        ({"objective_options.live": 3}, "the run itself gives it at every step: leave it out"),
+        ({"objective_options.trust_region": [0.2, 0.2]}, "set off_policy.trust_region"),
+        ({"evaluation.sets": {"a/b": "maze"}}, "got 'a/b'"),
+        ({"evaluation.sets": {"a": "rows.jsonl"}}, "where task.name = 'dataset'"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_loaded(changes, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check(merged(Config(), changes))

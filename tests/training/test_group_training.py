@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 
 from bestofk.config import read
 from bestofk.runs import read_metrics, read_samples
-from bestofk.sampling.group import GroupSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.training import setup
 from bestofk.training.train import train
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_run_is_the_same_with_either_sampler(
@@ -22,7 +20,7 @@ def test_a_run_is_the_same_with_either_sampler(
 ) -> None:
     made: list[GroupSampler] = []
 
-    def group_sampler(config: Any, policy: Any, device: str) -> GroupSampler:
+    def group_sampler(sampling: Any, model: Any, policy: Any, device: str) -> GroupSampler:
         made.append(GroupSampler(policy.model, policy.tokenizer, max_rows=16))
         return made[-1]
 

@@ -23,7 +23,7 @@ DRAWN = {
 }
 ADAPTERS = {
     "objective": "max@4",
-    "model": {"lora_rank": 2, "options": {"gradient_checkpointing": True}},
+    "model": {"lora_rank": 2, "advanced": {"gradient_checkpointing": True}},
     "loss": {"kl": 0.05},
 }
 SELDOM = {
@@ -40,6 +40,9 @@ WAYS = {
     "shrunk": [(2, True, 2), (1, False, 4)],
 }
 """(processes, sharded, steps) of each life; all but the first are resumed."""
+IN_TURN = {"one": WAYS["one"], "turns": [(1, False, 1), (2, False, 2), (2, True, 3), (1, False, 4)]}
+"""The same changes of a run in one row: to two processes, to shared-out weights, back to one."""
+DIES: dict[str, list[tuple[int, bool, int]]] = {"dies": []}
 
 
 def weights(run):
@@ -52,29 +55,33 @@ def apart(one, other):
 
 
 @pytest.mark.parametrize(
-    "sections",
+    ("sections", "ways"),
     [
-        pytest.param(EXACT, id="exact"),
-        pytest.param(ADAPTIVE, id="adaptive", marks=pytest.mark.slow),
-        pytest.param(REFILL, id="refill", marks=pytest.mark.slow),
-        pytest.param(DRAWN, id="drawn", marks=pytest.mark.slow),
-        pytest.param(ADAPTERS, id="adapters", marks=pytest.mark.slow),
-        pytest.param(SELDOM, id="seldom", marks=pytest.mark.slow),
-        pytest.param(CLIPPED, id="clipped", marks=pytest.mark.slow),
+        pytest.param(EXACT, IN_TURN, id="exact"),
+        *(
+            pytest.param(sections, WAYS, marks=pytest.mark.slow)
+            for sections in (EXACT, ADAPTIVE, REFILL, DRAWN, ADAPTERS, SELDOM, CLIPPED)
+        ),
     ],
 )
 def test_the_same_batch_gives_the_same_updates_however_it_is_shared(
-    sections, recipe, command, last_json, tmp_path, small_model
+    sections, ways, recipe, command, last_json, tmp_path, small_model
 ):
-    """One process, two, two with shared-out weights; resumed by as many, by more, by fewer."""
+    """One process, two, two with shared-out weights; resumed by as many, by more, by fewer.
+
+    A process that dies stops the other with a word.
+    """
     sections = {"optimizer": {"learning_rate": 1e-3}} | sections
     sections["model"] = {"device": "auto"} | sections.get("model", {})  # as a recipe leaves it
     path = recipe(**sections, run={"steps": 4})
-    done = command("tests/training/ranks.py", "lives", path, tmp_path, json.dumps(WAYS))
+    done = command("tests/training/ranks.py", path, tmp_path, json.dumps({**ways, **DIES}))
     logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*.log.*")))
     assert done.returncode == 0, done.stderr + logs
-    expected = {name: [[0] * life[0] for life in lives] for name, lives in WAYS.items()}
-    assert last_json(done.stdout) == expected, logs
+    expected = {name: [[0] * life[0] for life in lives] for name, lives in ways.items()}
+    assert last_json(done.stdout) == {**expected, "dies": [[1, -9]]}, logs
+    said = (tmp_path / "dies.log.0").read_text()
+    assert "process 1 of 2 died" in said
+    assert f"--resume {tmp_path / 'dies'}" in said
     one, start = weights(tmp_path / "one"), load_file(small_model / "model.safetensors")
     assert apart(one, start) > 5e-4  # it did move
     whole = [line for line in read_metrics(tmp_path / "one") if line["kind"] == "train"]
@@ -82,7 +89,7 @@ def test_the_same_batch_gives_the_same_updates_however_it_is_shared(
         signal = [line["groups_with_signal"] for line in whole]
         assert 0 in signal[signal.index(max(signal)) :], signal  # a silent step after a loud one
     drawn = [(row["prompt_id"], row["completion"]) for row in read_samples(tmp_path / "one")]
-    for name in WAYS:
+    for name in ways:
         assert apart(one, weights(tmp_path / name)) < 1e-5, name
         AutoModelForCausalLM.from_pretrained(tmp_path / name / "final")
         lines = [line for line in read_metrics(tmp_path / name) if line["kind"] == "train"]
@@ -98,18 +105,7 @@ def test_the_same_batch_gives_the_same_updates_however_it_is_shared(
         assert rows == drawn, name
 
 
-def test_a_process_that_dies_stops_the_other_with_a_word(recipe, command, last_json, tmp_path):
-    path = recipe(run={"steps": 100_000}, evaluation={"every": 0})
-    done = command("tests/training/ranks.py", "dies", path, tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = last_json(done.stdout)
-    assert told["ends"][1] == -9
-    assert told["ends"][0] == 1
-    said = (tmp_path / "log.0").read_text()
-    assert "process 1 of 2 died" in said
-    assert f"--resume {tmp_path / 'run'}" in said
-
-
+@pytest.mark.slow
 def test_a_launcher_that_starts_one_process_of_several_is_told_on(recipe, command, tmp_path):
     """accelerate leaves several processes on CPU to mpirun, and starts one without a word."""
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m")
@@ -123,11 +119,13 @@ def test_a_launcher_that_would_wrap_the_model_itself_is_refused():
     from bestofk.training.processes import check_launcher
 
     for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        with pytest.raises(ValueError, match=rf"asks for {name}.*model.options.fsdp = true"):
+        with pytest.raises(ValueError, match=rf"asks for {name}.*model.advanced.fsdp = true"):
             check_launcher({f"ACCELERATE_USE_{name}": "true"})
     torchrun = {"MASTER_PORT": "1", "WORLD_SIZE": "2"}
     check_launcher(torchrun | {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "false"})
     check_launcher({"ACCELERATE_MIXED_PRECISION": "no"})
+    with pytest.raises(ValueError, match="several processes and started one: on CPU it needs mpir"):
+        check_launcher({"MASTER_PORT": "1", "ACCELERATE_MIXED_PRECISION": "no"})
 
 
 @pytest.mark.slow
@@ -136,7 +134,7 @@ def test_torchrun_starts_processes_that_share_the_work(
     recipe, command, tmp_path, monkeypatch, device
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    path = recipe(run={"steps": 2}, model={"device": device, "options": {"fsdp": True}})
+    path = recipe(run={"steps": 2}, model={"device": device, "advanced": {"fsdp": True}})
     launch = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "-m")
     done = command(*launch, "bestofk", "train", path)
     assert done.returncode == 0, done.stderr

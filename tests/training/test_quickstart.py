@@ -2,25 +2,32 @@
 
 import json
 import re
-
-import pytest
+import shlex
+import signal
 
 from bestofk.cli import main
 from bestofk.config import leaves, read
 from bestofk.runs import read_metrics
+from bestofk.training.session import Session
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_quickstart_trains_compares_and_writes_a_page(tmp_path, capsys):
-    words = ["quickstart", "--dir", str(tmp_path / "q"), "--steps", "1", "--problems", "4"]
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    for name in ("start", "grpo", "passk-training@16"):
-        row = rf"^{re.escape(name)} +([01]\.\d{{3}} \[[\d.]+, [\d.]+\] *){{4}}$"
-        assert re.search(row, said, re.MULTILINE), name
-    assert sum(line.startswith("pass@k: ") for line in said.splitlines()) == 3  # each against each
+    earlier = tmp_path / "q" / "one-sample"  # another one is replaced
+    earlier.mkdir(parents=True)
+    (earlier / "config.toml").write_text("")
+    words = ["--dir", str(tmp_path / "q"), "--steps", "1", "--problems", "4", "--json"]
+    assert main(["quickstart", *words]) == 0
+    printed, said = capsys.readouterr()
+    cell = r"1?\.\d+ \[1?\.\d+, 1?\.\d+\]"
+    row = rf"^pass@16 +({cell} +){{3}}[+-]1?\.\d+ \[[+-]1?\.\d+, [+-]1?\.\d+\]$"
+    assert re.search(row, said, re.MULTILINE)
+    assert re.search(r"^ +start +grpo +max@1\+4\+16 +minus grpo$", said, re.MULTILINE)
+    head = "No significant difference in pass@16 between max@1+4+16 and grpo"
+    end = said[said.index(head) :]
+    assert all(len(line) <= 80 for line in end.splitlines()[:-1])  # the last one names the folder
+    assert end.count("pass@k: ") == 3  # each against each
     page = (tmp_path / "q" / "report.html").read_text()
-    assert "passk-training@16" in page
+    assert head in page
     one, other = (
         read(tmp_path / "q" / name / "config.toml") for name in ("one-sample", "k-samples")
     )
@@ -28,11 +35,32 @@ def test_the_quickstart_trains_compares_and_writes_a_page(tmp_path, capsys):
     assert {name for name in a if a[name] != b[name]} == {"objective", "run.dir"}
     starts = [read_metrics(tmp_path / "q" / name)[0] for name in ("one-sample", "k-samples")]
     assert starts[0]["results"] == starts[1]["results"]  # the same start, judged on the same draws
-    assert main([*words, "--json"]) == 0  # a second one replaces the first
-    printed = json.loads(capsys.readouterr().out)
-    assert set(printed) == {"folder", "page", "results"}
-    assert set(printed["results"]) == {"start", "grpo", "passk-training@16"}
-    assert 0 <= printed["results"]["start"]["pass@4"]["value"] <= 1
+    found = json.loads(printed)
+    assert set(found) == {"folder", "page", "results"}
+    assert set(found["results"]) == {"start", "grpo", "max@1+4+16"}
+    assert 0 <= found["results"]["start"]["pass@4"]["value"] <= 1
+
+
+def test_an_interrupted_quickstart_says_how_to_resume_and_does(tmp_path, capsys, monkeypatch):
+    """Ctrl-C during the second run: the next start keeps the first and continues the second."""
+    folder = tmp_path / "q"
+    words = ["quickstart", "--dir", str(folder), "--steps", "2", "--problems", "4"]
+
+    def interrupt(session, step, *rest, record=Session.record):
+        record(session, step, *rest)
+        if session.config.objective == "grpo":  # the second run
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Session, "record", interrupt)
+    assert main(words) == 130
+    assert f"to resume: bestofk {shlex.join(words)}" in capsys.readouterr().out
+    monkeypatch.undo()
+    finished = (folder / "k-samples" / "metrics.jsonl").stat()
+    assert main(words) == 0
+    assert (folder / "k-samples" / "metrics.jsonl").stat() == finished
+    steps = [line["step"] for line in read_metrics(folder / "one-sample") if "reward" in line]
+    assert steps == [1, 2]
+    assert (folder / "report.html").is_file()
 
 
 def test_the_quickstart_removes_no_folder_that_is_not_its_own(tmp_path, capsys):

@@ -1,18 +1,27 @@
 """A run that is killed, interrupted or moved ends like one that was never touched."""
 
+import json
 import os
 import random
 import shutil
 import signal
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from bestofk.config import read, replaced
+from bestofk.config import merged, read
+from bestofk.rewards.base import as_verdict
 from bestofk.runs import Run, read_metrics, write_jsonl
 from bestofk.tasks import countdown
+from bestofk.training.batch import RolloutBatch
+from bestofk.training.resume import QUEUE, unpacked
 from bestofk.training.train import train
+from bestofk.types import Completion, Group, Prompt, Verdict
 
 OFF_POLICY = {"objective": "max@4", "off_policy": {"passes": 2, "mini_batches": 2}}
+AHEAD = {"objective": "max@4", "off_policy": {"ahead": 2}}
 SCHEDULES = {
     "objective": "passk-training@4:bootstrap/50%/grpo",
     "loss": {"name": "clipped"},
@@ -24,34 +33,67 @@ SCHEDULES = {
 
 @pytest.fixture
 def end_at(recipe, command, same_run, last_json, tmp_path):
-    """Ends a run with a signal at some moments; what is left must equal the untouched run."""
+    """Ends runs with a signal at some moments; what is left must equal the untouched runs."""
 
-    def end(signal, moments, **sections):
-        done = command("tests/training/killing.py", recipe(**sections), tmp_path, signal, *moments)
+    def end(**plans):
+        asked = [
+            (str(recipe(f"{name}.toml", **sections)), str(tmp_path / name), signal, moments)
+            for name, (signal, moments, sections) in plans.items()
+        ]
+        done = command("tests/training/killing.py", json.dumps(asked))
         assert done.returncode == 0, done.stderr
-        same_run(tmp_path / "whole", tmp_path / "ended")
+        for name in plans:
+            same_run(tmp_path / name / "whole", tmp_path / name / "ended")
         return last_json(done.stdout)
 
     return end
 
 
-def test_killed_runs_resume_bit_for_bit(end_at):
+def test_ended_runs_resume_bit_for_bit(end_at):
+    """Killed at three moments; asked to leave, which saves a checkpoint so that nothing is lost.
+
+    The same with batches drawn ahead: killed in every phase, each life gets one or two steps
+    further, and the queue comes back from the checkpoint.
+    """
     moments = [random.Random(number).uniform(0.1, 0.35) for number in range(3)]
-    assert end_at("KILL", moments, **OFF_POLICY)["ends"] == [-9, -9, -9]
+    in_every_phase = [
+        "sample:4", "judge:5", "drawn:2", "learn:3", "step:3", "record:3", "save:2", "saved:1"
+    ]  # fmt: skip
+    late = {"run": {"checkpoint_every": 1000}}
+    ends = end_at(
+        killed=("KILL", moments, OFF_POLICY),
+        asked=("TERM", [0.4], SCHEDULES | late),
+        drawn_ahead=("IN", in_every_phase, AHEAD | {"run": {"steps": 14}}),
+        asked_with_a_queue=("TERM", [0.4], AHEAD | late),
+    )
+    assert ends == [[-9] * 3, [143], [-9] * len(in_every_phase), [143]]
 
 
-def test_a_first_signal_leaves_with_a_checkpoint_and_nothing_is_lost(end_at, tmp_path):
-    told = end_at("TERM", [0.4, 0.3], **SCHEDULES, run={"checkpoint_every": 1000})
-    assert told["ends"] == [143, 143]
+def test_a_queue_comes_back_as_it_was_on_any_number_of_processes():
+    prompts = [
+        Prompt(f"p{i}", ({"role": "user", "content": "?"},), "t", {"a": [1]}) for i in (0, 1)
+    ]
+    groups = [
+        Group(p, (Completion("x", (1, 2), (-0.1, -1 / 3), "length"), Completion("")), (5,), 0.7)
+        for p in prompts
+    ]
+    rows = [(Verdict(0.1 + 0.2, "partial"), Verdict.unscored("broken")), (as_verdict(1),) * 2]
+    whole = RolloutBatch(tuple(groups), tuple(rows), 9, 0, 4, {"sampler_gap_mean": 1e-7})
+    parts = [replace(whole, groups=(g,), verdicts=(r,)) for g, r in zip(groups, rows)]
+    stored = [QUEUE.dump_json([part]).decode() for part in parts]
+    (back,) = unpacked(stored, cast(Any, SimpleNamespace(rank=0, size=1)))
+    assert repr(back) == repr(whole)  # NaN is not equal to itself
+    (second,) = unpacked(stored, cast(Any, SimpleNamespace(rank=1, size=2)))
+    assert second.groups == whole.groups[1:]
 
 
 @pytest.mark.parametrize("steps", [3, 6])
 def test_leaving_right_before_an_evaluation_loses_and_repeats_none(
-    one_thread, recipe, same_run, tmp_path, monkeypatch, steps
+    recipe, same_run, tmp_path, monkeypatch, steps
 ):
     """Asked to leave in step 3, whose evaluation is due: the last one, or one of three."""
     config = read(recipe(**SCHEDULES, run={"steps": steps, "checkpoint_every": 1000}))
-    whole, ended = (replaced(config, "run.dir", str(tmp_path / n)) for n in ("whole", "ended"))
+    whole, ended = (merged(config, {"run.dir": str(tmp_path / n)}) for n in ("whole", "ended"))
     assert train(whole).signal is None
     recorded = Run.record
 
@@ -76,15 +118,17 @@ def test_leaving_right_before_an_evaluation_loses_and_repeats_none(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sections", [OFF_POLICY, SCHEDULES], ids=["off policy", "schedules"])
+@pytest.mark.parametrize(
+    "sections", [OFF_POLICY, SCHEDULES, AHEAD], ids=["off policy", "schedules", "ahead"]
+)
 @pytest.mark.parametrize("signal", ["KILL", "INT", "TWICE"])
 def test_ended_at_twenty_moments(end_at, signal, sections):
     rng = random.Random(signal)
     moments = [rng.uniform(0.02, 0.5) for _ in range(20)]
     run = {"steps": 40, "checkpoint_every": 2}
-    told = end_at(signal, moments, **sections, run=run)
+    [ends] = end_at(run=(signal, moments, {**sections, "run": run}))
     how = {"KILL": -9, "INT": 130, "TWICE": -15}[signal]
-    assert sum(end == how for end in told["ends"]) >= 3  # later lives may end before their moment
+    assert sum(end == how for end in ends) >= 3  # later lives may end before their moment
 
 
 def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):
@@ -95,7 +139,7 @@ def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):
         if "judging now" in line:
             break
     child.terminate()
-    assert "once more to leave at once" in child.stderr.readline() + child.stderr.readline()
+    assert any("once more to leave at once" in line for line in child.stderr)
     assert child.poll() is None
     child.terminate()
     assert child.wait(timeout=900) == -15
@@ -103,18 +147,18 @@ def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):
     child.stderr.close()
 
 
-def test_a_run_may_be_moved_and_given_more_steps(recipe, one_thread, same_run, tmp_path):
+def test_a_run_may_be_moved_and_given_more_steps(recipe, same_run, tmp_path):
     config = read(recipe(evaluation={"every": 0}, run={"steps": 4}))
-    train(replaced(config, "run.steps", 6))
-    moved = replaced(config, "run.dir", str(tmp_path / "other"))
+    train(merged(config, {"run.steps": 6}))
+    moved = merged(config, {"run.dir": str(tmp_path / "other")})
     train(moved)
     shutil.move(tmp_path / "other", tmp_path / "third")
-    third = replaced(replaced(config, "run.dir", str(tmp_path / "third")), "run.steps", 6)
+    third = merged(config, {"run.dir": str(tmp_path / "third"), "run.steps": 6})
     assert train(third, resume=True).step == 6
     same_run(tmp_path / "run", tmp_path / "third")
 
 
-def test_resuming_a_finished_run_changes_nothing(recipe, one_thread, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(recipe, tmp_path):
     config = read(recipe(run={"steps": 2}))
     train(config)
     before = read_metrics(tmp_path / "run")
@@ -122,11 +166,11 @@ def test_resuming_a_finished_run_changes_nothing(recipe, one_thread, tmp_path):
     assert read_metrics(tmp_path / "run") == before
 
 
-def test_a_changed_config_and_changed_data_are_refused(recipe, one_thread, tmp_path):
+def test_a_changed_config_and_changed_data_are_refused(recipe, tmp_path):
     config = read(recipe(run={"steps": 3}))
     train(config)
     with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.01 → 0.5"):
-        train(replaced(config, "optimizer.learning_rate", 0.5), resume=True)
+        train(merged(config, {"optimizer.learning_rate": 0.5}), resume=True)
     # An edited config.toml does not deceive: the checkpoint knows what it was made with.
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("learning_rate = 0.01", "learning_rate = 0.5"))
@@ -135,9 +179,7 @@ def test_a_changed_config_and_changed_data_are_refused(recipe, one_thread, tmp_p
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
 
 
-def test_lost_checkpoints_are_noticed_and_a_run_before_its_first_starts_over(
-    recipe, one_thread, tmp_path
-):
+def test_lost_checkpoints_are_noticed_and_a_run_before_its_first_starts_over(recipe, tmp_path):
     config = read(recipe(run={"steps": 5, "checkpoint_every": 2}))
     train(config)
     before = read_metrics(tmp_path / "run")
@@ -150,10 +192,24 @@ def test_lost_checkpoints_are_noticed_and_a_run_before_its_first_starts_over(
     assert train(config, resume=True).step == 5
 
 
-def test_other_data_under_the_same_name_are_noticed(recipe, one_thread, monkeypatch):
+def test_other_data_under_the_same_name_are_noticed(recipe, monkeypatch):
     config = read(recipe(run={"steps": 2}))
     train(config)
     original = countdown.identity
     monkeypatch.setattr(countdown, "identity", lambda task, content: original(task, content + "!"))
     with pytest.raises(ValueError, match="the data changed since the run was started"):
         train(config, resume=True)
+
+
+@pytest.mark.slow
+def test_a_run_under_random_faults_ends_like_the_untouched_one(command, tmp_path):
+    """The short form of `make chaos`."""
+    done = command("tools/chaos.py", "--rounds", "1", "--seed", "4", "--folder", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["rounds"] == 1
+    assert told["steps"] == 12
+    assert told["lives"] > 1
+    assert told["sandbox processes killed"] > 0
+    assert told["clock jumps"] > 0
+    assert told["rewards checked"] > 500

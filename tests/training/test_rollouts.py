@@ -8,10 +8,15 @@ import pytest
 
 from bestofk.objectives import objective
 from bestofk.rewards.base import as_verdict
-from bestofk.training.batch import RolloutBatch
-from bestofk.training.group_weights import generators_for, has_signal, weigh
+from bestofk.training.batch import (
+    JudgingAside,
+    RolloutBatch,
+    advantages_of,
+    generators_for,
+    has_signal,
+)
 from bestofk.training.record import reward_statistics, sample_rows
-from bestofk.training.train import sample_and_score
+from bestofk.training.train import sample_and_judge
 from bestofk.types import Completion, Group, Prompt, Verdict
 
 
@@ -64,7 +69,7 @@ def everywhere(size, prompts, start, text="max@2", **options):
     with ThreadPoolExecutor(size) as pool:
         return list(
             pool.map(
-                lambda rank: sample_and_score(
+                lambda rank: sample_and_judge(
                     prompt_at,
                     sample,
                     judge,
@@ -95,8 +100,8 @@ def test_refilling_replaces_no_signal_groups_by_the_next_prompts_in_order():
     assert [g.prompt.id for g in plain.groups] == [f"p{i}" for i in range(10)]
     assert plain.position == 10
     # max@2 has signal only where at least one is right and at least two are wrong: 1 and 2 of 4.
-    assert has_signal(weigh(objective("max@2"), plain.rewards)).tolist() == [False, True, True] + [
-        False, False] + [False, True, True, False, False]  # fmt: skip
+    signal = has_signal(advantages_of(objective("max@2"), plain.rewards))
+    assert signal.tolist() == [False, True, True, False, False] * 2
     once = everywhere(1, 10, 0, refill=1)[0]
     ids = [g.prompt.id for g in once.groups]
     assert ids == ["p10", "p1", "p2", "p11", "p12", "p13", "p6", "p7", "p14", "p15"]
@@ -112,7 +117,7 @@ def test_the_objective_says_what_signal_is():
     rewards = np.array([[1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=float)
 
     def signal(text, **inputs):
-        return has_signal(weigh(objective(text), rewards, **inputs)).tolist()
+        return has_signal(advantages_of(objective(text), rewards, **inputs)).tolist()
 
     assert signal("mean") == [True, True, False]
     assert signal("max@3") == [False, True, False]
@@ -129,7 +134,7 @@ def test_what_an_objective_draws_depends_on_the_slot_alone(variant):
 
     def weights(slots):
         slots = list(slots)
-        return weigh(
+        return advantages_of(
             goal, rewards[slots], live=live[slots], generators=generators_for(goal, slots, 5, 1)
         )
 
@@ -137,7 +142,7 @@ def test_what_an_objective_draws_depends_on_the_slot_alone(variant):
     parts = np.concatenate([weights(range(4)), weights(range(4, 8))])
     np.testing.assert_array_equal(whole, parts)
     np.testing.assert_array_equal(whole[[6, 1]], weights([6, 1]))
-    other = weigh(goal, rewards, live=live, generators=generators_for(goal, range(8), 5, 2))
+    other = advantages_of(goal, rewards, live=live, generators=generators_for(goal, range(8), 5, 2))
     assert not np.array_equal(whole, other)
     assert generators_for(objective("max@3"), range(8), 5) is None
 
@@ -162,7 +167,7 @@ def test_unscored_samples_are_not_live_and_groups_with_too_few_are_dropped_whole
     batch = batch_of(RAGGED)
     live = batch.live(3)
     assert live.tolist() == [[True] * 4, [False, True, True, True], [False] * 4, [True] * 4]
-    weights = weigh(objective("max@2"), batch.rewards, live=live)
+    weights = advantages_of(objective("max@2"), batch.rewards, live=live)
     assert weights[2].tolist() == [0, 0, 0, 0]
     assert weights[1].tolist() == [0.0, 2.0, -1.0, -1.0]  # the weights of a group of three
     told = reward_statistics(batch.rewards, batch.verdicts, k=2, least=3, threshold=1.0)
@@ -174,7 +179,7 @@ def test_unscored_samples_are_not_live_and_groups_with_too_few_are_dropped_whole
 
 def test_rows_of_samples_say_what_was_drawn_and_how_it_was_weighed():
     batch = batch_of(RAGGED)
-    weights = weigh(objective("max@2"), batch.rewards, live=batch.live(3))
+    weights = advantages_of(objective("max@2"), batch.rewards, live=batch.live(3))
     rows = sample_rows(7, batch, weights)
     assert len(rows) == 16
     assert rows[5] | {"weight": 2.0} == rows[5]
@@ -182,3 +187,52 @@ def test_rows_of_samples_say_what_was_drawn_and_how_it_was_weighed():
     assert rows[4]["status"] == "unscored"
     assert rows[0]["logprob"] == -1.5
     assert sample_rows(7, batch, tokens=True)[0]["token_ids"] == (1, 2)
+
+
+# ------------------------------------------- judged aside: the same verdicts as all groups at once
+def named(name):
+    return Group(Prompt(name, "", "test"), (Completion(name), Completion("x")))
+
+
+def by_length(groups):
+    return [[as_verdict(len(c.text) > 1) for c in group.completions] for group in groups]
+
+
+def test_verdicts_come_in_the_order_they_are_asked_for():
+    aside = JudgingAside(by_length)
+    groups = [named("a" * i) for i in range(1, 6)]
+    for group in reversed(groups):
+        aside.submit(group)
+    assert aside.collect(groups) == by_length(groups)
+    assert aside.collect(groups[:2]) == by_length(groups[:2])  # never submitted again
+
+
+def test_groups_that_wait_are_scored_as_one_batch_in_another_thread():
+    sizes, go, began = [], threading.Event(), threading.Event()
+
+    def slow(groups):
+        began.set()
+        go.wait(900)
+        sizes.append(len(groups))
+        assert threading.current_thread().name.startswith("bestofk-judge")
+        return by_length(groups)
+
+    aside = JudgingAside(slow)
+    groups = [named("ab") for _ in range(5)]
+    aside.submit(groups[0])
+    assert began.wait(900)
+    for group in groups[1:]:
+        aside.submit(group)
+    go.set()
+    assert aside.collect(groups) == by_length(groups)
+    assert sizes == [1, 4]
+
+
+def test_an_error_of_the_scorer_reaches_the_loop():
+    def broken(groups):
+        raise RuntimeError("too much could not be scored")
+
+    aside = JudgingAside(broken)
+    aside.submit(named("ab"))
+    with pytest.raises(RuntimeError, match="could not be scored"):
+        aside.collect([])

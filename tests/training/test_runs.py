@@ -6,7 +6,6 @@ import re
 import resource
 import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -125,20 +124,6 @@ def test_metrics_after_the_checkpoint_are_dropped_and_lost_ones_noticed(tmp_path
         run.restore()
 
 
-@pytest.mark.parametrize("validated", [0, 2])
-def test_an_evaluation_the_checkpoint_does_not_know_of_is_made_again(tmp_path, validated):
-    """A run that was asked to leave right before an evaluation, resumed, and ended after it."""
-    run = make(tmp_path)
-    for kind, step in [("evaluation", 0), ("train", 1), ("train", 2)]:
-        run.record({"kind": kind, "step": step})
-    run.save(2, tensors={}, trainer={}, state={"state": {"validated": validated}})
-    run.record({"kind": "evaluation", "step": 2})
-    run.restore()
-    kept = [(line["kind"], line["step"]) for line in read_metrics(run.path)]
-    known = [("evaluation", 2)] * (validated == 2)
-    assert kept == [("evaluation", 0), ("train", 1), ("train", 2), *known]
-
-
 def test_a_torn_line_in_the_middle_is_an_error_not_a_gap(tmp_path):
     run = make(tmp_path)
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
@@ -171,8 +156,12 @@ def test_only_the_best_model_is_kept(tmp_path):
     for step, value in [(5, 0.2), (9, 0.4)]:
         run.save_best(step, value, "max@8", lambda path: (path / "w").write_text("x") and None)
     note = json.loads((run.path / "best.json").read_text())
-    assert note == {"step": 9, "metric": "max@8", "value": 0.4, "path": "best/step-000009"}
-    assert [path.name for path in (run.path / "best").iterdir()] == ["step-000009"]
+    assert note == {"step": 9, "metric": "max@8", "value": 0.4}
+    assert sorted(path.name for path in (run.path / "best").iterdir()) == ["manifest.json", "w"]
+    run.close()
+    (run.path / "best").rename(run.path / ".before-best")  # a kill between the two renames
+    Run.open(run.path).close()
+    assert (run.path / "best" / "w").read_text() == "x"
 
 
 def test_numbers_json_does_not_have_become_null():
@@ -181,36 +170,22 @@ def test_numbers_json_does_not_have_become_null():
     }  # fmt: skip
 
 
-CHILD = """
-import resource, sys
-sys.path.insert(0, {here!r})
-from pathlib import Path
-from test_runs import make, save
-run = make(Path({folder!r}))
-save(run, 1)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    save(run, 2, size=100_000)
-except OSError as error:
-    print(error)
-    sys.exit(7)
-"""
-
-
-def test_a_full_disk_is_told_and_the_last_good_checkpoint_is_intact(tmp_path):
-    code = textwrap.dedent(CHILD).format(here=os.path.dirname(__file__), folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 7, done.stderr
-    assert "cannot write the checkpoint of step 2" in done.stdout
-    assert "the last good checkpoint, step-000001, is intact" in done.stdout
-    run = Run.open(tmp_path / "run")
-    OPENED.append(run)
+def test_a_disk_that_takes_no_more_is_told_and_the_last_good_checkpoint_is_intact(tmp_path):
+    run = make(tmp_path)
+    save(run, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match="cannot write the checkpoint of step 2") as caught:
+            save(run, 2, size=100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the last good checkpoint, step-000001, is intact" in str(caught.value)
     assert [path.name for path in run.checkpoints()] == ["step-000001"]
     assert not list((run.path / "checkpoints").glob(".writing-*"))
     found = run.restore()
     assert found is not None
     assert found.step == 1
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 
 def test_a_disk_that_is_full_is_called_full(tmp_path):
@@ -237,7 +212,6 @@ sys.path.insert(0, {here!r})
 from pathlib import Path
 from test_runs import Run, make, read_metrics, save, torch
 folder = Path({folder!r})
-torch.set_num_threads(1)
 make(folder).close()
 reached, number = [], 0
 while number < 12 or not reached[-1]:  # a busy machine may need longer for its first checkpoint
@@ -287,11 +261,15 @@ def test_a_checkpoint_is_seen_whole_or_not_at_all(tmp_path):
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    for step in range(1, 5):
+    step = 0
+    while watcher.is_alive() and (
+        step < 4 or len(seen) < 8
+    ):  # as many as the watcher needs, however busy the machine is
+        step += 1
         save(run, step, size=3_000_000)
     done.set()
     watcher.join()
-    assert len(seen) > 5
+    assert len(seen) >= 8
     assert set(seen) == {None}
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bestofk.config import read, replaced
+from bestofk.config import merged, read
 from bestofk.runs import read_metrics
 from bestofk.training.checks import check, check_installed
 from bestofk.training.train import train
@@ -47,13 +47,13 @@ def as_recorded(run, rows):
     assert checks == [(step, pytest.approx(value)) for step, value in results]
 
 
-def test_tensorboard(one_thread, recipe, tmp_path):
+def test_tensorboard(recipe, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = read(recipe(run={"steps": 2, "trackers": ["tensorboard"]}, evaluation={"every": 2}))
     train(config)
-    train(replaced(config, "run.steps", 3), resume=True)
+    train(merged(config, {"run.steps": 3}), resume=True)
     folder = next((tmp_path / "run" / "logs").rglob("events*")).parent
     events = EventAccumulator(str(folder))
     events.Reload()

@@ -1,8 +1,10 @@
 """A run from the recipe to the model: what is written, what is refused, what breaks and how."""
 
+import copy
 import json
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -11,14 +13,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
-from bestofk.config import read, replaced
+from bestofk.config import merged, read
+from bestofk.learning import Learner
 from bestofk.runs import read_metrics, read_samples
+from bestofk.sampling.decode import ModelSampler
+from bestofk.training import setup
 from bestofk.training.train import train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-def test_a_run_leaves_a_model_with_its_card_and_the_evidence(recipe, tmp_path, small_model, capsys):
+def test_a_run_leaves_a_model_with_its_card_and_the_evidence(
+    recipe, tmp_path, small_model, capsys, monkeypatch
+):
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret-that-must-not-appear")
     config = read(recipe(run={"steps": 3}, evaluation={"every": 3}))
     outcome = train(config)
     run = tmp_path / "run"
@@ -53,25 +59,15 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(recipe, tmp_path, s
     assert np.mean([row["reward"] for row in first]) == pytest.approx(step["reward"])
     assert {"prompt", "completion", "reward", "status", "weight"} <= rows[0].keys()
     assert "step 3/3" in capsys.readouterr().out
-
-
-def test_a_run_s_folder_says_what_made_it_and_no_secrets(recipe, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "a-secret-that-must-not-appear")
-    config = read(recipe(run={"steps": 1}))
-    train(config)
-    run = tmp_path / "run"
     assert read(run / "config.toml") == config
     facts = json.loads((run / "environment.json").read_text())
     assert facts["versions"]["torch"] == torch.__version__
     for file in run.rglob("*"):
-        if file.is_file():
-            assert b"a-secret-that-must-not-appear" not in file.read_bytes()
+        assert file.is_dir() or b"a-secret-that-must-not-appear" not in file.read_bytes()
 
 
 def test_the_best_model_by_the_named_metric_is_kept(recipe, tmp_path):
-    config = read(
-        recipe(evaluation={"every": 2, "prompts": 8}, run={"options": {"best_by": "max@4"}})
-    )
+    config = read(recipe(evaluation={"every": 2, "prompts": 8, "best_by": "max@4"}))
     train(config)
     run = tmp_path / "run"
     found = {
@@ -83,7 +79,7 @@ def test_the_best_model_by_the_named_metric_is_kept(recipe, tmp_path):
     assert best > 0, "a reward for digits is learned in a few steps"
     note = json.loads((run / "best.json").read_text())
     assert (note["step"], note["value"], note["metric"]) == (best, found[best], "max@4")
-    AutoModelForCausalLM.from_pretrained(run / note["path"])
+    AutoModelForCausalLM.from_pretrained(run / "best")
 
 
 def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(recipe, tmp_path):
@@ -105,7 +101,7 @@ def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(re
 
 
 def test_an_exploding_gradient_stops_the_run_before_it_does_harm(recipe, tmp_path):
-    config = read(recipe(run={"options": {"stop_grad_norm": 1e-6}}, evaluation={"every": 0}))
+    config = read(recipe(run={"advanced": {"stop_grad_norm": 1e-6}}, evaluation={"every": 0}))
     with pytest.raises(ValueError, match="stopped before it changed the weights"):
         train(config)
     assert (tmp_path / "run" / "failed" / "step-000001" / "batch.jsonl").exists()
@@ -114,11 +110,11 @@ def test_an_exploding_gradient_stops_the_run_before_it_does_harm(recipe, tmp_pat
 def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_path):
     config = read(recipe(task={"verifier": "training_judges:broken"}, evaluation={"every": 0}))
     with pytest.raises(RuntimeError, match="could not be scored"):
-        train(replaced(config, "run.options.unscored_share", 0.01))
+        train(merged(config, {"task.advanced.unscored_share": 0.01}))
     # With a few allowed, they are counted, shown, and left out.
-    some = replaced(replaced(config, "task.verifier", "training_judges:sometimes"), "run.steps", 2)
-    some = replaced(some, "run.options.unscored_share", 0.9)
-    train(replaced(some, "run.dir", str(tmp_path / "some")))
+    some = merged(config, {"task.verifier": "training_judges:sometimes", "run.steps": 2})
+    some = merged(some, {"task.advanced.unscored_share": 0.9})
+    train(merged(some, {"run.dir": str(tmp_path / "some")}))
     lines = read_metrics(tmp_path / "some")
     assert sum(line["unscored"] for line in lines) > 0
     rows = list(read_samples(tmp_path / "some"))
@@ -130,12 +126,11 @@ def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_pa
 @pytest.mark.parametrize(
     "sections",
     [
-        {"loss": {"kl": 0.1}},
-        {"loss": {"name": "gspo", "entropy_bonus": 0.01}},
-        {"model": {"lora_rank": 2}, "off_policy": {"passes": 2},
+        {"objective": "passk-training@4:adaptive", "objective_options": {"threshold": 0.8},
+         "loss": {"name": "gspo", "entropy_bonus": 0.01}},
+        {"model": {"lora_rank": 2}, "off_policy": {"passes": 2}, "loss": {"kl": 0.1},
          "objective_options": {"off_policy": "first-order"}},
         {"objective": "pass@4", "objective_options": {"threshold": 0.8}, "sampling": {"refill": 2}},
-        {"objective": "passk-training@4:adaptive", "objective_options": {"threshold": 0.8}},
         {"off_policy": {"passes": 2},
          "objective_options": {"truncate": 0.5, "self_normalise": True}},
         {"loss": {"name": "clipped"}, "sampling": {"top_p": 0.9},
@@ -153,13 +148,79 @@ def test_every_way_of_training_trains(recipe, tmp_path, sections):
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
 
 
+def test_batches_are_drawn_ahead_after_the_warm_up(recipe, tmp_path):
+    """Batch t with the weights after step t - 1 - s, whatever is evaluated or saved in between."""
+    train(read(recipe(off_policy={"ahead": 2})))
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    assert [line["drawn_after"] for line in lines] == [0, 1, 2, 2, 2, 3, 4]
+    assert ["ess" in line for line in lines] == [False] * 3 + [True] * 4
+    assert all(line["ess"] < 1 for line in lines[3:])
+    assert all(line["sampler_gap_mean"] < 1e-5 for line in lines)  # of the weights that drew
+    # the first three steps are those of a run on policy
+    train(read(recipe(run={"dir": str(tmp_path / "other"), "steps": 3})))
+    others = [line for line in read_metrics(tmp_path / "other") if line["kind"] == "train"]
+    assert [line["loss"] for line in others] == [line["loss"] for line in lines[:3]]
+
+
+class Server(ModelSampler):
+    """A sampler with weights of its own, as a server has them; it may wait for the learner."""
+
+    version, shared = None, True
+
+    def __init__(self, policy, learning=None):
+        super().__init__(copy.deepcopy(policy.model), policy.tokenizer)
+        self.learning, self.waited = learning, 0
+
+    def update(self, weights, *, version=0):
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights:
+                own[name].copy_(tensor)
+        self.version = version
+
+    def sample(self, prompts, **named):
+        if threading.current_thread() is not threading.main_thread() and self.learning:
+            assert self.learning.acquire(timeout=300)
+            self.waited += 1
+        return super().sample(prompts, **named)
+
+    def sleep(self):
+        pass
+
+    close = sleep
+
+
+def test_a_server_draws_while_the_learner_works_and_nothing_else_changes(
+    recipe, tmp_path, monkeypatch
+):
+    """Batches ahead are not drawn before a step has begun: in turns, that would wait for ever."""
+    config = read(recipe(off_policy={"ahead": 1, "correct_sampler": True}))
+    learning, servers = threading.Semaphore(1), []  # the first batch waits for no step
+    step, weights = Learner.step, {}
+
+    def announced(learner, *args, **named):
+        learning.release()
+        return step(learner, *args, **named)
+
+    def served(sampling, model, policy, device):
+        servers.append(Server(policy, learning))
+        return servers[-1]
+
+    train(merged(config, {"run.dir": str(tmp_path / "turns")}))
+    monkeypatch.setattr(setup, "make_sampler", served)
+    monkeypatch.setattr(Learner, "step", announced)
+    train(merged(config, {"run.dir": str(tmp_path / "overlap")}))
+    for name in ("turns", "overlap"):
+        weights[name] = load_file(tmp_path / name / "final" / "model.safetensors")
+    assert all(torch.equal(w, weights["overlap"][name]) for name, w in weights["turns"].items())
+    assert servers[0].waited == 7
+
+
 def test_shards_in_one_process_train_like_a_plain_model(recipe, tmp_path):
     config = read(recipe(run={"steps": 3}, off_policy={"passes": 2}))
     train(config)
-    sharded = replaced(
-        replaced(config, "model.options.fsdp", True), "run.dir", str(tmp_path / "sharded")
-    )
-    train(replaced(sharded, "run.steps", 1))
+    sharded = merged(config, {"model.advanced.fsdp": True, "run.dir": str(tmp_path / "sharded")})
+    train(merged(sharded, {"run.steps": 1}))
     assert not torch.distributed.is_initialized()
     train(sharded, resume=True)
     plain, other = (load_file(tmp_path / name / "final" / "model.safetensors")
@@ -175,15 +236,16 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(recipe, command):
         "import sys; from bestofk.cli import main; code = main(['train', sys.argv[1]]); "
         "print(code, 'torch' in sys.modules)"
     )
-    done = command("-c", code, path)
+    done = command("-c", code, path, cold=True)
     assert done.stdout.strip() == "2 False", done.stderr
     assert "max@8 needs more than 8 samples per prompt, got 8" in done.stderr
     assert "max@8:loo-1" in done.stderr
 
 
 def test_a_run_is_not_written_over(recipe, tmp_path, capsys):
-    path = recipe(run={"steps": 1}, evaluation={"every": 0})
+    path = recipe(optimizer={"warmup_steps": 100}, run={"steps": 1}, evaluation={"every": 0})
     assert main(["train", str(path)]) == 0
+    assert "does not reach optimizer.learning_rate" in capsys.readouterr().out
     assert main(["train", str(path)]) == 2
     assert "--resume" in capsys.readouterr().err
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
@@ -195,7 +257,8 @@ def test_a_run_is_not_written_over(recipe, tmp_path, capsys):
     assert "optimizer.learning_rate" in capsys.readouterr().err
 
 
-def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys):
+def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BESTOFK_QUIET", "")
     path = recipe(run={"steps": 1}, evaluation={"every": 0})
     for words, message in (
         (["--task.name", "cuntdown"], "did you mean 'countdown'"),
@@ -209,7 +272,10 @@ def test_a_run_that_never_began_stands_in_nobody_s_way(recipe, tmp_path, capsys)
     ):
         assert main(["train", str(path), *words]) == 2
         assert message in capsys.readouterr().err, words
-    assert main(["train", str(path)]) == 0  # in the folder that the others left
+    assert main(["train", str(path), "--quiet"]) == 0  # in the folder that the others left
+    shown = capsys.readouterr().out
+    assert "step 1/1" not in shown
+    assert "done: " in shown
     assert read(tmp_path / "run" / "config.toml") == read(path)
 
 
@@ -224,6 +290,12 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(recipe, tmp_path, capsy
     main(["train", str(path), "--dry-run", "--sampling.samples-per-prompt", "1000000000"])
     assert "lower sampling.samples_per_prompt" in capsys.readouterr().out
     assert main(["train", str(path), "--dry-run", "--objective", "max@8"]) == 2
+    assert "judged by the verifier training_judges:digits\n" in said
+    capsys.readouterr()
+    assert main(["train", str(path), "--dry-run", "--task.verifier", "exact"]) == 0
+    assert "judged by the verifier exact\n" in capsys.readouterr().out
+    assert main(["train", str(path), "--dry-run", "--task.verifier", "exakt"]) == 2
+    assert "did you mean 'exact'?" in capsys.readouterr().err
 
 
 def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
@@ -255,12 +327,3 @@ def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
     assert [display.number(v) for v in (None, float("nan"), 0.0, 0.5, 0.0012)] == [
         "–", "–", "0.000", "0.500", "1.2e-03"
     ]  # fmt: skip
-
-
-def test_quiet_shows_no_steps_and_the_end_all_the_same(recipe, capsys, monkeypatch):
-    monkeypatch.setenv("BESTOFK_QUIET", "")
-    path = recipe(run={"steps": 2}, evaluation={"every": 0})
-    assert main(["train", str(path), "--quiet"]) == 0
-    shown = capsys.readouterr().out
-    assert "step 1/2" not in shown
-    assert "done: " in shown

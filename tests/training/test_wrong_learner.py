@@ -11,11 +11,12 @@ from bestofk.cli import main
 from bestofk.config import read
 from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
-from bestofk.training import health
+from bestofk.sampling.draw import AGREEMENT
+from bestofk.training import session as session_module
+from bestofk.training.checks import check_output, unsound_weight
 from bestofk.training.train import train
 from bestofk.types import Prompt
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NO_EVALUATION = {"every": 0}
 
 
@@ -57,18 +58,23 @@ def forgetful(tmp_path, sound_calls):
     return {"path": str(saved(tmp_path / "forgetful"))}
 
 
-def test_a_sampler_that_draws_from_another_policy_is_noticed_before_the_first_step(
-    recipe, tmp_path
-):
-    config = read(recipe(model=forgetful(tmp_path, 0), sampling={"max_new_tokens": 12}))
-    with pytest.raises(ValueError, match=r"per token away from the learner's, more than 0.001"):
+def test_a_model_whose_cache_is_wrong_is_sampled_without_it(recipe, tmp_path):
+    config = read(
+        recipe(
+            model=forgetful(tmp_path, 0),
+            sampling={"max_new_tokens": 12},
+            evaluation=NO_EVALUATION,
+            run={"steps": 1},
+        )
+    )
+    with pytest.warns(UserWarning, match="ForgetfulModel cannot be decoded with transformers'"):
         train(config)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert read_metrics(tmp_path / "run")[0]["sampler_gap_mean"] < 1e-4
 
 
 def test_a_gap_that_opens_later_stops_the_run_with_cause_and_batch(recipe, tmp_path, capsys):
     path = recipe(
-        model=forgetful(tmp_path, 12),
+        model=forgetful(tmp_path, 24),
         sampling={"max_new_tokens": 12},
         evaluation=NO_EVALUATION,
         run={"checkpoint_every": 1},
@@ -81,59 +87,54 @@ def test_a_gap_that_opens_later_stops_the_run_with_cause_and_batch(recipe, tmp_p
     step = done[-1] + 1
     assert f"step {step}: the sampler's log-probs are" in said
     assert "ForgetfulModel decodes step by step with its cache and gets other logits" in said
-    assert "raise sampling.engine_options.agreement" in said
+    assert "raise sampling.advanced.agreement" in said
     assert (tmp_path / "run" / "failed" / f"step-{step:06d}" / "batch.jsonl").exists()
     kept = [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
     assert max(kept) == f"step-{done[-1]:06d}"  # none of the step that was wrong
 
 
 def test_the_limit_is_a_setting_of_every_engine(recipe, tmp_path):
-    wide = {"max_new_tokens": 12, "engine_options": {"agreement": 50.0}}
-    config = read(recipe(model=forgetful(tmp_path, 0), sampling=wide, run={"steps": 2}))
-    assert train(config).step == 2
-    assert read_metrics(tmp_path / "run")[1]["sampler_gap_mean"] > 1e-3
+    wide = {"max_new_tokens": 12, "advanced": {"agreement": 50.0}}
+    model, run = forgetful(tmp_path, 12), {"steps": 4}
+    config = read(recipe(model=model, sampling=wide, run=run, evaluation=NO_EVALUATION))
+    assert train(config).step == 4
+    assert read_metrics(tmp_path / "run")[-1]["sampler_gap_mean"] > 1e-3
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_limits_leave_room_for_rounding(recipe, tmp_path, precision):
-    model = {"path": "tiny-countdown", "precision": precision}
+def test_the_limits_leave_room_for_rounding(recipe, tmp_path):
+    model = {"path": "tiny-countdown", "precision": "bf16"}
     config = read(
         recipe(model=model, sampling={"max_new_tokens": 24}, evaluation=NO_EVALUATION,
                run={"steps": 2}, optimizer={"learning_rate": 1e-3})
     )  # fmt: skip
     train(config)
     gaps = [line["sampler_gap_mean"] for line in read_metrics(tmp_path / "run")]
-    assert max(gaps) < health.AGREEMENT[precision] / 4
+    assert max(gaps) < AGREEMENT["bf16"] / 4
 
 
 def test_a_layout_that_leaves_something_out_is_named_as_the_cause(recipe, tmp_path, monkeypatch):
     """The packed layout is given a wrong picture of which tokens see which."""
+    from bestofk.learning import attention
     from bestofk.learning import learner as module
-    from bestofk.learning import packed_attention
     from bestofk.training.session import open_session
 
     config = read(recipe(model={"path": "tiny-countdown"}, sampling={"max_new_tokens": 12}))
     with open_session(config, resume=False, checkpoint=None) as session:
         prompt = session.prompt_at(0)
-        from bestofk.training import sampler_sync
-
-        groups = sampler_sync.probe_groups(
-            session.parts.sampler, session.learner, prompt, config.sampling
-        )
-        session.learner.score(groups)  # it compares the layouts once, and they agree
-        plain = packed_attention.group_attention
+        agreement = session._agreement
+        gap, groups = agreement.probe(prompt)  # it compares the layouts once, and they agree
+        assert gap < 1e-4
+        plain = attention.group_attention
 
         def blind(module, query, key, value, mask, segments=None, **kwargs):
             scale = 1.0 if segments is None else 0.0  # all keys look alike where rows are packed
             return plain(module, query * scale, key, value, mask, segments=segments, **kwargs)
 
-        packed_attention.AttentionInterface.register(packed_attention.BACKEND, blind)
+        attention.AttentionInterface.register(attention.BACKEND, blind)
         try:
-            cause = health.likely_cause(
-                session.parts.sampler, session.learner, groups, 1e-3, session.processes
-            )
+            cause = agreement.likely_cause(groups, 1.0, float("nan"))
         finally:
-            packed_attention.AttentionInterface.register(packed_attention.BACKEND, plain)
+            attention.AttentionInterface.register(attention.BACKEND, plain)
     assert "the learner's packed layout: completions scored one by one agree" in cause
     assert module.Learner is type(session.learner)
 
@@ -149,25 +150,20 @@ def test_weights_that_blew_up_never_end_in_done(recipe, tmp_path, capsys):
 
 def test_a_weight_that_is_not_finite_is_found_by_name(small_model):
     model = load(small_model).model
-    assert health.unsound_weight(model) is None
+    assert unsound_weight(model) is None
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = float("inf")
-    assert health.unsound_weight(model) == "model.layers.1.mlp.up_proj.weight"
+    assert unsound_weight(model) == "model.layers.1.mlp.up_proj.weight"
 
 
 def test_a_model_whose_logits_are_not_finite_is_not_saved(small_model):
     policy, prompt = load(small_model), Prompt("p", "1 2 = 3:", "countdown", {})
-    health.check_output(policy.model, policy.tokenizer, prompt, 3)
+    check_output(policy.model, policy.tokenizer, prompt, 3)
     with torch.no_grad():
         policy.model.model.norm.weight.fill_(3e38)
-    assert health.unsound_weight(policy.model) is None
+    assert unsound_weight(policy.model) is None
     with pytest.raises(ValueError, match="after step 3 the model gives logits that are NaN or inf"):
-        health.check_output(policy.model, policy.tokenizer, prompt, 3)
-
-
-def test_an_infinite_learning_rate_is_an_error(recipe):
-    with pytest.raises(ValueError, match=r"learning_rate is a finite number, got inf"):
-        read(recipe(optimizer={"learning_rate": float("inf")}))
+        check_output(policy.model, policy.tokenizer, prompt, 3)
 
 
 def context_model(tmp_path, length):
@@ -226,9 +222,6 @@ def test_the_prompts_of_every_step_and_of_the_evaluation_are_counted(recipe, tmp
         (["--evaluation.samples-per-prompt", "1000000000000"], "evaluation.samples_per_prompt"),
         (["--objective-options.truncate", "0"], "truncate is above 0 in training, got 0"),
         (["--objective-options.truncate=-0.5"], "truncate is above 0 in training, got -0.5"),
-        (["--model.options.lora_alpha", "3"], "set model.lora_rank"),
-        (["--model.options.lora_targets", '["q_proj"]'], "set model.lora_rank"),
-        (["--run.trackers", "tensorbord"], "did you mean 'tensorboard'?"),
         (["--model.path", "no-such-owner/no-such-model"], "cannot be reached"),
     ],
 )
@@ -254,28 +247,14 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(recipe, tmp_p
         assert "Errno" not in told
 
 
-def test_a_dry_run_names_the_verifier_that_would_judge(recipe, capsys):
-    for flags, judge in ((["--task.verifier", "exact"], "exact"), ([], "training_judges:digits")):
-        assert main(["train", str(recipe()), "--dry-run", *flags]) == 0
-        assert f"judged by the verifier {judge}\n" in capsys.readouterr().out
-    assert main(["train", str(recipe()), "--dry-run", "--task.verifier", "exakt"]) == 2
-    assert "did you mean 'exact'?" in capsys.readouterr().err
-
-
-def test_warm_up_longer_than_the_run_is_noted(recipe, capsys):
-    path = recipe(optimizer={"warmup_steps": 100}, run={"steps": 1}, evaluation=NO_EVALUATION)
-    assert main(["train", str(path)]) == 0
-    assert "does not reach optimizer.learning_rate" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("phase", "way_out"),
-    [("learn", r"tokens_per_micro_batch \(now 16,384\)"), ("sample", "engine_options.max_rows")],
+    [("learn", r"tokens_per_micro_batch \(now 16,384\)"), ("sample", "advanced.max_rows")],
 )
 def test_a_full_gpu_names_the_phase_and_what_takes_less(phase: str, way_out: str) -> None:
     said = "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 139 GiB"
     with (
         pytest.raises(ValueError, match=rf"full \({phase}: CUDA.*512.00 MiB\): lower.*{way_out}"),
-        health.memory_named(phase, 16_384),
+        session_module.memory_named(phase, 16_384),
     ):
         raise torch.OutOfMemoryError(said)

@@ -3,40 +3,45 @@
 import time
 
 
-def digits(prompt, text):
+def digits(prompt, completion):
     """The share of digits in the completion: every batch has signal."""
-    return sum(character.isdigit() for character in text) / len(text) if text else 0.0
+    return sum(map(str.isdigit, completion)) / len(completion) if completion else 0.0
 
 
-def broken(prompt, text):
+def broken(prompt, completion):
     """A verifier that always breaks."""
     raise RuntimeError("no such host")
 
 
-def sometimes(prompt, text):
+def sometimes(prompt, completion):
     """A verifier that breaks on some completions, the same ones each time."""
-    if sum(map(ord, text)) % 5 == 0:
+    if sum(map(ord, completion)) % 5 == 0:
         raise RuntimeError("no such host")
-    return digits(prompt, text)
+    return digits(prompt, completion)
 
 
-def seldom(prompt, text):
+def seldom(prompt, completion):
     """A reward on a part of the prompts alone: some batches have no signal at all."""
-    return digits(prompt, text) if sum(map(ord, prompt.id)) % 3 == 0 else 0.0
+    return digits(prompt, completion) if sum(map(ord, prompt.id)) % 3 == 0 else 0.0
 
 
-def endless(prompt, text):
+def endless(prompt, completion):
     """A verifier that says so and then never answers."""
     print("judging now", flush=True)
     while True:
         time.sleep(3600)
 
 
-def signed(prompt, text):
+def signed(prompt, completion):
     """-1 and 1, as many reward functions have it."""
-    return 1.0 if digits(prompt, text) > 0.5 else -1.0
+    return 1.0 if digits(prompt, completion) > 0.5 else -1.0
 
 
-def counted(prompt, text):
+def counted(prompt, completion):
     """A sum: the number of digits."""
-    return float(sum(character.isdigit() for character in text))
+    return float(sum(character.isdigit() for character in completion))
+
+
+def half(prompt, completion):
+    """A reward that does not look at the answer."""
+    return 0.5

@@ -1,18 +1,37 @@
-"""Optimiser steps off policy, in any host: who needs them exact, their weights, what is logged."""
+"""Optimiser steps off policy, in any host: who needs them exact, what is logged, when they end."""
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from bestofk.objectives import Objective, effective_share, ratio_divergence, trust_region_mask
+from bestofk.objectives import (
+    Objective,
+    ObjectiveWarning,
+    effective_share,
+    ratio_divergence,
+    trust_region_mask,
+)
+
+
+def check_version(host: str, found: str, least: tuple[int, int]) -> None:
+    """Raise a ValueError for a host older than the one that this adapter was written against."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    if numbers < least:
+        wanted = ".".join(map(str, least))
+        raise ValueError(
+            f"bestofk.adapters needs {host} {wanted} or newer, and this is {host} {found}: "
+            f"pip install '{host.lower()}>={wanted}'"
+        )
 
 
 def needs_sibling_ratios(objective: Objective) -> bool:
-    """Whether weights of fresh samples need the ratios of all siblings once the policy has moved.
+    """Whether fresh samples' advantages need the ratios of all siblings once the policy has moved.
 
     True for unbiased objectives of several samples. The mean needs each sample's own ratio only,
     and normalised objectives never had more than the clipped loss.
@@ -23,34 +42,59 @@ def needs_sibling_ratios(objective: Objective) -> bool:
     )
 
 
-def weigh_and_measure(
+def advantages_of_step(
     objective: Objective,
-    weigh: Callable[[Objective], Tensor],
+    make: Callable[[Objective], Tensor],
     log_ratio: Tensor,
     live: Tensor,
     progress: float,
+    samples: int,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weights of an optimiser step, and how far the policy has moved.
+    """The advantages of an optimiser step, and how far the policy has moved.
 
     Args:
         objective: what is trained for.
-        weigh: makes the weights, of the shape of `log_ratio`, by an objective.
+        make: makes the advantages, of the shape of `log_ratio`, by an objective.
         log_ratio: log π_θ − log π_old of each completion.
         live: whether a completion counts.
         progress: share of the run done.
+        samples: completions per prompt.
 
     Returns:
-        The weights, and log_ratio_max (absolute, of live completions), effective_share (1 on
+        The advantages, and log_ratio_max (absolute, of live completions), effective_share (1 on
         policy) and, with a trust region, masked (share of live completions outside it).
     """
-    weights = weigh(replace(objective, trust_region=None))
+    advantages = make(replace(objective, trust_region=None))
     k = max(term.k for term in objective.at(progress))
     result = {
         "log_ratio_max": float(log_ratio[live].abs().max()) if live.any() else 0.0,
-        "effective_share": effective_share(ratio_divergence(log_ratio[live]), k),
+        "effective_share": effective_share(ratio_divergence(log_ratio[live]), k, max(samples, k)),
     }
     if objective.trust_region is not None:
-        kept = trust_region_mask(weights, log_ratio, *objective.trust_region)
-        weights = torch.where(kept, weights, torch.zeros_like(weights))
+        kept = trust_region_mask(advantages, log_ratio, *objective.trust_region)
+        advantages = torch.where(kept, advantages, torch.zeros_like(advantages))
         result["masked"] = float((~kept[live]).double().mean()) if live.any() else 0.0
-    return weights, result
+    return advantages, result
+
+
+def warn_first_step(share: float, floor: float, setting: str) -> None:
+    """Say that a batch is below the floor before anything was learnt from it.
+
+    Its first step is taken all the same: the policy has not moved, so this is the noise of scoring
+    the same completions twice (bf16 over many tokens), and later steps will end at once.
+
+    Args:
+        share: the effective share of the first step's samples.
+        floor: below which inner steps end.
+        setting: how the host calls the floor.
+    """
+    if share < floor:
+        warnings.warn(
+            f"the first optimiser step of a batch has an effective share of {share:.2g}, below "
+            f"{setting}={floor:g}, before the policy has moved: its log-probs differ from the old "
+            "ones by re-scoring alone (bf16 over long completions). The first step is taken, "
+            "later steps on such a batch are not: score in float32, take one step per batch, or "
+            f"lower {setting}",
+            ObjectiveWarning,
+            stacklevel=3,
+        )

@@ -24,10 +24,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from bestofk.objectives import Objective, ObjectiveWarning, objective
+from bestofk.adapters.groups import group_advantages, on_policy_objective
+from bestofk.objectives import Objective, ObjectiveWarning
 
 PREFIX, FLAG = "bestofk:", "--algo.advantage.estimator"
-OFF_POLICY = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 theirs = RemoteExperienceMaker.compute_advantages_and_returns
 
 
@@ -37,11 +37,7 @@ class OpenRLHFEstimator(str):
     options: Mapping[str, Any] = MappingProxyType({})
 
     def chosen(self) -> Objective:
-        chosen = objective(self.removeprefix(PREFIX), **self.options)
-        missing = sorted((chosen.needs - {"rng"}) | (set(OFF_POLICY) & set(self.options)))
-        if missing:
-            raise ValueError(f"objective {chosen}: OpenRLHF has nothing for {missing[0]}")
-        return chosen
+        return on_policy_objective("OpenRLHF", self.removeprefix(PREFIX), self.options)
 
 
 def use(args: Any, text: str, **options: Any) -> None:
@@ -80,9 +76,10 @@ def advantages(self: RemoteExperienceMaker, experiences: list[Experience]) -> li
     groups = index // args.rollout.n_samples_per_prompt
     _check_prompts(groups.tolist(), [prompt for each in experiences for prompt in each.prompts])
     chosen = estimator.chosen()
-    weights = chosen(
+    weights = group_advantages(
         rewards,
-        groups=groups,
+        groups,
+        chosen,
         live=torch.cat([each.action_mask.bool().any(dim=-1) for each in experiences]),
         rng=int(torch.randint(2**31, ())) if "rng" in chosen.needs else None,
     )

@@ -21,12 +21,12 @@ import torch
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
 from skyrl.train.config import AlgorithmConfig, SkyRLTrainConfig
 
-from bestofk.objectives import Objective, ObjectiveWarning, objective
+from bestofk.adapters.groups import group_advantages, on_policy_objective
+from bestofk.objectives import ObjectiveWarning, objective
 
 PREFIX = "bestofk:"
 FLAG = "trainer.algorithm.advantage_estimator="
 ENTRY = "trainer.override_entrypoint="
-OFF_POLICY = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp")
 
 
 def register(text: str, *, name: str | None = None, **options: Any) -> str:
@@ -35,7 +35,7 @@ def register(text: str, *, name: str | None = None, **options: Any) -> str:
     The name is `bestofk:` + text unless given. The same objective twice is harmless; another one
     under a name that is taken is SkyRL's ValueError.
     """
-    _chosen(text, options)
+    on_policy_objective("SkyRL", text, options)
     name = name or PREFIX + text
     estimator = partial(estimate, text, tuple(sorted(options.items())))
     if name in AdvantageEstimatorRegistry.list_available():
@@ -63,13 +63,16 @@ def estimate(
     SkyRL passes the last row here, and repeats its weight on the others.
     """
     check(config)
-    chosen, uids = _chosen(text, dict(options)), [str(uid) for uid in index]
+    chosen = on_policy_objective("SkyRL", text, dict(options))
+    uids = [str(uid) for uid in index]
     real = len(uids) - _padding(uids)
     rewards = token_level_rewards.sum(dim=-1)
     weights = torch.zeros_like(rewards)
-    weights[:real] = chosen(
+    weights[:real] = group_advantages(
         rewards[:real],
-        groups=np.array(uids[:real]),
+        np.array(uids[:real]),
+        chosen,
+        rows=len(uids),
         live=response_mask[:real].bool().any(dim=-1),
         rng=int(torch.randint(2**31, ())) if "rng" in chosen.needs else None,
     )
@@ -109,15 +112,6 @@ def main() -> None:
     objective(text).require_samples(config.generator.n_samples_per_prompt)
     check(config.trainer.algorithm)
     main_base.main()
-
-
-def _chosen(text: str, options: dict[str, Any]) -> Objective:
-    """The objective, made in each process: only its name is sent to workers."""
-    chosen = objective(text, **options)
-    missing = sorted((chosen.needs - {"rng"}) | (set(OFF_POLICY) & set(options)))
-    if missing:
-        raise ValueError(f"objective {text}: SkyRL gives estimators nothing for {missing[0]}")
-    return chosen
 
 
 def _padding(uids: Sequence[str]) -> int:

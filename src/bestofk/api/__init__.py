@@ -1,22 +1,16 @@
 """The Python API: read, evaluate, compare, report, signal, train; all at the top of `bestofk`."""
 
 from bestofk.api.measuring import compare, evaluate, read, report, signal
-from bestofk.api.result_objects import (
-    ComparisonResult,
-    Estimate,
-    EvaluationResult,
-    ReportFile,
-    SampleSet,
-    SignalResult,
-)
+from bestofk.api.result_objects import ReportFile, SignalResult
 from bestofk.api.training_run import TrainedRun, train
+from bestofk.evaluation import Comparison, Curve, Estimate, Samples
 
 __all__ = [
-    "ComparisonResult",
+    "Comparison",
+    "Curve",
     "Estimate",
-    "EvaluationResult",
     "ReportFile",
-    "SampleSet",
+    "Samples",
     "SignalResult",
     "TrainedRun",
     "compare",

@@ -2,49 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bestofk import evaluation
-from bestofk.api.result_objects import (
-    ComparisonResult,
-    EvaluationResult,
-    ReportFile,
-    SampledRun,
-    SampleSet,
-    SignalResult,
-)
-from bestofk.evaluation import Metric, Samples
+from bestofk.api.result_objects import ReportFile, SampledRun, SignalResult
+from bestofk.evaluation import Comparison, Curve, Metric, Samples
+from bestofk.evaluation.per_problem import default_metric
 from bestofk.objectives import Objective
 from bestofk.objectives import signal as measure_signal
 
 
-def read(source: Any, *, name: str | None = None, **options: Any) -> SampleSet:
+def read(source: Any, *, name: str | None = None, **options: Any) -> Samples:
     """Samples from a file of any supported tool, a run's folder, or rewards in memory.
 
     Args:
-        source: a path (JSONL, CSV, parquet, …, or the folder of a run), or rewards: one row per
-            problem, NaN or None where a sample has no score.
+        source: a path (JSONL, CSV, parquet, …, or the folder of a run); a DataFrame or a list of
+            dicts, as a file's rows; a dict {problem: rewards}; or rewards, one row per problem, NaN
+            or None where a sample has no score.
         name: the run's name in tables; by default the file's.
-        options: columns={"reward": "score"}, where={"step": "10"}, encoding: as for
-            `bestofk.evaluation.read`.
+        options: cluster="source" (problems of one are alike), columns={"reward": "score"},
+            where={"step": "10"}, encoding: as for `bestofk.evaluation.read`.
 
     Raises:
         ValueError: not a file of samples; says the line and the remedy.
 
     >>> read([[1, 0, 0, 1], [0, 0, 0, 0]], name="base")
     base: 2 problems × 4 samples
+    >>> read([{"id": "a", "correct": True}, {"id": "a", "correct": False}])
+    samples: 1 problem × 2 samples
     """
     if isinstance(source, Samples):
-        return SampleSet.wrap(source if name is None else replace(source, name=name))
+        if options:
+            raise ValueError(
+                f"{source.name!r} is read already: state {', '.join(options)} in read()"
+            )
+        return source if name is None else replace(source, name=name)
     if isinstance(source, str | PathLike):
-        return SampleSet.wrap(evaluation.read(Path(source), name=name, **options))
-    return SampleSet.wrap(evaluation.samples(source, name=name or "samples", **options))
+        return evaluation.read(Path(source), name=name, **options)
+    named = name or "samples"
+    if hasattr(source, "columns"):  # a DataFrame of pandas, or of polars
+        rows = source.to_dicts() if hasattr(source, "to_dicts") else source.to_dict("records")
+        return evaluation.from_records(rows, name=named, **options)
+    if isinstance(source, Mapping):
+        options["problems"] = list(source)
+        return evaluation.samples(list(source.values()), name=named, **options)
+    if isinstance(source, list | tuple) and source and isinstance(source[0], Mapping):
+        return evaluation.from_records(source, name=named, **options)
+    return evaluation.samples(source, name=named, **options)
 
 
 def evaluate(
@@ -53,10 +61,11 @@ def evaluate(
     *,
     metric: Metric | None = None,
     threshold: float | None = None,
+    cluster: str | None = None,
     confidence: float = 0.95,
     seed: int = 0,
     **options: Any,
-) -> EvaluationResult:
+) -> Curve:
     """pass@k or max@k of a run at every k, with intervals over problems.
 
     Args:
@@ -65,6 +74,7 @@ def evaluate(
         k: the k to show; by default powers of two up to the number of samples per problem.
         metric: by default pass@k for rewards 0 and 1 or with a threshold, else max@k.
         threshold: a reward of at least this passes.
+        cluster: the column of the file or DataFrame that says which problems are alike.
 
     Raises:
         ValueError: k exceeds the samples per problem; a metric that the rewards do not have.
@@ -75,7 +85,7 @@ def evaluate(
     wanted = None if k is None else sorted({k} if isinstance(k, int) else set(k))
     if isinstance(what, SampledRun):
         what = what.sample(n=max(wanted) if wanted else None)
-    samples = read(what)
+    samples = read(what, **({"cluster": cluster} if cluster else {}))
     chosen = metric or default_metric([samples], threshold)
     result = evaluation.curve(
         samples,
@@ -86,7 +96,7 @@ def evaluate(
         seed=seed,
         **options,
     )
-    return EvaluationResult(result, tuple(wanted or powers(result.k)))
+    return replace(result, shown=tuple(wanted or ()))
 
 
 def compare(
@@ -96,16 +106,17 @@ def compare(
     *,
     metric: Metric | None = None,
     threshold: float | None = None,
+    cluster: str | None = None,
     confidence: float = 0.95,
     seed: int = 0,
     **options: Any,
-) -> ComparisonResult:
+) -> Comparison:
     """Whether run b is better than run a, paired by problem, at every k.
 
     Args:
         a, b: samples, or whatever `read` takes.
         k: the k to show; by default powers of two.
-        metric, threshold: as in `evaluate`.
+        metric, threshold, cluster: as in `evaluate`.
 
     Raises:
         ValueError: no common problem, k exceeds the samples per problem.
@@ -114,7 +125,7 @@ def compare(
     >>> compare(a, b).at(1).value
     0.5
     """
-    runs = [read(a), read(b)]
+    runs = [read(each, **({"cluster": cluster} if cluster else {})) for each in (a, b)]
     if runs[0].name == runs[1].name:
         runs = [read(run, name=f"{run.name} ({letter})") for run, letter in zip(runs, "ab")]
     chosen = metric or default_metric(runs, threshold)
@@ -127,7 +138,7 @@ def compare(
         seed=seed,
         **options,
     )
-    return ComparisonResult(result, tuple(sorted(set(k)) if k else powers(result.k)))
+    return replace(result, shown=tuple(sorted(set(k or ()))))
 
 
 def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) -> ReportFile:
@@ -136,15 +147,16 @@ def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) 
     Args:
         what: one run, or a list: paths, samples that were read from files, trained runs.
         out: the file to write; an existing one is replaced.
-        options: title, threshold, bounds, k_max, png, svg, csv: as for `bestofk report`.
+        options: title, cluster, threshold, bounds, k_max, png, svg: as for `bestofk report`.
 
     Raises:
         ValueError: samples without a file; nothing to show. OSError: cannot write.
     """
-    from bestofk.reports import load, make
+    from bestofk.reports import Reading, load, make
 
     runs = what if isinstance(what, list | tuple) else [what]
-    built = make(load([_argument(run) for run in runs]), Path(out), **options)
+    reading = Reading(cluster=options.pop("cluster", None))
+    built = make(load([_argument(run) for run in runs], reading), Path(out), **options)
     verdicts = tuple(f"{one.metric}: {one.verdict}" for one in built.findings.comparisons)
     return ReportFile(built.page, built.size, verdicts)
 
@@ -174,18 +186,3 @@ def signal(rewards: Any, objective: str | Objective, /, **inputs: Any) -> Signal
     1 of 3 groups carry signal; k ≤ 3
     """
     return SignalResult(**vars(measure_signal(rewards, objective, **inputs)))
-
-
-def default_metric(runs: Sequence[Samples], threshold: float | None) -> Metric:
-    """pass@k where rewards are 0 and 1 or a threshold is stated, else max@k."""
-    zero_one = all(
-        bool(np.isin(run.rewards[~np.isnan(run.rewards)], (0.0, 1.0)).all()) for run in runs
-    )
-    return "pass@k" if zero_one or threshold is not None else "max@k"
-
-
-def powers(ks: np.ndarray) -> list[int]:
-    """1, 2, 4, … and the last k."""
-    last = int(ks[-1])
-    result = [2**i for i in range(last.bit_length()) if 2**i in ks]
-    return sorted({*result, last})

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from bestofk.objectives import Objective
+from bestofk.objectives import objective as make_objective
 from bestofk.rewards import from_function
 from bestofk.rewards import verifier as verifier_by_name
 from bestofk.tasks import TASKS
 from bestofk.tasks.data_rows import read
 from bestofk.types import Verifier
 
-PROMPT_FIELDS = ("prompt", "question", "problem", "instruction")
-"""Fields that are taken for the prompt where no template is given, in this order."""
+HELD_OUT = 64
+"""Rows held out for evaluation, or 5 % where that is more: by hash, so about as many. None where
+fewer than twice as many rows are there. A test split as large is cut where that is at most 10 %."""
 
 
 def named_reward(reward: Any) -> tuple[Verifier | None, str | None]:
@@ -35,9 +39,7 @@ def data_options(
     reward: str | None,
     *,
     prompt: str | None,
-    style: str,
     folder: Path,
-    few: int,
 ) -> tuple[dict[str, Any], int | None]:
     """The recipe's [task] for these data, and the number of training rows (None for a task).
 
@@ -45,7 +47,7 @@ def data_options(
     and repeated from its folder.
 
     Raises:
-        ValueError: no data, no reward, or no field to take the prompt from.
+        ValueError: no data or no reward.
     """
     train = sources["train"]
     if isinstance(train, str) and train in TASKS:
@@ -59,38 +61,14 @@ def data_options(
     rows = read(train)
     if not rows:
         raise ValueError("data has no rows")
-    options: dict[str, Any] = {
-        "prompt": prompt or prompt_template(rows[0]),
-        "style": style,
-    }
-    if ":" not in reward:
-        if "answer" not in rows[0]:
-            raise ValueError(
-                f"verifier {reward!r} judges by the field 'answer', and the rows have "
-                f"{', '.join(rows[0])}"
-            )
-        options["answer"] = "answer"
+    options: dict[str, Any] = {"prompt": prompt} if prompt else {}
     for split, source in sources.items():
         if source is not None:
             options[split] = source_path(source, split, folder)
-    if len(rows) < few:
-        options |= {"validation_share": 0.0, "test_share": 0.0}
+    cut = max(0.05, HELD_OUT / len(rows)) if len(rows) >= 2 * HELD_OUT else 0.0
+    options["validation_share"] = cut
+    options["test_share"] = cut if cut <= 0.1 else 0.0
     return {"name": "dataset", "options": options, "verifier": reward}, len(rows)
-
-
-def prompt_template(row: Mapping[str, Any]) -> str:
-    """The template for rows that have a usual prompt field.
-
-    >>> prompt_template({"question": "2 + 2?", "answer": 4})
-    '{question}'
-    """
-    for field in PROMPT_FIELDS:
-        if field in row:
-            return f"{{{field}}}"
-    raise ValueError(
-        f"the rows have {', '.join(row)} and none of {', '.join(PROMPT_FIELDS)}: pass "
-        'prompt="{field}" with the field to ask about'
-    )
 
 
 def source_path(source: Any, split: str, folder: Path) -> str:
@@ -110,19 +88,33 @@ def source_path(source: Any, split: str, folder: Path) -> str:
     return str(target)
 
 
-def style_of(model: str) -> str:
-    """chat where the model's tokenizer has a chat template, else text."""
-    try:
-        from transformers import AutoTokenizer
+def objective_settings(objective: str | Objective) -> dict[str, Any]:
+    """An objective as a recipe records it: its string and its options.
 
-        from bestofk.models.load import find
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"training needs {error.name}: pip install 'bestofk[train]'", name=error.name
-        ) from error
-    place, options = find(model)
-    tokenizer = AutoTokenizer.from_pretrained(place, **options)
-    return "chat" if getattr(tokenizer, "chat_template", None) else "text"
+    Raises:
+        ValueError: an Objective that no string with options gives.
+    """
+    if isinstance(objective, str):
+        return {"objective": objective}
+    usual = make_objective(objective.text)
+    names = ("truncate", "self_normalise", "clamp", "threshold", "small_groups", "trust_region")
+    options = {name: getattr(objective, name) for name in ("off_policy", *names)}
+    options |= objective.options
+    options = {name: value for name, value in options.items() if value != usual_of(usual, name)}
+    if objective.stages != usual.stages:
+        options["weights"] = [term.weight for term in objective.terms]
+    with contextlib.suppress(ValueError):
+        if make_objective(objective.text, **options) == objective:
+            plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+            return {"objective": objective.text, "objective_options": plain}
+    raise ValueError(
+        f"a run records its objective as a string with options, and bestofk.objective("
+        f"{objective.text!r}) gives another one: make it with bestofk.objective(...)"
+    )
+
+
+def usual_of(objective: Objective, name: str) -> Any:
+    return objective.options.get(name, getattr(objective, name, ...))
 
 
 def free_folder(stated: str | PathLike[str] | None, model: str, objective: str) -> Path:

@@ -1,16 +1,234 @@
-"""Samples of a trained run's final model, drawn as its evaluations were, into its folder."""
+"""Samples of a model into a file: a killed job resumes, and no sample is paid for twice.
+
+A sample is written to the journal (`OUT.journal`) the moment it arrives, and to OUT, one line per
+sample, append-only, once it is scored. A run that starts finds in OUT what is done, in the journal
+what is paid but not scored, and draws the rest. The journal goes when all is done.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import fcntl
+import json
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bestofk.common import unknown
 from bestofk.config import Config
-from bestofk.types import Verifier
+from bestofk.runs import read_jsonl
+from bestofk.sampling import Sampling
+from bestofk.types import Prompt, Verdict, Verifier
+
+BATCH = 64
+"""Samples judged at once, at most."""
+
+Judge = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
 
 
-def sample_model(
+class SampleFile:
+    """Samples of one run, on their way from the sampler to the file.
+
+    Use as a context: leaving it waits until all that arrived is scored and written.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        run: Mapping[str, Any],
+        prompts: Mapping[str, Prompt],
+        judge: Judge,
+    ) -> None:
+        """
+        Args:
+            run: what every line repeats: model, sampling, run_id.
+            prompts: by id.
+        """
+        self.out, self.journal = out, out.with_name(out.name + ".journal")
+        self.run, self.prompts, self.judge = dict(run), prompts, judge
+        self.done: set[tuple[str, int]] = set()
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> SampleFile:
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = self.journal.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ValueError(f"{self.out} is being written by another process") from None
+        try:
+            for line in whole_lines(self.out):
+                if line.get("run_id") != self.run["run_id"]:
+                    raise ValueError(
+                        f"{self.out} holds samples of another run (model, task, sampling or seed "
+                        "differ): choose another --out, or remove the file"
+                    )
+                self.done.add((line["problem_id"], line["sample_id"]))
+            waiting = whole_lines(self.journal)
+        except BaseException:
+            if not self.journal.stat().st_size:
+                self.journal.unlink()
+            self._lock.close()
+            raise
+        self._file = self.out.open("a", encoding="utf-8")
+        self._thread = threading.Thread(target=self._score, daemon=True)
+        self._thread.start()
+        for paid in waiting:
+            key = (paid["problem_id"], paid["sample_id"])
+            if key not in self.done and key[0] in self.prompts:
+                self.done.add(key)
+                self._queue.put(paid)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        self._file.close()
+        complete = kind is None and self._error is None
+        if complete:
+            self.journal.unlink()
+        self._lock.close()
+        if self._error is not None and kind is None:
+            raise self._error
+
+    def missing(self, n: int) -> dict[str, tuple[int, ...]]:
+        """Numbers of the samples that are still to be drawn, of the prompts that lack some."""
+        left = {p: tuple(s for s in range(n) if (p, s) not in self.done) for p in self.prompts}
+        return {prompt: samples for prompt, samples in left.items() if samples}
+
+    def take(self, **sample: Any) -> None:
+        """Keep a sample that arrived: problem_id, sample_id, completion and what is known of it.
+
+        Raises:
+            BaseException: whatever ended the judging of earlier ones.
+        """
+        if self._error is not None:
+            raise self._error
+        self._lock.write(json.dumps(sample, ensure_ascii=False) + "\n")
+        self._lock.flush()
+        self.done.add((sample["problem_id"], sample["sample_id"]))
+        self._queue.put(sample)
+
+    def _score(self) -> None:
+        """In a thread of its own: judge what has arrived and write it."""
+        try:
+            while (first := self._queue.get()) is not None:
+                batch = [first]
+                while len(batch) < BATCH and not self._queue.empty():
+                    more = self._queue.get()
+                    if more is None:
+                        self._queue.put(None)
+                        break
+                    batch.append(more)
+                self._write(batch)
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, batch: Sequence[Mapping[str, Any]]) -> None:
+        prompts = [self.prompts[sample["problem_id"]] for sample in batch]
+        verdicts = self.judge(prompts, [sample["completion"] for sample in batch])
+        for sample, prompt, verdict in zip(batch, prompts, verdicts):
+            line = sample_line(sample, prompt, verdict, self.run)
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def sample_line(
+    sample: Mapping[str, Any], prompt: Prompt, verdict: Verdict, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One line of the file: the fields of `docs/evaluation.md`, in their order."""
+    from bestofk.rewards.maths.extract_answer import given_answer
+
+    scored = not math.isnan(verdict.reward)
+    return {
+        "problem_id": prompt.id,
+        "sample_id": sample["sample_id"],
+        "prompt": prompt.text,
+        "completion": sample["completion"],
+        "answer": given_answer(prompt, sample["completion"], verdict),
+        "reward": verdict.reward if scored else None,
+        "correct": verdict.reward == 1.0 if scored else None,
+        "status": verdict.status,
+        "finish_reason": sample.get("finish_reason"),
+        "n_tokens": sample.get("n_tokens"),
+        "logprob_sum": sample.get("logprob_sum"),
+        "seed": sample.get("seed"),
+        "model": run["model"],
+        "sampling": run["sampling"],
+        "run_id": run["run_id"],
+    }
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that need not exist; what a killed writer left after them is cut."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    os.truncate(path, data.rfind(b"\n") + 1)
+    return list(read_jsonl(path))
+
+
+ROWS_AT_ONCE = {"cpu": 256, "cuda": 4096}
+"""Completions drawn before they are written, or one problem's: what an interrupted job loses."""
+
+
+def draw_into(
+    file: SampleFile,
+    model: str,
+    missing: Mapping[str, Sequence[int]],
+    *,
+    params: Sampling,
+    seed: int,
+    device: str = "auto",
+    dtype: str = "float32",
+    precision: str | None = None,
+    advance: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Draw a group of n from a model for every prompt with missing samples; those alone are kept.
+
+    Args:
+        precision: what a GPU computes in; by default that of the weights.
+        advance: called with the number of samples drawn so far.
+    """
+    import torch
+
+    from bestofk.models import load
+    from bestofk.sampling.local import local_sampler
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = device.startswith("cuda")
+    policy = load(model, dtype=dtype, device=device)
+    sampler = local_sampler(
+        policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
+    )
+    waiting, done = list(missing), 0
+    at_once = max(1, ROWS_AT_ONCE["cuda" if on_gpu else "cpu"] // params.n)
+    for at in range(0, len(waiting), at_once):
+        chosen = [file.prompts[p] for p in waiting[at : at + at_once]]
+        for group in sampler.sample(chosen, seed=seed, params=params):
+            for number in missing[group.prompt.id]:
+                completion = group.completions[number]
+                file.take(
+                    problem_id=group.prompt.id,
+                    sample_id=number,
+                    completion=completion.text,
+                    finish_reason=completion.finish_reason,
+                    n_tokens=len(completion.tokens),
+                    logprob_sum=float(sum(completion.logprobs)),
+                    seed=seed,
+                )
+            done += len(missing[group.prompt.id])
+            advance(done)
+
+
+def sample_run(
     run: Path,
     config: Config,
     verifier: Verifier | None,
@@ -18,40 +236,33 @@ def sample_model(
     n: int | None,
     prompts: int | None,
 ) -> Path:
-    """Draw n completions of each prompt of a split, score them, and return the file.
+    """Samples of a trained run's final model, drawn as its evaluations were, into its folder.
 
     The draws are fixed by the run's seed, the split and n: the same call gives the same file.
     """
-    import torch
-
-    from bestofk import models, runs
-    from bestofk.rewards import score
-    from bestofk.sampling.local import local_sampler
-    from bestofk.training.batch import RolloutBatch
-    from bestofk.training.record import sample_rows
-    from bestofk.training.task_setup import make_prompts, make_verifier
+    from bestofk.training.task_setup import make_prompts, make_verifier, with_accepted_references
 
     task = make_prompts(config)
-    usual = "test" if "test" in task.splits else config.evaluation.split
+    judge = verifier or make_verifier(config.task, task)
+    task = with_accepted_references(task, judge)
     if split is not None and split not in task.splits:
         raise unknown("split", split, task.splits)
-    chosen = task.split(split or usual)
+    name = split or ("test" if "test" in task.splits else config.evaluation.split)
     count = n or config.evaluation.samples_per_prompt
-    file = run / "evaluations-final" / f"{split or usual}-n{count}.jsonl"
-    device = config.model.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = models.load(str(run / "final"), device=device)
-    policy.model.eval()
-    precision = config.model.precision if device.startswith("cuda") else None
-    groups = local_sampler(policy.model, policy.tokenizer, precision=precision).sample(
-        list(chosen[:prompts]) if prompts else list(chosen),
-        seed=config.run.seed,
-        params=replace(config.sampling, samples_per_prompt=count),
-    )
-    judge = verifier or make_verifier(config, task)
-    verdicts = score(groups, judge)
-    batch = RolloutBatch(tuple(groups), tuple(map(tuple, verdicts)))
-    file.parent.mkdir(exist_ok=True)
-    runs.write_jsonl(file, sample_rows(config.run.steps, batch))
+    params = config.sampling.changed(samples_per_prompt=count)
+    model, file = str(run / "final"), run / "evaluations-final" / f"{name}-n{count}.jsonl"
+    drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+    about = {"model": model, "sampling": drawn, "run_id": f"{run.name}-final"}
+    file.unlink(missing_ok=True)  # of a model that may have been trained further
+    selected = {prompt.id: prompt for prompt in task.split(name)[: prompts or None]}
+    with SampleFile(file, about, selected, judge) as samples:
+        draw_into(
+            samples,
+            model,
+            samples.missing(count),
+            params=params,
+            seed=config.run.seed,
+            device=config.model.device,
+            precision=config.model.precision,
+        )
     return file

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from bestofk.api.own_data import data_options, free_folder, named_reward, style_of
-from bestofk.api.result_objects import EvaluationResult, ReportFile, SampleSet
-from bestofk.config import Config, from_dict, merged, read_own_config
+from bestofk.api.own_data import data_options, free_folder, named_reward, objective_settings
+from bestofk.api.result_objects import ReportFile
+from bestofk.common import silence_compiler
+from bestofk.config import Config, merged
+from bestofk.config import read as read_recipe
+from bestofk.evaluation import Curve, Samples, plan
+from bestofk.objectives import Objective
 from bestofk.types import Verifier
 
-FEW_ROWS = 50
-"""With fewer rows none is held out: evaluations use the training prompts, and say so."""
+EFFECT, POWER = 0.2, 0.8
+"""A gain that an evaluation should show, and how surely."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,12 +45,12 @@ class TrainedRun:
         return read_metrics(self.path)
 
     @property
-    def start(self) -> SampleSet:
+    def start(self) -> Samples:
         """The evaluation before training."""
         return self._evaluation("000000", "start")
 
     @property
-    def best(self) -> SampleSet:
+    def best(self) -> Samples:
         """The evaluation of the best checkpoint; of the last step where none beat the start."""
         note = self.path / "best.json"
         if not note.is_file():
@@ -54,17 +59,17 @@ class TrainedRun:
         return self._evaluation(f"{step:06d}", f"step {step}")
 
     @property
-    def final(self) -> SampleSet:
+    def final(self) -> Samples:
         """The evaluation after the last step."""
-        step = self.config.run.steps
+        step = max(line["step"] for line in self.metrics)  # a callback may have ended it
         return self._evaluation(f"{step:06d}", f"step {step}")
 
-    def _evaluation(self, step: str, name: str) -> SampleSet:
+    def _evaluation(self, step: str, name: str) -> Samples:
         from bestofk.api.measuring import read
 
         file = self.path / "evaluations" / f"{step}.jsonl"
         if not file.is_file():
-            start = "" if int(step) else " and run.options.evaluate_start = true"
+            start = "" if int(step) else " and evaluation.at_start = true"
             raise FileNotFoundError(
                 f"{self.path} has no evaluation of step {int(step)}: train with "
                 f"evaluate_every > 0{start}"
@@ -73,7 +78,7 @@ class TrainedRun:
 
     def sample(
         self, split: str | None = None, n: int | None = None, prompts: int | None = None
-    ) -> SampleSet:
+    ) -> Samples:
         """Draw and score samples of the trained model.
 
         Args:
@@ -82,14 +87,12 @@ class TrainedRun:
             prompts: number of prompts; by default all of the split.
         """
         from bestofk.api.measuring import read
-        from bestofk.api.sampling_run import sample_model
+        from bestofk.api.sampling_run import sample_run
 
-        file = sample_model(self.path, self.config, self._verifier, split, n, prompts)
+        file = sample_run(self.path, self.config, self._verifier, split, n, prompts)
         return read(file, name=self.path.name)
 
-    def evaluate(
-        self, split: str | None = None, n: int | None = None, **options: Any
-    ) -> EvaluationResult:
+    def evaluate(self, split: str | None = None, n: int | None = None, **options: Any) -> Curve:
         """pass@k or max@k of the trained model on fresh samples: `sample`, then `evaluate`."""
         from bestofk.api.measuring import evaluate
 
@@ -105,7 +108,7 @@ class TrainedRun:
         from bestofk.training.checks import best_metric, make_objective
 
         about = f"{self.path}: {self.config.objective}, {self.config.run.steps} steps"
-        name = best_metric(self.config, make_objective(self.config))
+        name = best_metric(self.config.evaluation, make_objective(self.config))
         lines = [line for line in self.metrics if line["kind"] == "evaluation"]
         result = [line["results"][name]["value"] for line in lines if name in line["results"]]
         return f"{about}; {name} {result[0]:.3f} → {result[-1]:.3f}" if result else about
@@ -120,7 +123,7 @@ def train(
     model: str | PathLike[str],
     data: Any = None,
     reward: Any = None,
-    objective: str = "max@8",
+    objective: str | Objective = "max@8",
     *,
     prompt: str | None = None,
     validation: Any = None,
@@ -136,6 +139,7 @@ def train(
     dir: str | PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: str | PathLike[str] | None = None,
+    callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainedRun:
     """Train a model on your data for what the best of k samples gets.
 
@@ -145,17 +149,21 @@ def train(
             one was saved to; "hub:owner/name"; a DataFrame; or the name of a task.
         reward: a function of yours (`bestofk.rewards.from_function` lists the forms), or the name
             of a verifier ("maths", "exact"), which judges by the field `answer`.
-        objective: what to train for; `bestofk objectives` lists them.
+        objective: what to train for, a string or an Objective; `bestofk objectives` lists them.
         prompt: template over the fields of a row, for example "{question} Answer briefly."; by
             default the field prompt, question, problem or instruction.
-        validation, test: data to evaluate on; by default parts of `data`. With fewer than 50 rows
-            nothing is held out.
+        validation, test: data to evaluate on; by default 5 % of `data`, at least about 64 rows.
+            With fewer than 128 rows nothing is held out.
         samples_per_prompt: n, larger than k.
         prompts_per_step: P; by default 16, or all rows where there are fewer.
         evaluate_every: steps between evaluations; 0 is never.
         dir: folder of the run; by default a new one in runs/.
         settings: any other setting by its name in a recipe: {"optimizer.schedule": "cosine"}.
-        resume: folder of an interrupted run to finish; then only `reward` matters beside it.
+        resume: folder of an interrupted run to finish; then only `reward` and `callback` matter
+            beside it.
+        callback: called with each line of metrics (a dict with `kind`, `step`, `reward`, …) once it
+            is written. Where it returns True the run ends there: with an evaluation, a checkpoint
+            and the final model, as if that step were the last.
 
     Returns:
         The finished run.
@@ -167,11 +175,12 @@ def train(
     """
     verifier, name = named_reward(reward)
     if resume is not None:
-        config = read_own_config(Path(resume))
-        return run_to_the_end(merged(config, {"run": {"dir": str(resume)}}), verifier, resume=True)
-    folder = free_folder(dir, str(model), objective)
+        config = read_recipe(Path(resume) / "config.toml")
+        config = merged(config, {"run.dir": str(resume)})
+        return run_to_the_end(config, verifier, resume=True, callback=callback)
+    folder = free_folder(dir, str(model), str(objective))
     stated: dict[str, Any] = {
-        "objective": objective,
+        **objective_settings(objective),
         "model": {"path": str(model), "lora_rank": lora_rank},
         "sampling": {"samples_per_prompt": samples_per_prompt, "max_new_tokens": max_new_tokens},
         "evaluation": {"every": evaluate_every},
@@ -183,54 +192,64 @@ def train(
         {"train": data, "validation": validation, "test": test},
         name,
         prompt=prompt,
-        style=style_of(str(model)),
         folder=folder,
-        few=FEW_ROWS,
     )
     if rows is not None:
         stated["sampling"]["prompts_per_step"] = min(16, rows)
-        if rows < FEW_ROWS and validation is None:
+        if validation is None and not stated["task"]["options"]["validation_share"]:
             stated["evaluation"]["split"] = "train"
             print(f"{rows} rows: none is held out, and evaluations use the training prompts")
     if prompts_per_step is not None:
         stated["sampling"]["prompts_per_step"] = prompts_per_step
-    config = merged(from_dict(Config, stated), _nested(settings or {}))
-    return run_to_the_end(config, verifier, resume=False)
+    config = merged(Config(**stated), settings or {})
+    return run_to_the_end(config, verifier, resume=False, callback=callback)
 
 
-def run_to_the_end(config: Config, verifier: Verifier | None, *, resume: bool) -> TrainedRun:
+def warn_of_few(problems: int, k: int) -> None:
+    """Say before the training where the evaluation's problems cannot show what it gains."""
+    need = plan(k, power=POWER, effect=EFFECT, n=[4 * k], at=True).best.problems
+    if problems < need:
+        warnings.warn(
+            f"an evaluation on {problems} problems can hardly show a gain of {EFFECT} in "
+            f"pass@{k}: about {need} problems can ({POWER:.0%} power); give more rows, or "
+            "validation=",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def run_to_the_end(
+    config: Config,
+    verifier: Verifier | None,
+    *,
+    resume: bool,
+    callback: Callable[[Mapping[str, Any]], object] | None = None,
+) -> TrainedRun:
     """Run the training loop; a signal that stopped it is raised, not returned."""
     from bestofk.runs import refuse_begun
-    from bestofk.training.checks import check, check_installed
+    from bestofk.training.checks import check, check_installed, make_objective
 
     check_installed(config)
     check(config)
     if not resume:
         refuse_begun(config.run.dir)
-    from bestofk.training.hub import push_final
+    from bestofk.training.record import push_final
+    from bestofk.training.task_setup import make_prompts, with_style
     from bestofk.training.train import train as run_loop
 
-    end = run_loop(config, resume=resume, verifier=verifier)
+    silence_compiler()
+    if not resume:
+        config = with_style(config)
+        if config.evaluation.every and config.task.name == "dataset":
+            split = make_prompts(config).split(config.evaluation.split)
+            k = min(make_objective(config).k, 16)
+            warn_of_few(min(len(split), config.evaluation.prompts), k)
+    print(f"watch: bestofk report --watch {config.run.dir}", flush=True)
+    end = run_loop(config, resume=resume, verifier=verifier, callback=callback)
     if end.signal is not None:
         again = f"bestofk.train(..., resume={str(end.path)!r})"
         stated = f"stopped at step {end.step}; resume with {again}"
         print(stated)
         raise KeyboardInterrupt(stated) if end.signal == SIGINT else SystemExit(128 + end.signal)
-    push_final(config, end.path)
+    push_final(config.run.advanced, end.path)
     return TrainedRun(end.path, config, verifier)
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as the tables of a recipe.
-
-    >>> _nested({"run.seed": 7, "run.options.keep_last": 3})
-    {'run': {'seed': 7, 'options': {'keep_last': 3}}}
-    """
-    tables: dict[str, Any] = {}
-    for name, value in settings.items():
-        *sections, key = name.split(".")
-        table = tables
-        for section in sections:
-            table = table.setdefault(section, {})
-        table[key] = value
-    return tables

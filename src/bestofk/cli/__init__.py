@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -10,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import bestofk
-from bestofk.cli._wrapping import wrapped
-from bestofk.common import unknown
+from bestofk.cli._terminal import wrapped
+from bestofk.common import silence_compiler, unknown
 
 # group: verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
 GROUPS = {
@@ -21,7 +22,7 @@ GROUPS = {
     },
     "Train": {
         "train": "train a model on a task, or on your data and reward; resume",
-        "objectives": "list the objectives with formula, claim and source",
+        "objectives": "which objective to use when; formula, claim and source",
         "tasks": "list the tasks; show prompts with verified answers",
         "model": "describe a model by name, folder or GGUF file; fetch SmolLM2",
     },
@@ -55,21 +56,21 @@ def usage() -> str:
             "",
             *lines,
             "Every verb: --json, --quiet (no progress), --verbose (tracebacks), --help",
-            "Exit status: 0 done, 1 failed or stopped early, 2 bad input, 130 interrupted",
+            "Exit status: 0 done, 1 failed or stopped early, 2 bad input, 128 + a signal",
         ]
     )
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as one line that a user can act on."""
-    kind = "deprecated" if issubclass(category, FutureWarning) else "note"
-    print(wrapped(f"{kind}: {message}", sys.stderr), file=sys.stderr)
+    print(wrapped(f"note: {message}", sys.stderr), file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; return the exit status (0 done, 1 failed, 2 bad input, 130 interrupted)."""
-    if os.getcwd() not in sys.path:  # modules of the user's, as with `python -m bestofk`
-        sys.path.append(os.getcwd())
+    """Run one verb; return the exit status (0 done, 1 failed, 2 bad input, 128 + a signal)."""
+    with contextlib.suppress(FileNotFoundError):  # a working folder that was removed
+        if os.getcwd() not in sys.path:  # modules of the user's, as with `python -m bestofk`
+            sys.path.append(os.getcwd())
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -105,6 +106,7 @@ def _run(arguments: list[str]) -> int:
 
 def _run_verb(verb: str, rest: list[str]) -> int:
     warnings.showwarning = _show_warning
+    silence_compiler()
     # PyTorch's waiting threads spin for long, and a busy machine crawls: let them sleep soon.
     # Both are read when it loads.
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -132,7 +134,8 @@ def _explains_itself(error: Exception) -> bool:
 # module that may be missing: the extra that brings it
 EXTRAS = {
     "torch": "train", "transformers": "train", "accelerate": "train", "peft": "train",
-    "safetensors": "train", "gguf": "train", "datasets": "data", "pyarrow": "data",
+    "huggingface_hub": "train", "safetensors": "train",
+    "gguf": "train", "datasets": "data", "pyarrow": "data",
     "httpx": "api", "matplotlib": "plot", "trl": "trl", "vllm": "vllm",
 }  # fmt: skip
 

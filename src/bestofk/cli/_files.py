@@ -1,9 +1,10 @@
-"""What `eval`, `compare` and `plan` have in common: files of samples, named and read."""
+"""What `eval`, `compare` and `report` have in common: files of samples, named and read."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,51 +14,28 @@ if TYPE_CHECKING:
     from bestofk.evaluation import Metric, Samples
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileOptions(VerbOptions):
-    """How files are read and numbers are made."""
+class ReadingOptions(VerbOptions):
+    """How files are read, and what every number is made with."""
 
-    k: str = option("1,4,16", default="")
-    """The k to print, separated by commas; by default powers of two up to n."""
-    metric: str = ""
-    """pass@k, max@k, maj@k, pass^k or mean; by default pass@k for 0/1 rewards, else max@k."""
     threshold: float | None = None
     """A reward of at least this passes."""
     bounds: tuple[float, float] | None = option("LOW HIGH", default=None)
     """The least and the greatest reward there can be, where that is not 0 and 1."""
-    small: Literal["error", "drop"] = "error"
-    """Problems with fewer than k scored samples: raise an error, or drop them."""
     map: tuple[str, ...] = option("ROLE=COLUMN", "--columns", default=())
     """Override the detected columns; `ROLE=` leaves one out. Roles: problem_id, sample_id, reward,
     answer, completion, prompt, ..."""
     where: tuple[str, ...] = option("COLUMN=VALUE", default=())
     """Read such records only."""
-    judge: str = ""
-    """Score the responses of a file that scored only some of them: `target` compares each with the
-    target, `regex:PATTERN` its first group."""
     encoding: str = "utf-8"
     """Encoding of text files."""
+    cluster: str | None = option("COLUMN", default=None)
+    """Column that groups problems of one source, or `prefix` of their ids."""
     confidence: float = 0.95
     """Level of the intervals."""
     seed: int = 0
     """Seed of the bootstrap: the same seed gives the same numbers."""
-    wide: bool = False
-    """Show all columns: bands, t intervals, wins and losses."""
-
-    def numbers(self) -> dict[str, Any]:
-        """What `curve` and `compare` take."""
-        wanted = self.ks()
-        return {
-            "k_max": max(wanted) if wanted else None,
-            "threshold": self.threshold,
-            "bounds": self.bounds,
-            "small": self.small,
-            "confidence": self.confidence,
-            "seed": self.seed,
-        }
-
-    def ks(self) -> list[int]:
-        return whole_numbers(self.k, "--k")
+    resamples: int | None = None
+    """Draws of the bootstrap and sign flips; by default as many as the printed digits need."""
 
     def reading(self) -> dict[str, Any]:
         """What `read` takes."""
@@ -65,8 +43,42 @@ class FileOptions(VerbOptions):
             "columns": pairs(self.map, "--map"),
             "where": pairs(self.where, "--where"),
             "encoding": self.encoding,
-            "judge": self.judge or None,
+            "cluster": self.cluster or None,
         }
+
+    def numbers(self) -> dict[str, Any]:
+        """What estimates, tests and pages take."""
+        names = ("threshold", "bounds", "confidence", "seed", "resamples")
+        return {name: getattr(self, name) for name in names}
+
+
+class FileOptions(ReadingOptions):
+    """What `eval` and `compare` have in common."""
+
+    k: str = option("1,4,16", default="")
+    """The k to print, separated by commas; by default powers of two up to n."""
+    metric: str = ""
+    """pass@k, max@k, maj@k, pass^k or mean; by default pass@k for 0/1 rewards, else max@k."""
+    small: Literal["error", "drop"] = "error"
+    """Problems with fewer than k scored samples: raise an error, or drop them."""
+    judge: str = ""
+    """Score the responses of a file that scored only some of them: `target` compares each with the
+    target, `regex:PATTERN` its first group."""
+    methods: bool = False
+    """Also print a paragraph for a paper."""
+    latex: bool = False
+    """Also print the table in LaTeX."""
+    wide: bool = False
+    """Show all columns: bands, t intervals, wins and losses."""
+
+    def numbers(self) -> dict[str, Any]:
+        return super().numbers() | {"k_max": max(self.ks(), default=None), "small": self.small}
+
+    def reading(self) -> dict[str, Any]:
+        return super().reading() | {"judge": self.judge or None}
+
+    def ks(self) -> list[int]:
+        return whole_numbers(self.k, "--k")
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
@@ -100,6 +112,19 @@ def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
     return result
 
 
+def json_pairs(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Options as typed: key=value, the value as JSON where it is JSON, else as a word.
+
+    >>> json_pairs(("numbers=3", "style=compact", "sizes=[5, 7]"))
+    {'numbers': 3, 'style': 'compact', 'sizes': [5, 7]}
+    """
+    options: dict[str, Any] = pairs(texts, "an option")
+    for key, value in options.items():
+        with contextlib.suppress(ValueError):
+            options[key] = json.loads(value)
+    return options
+
+
 def named(text: str) -> tuple[str | None, str]:
     """NAME=PATH, or a path.
 
@@ -114,7 +139,7 @@ def named(text: str) -> tuple[str | None, str]:
 
 def read_all(targets: tuple[str, ...], reading: FileOptions) -> list[Samples]:
     """Every run, with a progress bar for people, under names that differ."""
-    from bestofk.cli._progress import bar
+    from bestofk.cli._terminal import bar
     from bestofk.evaluation import read
 
     runs = []
@@ -148,14 +173,9 @@ def _distinct(runs: list[Samples]) -> list[Samples]:
 
 def metric_of(reading: FileOptions, runs: list[Samples]) -> Metric:
     """The metric asked for, or the one that fits the rewards."""
-    import numpy as np
-
-    from bestofk.evaluation.values import check_metric
+    from bestofk.evaluation.per_problem import check_metric, default_metric
 
     if reading.metric:
         check_metric(reading.metric)
         return reading.metric  # type: ignore[return-value]
-    zero_one = all(
-        bool(np.isin(run.rewards[~np.isnan(run.rewards)], (0.0, 1.0)).all()) for run in runs
-    )
-    return "pass@k" if zero_one or reading.threshold is not None else "max@k"
+    return default_metric(runs, reading.threshold)

@@ -1,63 +1,197 @@
-"""The options of a verb, declared as a dataclass: parsed, and explained within 80 columns.
+"""The front of every verb: flags from the fields of a pydantic model, words into values, help.
 
-The string under a field is its help. `groups` names the options that `--help` shows, by heading;
-`--help-all` shows the others too. A true default makes the flag `--no-NAME`.
+A verb declares its options as a model, a recipe its settings. The string under a field is its
+help; `groups` names the options that `--help` shows, by heading; `--help-all` shows the others too.
+A true default makes the flag `--no-NAME`. Hyphens and underscores are alike; a list takes several
+words.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
-import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from bestofk.common import choices, did_you_mean
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
-WIDTH, COLUMN = 79, 30
+from bestofk.common import similar
+from bestofk.sections import in_words, literal, plain, settings
+
+WIDTH = 79
 EVERY_VERB = "Every verb: --json, --quiet (no progress), --verbose (tracebacks), --help"
-METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
-KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+METAVARS = {int: "N", float: "X", Path: "FILE"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VerbOptions:
+def argument(metavar: str, default: Any = ...) -> Any:
+    """A field that is given without a flag."""
+    return Field(default, json_schema_extra={"metavar": metavar, "words": []})
+
+
+def option(metavar: str, *words: str, default: Any = ...) -> Any:
+    """A field with a stated metavar, or with further flags."""
+    return Field(default, json_schema_extra={"metavar": metavar, "further": list(words)})
+
+
+class VerbOptions(BaseModel):
     """What the options of every verb have."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Heading: the options under it, as `--help` shows them; all of them where it is empty."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Lines that `--help` shows under the first paragraph."""
 
-    json: bool = False
+    as_json: bool = Field(False, json_schema_extra={"words": ["--json"]})
     """Print the result as JSON."""
 
 
 Options = TypeVar("Options", bound=VerbOptions)
 
 
-def argument(metavar: str, **kind: Any) -> Any:
-    """A field that is given without a flag."""
-    return dataclasses.field(metadata={"metavar": metavar, "positional": True}, **kind)
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One option of a verb, or one setting of a recipe."""
+
+    name: str
+    words: tuple[str, ...]
+    """How it is given; the first is shown. None for an argument."""
+    kind: Any
+    """Type of a value, of each value where there are several."""
+    count: int | None
+    """How many values: None is one, 0 any number; -1 is a switch."""
+    default: Any
+    required: bool
+    metavar: str
+    text: str
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its entries are given by name: --task.options.numbers 3."""
+        return get_origin(self.kind) is dict
 
 
-def option(metavar: str = "", *aliases: str, **kind: Any) -> Any:
-    """A field with a stated metavar, or with further flags."""
-    return dataclasses.field(metadata={"metavar": metavar, "aliases": aliases}, **kind)
+def flags_of(kind: type[BaseModel]) -> list[Flag]:
+    """The flags of a verb's options or of a recipe, from the fields."""
+    is_verb = issubclass(kind, VerbOptions)
+    return [_flag(name, field, is_verb) for name, field in settings(kind).items()]
+
+
+def _flag(name: str, field: FieldInfo, is_verb: bool) -> Flag:
+    stated: Any = field.json_schema_extra or {}
+    kind, default = plain(field.annotation), field.get_default(call_default_factory=True)
+    count = -1 if kind is bool else None
+    if get_origin(kind) is tuple:
+        count = 0 if get_args(kind)[-1] is Ellipsis else len(get_args(kind))
+        kind = plain(get_args(kind)[0])
+    metavar = stated.get("metavar", "")
+    if not metavar and kind is not bool:
+        choice = "|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+        metavar = choice or METAVARS.get(kind, "TEXT")
+        metavar = " ".join([metavar] * count) if count else metavar + " ..." * (count == 0)
+    usual = "--" + ("no-" * (default is True) + _hyphens(name) if is_verb else name)
+    return Flag(
+        name=name,
+        words=tuple(stated.get("words", [usual, *stated.get("further", [])])),
+        kind=kind,
+        count=count,
+        default=None if field.is_required() else default,
+        required=field.is_required() and count != 0,
+        metavar=metavar,
+        text=" ".join((field.description or "").split()),
+    )
+
+
+def collect(
+    flags: Sequence[Flag], argv: Sequence[str], prog: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The values that a command line states, by name, and its words that belong to no flag.
+
+    Raises:
+        ValueError: An unknown flag, a missing value.
+    """
+    known = {_hyphens(word): flag for flag in flags for word in flag.words}
+    values, loose, words = dict[str, Any](), list[str](), list(argv)
+    while words:
+        shown, joined, given = words.pop(0).partition("=")
+        if not _is_flag(shown):
+            loose.append(shown + joined + given)
+            continue
+        flag = known.get(_hyphens(shown)) or _table(flags, shown)
+        if flag is None:
+            raise ValueError(
+                f"unknown option {shown}; {_meant(flags, shown)}{prog} --help-all lists all"
+            )
+        end = next((at for at, word in enumerate(words) if _is_flag(word)), len(words))
+        value, used = _value(flag, shown, [given] if joined else words[:end], bool(joined))
+        del words[: 0 if joined else used]
+        name = flag.name
+        if flag.is_table:
+            name += "." + shown.strip("-").replace("-", "_").removeprefix(flag.name)[1:]
+        elif flag.count == 0 and isinstance(value, tuple):
+            value = (*values.get(name, ()), *value)
+        values[name] = value
+    return values, loose
+
+
+def _is_flag(word: str) -> bool:
+    return re.match(r"-(?!\d|\.\d|$)", word) is not None
+
+
+def _hyphens(word: str) -> str:
+    return word.replace("_", "-")
+
+
+def _table(flags: Sequence[Flag], shown: str) -> Flag | None:
+    """The table that a flag is an entry of."""
+    begins = (
+        f for f in flags if f.is_table and _hyphens(shown).startswith(_hyphens(f.words[0]) + ".")
+    )
+    return next(begins, None)
+
+
+def _value(flag: Flag, shown: str, given: list[str], joined: bool) -> tuple[Any, int]:
+    """The value of a flag, and how many words it used."""
+    if flag.is_table and _hyphens(shown) == _hyphens(flag.words[0]):
+        raise ValueError(f"{shown} is a table: write {shown}.NAME value")
+    if flag.count == -1:
+        bare = flag.default is not True or not flag.words[0].startswith("--no-")
+        if given and given[0] in ("true", "false"):
+            return (given[0] == "true") is bare, 1
+        if joined:
+            raise ValueError(f"{shown} takes no value, got {given[0]!r}")
+        return bare, 0
+    need = 1 if flag.count is None else flag.count
+    if given and given[0] == "None" and flag.default is None:
+        return None, 1
+    if given and flag.count is not None and given[0].startswith("["):
+        return literal(given[0]), 1  # a list as one word, "[0.2, 0.3]"
+    values = [_read(flag.kind, word) for word in given[: need or None]]
+    if len(values) < max(need, 1):
+        wanted = "a value" if need < 2 else f"{need} values"
+        raise ValueError(f"{shown} needs {wanted}" + (f", got {' '.join(given)}" if given else ""))
+    return (values[0] if flag.count is None else tuple(values)), len(values)
+
+
+def _read(kind: Any, word: str) -> Any:
+    """A word as it stands where text is wanted, else the value that it writes down."""
+    return word if kind in (str, Path) or get_origin(kind) is Literal else literal(word)
+
+
+def _meant(flags: Sequence[Flag], shown: str) -> str:
+    name = shown.strip("-").replace("-", "_")
+    words = {
+        flag.words[0].strip("-").replace("-", "_"): flag.words[0] for flag in flags if flag.words
+    }
+    if inside := [word for each, word in words.items() if each.startswith(f"{name}.")]:
+        return f"{name} is a section, write {inside[0]}; "
+    near = [words[each] for each in similar(name, words)]
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def parsed(kind: type[Options], argv: Sequence[str], prog: str) -> Options:
@@ -67,218 +201,67 @@ def parsed(kind: type[Options], argv: Sequence[str], prog: str) -> Options:
         ValueError: An unknown flag, a value of the wrong kind, a missing argument.
         SystemExit: Help was asked for, and was printed.
     """
-    stated, rest = _stated(kind, argv, prog)
-    if rest:
-        flags = [flag for each in dataclasses.fields(kind) for flag in flags_of(each)]
-        if not rest[0].startswith("-"):
-            raise ValueError(f"unexpected argument {rest[0]!r}; {prog} --help says what it takes")
-        guess = did_you_mean(rest[0].partition("=")[0], flags)
-        raise ValueError(f"unknown option {rest[0]}; {guess}{prog} --help-all lists all")
-    return _complete(kind, stated, prog)
-
-
-def known(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[Options, list[str]]:
-    """The options stated, and the words that are none of them."""
-    stated, rest = _stated(kind, argv, prog)
-    return _complete(kind, stated, prog), rest
-
-
-def _stated(
-    kind: type[Options], argv: Sequence[str], prog: str
-) -> tuple[dict[str, Any], list[str]]:
     if {"-h", "--help", "--help-all"} & set(argv):
         print(help_text(kind, prog, everything="--help-all" in argv))
         raise SystemExit(0)
-    parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
-    hints = get_type_hints(kind, include_extras=True)
-    for each in dataclasses.fields(kind):
-        _add(parser, each, hints[each.name])
-    parsed, rest = parser.parse_known_intermixed_args([_hyphens(word) for word in argv])
-    stated = {name: value for name, value in vars(parsed).items() if value is not None}
-    for each in dataclasses.fields(kind):
-        if isinstance(stated.get(each.name), list):
-            stated[each.name] = tuple(stated[each.name])
-    return stated, rest
+    return completed(kind, *collect(flags_of(kind), argv, prog), prog)
 
 
-def _complete(kind: type[Options], stated: dict[str, Any], prog: str) -> Options:
-    hints = get_type_hints(kind, include_extras=True)
-    missing = [
-        each
-        for each in dataclasses.fields(kind)
-        if each.name not in stated
-        and each.default is dataclasses.MISSING
-        and each.default_factory is dataclasses.MISSING
-    ]
-    if missing and get_origin(hints[missing[0].name]) is tuple:
-        stated[missing.pop(0).name] = ()
-    if missing:
-        name = missing[0].metadata.get("metavar") or flags_of(missing[0])[0]
-        raise ValueError(f"{name} is missing; {prog} --help says what it takes")
-    return kind(**stated)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ValueError(message.removeprefix("argument ").replace(": takes", " takes", 1))
-
-
-def _hyphens(word: str) -> str:
-    """--task_option → --task-option; values stay."""
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
-
-
-def flags_of(each: dataclasses.Field[Any]) -> list[str]:
-    """The flags of a field; the first is the one that is shown."""
-    if each.metadata.get("positional"):
-        return []
-    name = each.name.replace("_", "-")
-    shown = f"--no-{name}" if each.default is True else f"--{name}"
-    return [shown, *each.metadata.get("aliases", ())]
-
-
-def _add(parser: argparse.ArgumentParser, each: dataclasses.Field[Any], hint: Any) -> None:
-    plain, count = _plain(hint)
-    settings: dict[str, Any] = {"default": None}
-    if plain is bool:
-        parser.add_argument(
-            *flags_of(each),
-            dest=each.name,
-            action="store_const",
-            const=not each.default,
-            **settings,
-        )
-        return
-    if count == 0:
-        settings |= {"nargs": "*", "action": "extend"}
-    elif count:
-        settings |= {"nargs": count}
-    elif each.metadata.get("positional"):
-        settings |= {"nargs": "?"}
-    settings["type"] = _converter(plain)
-    if each.metadata.get("positional"):
-        parser.add_argument(each.name, **settings)
-    else:
-        parser.add_argument(*flags_of(each), dest=each.name, **settings)
-
-
-def _plain(hint: Any) -> tuple[Any, int | None]:
-    """The kind of one value, and how many there are: None for one, 0 for any number."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return _plain(next(part for part in inside if part is not type(None)))
-    if origin is tuple:
-        return inside[0], 0 if inside[-1] is Ellipsis else len(inside)
-    return hint, None
-
-
-def _converter(kind: Any) -> Any:
-    def convert(text: str) -> Any:
-        if get_origin(kind) is Literal:
-            if text not in get_args(kind):
-                message = choices(text, map(str, get_args(kind)))
-                raise argparse.ArgumentTypeError(
-                    f"takes one of its values, got {text!r}; {message}"
-                )
-            return text
-        try:
-            return kind(text)
-        except ValueError:
-            message = f"takes {KINDS.get(kind, 'another value')}, got {text!r}"
-            raise argparse.ArgumentTypeError(message) from None
-
-    return convert
+def completed(
+    kind: type[Options], values: dict[str, Any], loose: Sequence[str], prog: str
+) -> Options:
+    """The options, with the loose words as arguments; nothing may be missing or left over."""
+    left, flags = list(loose), flags_of(kind)
+    for flag in flags:
+        if not flag.words and (flag.count == 0 or left):
+            taken, left = (left, []) if flag.count == 0 else (left[:1], left[1:])
+            values[flag.name] = tuple(taken) if flag.count == 0 else taken[0]
+        if flag.required and flag.name not in values:
+            name = flag.words[0] if flag.words else flag.metavar
+            raise ValueError(f"{name} is missing; {prog} --help says what it takes")
+    if left:
+        raise ValueError(f"unexpected argument {left[0]!r}; {prog} --help says what it takes")
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        message = in_words(kind, error)
+        words = {flag.name: (*flag.words, flag.metavar)[0] for flag in flags}
+        name, _, rule = message.partition(" is ")
+        raise ValueError(f"{words.get(name, name)} takes {rule}") from None
 
 
 def help_text(kind: type[VerbOptions], prog: str, *, everything: bool) -> str:
     """What a verb does and its options: the usual ones, or all."""
-    fields = {each.name: each for each in dataclasses.fields(kind) if each.name != "json"}
-    hints, texts = get_type_hints(kind, include_extras=True), field_texts(kind)
-    words = [
-        each.metadata["metavar"] for each in fields.values() if each.metadata.get("positional")
-    ]
-    lines = [
-        " ".join(["usage:", prog, *words, "[options]"]),
-        "",
-        _about(kind),
-    ]
-    groups = dict(kind.groups) or ({"Options": tuple(fields)} if fields else {})
-    shown = {name for names in groups.values() for name in names}
-    left = tuple(name for name in fields if name not in shown)
+    flags = {flag.name: flag for flag in flags_of(kind) if flag.name != "as_json"}
+    words = [flag.metavar for flag in flags.values() if not flag.words]
+    first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+    examples = "\n".join(f"  {line}" for line in kind.examples)
+    about = "\n\n".join(filter(None, [first, examples, rest]))
+    lines = [" ".join(["usage:", prog, *words, "[options]"]), "", about]
+    groups = dict(kind.groups) or ({"Options": tuple(flags)} if flags else {})
+    usual = {name for names in groups.values() for name in names}
+    left = tuple(name for name in flags if name not in usual)
     if everything and left:
         groups["More"] = left
     for heading, names in groups.items():
         lines += ["", f"{heading}:"]
         for name in names:
-            lines += _row(fields[name], hints[name], texts.get(name, ""))
+            lines += row(flags[name], " ".join([*flags[name].words[:1], flags[name].metavar]))
     lines.append("")
     if left and not everything:
-        lines.append(f"{prog} --help-all explains all {len(fields)} options.")
+        lines.append(f"{prog} --help-all explains all {len(flags)} options.")
     return "\n".join([*lines, EVERY_VERB])
 
 
-def _about(kind: type[VerbOptions]) -> str:
-    """The docstring, with the examples under its first paragraph."""
-    first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
-    examples = "\n".join(f"  {line}" for line in kind.examples)
-    return "\n\n".join(filter(None, [first, examples, rest]))
-
-
-def _row(each: dataclasses.Field[Any], hint: Any, text: str) -> list[str]:
-    plain, count = _plain(hint)
-    metavar = each.metadata.get("metavar", "")
-    if not metavar and plain is not bool:
-        is_choice = get_origin(plain) is Literal
-        metavar = "|".join(get_args(plain)) if is_choice else METAVARS.get(plain, "TEXT")
-        metavar = " ".join([metavar] * count) if count else metavar + " ..." * (count == 0)
-    flag = "" if each.metadata.get("positional") else flags_of(each)[0]
-    default = "" if plain is bool or each.default is dataclasses.MISSING else shown(each.default)
-    left = "  " + " ".join(filter(None, [flag, metavar, f"[{default}]" * bool(default)]))
-    right = textwrap.wrap(text, WIDTH - COLUMN, break_on_hyphens=False)
-    if len(left) >= COLUMN:
-        return [left, *(" " * COLUMN + line for line in right)]
-    return [f"{left:<{COLUMN}}{right[0] if right else ''}".rstrip()] + [
-        " " * COLUMN + line for line in right[1:]
-    ]
-
-
-def field_texts(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass, of its bases first."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(node, ast.ClassDef)
-        for before, after in zip(node.body, node.body[1:]):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if (
-                isinstance(before, ast.AnnAssign)
-                and isinstance(before.target, ast.Name)
-                and is_text
-            ):
-                texts[before.target.id] = " ".join(str(after.value.value).split())  # type: ignore
-    return texts
-
-
-def kind_of(hint: Any) -> str:
-    """A type in a word.
-
-    >>> kind_of(int), kind_of(str | None), kind_of(tuple[str, ...]), kind_of(Literal["a", "b"])
-    ('integer', 'text', 'list of text', 'a | b')
-    """
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return kind_of(inside[0])
-    if origin in (Union, UnionType):
-        return kind_of(next(part for part in inside if part is not type(None)))
-    if origin is Literal:
-        return " | ".join(map(str, inside))
-    if origin is tuple:
-        return f"list of {kind_of(inside[0])}"
-    words = {int: "integer", float: "number", str: "text", bool: "true | false"}
-    return words.get(hint, "table")
+def row(flag: Flag, begin: str, text: str = "", column: int = 30) -> list[str]:
+    """A flag and its text within 80 columns; the text stands at a column."""
+    default = shown(flag.default) if flag.count != -1 else ""
+    left = f"{begin.strip()} [{default}]" if default else begin.strip()
+    right = textwrap.wrap(text or flag.text, WIDTH - column, break_on_hyphens=False)
+    if len(left) + 3 > column:
+        return [f"  {left}", *(" " * column + line for line in right)]
+    rest = [" " * column + line for line in right[1:]]
+    return [f"{f'  {left}':<{column}}{right[0]}", *rest]
 
 
 def shown(default: Any) -> str:
@@ -291,6 +274,4 @@ def shown(default: Any) -> str:
         return str(default).lower()
     if isinstance(default, tuple | list):
         return " ".join(map(str, default))
-    if default is None or isinstance(default, Mapping):
-        return ""
-    return str(default)
+    return "" if default is None or isinstance(default, Mapping) else str(default)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from bestofk.cli._wrapping import wrapped
+from bestofk.cli._terminal import wrapped
 from bestofk.common import json_safe
+from bestofk.evaluation.curves import ASSUMED
+from bestofk.evaluation.verdict_words import p_text, powers_of_two
 
 if TYPE_CHECKING:
     from bestofk.evaluation import (
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         Extrapolation,
         Measure,
         Plan,
-        ReweightedEstimate,
         Samples,
     )
 
@@ -64,14 +64,8 @@ def print_source(samples: Samples) -> None:
     """Where a run came from and how its columns were understood."""
     reported = samples.metadata
     pairs = ", ".join(f"{role}={column}" for role, column in reported.get("mapping", {}).items())
-    sizes = samples.sizes
-    n = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
     say(f"{samples.name}: {reported.get('path', '')} ({reported.get('format', '')}; {pairs})")
-    say(
-        f"  {len(samples.problems):,} problem{'s' * (len(samples.problems) != 1)} × "
-        f"{n} sample{'s' * (n != '1')}"
-        + (f", {samples.unscored:,} unscored" if samples.unscored else "")
-    )
+    say(f"  {samples.extent}")
     for note in reported.get("notes", ()):
         say(f"  {note}")
 
@@ -84,29 +78,21 @@ def ends(low: float, high: float) -> str:
     return "-" if math.isnan(low) or math.isnan(high) else f"{low:.3f} to {high:.3f}"
 
 
-def shown_k(k: np.ndarray, wanted: Sequence[int]) -> list[int]:
-    """The k to print: those asked for, else powers of two and the last."""
-    if wanted:
-        return sorted(set(wanted))
-    last = int(k[-1])
-    powers = [2**j for j in range(last.bit_length()) if 2**j <= last]
-    return sorted({*powers, last})
-
-
 def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The curve at some k: the interval to quote, or every interval named for what it is."""
-    n = f"{curve.n[0]}" if curve.n[0] == curve.n[1] else f"{curve.n[0]} to {curve.n[1]}"
     passing = "" if curve.threshold is None else f", pass = reward ≥ {curve.threshold:g}"
     intervals = [curve.interval, curve.t, curve.band, curve.fixed][: 4 if wide else 1]
     rows = []
-    for k in shown_k(curve.k, wanted):
-        at = curve.at(k)
+    for k in sorted(set(wanted)) or powers_of_two(curve.k):
+        at = curve.place(k)
         name = curve.metric if curve.metric == "mean" else curve.metric.replace("k", str(k))
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
         rows.append((name, number(curve.estimate[at]), *shown))
     sure = f"{curve.confidence:.0%}"
+    if any(ASSUMED in note for note in curve.notes):
+        sure += ", bounds assumed"
     head = ("", "estimate", f"{sure} over problems", "by t", "band, all k", "these problems only")
-    say(f"{curve.name}: {curve.metric}, {len(curve.problems):,} problems, n = {n}{passing}")
+    say(curve.title + passing)
     table(head if wide else ("", "estimate", sure), rows, wide=wide)
     for note in curve.notes:
         say(f"  note: {note}")
@@ -115,15 +101,8 @@ def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> N
 def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
     rows = []
-    for k in wanted or (
-        comparison.k if len(comparison.k) < comparison.k[-1] else shown_k(comparison.k, ())
-    ):
-        places = np.flatnonzero(comparison.k == k)
-        if not places.size:
-            raise ValueError(
-                f"the comparison has k = {comparison.k[0]}..{comparison.k[-1]}, not {k}"
-            )
-        at = int(places[0])
+    for k in wanted or powers_of_two(comparison.k):
+        at = comparison.place(k)
         row = [
             comparison.metric
             if comparison.metric == "mean"
@@ -132,24 +111,17 @@ def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: boo
             f"{comparison.values_b[:, at].mean():.3f}",
             f"{comparison.difference[at]:+.3f}",
             f"{comparison.band.low[at]:+.3f} to {comparison.band.high[at]:+.3f}",
-            f"{comparison.p_value[at]:.4f}",
+            p_text(comparison.p_value[at], bare=True),
         ]
         if wide:
-            row += [
-                f"{comparison.interval.low[at]:+.3f} to {comparison.interval.high[at]:+.3f}",
-                f"{comparison.p_value_single[at]:.4f}",
-                f"{comparison.wins[at]}/{comparison.losses[at]}/{comparison.ties[at]}",
-            ]
+            row.append(f"{comparison.wins[at]}/{comparison.losses[at]}/{comparison.ties[at]}")
         rows.append(row)
     sure = f"{comparison.confidence:.0%}"
     n = f"n = {comparison.n_a[0]} and {comparison.n_b[0]}"
     head = ["", cut(comparison.a), cut(comparison.b), "difference", sure, "p"]
     if wide:
-        head += [f"{sure}, this k alone", "p, this k alone", "won/lost/tied"]
-    say(
-        f"{comparison.b} minus {comparison.a}: {comparison.metric}, "
-        f"{len(comparison.problems):,} paired problems, {n}"
-    )
+        head.append("won/lost/tied")
+    say(f"{comparison.title}, {n}")
     table(head, rows, wide=wide)
     if len(comparison.k) > 1:
         say(
@@ -172,7 +144,20 @@ def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: boo
     for note in comparison.notes:
         say(f"  note: {note}")
     say(comparison.verdict)
+    chosen = comparison.k if len(comparison.k) < comparison.k[-1] else comparison.k[:1]
+    for k in wanted or chosen.tolist():
+        say(comparison.quote(k))
     say("")
+
+
+def print_for_papers(
+    result: Curve | Comparison, wanted: Sequence[int], *, latex: bool, methods: bool
+) -> None:
+    """What a paper needs, as asked for; never wrapped, so that it can be copied."""
+    shown = replace(result, shown=tuple(wanted))
+    for asked, make in ((latex, shown.to_latex), (methods, shown.methods)):
+        if asked:
+            print(f"{make()}\n")
 
 
 def print_extrapolation(extrapolation: Extrapolation) -> None:
@@ -182,18 +167,15 @@ def print_extrapolation(extrapolation: Extrapolation) -> None:
         f"extrapolated from {extrapolation.problems} problems"
         + (" — UNRELIABLE" if extrapolation.unreliable else "")
     )
-    table(
-        ("", "estimate", sure),
-        [
-            (f"pass@{k}", number(value), ends(low, high))
-            for k, value, low, high in zip(
-                extrapolation.k,
-                extrapolation.estimate,
-                extrapolation.interval.low,
-                extrapolation.interval.high,
-            )
-        ],
-    )
+    columns = extrapolation.estimate, extrapolation.interval.low, extrapolation.interval.high
+    rows = [
+        (f"pass@{k}", number(value), ends(low, high))
+        for k, value, low, high in zip(extrapolation.k, *columns)
+    ]
+    table(("", "estimate", sure), rows)
+    for k, flag in zip(extrapolation.k, extrapolation.flags):
+        if flag:
+            say(f"  pass@{k}: {flag}")
     if extrapolation.holdout_n:
         last = -1
         say(
@@ -212,7 +194,7 @@ def print_diversity(diversity: Diversity) -> None:
         ("effective number of answers", diversity.effective),
         (f"distinct wrong answers among {diversity.m}", diversity.distinct_wrong),
         (f"distinct correct answers among {diversity.m}", diversity.distinct_correct),
-        ("distinct share of the wrong answers", diversity.wrong_share),
+        ("distinct answers among 4 wrong", diversity.distinct_among_wrong),
         ("compression ratio of completions", diversity.compression),
         ("entropy of a completion, nats", diversity.entropy),
         ("entropy per token, nats", diversity.entropy_per_token),
@@ -230,16 +212,6 @@ def print_diversity(diversity: Diversity) -> None:
         say(f"  {diversity.no_answer:.1%} of samples have no answer")
     for note in diversity.notes:
         say(f"  note: {note}")
-
-
-def print_off_policy(estimate: ReweightedEstimate) -> None:
-    kind = "self-normalised, biased" if estimate.self_normalised else "unbiased"
-    say(
-        f"{estimate.name}: max@{estimate.k} of the new policy, off policy ({kind}): "
-        f"{estimate.estimate:.4f} ({estimate.confidence:.0%} over {len(estimate.problems)} "
-        f"problems: {ends(estimate.low, estimate.high)}); "
-        f"{estimate.effective:.0%} of the {estimate.k}-subsets count"
-    )
 
 
 def print_plan(plan: Plan) -> None:

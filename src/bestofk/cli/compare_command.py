@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
 from bestofk.cli._options import argument, option, parsed
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompareOptions(FileOptions):
     """Compare runs on the same problems, paired by problem, at every k.
 
@@ -20,8 +18,8 @@ class CompareOptions(FileOptions):
 
     groups: ClassVar = {
         "Files": ("runs", "map", "where"),
-        "Test": ("at", "all_pairs", "metric", "threshold", "bounds", "small", "confidence"),
-        "Output": ("wide", "k"),
+        "Test": ("at", "all_pairs", "cluster", "metric", "threshold", "bounds"),
+        "Output": ("wide", "k", "latex", "methods"),
     }
 
     runs: tuple[str, ...] = argument("FILE FILE ...")
@@ -31,8 +29,6 @@ class CompareOptions(FileOptions):
     smaller differences than the test over every k."""
     all_pairs: bool = False
     """Compare every two runs, not only each with the first; corrected over all pairs."""
-    resamples: int | None = None
-    """Sign flips of the test; by default as many as the printed digits need."""
 
 
 def main(argv: list[str]) -> int:
@@ -49,14 +45,14 @@ def main(argv: list[str]) -> int:
         metric_of(chosen, runs),
         at=at or None,
         pairs="all" if chosen.all_pairs else "first",
-        resamples=chosen.resamples,
         **chosen.numbers(),
     )
-    if chosen.json:
+    if chosen.as_json:
         print(_tables.as_json(result))
         return 0
     for run in runs:
         _tables.print_source(run)
     for each in result:
         _tables.print_comparison(each, chosen.ks(), wide=chosen.wide)
+        _tables.print_for_papers(each, chosen.ks(), latex=chosen.latex, methods=chosen.methods)
     return 0

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from bestofk.cli._options import VerbOptions, argument, parsed
-from bestofk.common import unknown
+from bestofk.cli._options import VerbOptions, argument, flags_of, parsed
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompletionOptions(VerbOptions):
     """Print a script that completes verbs, options and the settings of a recipe."""
 
@@ -20,26 +17,25 @@ class CompletionOptions(VerbOptions):
         'eval "$(bestofk completion zsh)"       in ~/.zshrc, after compinit',
     )
 
-    shell: str = argument("SHELL")
+    shell: Literal["bash", "zsh"] = argument("SHELL")
     """bash or zsh."""
 
 
 def main(argv: list[str]) -> int:
     arguments = parsed(CompletionOptions, argv, "bestofk completion")
-    if arguments.shell not in ("bash", "zsh"):
-        raise unknown("shell", arguments.shell, ("bash", "zsh"))
     text = script(arguments.shell)
-    print(json.dumps({"shell": arguments.shell, "script": text}) if arguments.json else text)
+    print(json.dumps({"shell": arguments.shell, "script": text}) if arguments.as_json else text)
     return 0
 
 
 def script(shell: str) -> str:
     from bestofk.cli import VERBS
-    from bestofk.cli._settings import settings
-    from bestofk.cli.train_command import shipped_recipes
+    from bestofk.cli._recipe_flags import recipe_flags
+    from bestofk.cli.train_command import TrainOptions, shipped_recipes
 
-    flags = [f"--{each.name}" for each in settings()]
-    train = [*shipped_recipes(), *flags, "--resume", "--dry-run", "--help", "--help-all", "--json"]
+    own = [word for flag in flags_of(TrainOptions) for word in flag.words[:1]]
+    settings = [flag.words[0] for flag in recipe_flags()]
+    train = [*shipped_recipes(), *settings, *own, "--help", "--help-all"]
     verbs, words = shlex.quote(" ".join(VERBS)), shlex.quote(" ".join(train))
     first = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return f"""{first}_bestofk() {{

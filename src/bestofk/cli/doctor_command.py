@@ -12,11 +12,10 @@ import re
 import shutil
 import sys
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 from bestofk.cli._options import VerbOptions, parsed
-from bestofk.cli._wrapping import wrapped
+from bestofk.cli._terminal import wrapped
 
 # extra of the package: the distributions it brings, and what for
 EXTRAS = {
@@ -35,7 +34,7 @@ EXTRAS = {
 # module of a host: its name, our side, the least version that was checked
 HOSTS = {
     "trl": ("TRL", "bestofk.adapters.trl", (1, 10)),
-    "verl": ("verl", "bestofk.adapters.verl", (0, 9)),
+    "verl": ("verl", "bestofk.adapters.verl.plugin", (0, 9)),
     "skyrl": ("SkyRL", "bestofk.adapters.skyrl", (0, 3)),
     "openrlhf": ("OpenRLHF", "bestofk.adapters.openrlhf", (0, 11)),
     "vllm": ("vLLM", "bestofk.sampling.vllm", (0, 32)),
@@ -56,7 +55,6 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class DoctorOptions(VerbOptions):
     """What this machine supports, found by trying, and what is missing."""
 
@@ -66,7 +64,7 @@ class DoctorOptions(VerbOptions):
 
 def sandbox_tiers() -> dict[int, str]:
     """Tier → "" where the attack self-test found nothing, else the reason it is not offered."""
-    from bestofk.rewards.sandbox import Sandbox, SandboxError
+    from bestofk.sandbox import Sandbox, SandboxError
 
     result = {}
     for tier in (3, 2, 1):
@@ -127,7 +125,7 @@ def examine() -> dict[str, Any]:
 
 def page(facts: dict[str, Any]) -> str:
     """The facts for a person."""
-    from bestofk.rewards.sandbox.pool import TIERS
+    from bestofk.sandbox import TIERS
 
     who = "root" if facts["user"] == 0 else f"user {facts['user']}"
     gpu = "a GPU" if facts["gpu"] else "no GPU"
@@ -169,5 +167,5 @@ def main(argv: list[str]) -> int:
         print("the sandbox needs Linux; everything else works here", file=sys.stderr)
         return 1
     facts = examine()
-    print(json.dumps(facts, indent=2) if options.json else wrapped(page(facts)))
+    print(json.dumps(facts, indent=2) if options.as_json else wrapped(page(facts)))
     return 0 if facts["tier"] >= options.tier else 1

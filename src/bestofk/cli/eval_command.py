@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bestofk.cli._files import FileOptions, metric_of, named, read_all, whole_numbers
-from bestofk.cli._options import argument, known, option, parsed
+from bestofk.cli._options import argument, option, parsed
 
 if TYPE_CHECKING:
     from bestofk.evaluation import Samples
 
-ENDINGS = (
-    *(".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".eval"),
-    *(".gz", ".zst"),
-)
 
-
-@dataclass(frozen=True, kw_only=True)
 class EvalOptions(FileOptions):
     """What best-of-k is worth: pass@k, max@k or maj@k at every k, with intervals.
 
@@ -31,66 +23,43 @@ class EvalOptions(FileOptions):
 
     groups: ClassVar = {
         "Files": ("targets", "map", "where"),
-        "Numbers": ("k", "metric", "threshold", "bounds", "beyond", "small", "confidence"),
-        "Output": ("wide", "diversity"),
+        "Numbers": ("k", "metric", "threshold", "bounds", "beyond", "cluster"),
+        "Output": ("wide", "diversity", "latex", "methods"),
     }
 
     targets: tuple[str, ...] = argument("FILE ...")
-    """Files, log folders or run folders, each PATH or NAME=PATH."""
+    """Files, log folders or run folders, each PATH or NAME=PATH; - is standard input."""
     beyond: str = option("128,256", default="")
     """Extrapolate pass@k to these k > n, where the data allow it."""
-    off_policy: int | None = option("K", default=None)
-    """Estimate max@k of a new policy at this k, from logprob_sum and new_logprob_sum."""
     diversity: bool = True
     """Leave out how different the samples of a problem are."""
-    resamples: int | None = None
-    """Draws of the bootstrap; by default as many as the printed digits need."""
 
 
 def main(argv: list[str]) -> int:
-    if _samples_a_model(argv):
-        return _sample_first(argv)
     chosen = parsed(EvalOptions, argv, "bestofk eval")
     if not chosen.targets:
         raise ValueError("name a file of samples; bestofk eval --help")
-    return show(read_all(chosen.targets, chosen), chosen)
-
-
-def _samples_a_model(argv: list[str]) -> bool:
-    """Whether this is the former way to sample: eval MODEL --task ..."""
-    return bool(argv) and not argv[0].startswith("-") and not _is_file(argv[0])
-
-
-def _sample_first(argv: list[str]) -> int:
-    """`bestofk eval MODEL`, which is now `bestofk sample MODEL` and `bestofk eval FILE`."""
-    from bestofk.cli.sample_command import SampleOptions, sampled
-
-    if "--task" not in argv:
-        raise ValueError(
-            f"{argv[0]!r} is not a file of samples; check its name, or draw samples from a model "
-            "or an endpoint with bestofk sample"
-        )
-    print(
-        "bestofk eval: sampling from a model or an endpoint is now `bestofk sample`; `bestofk "
-        "eval` will stop doing it in version 1.0",
-        file=sys.stderr,
-    )
-    sampling, rest = known(SampleOptions, argv, "bestofk sample")
-    files = sampled(sampling)
-    if files is None:
-        return 1
-    chosen = parsed(EvalOptions, [*map(str, files), *rest], "bestofk eval")
+    for target in chosen.targets:
+        if not _is_file(target):
+            raise ValueError(
+                f"{target!r} is not a file of samples; check its name, or draw samples from a "
+                "model or an endpoint with bestofk sample"
+            )
     return show(read_all(chosen.targets, chosen), chosen)
 
 
 def _is_file(target: str) -> bool:
     """Whether this names samples rather than a model or an endpoint."""
+    from bestofk.evaluation.records import KINDS, PACKED
+
     path = Path(named(target)[1])
+    if str(path) == "-":
+        return True
     if target.startswith(("http://", "https://")) or (path / "config.json").exists():
         return False
     if path.is_dir():
         return not any(path.glob("*.safetensors"))
-    return path.exists() or path.name.lower().endswith(ENDINGS)
+    return path.exists() or path.name.lower().endswith((*KINDS, *PACKED))
 
 
 def show(runs: list[Samples], chosen: EvalOptions) -> int:
@@ -98,30 +67,28 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
     from bestofk.cli import _tables
 
     everything = [findings(run, chosen) for run in runs]
-    if chosen.json:
+    if chosen.as_json:
         print(_tables.as_json(everything))
         return 0
     for run, result in zip(runs, everything):
         _tables.print_source(run)
         for each in result["curves"]:
-            _tables.print_curve(
-                each, chosen.ks() if each.metric != "mean" else (), wide=chosen.wide
-            )
+            wanted = chosen.ks() if each.metric != "mean" else ()
+            _tables.print_curve(each, wanted, wide=chosen.wide)
+            _tables.print_for_papers(each, wanted, latex=chosen.latex, methods=chosen.methods)
         if result["extrapolation"] is not None:
             _tables.print_extrapolation(result["extrapolation"])
         if result["diversity"] is not None:
             _tables.print_diversity(result["diversity"])
-        if result["off_policy"] is not None:
-            _tables.print_off_policy(result["off_policy"])
     return 0
 
 
 def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     """The results on one run."""
-    from bestofk.evaluation import curve, diversity, extrapolate, off_policy
+    from bestofk.evaluation import curve, diversity, extrapolate
 
     metric = metric_of(chosen, [run])
-    numbers = {**chosen.numbers(), "resamples": chosen.resamples}
+    numbers = chosen.numbers()
     metrics = [metric]
     if not chosen.metric and metric == "max@k":
         metrics.append("mean")
@@ -137,11 +104,6 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
         "curves": [curve(run, each, **numbers) for each in metrics],
         "extrapolation": extrapolate(run, beyond, seed=chosen.seed, **passing) if beyond else None,
         "diversity": diversity(run, **passing) if chosen.diversity and judged else None,
-        "off_policy": off_policy(
-            run, chosen.off_policy, bounds=chosen.bounds, confidence=chosen.confidence
-        )
-        if chosen.off_policy
-        else None,
     }
 
 

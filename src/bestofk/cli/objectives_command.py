@@ -1,16 +1,50 @@
-"""`bestofk objectives`: every objective with its formula, claim and source."""
+"""`bestofk objectives`: which to use when; every one with its formula, claim and source."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, parsed
-from bestofk.cli._wrapping import wrapped
+from bestofk.cli._terminal import wrapped
+from bestofk.objectives import objective
 from bestofk.objectives.catalog import ALIASES, CATALOG, Entry
 from bestofk.objectives.grammar import parse
+
+# objective: when to use it, in a line of a terminal
+USUAL = {
+    "mean": "one sample is used: the plain policy gradient, RLOO",
+    "grpo": "one sample is used: the usual baseline",
+    "max@8": "a verifier picks the best of 8; graded rewards too",
+    "pass@8": "the same, rewards 0 and 1",
+    "passk-training@8": "best of 8 or more, as published; little pass@1 gain",
+    "max@1+4+16": "one sample now, several later; a good first choice",
+    "maxrl": "the same, rewards 0 and 1",
+    "max@1+16+64 1:2:4": "no loss at any k; n above 64, loss.kl = 0.01",
+    "max@8..1": "k falls over the run: explore first, pass@1 last",
+    "max@8/60%/mean": "max@8 first, the mean from 60% of the run on",
+    "top2@8": "the mean of the best two of 8 is what counts",
+    "min@8": "the worst of 8 is what counts",
+}
+
+
+def overview() -> str:
+    """One screen: what to use when."""
+    lines = [f"{'objective':<19}{'use when':<52}gradient"]
+    for text, use in USUAL.items():
+        lines.append(f"{text:<19}{use:<52}{objective(text).claim}")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "exact: unbiased for the objective. 8 stands for any k; n is larger than k.",
+            "Quote a string with a space. Weights 1:2:4 are shares of the mixture.",
+            "",
+            "bestofk objectives OBJECTIVE   formula, claim, source and least n of one",
+            "bestofk objectives --all       every objective and variant",
+        ]
+    )
 
 
 def rows() -> Iterator[tuple[str, Entry]]:
@@ -41,8 +75,8 @@ def listing() -> str:
     aliases = ", ".join(f"{name} = {meaning}" for name, meaning in ALIASES.items())
     tail = (
         f"\nAliases: {aliases} (with its k). top2, bottom2: any m. L-statistics: lstat@k with "
-        "coefficients=.\nCombine: max@1+8, max@8+grpo (mixtures), max@8/60%/mean (switch), "
-        "max@8..1 (anneal)."
+        "coefficients=.\nCombine: max@1+8, max@8+grpo (mixtures), max@1+8 1:2 (with weights), "
+        "max@8/60%/mean (switch), max@8..1 (anneal)."
     )
     return "\n".join([head, *(show(text, entry) for text, entry in rows()), tail])
 
@@ -58,9 +92,8 @@ def one(text: str) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ObjectivesOptions(VerbOptions):
-    """List every objective with formula, claim and source, or explain one string."""
+    """Which objective to use when, every one, or what one string means."""
 
     examples: ClassVar = (
         "bestofk objectives",
@@ -69,7 +102,9 @@ class ObjectivesOptions(VerbOptions):
     )
 
     objective: str = argument("[OBJECTIVE]", default="")
-    """Objective to explain; all of them if left out."""
+    """Objective to explain; the usual ones if left out."""
+    all: bool = False
+    """Every objective and variant with formula, claim and source."""
 
 
 def as_json(text: str, entry: Entry) -> dict[str, Any]:
@@ -79,15 +114,15 @@ def as_json(text: str, entry: Entry) -> dict[str, Any]:
         "claim": entry.statement,
         "source": entry.source,
         "gradient": entry.claim,
-        "unbiased": entry.claim == "exact",
         "exact_off_policy": entry.baseline is not None,
     }
 
 
 def main(argv: list[str]) -> int:
     arguments = parsed(ObjectivesOptions, argv, "bestofk objectives")
-    if not arguments.json:
-        print(wrapped(one(arguments.objective) if arguments.objective else listing()))
+    if not arguments.as_json:
+        text = listing() if arguments.all else overview()
+        print(wrapped(one(arguments.objective) if arguments.objective else text))
         return 0
     if arguments.objective:
         table = [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from bestofk.cli._options import VerbOptions, option, parsed
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanOptions(VerbOptions):
     """How many problems and samples a wanted interval or power takes."""
 
@@ -38,6 +36,8 @@ class PlanOptions(VerbOptions):
     """Samples per problem to consider; by default k, 2k, ... 32k."""
     threshold: float | None = None
     """A reward of at least this passes (pilot files)."""
+    cluster: str | None = option("COLUMN", default=None)
+    """The column of the pilot that says which problems are alike: plan for as many in a cluster."""
     confidence: float = 0.95
     """Level of the interval, or of the test."""
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
     if len(chosen.pilot) > 2:
         raise ValueError(f"one or two pilot files, got {len(chosen.pilot)}")
-    pilots = [read(path) for path in chosen.pilot]
+    pilots = [read(path, cluster=chosen.cluster) for path in chosen.pilot]
     people = population(pilots, k=chosen.k, shape=chosen.population, threshold=chosen.threshold)
     result = plan(
         chosen.k,
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         at=chosen.at,
         confidence=chosen.confidence,
     )
-    if chosen.json:
+    if chosen.as_json:
         print(_tables.as_json(result))
     else:
         _tables.print_plan(result)

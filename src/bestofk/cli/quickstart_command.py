@@ -4,61 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bestofk.cli._options import VerbOptions, option, parsed
-from bestofk.config import Config, from_dict
+from bestofk.cli._terminal import in_columns
+from bestofk.cli.train_command import find_recipe
+from bestofk.config import Config, leaves, merged, read
+
+if TYPE_CHECKING:
+    from bestofk.evaluation import Comparison, Estimate
 
 ONE_SAMPLE = "grpo"
-STEPS = 100
-RATE = 1.5e-4
+SHOWN = (1, 4, 16, 64)
+QUOTED = 16
+"""The k of the sentence above table and page."""
 
 
 def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int) -> Config:
-    """The run of one objective; the two differ in nothing but its name."""
-    return from_dict(
-        Config,
-        {
-            "objective": objective,
-            "model": {"path": "tiny-countdown", "device": "cpu"},
-            "task": {"name": "countdown", "options": {"style": "compact"}},
-            "sampling": {"prompts_per_step": 32, "samples_per_prompt": 32, "max_new_tokens": 24},
-            "optimizer": {"learning_rate": RATE, "warmup_steps": 5},
-            "evaluation": {
-                "every": steps,
-                "split": "test",
-                "prompts": problems,
-                "samples_per_prompt": 64,
-            },
-            "run": {
-                "dir": str(folder),
-                "steps": steps,
-                "seed": seed,
-                "checkpoint_every": max(1, steps // 2),
-                "options": {"keep_best": False},
-            },
-        },
-    )
+    """The recipe countdown-tiny for one objective; the two runs differ in nothing but its name."""
+    changes = {
+        "objective": objective,
+        "model.device": "cpu",
+        "evaluation.every": steps,
+        "evaluation.split": "test",
+        "evaluation.prompts": problems,
+        "run.dir": str(folder),
+        "run.steps": steps,
+        "run.seed": seed,
+        "run.checkpoint_every": max(1, steps // 2),
+        "run.advanced.keep_best": False,
+    }
+    return merged(read(find_recipe("countdown-tiny")), changes)
 
 
-@dataclass(frozen=True, kw_only=True)
 class QuickstartOptions(VerbOptions):
     """Train a tiny policy on countdown for one sample and for k; compare best-of-k.
 
     Two runs with equally many rollouts, from one start; minutes on two CPU cores.
+    After Ctrl-C the same command resumes.
     """
 
-    objective: str = "passk-training@16"
+    objective: str = "max@1+4+16"
     """Objective of the k-sample run; the other uses grpo."""
     dir: Path = option("FOLDER", default=Path("runs/quickstart"))
-    """Folder for the two runs and the page; those of an earlier quickstart are replaced."""
-    steps: int = STEPS
+    """Folder for the two runs and the page; those of a finished quickstart are replaced."""
+    steps: int = 100
     """Steps of each run."""
     problems: int = 200
     """Problems of the test split that pass@k is estimated on."""
@@ -68,107 +64,154 @@ class QuickstartOptions(VerbOptions):
 
 def main(argv: list[str]) -> int:
     arguments = parsed(QuickstartOptions, argv, "bestofk quickstart")
+    objective, folder = arguments.objective, arguments.dir
+    runs = {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
+    if len(runs) < 2:
+        raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
     size = {"steps": arguments.steps, "problems": arguments.problems, "seed": arguments.seed}
-    if not arguments.json:
-        return run(arguments.objective, arguments.dir, **size)
-    with contextlib.redirect_stdout(sys.stderr):
-        status = run(arguments.objective, arguments.dir, **size)
-    if not status:
-        print(json.dumps(as_json(arguments.objective, arguments.dir), indent=2))
+    configs = {name: config(name, path, **size) for name, path in runs.items()}
+    with contextlib.redirect_stdout(sys.stderr) if arguments.as_json else contextlib.nullcontext():
+        status = run(configs, folder, again=shlex.join(["bestofk", "quickstart", *argv]))
+    if arguments.as_json and not status:
+        found = {name: line["results"] for name, line in results(runs).items()}
+        page = str(folder / "report.html")
+        print(json.dumps({"folder": str(folder), "page": page, "results": found}, indent=2))
     return status
 
 
-def as_json(objective: str, folder: Path) -> dict[str, Any]:
-    """What `--json` prints: pass@k of the start and of both runs, with intervals."""
-    rows = results(places(objective, folder))
-    return {
-        "folder": str(folder),
-        "page": str(folder / "report.html"),
-        "results": {name: line["results"] for name, line in rows.items()},
-    }
+def run(configs: Mapping[str, Config], folder: Path, *, again: str) -> int:
+    """Train what is not trained yet, print the table, write the page.
 
-
-def places(objective: str, folder: Path) -> dict[str, Path]:
-    """Objective: folder of its run."""
-    return {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
-
-
-def run(objective: str, folder: Path, **size: int) -> int:
+    Args:
+        configs: Objective: its config; GRPO's first.
+        again: The command, for those who interrupt it.
+    """
     from bestofk.training.checks import check
 
-    runs = places(objective, folder)
-    if len(runs) < 2:
-        raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
-    configs = {name: config(name, path, **size) for name, path in runs.items()}
     for chosen in configs.values():
         check(chosen)
-    clear(folder, list(runs.values()))
+    runs = {name: Path(chosen.run.dir) for name, chosen in configs.items()}
+    states = {name: state_of(chosen) for name, chosen in configs.items()}
+    page = folder / "report.html"
+    if set(states.values()) == {"finished"} and page.is_file():
+        states = dict.fromkeys(states, "other")  # a finished quickstart starts over
+    folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         from bestofk.training.train import train
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
-    for chosen in configs.values():
-        outcome = train(chosen)
+    print(opening(list(configs)))
+    for name, chosen in reversed(list(configs.items())):
+        if states[name] == "finished":
+            continue
+        if states[name] == "other":
+            shutil.rmtree(runs[name])
+        outcome = train(chosen, resume=states[name] == "begun")
         if outcome.signal is not None:
+            print(f"stopped at step {outcome.step} of {name}; to resume: {again}")
             return 128 + outcome.signal
-    print()
-    print(summary(runs, configs[objective]))
-    page = folder / "report.html"
-    for line in report(runs, page):
-        print(line)
+    gain, verdicts = report(runs, page)
+    print(f"\n{summary(runs, configs[ONE_SAMPLE], gain)}\n")
+    print(in_columns("\n".join(verdicts), 80))
     print(f"\n{time.monotonic() - began:.0f} s; the page: {page}; the runs: {folder}")
     return 0
 
 
-def clear(folder: Path, runs: Sequence[Path]) -> None:
-    """Remove an earlier quickstart's runs, and nothing else."""
-    for path in runs:
-        if (path / "config.toml").is_file():
-            shutil.rmtree(path)
-        elif path.exists():
-            raise FileExistsError(f"{path} is not a run: name another --dir")
-    folder.mkdir(parents=True, exist_ok=True)
+def opening(names: Sequence[str]) -> str:
+    return in_columns(
+        f"A tiny model is trained twice on countdown from the same start, for one sample "
+        f"({names[0]}) and for k ({names[1]}): about three minutes on two cores. After Ctrl-C the "
+        "same command resumes.\n",
+        80,
+    )
 
 
-def summary(runs: Mapping[str, Path], chosen: Config) -> str:
-    """pass@k of the start and of both runs, each with its interval."""
+def state_of(chosen: Config) -> str:
+    """Whether the folder of a run is new, begun or finished with these settings, or another's."""
+    path = Path(chosen.run.dir)
+    if not path.exists():
+        return "new"
+    if not (path / "config.toml").is_file():
+        raise FileExistsError(f"{path} is not a run: name another --dir")
+    if dict(leaves(read(path / "config.toml"))) != dict(leaves(chosen)):
+        return "other"
+    return "finished" if (path / "final").is_dir() else "begun"
+
+
+def summary(runs: Mapping[str, Path], chosen: Config, gain: Comparison) -> str:
+    """What training for k gains over GRPO; pass@k before and after, in 80 columns."""
+    from bestofk.evaluation import Estimate
+
     rows = results(runs)
-    names = [f"pass@{k}" for k in (1, 4, 16, 64)]
-    width = max(map(len, rows))
     requested, line = chosen.sampling, rows["start"]
     head = (
-        f"countdown, {chosen.evaluation.split} split: {line['prompts']} problems × "
-        f"{line['samples_per_prompt']} samples, 95% intervals over problems; "
-        f"{chosen.run.steps} steps × {requested.prompts_per_step} × {requested.samples_per_prompt} "
-        f"rollouts each, seed {chosen.run.seed}"
+        f"{sentence(gain)}\n\ncountdown, {chosen.evaluation.split} split: {line['prompts']} "
+        f"problems × {line['samples_per_prompt']} samples; {chosen.run.steps} steps × "
+        f"{requested.prompts_per_step} × {requested.samples_per_prompt} rollouts each, seed "
+        f"{chosen.run.seed}. Brackets: 95% intervals over problems; those of the difference hold "
+        "for all k together.\n"
     )
-    table = [f"{'':<{width}}  " + "  ".join(f"{name:<18}" for name in names)]
-    for name, line in rows.items():
-        cells = [line["results"][key] for key in names]
-        shown = [f"{c['value']:.3f} [{c['low']:.2f}, {c['high']:.2f}]" for c in cells]
-        table.append(f"{name:<{width}}  " + "  ".join(f"{cell:<18}" for cell in shown))
-    return "\n".join([head, "", *table, ""])
+    table = [["", *rows, f"minus {ONE_SAMPLE}"]]
+    for k in SHOWN:
+        cells = [row["results"][f"pass@{k}"] for row in rows.values()]
+        found = [Estimate(cell["value"], cell["low"], cell["high"]) for cell in cells]
+        table.append([f"pass@{k}", *map(short, found), short(gain.at(k), "+")])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
+    return "\n".join([in_columns(head, 80), *lines])
+
+
+def short(found: Estimate, sign: str = "") -> str:
+    """Of the same length for every number from -1 to 1.
+
+    >>> from bestofk.evaluation import Estimate
+    >>> short(Estimate(0.6123, 0.57, 1.0)), short(Estimate(-0.1, -0.2, 0.01), "+")
+    ('.612 [.57, 1.0]', '-.100 [-.20, +.01]')
+    """
+    texts = (
+        f"{number:{sign}.{digits}f}"
+        for number, digits in ((found.value, 3), (found.low, 2), (found.high, 2))
+    )
+    value, low, high = (
+        text.replace("0.", ".") if abs(float(text)) < 1 else text[:-1] for text in texts
+    )
+    return f"{value} [{low}, {high}]"
+
+
+def sentence(gain: Comparison) -> str:
+    """What training for k gains over GRPO, for the head of table and page."""
+    at = gain.at(QUOTED)
+    if at.low <= 0 <= at.high:
+        return (
+            f"No significant difference in pass@{QUOTED} between {gain.b} and {gain.a}: "
+            f"{100 * at.value:+.1f} points (95%: {100 * at.low:+.1f} to {100 * at.high:+.1f})"
+        )
+    low, high = sorted((abs(at.low), abs(at.high)))
+    return (
+        f"Training for {gain.b} instead of {gain.a} {'gains' if at.value > 0 else 'loses'} "
+        f"{100 * abs(at.value):.1f} points of pass@{QUOTED} "
+        f"(95%: {100 * low:.1f} to {100 * high:.1f})"
+    )
 
 
 def results(runs: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
     """The evaluation of the start and the last one of each run."""
     from bestofk.runs import read_metrics
 
-    history = {name: evaluations(read_metrics(path)) for name, path in runs.items()}
+    history = {
+        name: [line for line in read_metrics(path) if line["kind"] == "evaluation"]
+        for name, path in runs.items()
+    }
     return {"start": history[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in history.items()}
 
 
-def evaluations(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [line for line in lines if line["kind"] == "evaluation"]
-
-
-def report(runs: Mapping[str, Path], page: Path) -> list[str]:
-    """Write the page; say in words which run is better where."""
+def report(runs: Mapping[str, Path], page: Path) -> tuple[Comparison, list[str]]:
+    """Write the page; the k-sample run against GRPO, and every comparison in words."""
     from bestofk.reports import load, make
 
-    first = next(iter(runs.values()))
-    start = f"start={first / 'evaluations' / '000000.jsonl'}"
-    sources = load([start, *(f"{name}={path}" for name, path in runs.items())])
-    built = make(sources, page)
-    return [f"{one.metric}: {one.verdict}" for one in built.findings.comparisons]
+    start = f"start={runs[ONE_SAMPLE] / 'evaluations' / '000000.jsonl'}"
+    sources = load([*(f"{name}={path}" for name, path in runs.items()), start])
+    made = make(sources, page, title=lambda findings: sentence(findings.comparisons[0]))
+    compared = made.findings.comparisons
+    return compared[0], [f"{one.metric}: {one.verdict}" for one in compared]

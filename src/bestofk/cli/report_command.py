@@ -1,21 +1,18 @@
-"""`bestofk report`: runs and files of samples → one page, figures and tables."""
+"""`bestofk report`: runs and files of samples → one page, and figures."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from bestofk.cli._files import pairs
-from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.cli._progress import is_quiet
-from bestofk.cli._wrapping import wrapped
+from bestofk.cli._files import ReadingOptions
+from bestofk.cli._options import argument, option, parsed
+from bestofk.cli._terminal import is_quiet, wrapped
 from bestofk.reports import SAMPLES, Reading, Report, load, make, page_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions(VerbOptions):
+class ReportOptions(ReadingOptions):
     """One self-contained page on what best-of-k is worth, and which run is better.
 
     The others are compared with the first.
@@ -27,8 +24,8 @@ class ReportOptions(VerbOptions):
     )
 
     groups: ClassVar = {
-        "Files": ("runs", "out", "png", "svg", "csv"),
-        "Page": ("title", "metrics", "threshold", "bounds", "k", "samples"),
+        "Files": ("runs", "out", "png", "svg"),
+        "Page": ("title", "metrics", "threshold", "bounds", "cluster", "k", "samples"),
         "Follow a run": ("watch", "port"),
     }
 
@@ -43,34 +40,16 @@ class ReportOptions(VerbOptions):
     )
     """Curves to show, of pass@k, max@k, maj@k and pass^k; by default pass@k, and max@k where
     rewards are graded."""
-    threshold: float | None = None
-    """A reward of at least this passes; by default 1, where rewards lie in [0, 1]."""
-    bounds: tuple[float, float] | None = option("LOW HIGH", default=None)
-    """The least and the greatest reward there can be, where that is not 0 and 1."""
-    map: tuple[str, ...] = option("ROLE=COLUMN", "--columns", default=())
-    """Override the detected columns; `ROLE=` leaves one out."""
-    where: tuple[str, ...] = option("COLUMN=VALUE", default=())
-    """Read such records only."""
-    encoding: str = "utf-8"
-    """Encoding of text files."""
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     beyond: int = 16
     """Extrapolate pass@k to this many times n, at most 16; 0 for not at all."""
-    confidence: float = 0.95
-    """Level of the intervals."""
-    resamples: int | None = None
-    """Draws of the bootstrap and sign flips; by default as many as the printed digits need."""
-    seed: int = 0
-    """Seed of the bootstrap: the same seed gives the same page."""
     samples: int = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
     png: Path | None = option("FOLDER", default=None)
     """Also write the figures into this folder, as PNG (needs matplotlib)."""
     svg: Path | None = option("FOLDER", default=None)
     """The same as SVG."""
-    csv: Path | None = option("FOLDER", default=None)
-    """Also write the numbers into this folder, as CSV."""
     watch: bool = False
     """Serve the page on this machine and follow the runs while they train; writes no file."""
     port: int = 8877
@@ -83,7 +62,7 @@ def main(argv: list[str]) -> int:
         follow(chosen)
         return 0
     report = run(chosen)
-    if chosen.json:
+    if chosen.as_json:
         print(json.dumps(summary(report), indent=2))
     else:
         show(report)
@@ -101,61 +80,49 @@ def run(chosen: ReportOptions) -> Report:
         def say(what: str) -> None:
             status.update(Text(printable(what)))
 
-        reading = Reading(
-            columns=pairs(chosen.map, "--map"),
-            where=pairs(chosen.where, "--where"),
-            encoding=chosen.encoding,
-            say=lambda what: say(f"reading {what}"),
-        )
-        sources = load(chosen.runs, reading)
+        reading = Reading(**chosen.reading(), say=lambda what: say(f"reading {what}"))
         return make(
-            sources,
+            load(chosen.runs, reading),
             chosen.out,
+            say=say,
             png=chosen.png,
             svg=chosen.svg,
-            csv=chosen.csv,
-            say=say,
-            **numbers(chosen),
+            **page_options(chosen),
         )
 
 
-def numbers(chosen: ReportOptions) -> dict[str, Any]:
+def page_options(chosen: ReportOptions) -> dict[str, Any]:
     """What the page is made with, wherever it goes."""
-    return {
-        "title": chosen.title,
-        "metrics": chosen.metrics,
-        "threshold": chosen.threshold,
-        "bounds": chosen.bounds,
-        "k_max": chosen.k,
-        "beyond": chosen.beyond,
-        "confidence": chosen.confidence,
-        "resamples": chosen.resamples,
-        "seed": chosen.seed,
-        "samples": chosen.samples,
-    }
+    names = ("title", "metrics", "beyond", "samples")
+    return {**chosen.numbers(), "k_max": chosen.k, **{n: getattr(chosen, n) for n in names}}
 
 
 def follow(chosen: ReportOptions) -> None:
     """Serve the page until interrupted, and make it again while the runs grow."""
-    from bestofk.reports.sources import split_name
     from bestofk.reports.watching import watch
 
-    reading = Reading(
-        columns=pairs(chosen.map, "--map"),
-        where=pairs(chosen.where, "--where"),
-        encoding=chosen.encoding,
-    )
-    paths = [split_name(argument)[1] for argument in chosen.runs]
+    reading = Reading(**chosen.reading())
+    paths = [watched(argument) for argument in chosen.runs]
     if not paths:
         raise ValueError("--watch needs at least one run folder or file of samples")
 
     def page() -> str:
-        return page_of(load(chosen.runs, reading), live=True, **numbers(chosen))[2]
+        return page_of(load(chosen.runs, reading), live=True, **page_options(chosen))[2]
 
     def say(text: str) -> None:
-        print(json.dumps({"said": text}) if chosen.json else printable(text), flush=True)
+        print(json.dumps({"said": text}) if chosen.as_json else printable(text), flush=True)
 
     watch(paths, page, chosen.port, say)
+
+
+def watched(argument: str) -> Path:
+    """The path of PATH or NAME=PATH, which may not be there yet."""
+    from bestofk.reports.sources import split_name
+
+    try:
+        return split_name(argument)[1]
+    except FileNotFoundError:
+        return Path(argument.rpartition("=")[2])
 
 
 def summary(report: Report) -> dict[str, Any]:

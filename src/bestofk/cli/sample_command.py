@@ -2,38 +2,331 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from bestofk.cli._options import parsed
-from bestofk.cli._sampling_job import SampleOptions, by_temperature, sample
+from bestofk.api.sampling_run import SampleFile, draw_into
+from bestofk.cli._files import json_pairs
+from bestofk.cli._options import VerbOptions, argument, option, parsed
+from bestofk.cli._terminal import bar, is_quiet
+from bestofk.sampling.sampler import Sampling
+
+if TYPE_CHECKING:
+    from bestofk.sampling.endpoint import Cap, Usage
+
+CHARACTERS_PER_TOKEN = 3
+"""For the announced estimate of prompt tokens, on the safe side."""
+SPARE = 1.25
+"""The default caps are a quarter above what is needed: endpoints may return fewer samples."""
+
+
+class SampleOptions(VerbOptions):
+    """Draw n samples per problem of a task, score them, write a JSON line for each.
+
+    An interrupted run resumes where it stopped: run the same command again.
+    """
+
+    examples: ClassVar = (
+        "bestofk sample MODEL --task countdown --n 64 --out a.jsonl",
+        "bestofk sample http://localhost:8000/v1 --model M --task countdown",
+    )
+
+    groups: ClassVar = {
+        "What": ("target", "task", "task_option", "split", "problems", "n", "out"),
+        "Sampling": ("temperature", "top_p", "max_new_tokens", "stop", "seed"),
+        "Endpoint": ("model", "key_variable", "concurrency", "timeout", "retries"),
+    }
+
+    target: str = argument("MODEL|URL")
+    """Model (name, folder or GGUF file), or URL of an OpenAI-compatible endpoint."""
+    task: str = ""
+    """Task to sample on; `bestofk tasks` lists them."""
+    task_option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Options of the task."""
+    verifier_option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Options of the task's verifier, such as 'limits={"cpu_per_test": 0.5}' for programs."""
+    split: str = ""
+    """Split of the task; by default test."""
+    problems: int = 0
+    """Number of problems of the split; 0 is all."""
+    n: int = 16
+    """Samples per problem."""
+    temperature: tuple[float, ...] = (1.0,)
+    """One, or several for a sweep (a file each)."""
+    top_p: float = 1.0
+    """Nucleus sampling: the share of probability kept."""
+    top_k: int = 0
+    """Most probable tokens kept; 0 keeps all."""
+    max_new_tokens: int = 256
+    """Longest completion, in tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    seed: int = 0
+    """Seed of the samples."""
+    out: Path | None = None
+    """File for the samples; by default TASK-MODEL.jsonl."""
+    model: str = ""
+    """Model's name at an endpoint."""
+    key_variable: str = option("NAME", default="OPENAI_API_KEY")
+    """Environment variable with the endpoint's key. The key itself is never printed or stored."""
+    api: Literal["chat", "completions"] = "chat"
+    """Which API of the endpoint is used."""
+    concurrency: int = 8
+    """Requests in flight at once."""
+    per_request: int = 1
+    """Samples per request."""
+    logprobs: bool = False
+    """Ask the endpoint for log-probabilities."""
+    timeout: float = 600.0
+    """Seconds without an answer before a request is repeated."""
+    retries: int = 8
+    """Times a failing request is repeated; repeats do not count against the cap."""
+    extra_body: str = option("JSON", default="")
+    """JSON object with further fields of every request, such as '{"reasoning_effort": "low"}'."""
+    price: tuple[float, float] | None = option("IN OUT", default=None)
+    """Prices of a million prompt tokens and of a million completion tokens, for the cost line."""
+    max_requests: int = 0
+    """Cap on requests; by default a quarter more than needed."""
+    max_tokens: int = 0
+    """Cap on tokens in all; by default a quarter more than the most that can come."""
+    device: str = ""
+    """Device of a model sampled here; by default cuda where there is one."""
+    dtype: str = "float32"
+    """Precision of a model sampled here."""
+
+    def check(self) -> None:
+        """Raise a ValueError for what no sampling can start from."""
+        if not self.task:
+            raise ValueError(
+                f"sampling from {self.target!r} needs a task: state --task NAME (bestofk tasks "
+                "lists them); for a file of samples, use bestofk eval"
+            )
+        if self.price is not None and min(self.price) < 0:
+            raise ValueError(f"--price takes two prices of at least 0, got {self.price}")
+        if not isinstance(self.extra_fields, dict):
+            raise ValueError(f"--extra-body takes a JSON object, got {self.extra_body!r}")
+        if self.remote:
+            importlib.import_module("httpx")  # its absence is said before anything is written
+            if not self.model:
+                raise ValueError("an endpoint serves models by name: state --model NAME")
+
+    @property
+    def remote(self) -> bool:
+        return self.target.startswith(("http://", "https://"))
+
+    @property
+    def extra_fields(self) -> Any:
+        try:
+            return json.loads(self.extra_body or "{}")
+        except json.JSONDecodeError:
+            return None
+
+    @property
+    def sampling(self) -> Sampling:
+        """At the first temperature."""
+        return Sampling(
+            samples_per_prompt=self.n,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature[0],
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+        )
+
+    @property
+    def file(self) -> Path:
+        plain = (self.model or self.target.rstrip("/").rsplit("/", 1)[-1]).replace("/", "-")
+        return self.out or Path(f"{self.task}-{plain}.jsonl")
+
+    @property
+    def by_temperature(self) -> list[SampleOptions]:
+        """A job for each temperature of a sweep, with a file of its own: a.jsonl → a.t0.7.jsonl."""
+        if len(self.temperature) < 2:
+            return [self]
+        plain = self.file.name.removesuffix(".jsonl")
+        files = {each: self.file.with_name(f"{plain}.t{each:g}.jsonl") for each in self.temperature}
+        return [
+            self.model_copy(update={"temperature": (each,), "out": file})
+            for each, file in files.items()
+        ]
 
 
 def main(argv: list[str]) -> int:
     chosen = parsed(SampleOptions, argv, "bestofk sample")
-    files = sampled(chosen)
-    if files is None:
-        return 1
-    names = list(map(str, files))
-    if chosen.json:
-        print(json.dumps({"files": names, "task": chosen.task, "n": chosen.n}))
-    else:
-        print(f"bestofk eval {' '.join(names)}    # next: what best-of-k is worth")
-    return 0
-
-
-def sampled(chosen: SampleOptions) -> list[Path] | None:
-    """Sample and score; the files, or None when sampling had to stop early."""
     from bestofk.rewards import TooManyUnscored
     from bestofk.sampling.endpoint import CapReached, EndpointError
 
     chosen.check()
-    files = []
-    for job in by_temperature(chosen):
-        try:
-            files.append(sample(job))
-        except (CapReached, EndpointError, TooManyUnscored) as error:
-            print(f"bestofk sample: {error}", file=sys.stderr)
-            return None
-    return files
+    try:
+        names = [str(sample(job)) for job in chosen.by_temperature]
+    except (CapReached, EndpointError, TooManyUnscored) as error:
+        print(f"bestofk sample: {error}", file=sys.stderr)
+        return 1
+    if chosen.as_json:
+        print(json.dumps({"files": names, "task": chosen.task, "n": chosen.n}))
+    elif not is_quiet():
+        print(f"bestofk eval {' '.join(names)}    # next: what best-of-k is worth")
+    return 0
+
+
+def say(text: str) -> None:
+    if not is_quiet():
+        print(text, file=sys.stderr, flush=True)
+
+
+def run_of(job: SampleOptions) -> dict[str, Any]:
+    """What every line of the file repeats: model, sampling and run id.
+
+    The run id is fixed by all that shapes the samples. n is not part of it: a run may be continued
+    with more samples per problem.
+    """
+    sampling = job.sampling.model_dump(exclude={"samples_per_prompt"})
+    sampling["stop"] = list(job.stop)
+    model = job.model or job.target
+    shaped: list[Any] = [
+        job.target, model, job.api, job.task, json_pairs(job.task_option), job.split, sampling,
+        job.seed,
+    ]  # fmt: skip
+    if job.extra_body:
+        shaped.append(job.extra_fields)
+    if job.verifier_option:
+        shaped.append(["verifier", json_pairs(job.verifier_option)])
+    digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
+    return {"model": model, "sampling": sampling, "run_id": digest[:12]}
+
+
+def sample(job: SampleOptions) -> Path:
+    """Draw what is missing, score it, and return the file."""
+    from bestofk.rewards import UnscoredGuard, verifier
+    from bestofk.tasks import task
+    from bestofk.training.task_setup import usual_style, with_accepted_references
+
+    stated = json_pairs(job.task_option)
+    if not job.remote and (style := usual_style(job.target, job.task, stated)):
+        stated["style"] = style
+    chosen = task(job.task, **stated)
+    usual = "test" if "test" in chosen.splits else chosen.splits[-1]
+    guard = UnscoredGuard(share=0.05)
+    options = {**chosen.verifier_options, **json_pairs(job.verifier_option)}
+    with verifier(chosen.verifier, **options) as judge:
+        split = with_accepted_references(chosen, judge, say=say).split(job.split or usual)
+        count = job.problems or len(split)
+        if not 1 <= count <= len(split):
+            raise ValueError(
+                f"{job.task} has {len(split)} problems in this split, asked for {count}"
+            )
+
+        def judged(batch: Any, texts: Any) -> Any:
+            verdicts = judge(batch, texts)
+            guard.check(verdicts)
+            return verdicts
+
+        prompts = {prompt.id: prompt for prompt in split[:count]}
+        with SampleFile(job.file, run_of(job), prompts, judged) as file:
+            missing, total = file.missing(job.n), count * job.n
+            left = sum(map(len, missing.values()))
+            say(f"{count} problems × {job.n} samples; {total - left:,} of {total:,} there")
+            with bar("sampling", left) as advance:
+                if missing and job.remote:
+                    _from_endpoint(job, missing, file, advance)
+                elif missing:
+                    draw_into(
+                        file, job.target, missing, params=job.sampling, seed=job.seed,
+                        device=job.device or "auto", dtype=job.dtype, advance=advance,
+                    )  # fmt: skip
+    say(f"{job.file}: {total:,} samples")
+    return job.file
+
+
+def _from_endpoint(
+    job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: SampleFile, advance: Any
+) -> None:
+    from bestofk.sampling.endpoint import Endpoint, EndpointSample, SamplesToDraw, Usage, draw
+
+    same = ("model", "key_variable", "api", "concurrency", "per_request", "logprobs", "timeout",
+            "retries")  # fmt: skip
+    endpoint = Endpoint(
+        base_url=job.target,
+        extra_body=job.extra_fields,
+        **{name: getattr(job, name) for name in same},
+    )
+
+    def keep(drawn: EndpointSample) -> None:
+        file.take(
+            problem_id=drawn.prompt.id,
+            sample_id=drawn.sample,
+            completion=drawn.text,
+            finish_reason=drawn.finish_reason,
+            n_tokens=drawn.n_tokens,
+            logprob_sum=drawn.logprob_sum,
+            seed=drawn.seed,
+        )
+
+    usage = Usage()
+    try:
+        draw(
+            endpoint,
+            [SamplesToDraw(file.prompts[p], samples) for p, samples in missing.items()],
+            job.sampling,
+            keep,
+            cap=announce(job, missing, file),
+            seed=job.seed,
+            usage=usage,
+            on_answer=lambda now: advance(now.samples),
+            warn=say,
+        )
+    finally:
+        say(summary(usage, job.price))
+
+
+def summary(usage: Usage, price: tuple[float, float] | None) -> str:
+    """What a run has cost, and why requests were repeated."""
+    again = ", ".join(f"{why} {count}×" for why, count in usage.reasons.items())
+    text = (
+        f"{usage.samples:,} samples by {usage.requests:,} requests, {usage.prompt_tokens:,} prompt "
+        f"and {usage.completion_tokens:,} completion tokens"
+    )
+    if usage.uncounted:
+        text += f" (and those of {usage.uncounted:,} answers without a count)"
+    if price is not None:
+        text += f", cost {cost(usage.prompt_tokens, usage.completion_tokens, price)}"
+    return text + (f"; repeated: {again}" if again else "")
+
+
+def cost(prompt: int, completion: int, price: tuple[float, float]) -> str:
+    """
+    >>> cost(2_000_000, 500_000, (0.15, 0.6))
+    '0.60'
+    """
+    return f"{(prompt * price[0] + completion * price[1]) / 1e6:,.2f}"
+
+
+def announce(job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: SampleFile) -> Cap:
+    """Say what the run can cost before it starts, and return the cap."""
+    from bestofk.sampling.endpoint import Cap
+
+    needed = {p: math.ceil(len(samples) / job.per_request) for p, samples in missing.items()}
+    requests = sum(needed.values())
+    completion = sum(map(len, missing.values())) * job.max_new_tokens
+    prompt = sum(
+        count * (len(json.dumps(file.prompts[p].text)) // CHARACTERS_PER_TOKEN + 16)
+        for p, count in needed.items()
+    )
+    cap = Cap(
+        job.max_requests or math.ceil(requests * SPARE) + 20,
+        job.max_tokens or math.ceil((completion + prompt) * SPARE),
+    )
+    say(
+        f"{job.target}: {requests:,} requests to {job.model}, {job.concurrency} at once; at most "
+        f"{completion:,} completion tokens and about {prompt:,} prompt tokens"
+    )
+    if job.price is not None:
+        say(f"cost at most {cost(prompt, completion, job.price)} (--price)")
+    say(f"cap: {cap.requests:,} requests (--max-requests), {cap.tokens:,} tokens (--max-tokens)")
+    return cap

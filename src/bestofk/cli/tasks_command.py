@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any, ClassVar
 
+from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.common import json_safe
 
 
-@dataclass(frozen=True, kw_only=True)
 class TasksOptions(VerbOptions):
     """List the tasks with their options."""
 
@@ -22,8 +23,7 @@ class TasksOptions(VerbOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Show(VerbOptions):
+class TaskShowOptions(VerbOptions):
     """Prompts of a task with reference answers, each judged by the task's verifier."""
 
     examples: ClassVar = ("bestofk tasks show countdown --n 3",)
@@ -44,11 +44,11 @@ class Show(VerbOptions):
 
 def main(argv: list[str]) -> int:
     if argv and argv[0] == "show":
-        return show(parsed(Show, argv[1:], "bestofk tasks show"))
+        return show(parsed(TaskShowOptions, argv[1:], "bestofk tasks show"))
     if argv and not argv[0].startswith("-"):
         raise ValueError(f"bestofk tasks, or bestofk tasks show NAME; got {argv[0]!r}")
     arguments = parsed(TasksOptions, argv, "bestofk tasks")
-    print(json.dumps(listed(), indent=2, default=str) if arguments.json else listing())
+    print(json.dumps(listed(), indent=2, default=str) if arguments.as_json else listing())
     return 0
 
 
@@ -57,7 +57,7 @@ def listed() -> list[dict[str, Any]]:
     from bestofk.tasks import TASKS, factory
 
     result = []
-    for name, (_, summary) in TASKS.items():
+    for name, (_, summary, _) in TASKS.items():
         options = inspect.signature(factory(name)).parameters.values()
         defaults = {o.name: None if o.default is o.empty else o.default for o in options}
         result.append({"name": name, "summary": summary, "options": defaults})
@@ -78,44 +78,28 @@ def _short(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else str(value)
 
 
-def parse_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Options as typed: key=value, the value as JSON where it is JSON, else as a word.
-
-    >>> parse_options(("numbers=3", "style=compact", "sizes=[5, 7]"))
-    {'numbers': 3, 'style': 'compact', 'sizes': [5, 7]}
-    """
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"an option reads key=value, got {pair!r}")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
-
-
-def show(arguments: Show) -> int:
+def show(arguments: TaskShowOptions) -> int:
     """Print prompts, reference answers and verdicts; 1 when a reference does not score 1.0."""
     from bestofk.rewards import verifier
     from bestofk.tasks import task
+    from bestofk.training.task_setup import say_on_stderr, with_accepted_references
 
-    chosen = task(arguments.task, **parse_options(arguments.option))
+    chosen = task(arguments.task, **json_pairs(arguments.option))
     judge = verifier(chosen.verifier, **chosen.verifier_options) if arguments.judge else None
     split_name = arguments.split or chosen.splits[0]
-    split = chosen.split(split_name)
-    if arguments.n < 1 or not 0 <= arguments.start < len(split):
-        raise ValueError(
-            f"{arguments.task} has {len(split)} prompts in {split_name}; got "
-            f"--start {arguments.start} --n {arguments.n}"
-        )
-    prompts = split[arguments.start : arguments.start + arguments.n]
-    verdicts = []
-    if judge is not None:
-        with judge:
-            verdicts = judge(prompts, [prompt.reference for prompt in prompts])
-    if arguments.json:
+    with judge or nullcontext():
+        if judge is not None:
+            chosen = with_accepted_references(chosen, judge, say=say_on_stderr)
+        split = chosen.split(split_name)
+        if arguments.n < 1 or not 0 <= arguments.start < len(split):
+            raise ValueError(
+                f"{arguments.task} has {len(split)} prompts in {split_name}; got "
+                f"--start {arguments.start} --n {arguments.n}"
+            )
+        prompts = split[arguments.start : arguments.start + arguments.n]
+        answers = [prompt.reference for prompt in prompts]
+        verdicts = judge(prompts, answers) if judge is not None else []
+    if arguments.as_json:
         table = {
             "task": chosen.name,
             "split": split_name,
@@ -126,7 +110,10 @@ def show(arguments: Show) -> int:
         print(json.dumps(table, indent=2, ensure_ascii=False))
         return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
     print(f"{chosen.name}: {chosen.summary}; licence: {chosen.licence}")
-    print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts\n")
+    print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts")
+    for line in chosen.findings():
+        print(line)
+    print()
     for number, prompt in enumerate(prompts):
         print(f"--- {prompt.id}")
         if isinstance(prompt.text, str):

@@ -10,14 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from pydantic import Field
 
 import bestofk
-from bestofk.cli._recipe_flags import TrainArguments, override, split
-from bestofk.cli._wrapping import wrapped
-from bestofk.common import choices, json_safe
-from bestofk.config import Config, leaves, read, read_own_config, replaced
+from bestofk.cli._options import VerbOptions, argument, collect, completed, flags_of
+from bestofk.cli._recipe_flags import recipe_flags, recipe_help
+from bestofk.cli._terminal import is_quiet, wrapped
+from bestofk.common import check_hub_id, choices, json_safe
+from bestofk.config import Config, json_schema, leaves, merged, read
 
 ABOUT = """usage: bestofk train [RECIPE] [--section.key value ...]
 
@@ -27,43 +34,75 @@ or the name of a shipped recipe:
 
   --resume RUN   resume an interrupted run; it ends exactly like an
                  uninterrupted one
+  --watch        serve a page of curves on this machine while the run trains
   --dry-run      show what differs from the defaults, tokens and memory;
                  --dry-run --verbose shows every setting
-  --json         print the result as JSON
-Several GPUs: accelerate launch --num_processes 8 -m bestofk train RECIPE
+  --schema       print the JSON schema of a recipe, for editors
+Several GPUs: torchrun --nproc_per_node 8 -m bestofk train RECIPE
 Your data and reward: --task.name dataset --task.options.train rows.jsonl
                       --task.verifier myreward.py:reward"""
 
 
+class TrainOptions(VerbOptions):
+    """What a command line states beside settings."""
+
+    recipe: str | None = argument("[RECIPE]", default=None)
+    resume: str | None = None
+    watch: bool = False
+    dry_run: bool = False
+    print_schema: bool = Field(False, json_schema_extra={"words": ["--schema"]})
+
+
 def main(argv: list[str]) -> int:
     if {"-h", "--help", "--help-all"} & set(argv):
-        from bestofk.cli._settings import help_text
-
         about = ABOUT.format(recipes=", ".join(shipped_recipes()) or "none here")
-        print(help_text(about, everything="--help-all" in argv))
+        print(recipe_help(about, everything="--help-all" in argv))
         return 0
-    words = split(argv)
-    if words.resume is not None:
-        return resumed(words)
-    if not argv:
-        raise ValueError(
-            "a recipe is needed, such as countdown-tiny; or --resume RUN; "
-            "bestofk train --help says more"
-        )
-    recipe = None if words.recipe is None else find_recipe(words.recipe)
-    config = override(Config() if recipe is None else read(recipe), words)
+    options, changes = split(argv)
+    if options.print_schema:
+        print(json.dumps(json_schema(), indent=2))
+        return 0
+    if options.resume is not None:
+        return resumed(options, changes)
+    recipe = None if options.recipe is None else find_recipe(options.recipe)
+    config = merged(Config() if recipe is None else read(recipe), changes)
     if recipe is not None:
         config = beside_recipe(config, recipe.parent)
-    if words.dry_run:
+    stated = set() if recipe is None else read(recipe).sampling.model_fields_set
+    if "max_new_tokens" not in stated and "sampling.max_new_tokens" not in changes:
+        config = with_usual_length(config)
+    if options.dry_run:
         from bestofk.training.cost import dry_run
 
         summary = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
-        if words.json:
+        if options.as_json:
             lines = {"settings": dict(leaves(config)), "said": summary.splitlines()}
             summary = json.dumps(json_safe(lines), indent=2, default=str)
-        print(summary if words.json else wrapped(summary))
+        print(summary if options.as_json else wrapped(summary))
         return 0
-    return go(config, as_json=words.json)
+    return go(config, options)
+
+
+def split(argv: list[str]) -> tuple[TrainOptions, dict[str, Any]]:
+    """The options of the verb, and the settings by their dotted names.
+
+    Raises:
+        ValueError: An unknown flag, a missing value, a second recipe.
+    """
+    own = flags_of(TrainOptions)
+    values, loose = collect([*own, *recipe_flags()], argv, "bestofk train")
+    stated = {flag.name: values.pop(flag.name) for flag in own if flag.name in values}
+    return completed(TrainOptions, stated, loose, "bestofk train"), values
+
+
+def with_usual_length(config: Config) -> Config:
+    """The config with as many new tokens as answers to its task may need; tiny policies have room
+    for the default alone."""
+    from bestofk.tasks import TASKS
+
+    if config.model.path.startswith("tiny-") or config.task.name not in TASKS:
+        return config
+    return merged(config, {"sampling.max_new_tokens": TASKS[config.task.name][2]})
 
 
 RECIPES = (Path(bestofk.__file__).parent / "recipes", Path(bestofk.__file__).parents[2] / "recipes")
@@ -94,11 +133,11 @@ def beside_recipe(config: Config, folder: Path) -> Config:
     if name and ".py:" in name:
         file, _, function = name.rpartition(":")
         result = _found(file, folder)
-        config = replaced(config, "task.verifier", f"{result}:{function}")
-    for key in ("train", "validation", "test", "path"):
+        config = merged(config, {"task.verifier": f"{result}:{function}"})
+    for key in ("train", "validation", "test", "path", "checker"):
         given = config.task.options.get(key)
         if isinstance(given, str):
-            config = replaced(config, f"task.options.{key}", _found(given, folder))
+            config = merged(config, {f"task.options.{key}": _found(given, folder)})
     return config
 
 
@@ -106,12 +145,14 @@ def _found(path: str, folder: Path) -> str:
     return str(folder / path) if not Path(path).exists() and (folder / path).exists() else path
 
 
-def resumed(words: TrainArguments) -> int:
+def resumed(options: TrainOptions, changes: dict[str, Any]) -> int:
     """Continue a run: its own config, and what may be changed about it."""
-    assert words.resume is not None
-    if words.recipe is not None:
-        raise ValueError(f"--resume uses the run's own config; leave the recipe {words.recipe} out")
-    folder, checkpoint = Path(words.resume), None
+    assert options.resume is not None
+    if options.recipe is not None:
+        raise ValueError(
+            f"--resume uses the run's own config; leave the recipe {options.recipe} out"
+        )
+    folder, checkpoint = Path(options.resume), None
     if folder.parent.name == "checkpoints" and (folder / "state.json").exists():
         folder, checkpoint = folder.parents[1], folder.name
     if not (folder / "config.toml").is_file():
@@ -119,44 +160,62 @@ def resumed(words: TrainArguments) -> int:
             f"{folder} is not a run: it has no config.toml; --resume takes the folder that "
             "--run.dir named, or one of its checkpoints"
         )
-    config = override(read_own_config(folder), words)
-    return go(
-        replaced(config, "run.dir", str(folder)),
-        resume=True,
-        checkpoint=checkpoint,
-        as_json=words.json,
-    )
+    config = merged(read(folder / "config.toml"), changes)
+    return go(merged(config, {"run.dir": str(folder)}), options, checkpoint)
 
 
-def go(
-    config: Config, *, resume: bool = False, checkpoint: str | None = None, as_json: bool = False
-) -> int:
+def go(config: Config, options: TrainOptions, checkpoint: str | None = None) -> int:
     """Train; 0 when the run is complete, 128 + the signal when one stopped it."""
     from bestofk.runs import refuse_begun
     from bestofk.training.checks import check, check_installed
 
     check(config)  # before torch is imported, let alone a model loaded
     check_installed(config)
+    check_hub_id(config.model.path)
+    resume, as_json = options.resume is not None, options.as_json
     first = os.environ.get("RANK", "0") == "0"
     if first and not resume:
         refuse_begun(config.run.dir)
     try:
+        from bestofk.training.task_setup import with_style
         from bestofk.training.train import train
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    if not resume:
+        config = with_style(config)
+    with contextlib.ExitStack() as around:
+        if as_json:
+            around.enter_context(contextlib.redirect_stdout(sys.stderr))
+        if first and options.watch:
+            around.enter_context(watched(config.run.dir))
+        elif first and not is_quiet():
+            print(f"watch: bestofk report --watch {config.run.dir}", flush=True)
         outcome = train(config, resume=resume, checkpoint=checkpoint)
     stopped = outcome.signal is not None
     pushed = None
     if first and not stopped:
-        from bestofk.training.hub import push_final
+        from bestofk.training.record import push_final
 
-        pushed = push_final(config, outcome.path)
+        pushed = push_final(config.run.advanced, outcome.path)
     if first and as_json:
-        line = {"run": str(outcome.path), "step": outcome.step, "signal": outcome.signal}
-        print(json.dumps({**line, "final": None if stopped else f"{outcome.path}/final"}))
+        by = None if outcome.signal is None else Signals(outcome.signal).name
+        final = None if stopped else f"{outcome.path}/final"
+        line = {"run": str(outcome.path), "step": outcome.step, "stopped_by": by, "final": final}
+        print(json.dumps(line))
     elif first and stopped:
         print(f"stopped at step {outcome.step}; resume: bestofk train --resume {outcome.path}")
     elif first:
         print(f"done: {outcome.path}/final" + (f"\npushed: {pushed}" if pushed else ""))
     return 128 + outcome.signal if outcome.signal is not None else 0
+
+
+@contextlib.contextmanager
+def watched(folder: str) -> Iterator[None]:
+    """A page that follows the run, served by a process of its own for as long as this one lives."""
+    command = [sys.executable, "-m", "bestofk", "report", "--watch", folder, "--port", "0"]
+    server = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.wait()

@@ -42,7 +42,7 @@ class JudgedFunction:
         log_ratio: np.ndarray | None = None,
         live: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Weights of one group, (n,) → (n,). Raises what the function raises, or CannotCall."""
+        """Advantages of one group, (n,) → (n,). Raises what the function raises, or CannotCall."""
         values, _ = self._one(rewards, log_ratio, live)
         return values
 
@@ -70,13 +70,13 @@ class JudgedFunction:
         n = rewards.shape[-1]
         if values.size != n or tuple(s for s in values.shape if s != 1) not in ((n,), ()):
             raise CannotCall(
-                f"it returned shape {values.shape} for rewards of shape {row.shape}: one weight "
+                f"it returned shape {values.shape} for rewards of shape {row.shape}: one advantage "
                 "per sample is wanted"
             )
         return values.reshape(n), values.shape
 
     def many(self, rewards: np.ndarray, log_ratio: np.ndarray | None = None) -> Answers:
-        """Weights of many groups, (groups, n): NaN where it raised."""
+        """Advantages of many groups, (groups, n): NaN where it raised."""
         logs = log_ratio
         if self.off_policy and logs is None:
             logs = np.zeros(rewards.shape)
@@ -124,7 +124,7 @@ class JudgedFunction:
 
 @dataclass(frozen=True)
 class Answers:
-    """Weights of many groups, and which groups raised what."""
+    """Advantages of many groups, and which groups raised what."""
 
     values: np.ndarray
     failures: dict[int, Exception]
@@ -145,12 +145,12 @@ def _taken(result: Any) -> np.ndarray:
         result = result.detach().cpu().numpy()
     what = type(result).__name__
     if result is None:
-        raise CannotCall("it returned None: one weight per sample is wanted")
+        raise CannotCall("it returned None: one advantage per sample is wanted")
     try:
         return np.array(result, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise CannotCall(
-            f"it returned {what}, not numbers: one weight per sample is wanted"
+            f"it returned {what}, not numbers: one advantage per sample is wanted"
         ) from error
 
 
@@ -241,7 +241,7 @@ def _with_batch(
         if values.shape != groups:
             facts["batch_note"] = f"a batch {groups} comes back with shape {values.shape}"
         elif not np.allclose(values, rows.values[good], rtol=1e-5, atol=1e-7, equal_nan=True):
-            facts["batch_note"] = "groups in a batch change each other's weights"
+            facts["batch_note"] = "groups in a batch change each other's advantages"
         else:
             facts["batched"] = True
     return JudgedFunction(**{**vars(estimator), **facts})

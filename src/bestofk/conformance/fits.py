@@ -50,7 +50,7 @@ class Fit:
     tolerance: float
     """Relative error that counts as rounding, or as the noise of random draws."""
     variance: float
-    """Geometric mean of the cases' relative variances: lower is better among unbiased ones."""
+    """Geometric mean of the cases' relative variances, of policies with three or four answers."""
 
     @property
     def exact(self) -> bool:
@@ -61,8 +61,8 @@ class Fit:
         return self.cosine[0] > 1 - self.tolerance
 
 
-def case(policy: TabularPolicy, outcomes: Outcomes, weights: np.ndarray, k: int) -> Case:
-    update = outcomes.expected_update(policy, weights)
+def case(policy: TabularPolicy, outcomes: Outcomes, advantages: np.ndarray, k: int) -> Case:
+    update = outcomes.expected_update(policy, advantages)
     gradient = policy.gradient(k)
     size = float(np.linalg.norm(gradient))
     length = float(np.linalg.norm(update))
@@ -74,7 +74,7 @@ def case(policy: TabularPolicy, outcomes: Outcomes, weights: np.ndarray, k: int)
         float(np.linalg.norm(update - gradient)) / size,
         along / size**2,
         along / (size * length) if length > 1e-12 * size else 0.0,
-        outcomes.variance(policy, weights) / max(along / size, 1e-300) ** 2
+        outcomes.variance(policy, advantages) / max(along / size, 1e-300) ** 2
         if along > 0
         else float("nan"),
         tuple(update.tolist()),

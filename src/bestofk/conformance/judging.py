@@ -12,6 +12,7 @@ from bestofk.objectives import Objective
 from . import behaviour
 from .behaviour import Finding
 from .calling import CannotCall, JudgedFunction, Kind, described, find_out, named_function
+from .elsewhere import elsewhere
 from .fits import EXACT, Case, Fit, case, drift, fit, other_objective
 from .policies import (
     OUTCOMES,
@@ -25,6 +26,8 @@ from .verdict import Conformance, Verdict, span
 
 DRAWS = 64
 """Calls per outcome of a randomised function."""
+NOT_ABOUT_UPDATES = ("n < k", "random", "shape")
+"""Defects that leave the update of a complete group right; any other one is in the verdict."""
 ROWS = 3_000
 """Outcomes enumerated one by one when every group is a call of its own."""
 
@@ -86,6 +89,14 @@ def judge(
         if any(each.status == "bad" for each in sweep):
             verdict = "this n only"
             summary += f"; but only with n = {n}, see below"
+        else:
+            beyond = elsewhere(estimator, k, n, real=real is not None, exact=verdict == "exact")
+            result.append(beyond)
+    if verdict in ("exact", "scaled"):
+        bad = {each.check for each in result if each.status == "bad"} - {*NOT_ABOUT_UPDATES}
+        if bad:
+            verdict = "in part"
+            summary += f"; but not everywhere, see {' and '.join(sorted(bad))} below"
     return Conformance(
         label, k, n, off_policy, verdict, summary, _called_with(estimator), len(outcomes.draws),
         outcomes.ordered, zero_one, real, tuple(cases), tuple(result), table,
@@ -121,7 +132,7 @@ def _enumerate(
     k: int,
     draws: int = 1,
 ) -> tuple[list[Case], list[Finding], float]:
-    """Expected update under every policy. Weights are made once per set of rewards and ratios.
+    """Expected update under every policy. Advantages are made once per set of rewards and ratios.
 
     A randomised function is called `draws` times per outcome and judged by the mean; the third
     result is how far such a mean may be off by chance, relative to the gradient (six standard
@@ -136,8 +147,8 @@ def _enumerate(
             logs = policy.log_ratio[outcomes.draws] if estimator.off_policy else None
             built[key] = []
             for _ in range(draws):
-                weights, problem = _weights(estimator, rewards, logs, once=draws == 1)
-                built[key].append(weights)
+                advantages, problem = _advantages(estimator, rewards, logs, once=draws == 1)
+                built[key].append(advantages)
                 if problem and policy.kind not in trouble:
                     trouble[policy.kind] = problem
         cases.append(case(policy, outcomes, np.mean(built[key], axis=0), k))
@@ -190,13 +201,13 @@ def _probe(estimator: JudgedFunction, n: int) -> np.ndarray | Exception:
         return error
 
 
-def _weights(
+def _advantages(
     estimator: JudgedFunction,
     rewards: np.ndarray,
     logs: np.ndarray | None,
     once: bool = True,
 ) -> tuple[np.ndarray, Finding | None]:
-    """Weights of every distinct group; zeros, and a finding, where it raises or is not finite.
+    """Advantages of every distinct group; zeros, and a finding, where it raises or is not finite.
 
     `once`: groups that look the same share one call; a randomised function is called for each.
     """
@@ -215,7 +226,7 @@ def _weights(
         if row in answers.failures:
             problem = Finding("raises", "bad", f"{described(answers.failures[row], 90)} on {share}")
         else:
-            problem = Finding("not finite", "bad", f"NaN or infinite weights on {share}")
+            problem = Finding("not finite", "bad", f"NaN or infinite advantages on {share}")
         values = np.where(broken[:, None], 0.0, values)
     return values[where.reshape(-1)], problem
 
@@ -223,15 +234,15 @@ def _weights(
 def _centring(
     estimator: JudgedFunction, outcomes: Outcomes, policies: Sequence[TabularPolicy]
 ) -> list[Finding]:
-    """Whether the weights of a group sum to 0: always, or not."""
+    """Whether the advantages of a group sum to 0: always, or not."""
     worst, largest = 0.0, 0.0
     for rewards in {p.rewards.tobytes(): p.rewards for p in policies}.values():
-        weights, _ = _weights(estimator, rewards[outcomes.draws][:ROWS], None)
-        worst = max(worst, float(np.abs(weights.sum(axis=-1)).max()))
-        largest = max(largest, float(np.abs(weights).max()))
+        advantages, _ = _advantages(estimator, rewards[outcomes.draws][:ROWS], None)
+        worst = max(worst, float(np.abs(advantages.sum(axis=-1)).max()))
+        largest = max(largest, float(np.abs(advantages).max()))
     if worst <= 1e-6 * max(largest, 1e-12) * outcomes.draws.shape[-1]:
-        return [Finding("centring", "ok", "the weights of every group sum to 0")]
-    text = f"weights of a group sum to up to {worst:.3g} (largest weight {largest:.3g})"
+        return [Finding("centring", "ok", "the advantages of every group sum to 0")]
+    text = f"advantages of a group sum to up to {worst:.3g} (largest advantage {largest:.3g})"
     return [Finding("centring", "note", f"not centred: {text}")]
 
 
@@ -266,7 +277,7 @@ def _sentence(
     fits = [each for each in (zero_one, real) if each is not None]
     target = _target(k)
     only = "" if real is not None else "; on 0/1 rewards, real ones raise an error"
-    but = "; but it fails on some groups, see below" if trouble else ""
+    but = "; it fails on some groups" if trouble else ""
     if all(max(abs(s) for s in each.scale) < 1e-9 and each.bias < 1.001 for each in fits):
         return "no signal", f"no signal: the expected update is zero under every policy{but}"
     constants = [each.constant for each in fits if each.constant is not None]

@@ -68,23 +68,23 @@ class Outcomes:
     def chance(self, probabilities: np.ndarray) -> np.ndarray:
         return np.exp(self.log_count + np.log(probabilities)[self.draws].sum(axis=-1))
 
-    def expected_update(self, policy: TabularPolicy, weights: np.ndarray) -> np.ndarray:
+    def expected_update(self, policy: TabularPolicy, advantages: np.ndarray) -> np.ndarray:
         """E[(1/n) Σ_i A_i ∇log π_θ(y_i)] when the draws come from `policy.old`."""
         chance = self.chance(policy.old)
         per_answer = np.stack(
-            [np.where(self.draws == a, weights, 0.0).sum(axis=-1) for a in range(self.answers)],
+            [np.where(self.draws == a, advantages, 0.0).sum(axis=-1) for a in range(self.answers)],
             axis=-1,
         )
         expected = chance @ per_answer
         return (expected - expected.sum() * policy.probabilities) / self.draws.shape[-1]
 
-    def variance(self, policy: TabularPolicy, weights: np.ndarray) -> float:
+    def variance(self, policy: TabularPolicy, advantages: np.ndarray) -> float:
         """E|g|² - |E g|² of the update g of one group: exact, like its mean."""
         one = np.arange(self.answers)
-        per_answer = np.stack([np.where(self.draws == a, weights, 0.0).sum(-1) for a in one], -1)
+        per_answer = np.stack([np.where(self.draws == a, advantages, 0.0).sum(-1) for a in one], -1)
         total = per_answer.sum(axis=-1, keepdims=True)
         updates = (per_answer - total * policy.probabilities) / self.draws.shape[-1]
-        mean = self.expected_update(policy, weights)
+        mean = self.expected_update(policy, advantages)
         return float(self.chance(policy.old) @ ((updates - mean) ** 2).sum(axis=-1))
 
 

@@ -10,13 +10,14 @@ from .behaviour import Finding
 from .fits import EXACT, Case, Fit, drift
 
 Verdict: TypeAlias = Literal[
-    "exact", "scaled", "this n only", "0/1 only", "other objective", "varying scale",
+    "exact", "scaled", "this n only", "in part", "0/1 only", "other objective", "varying scale",
     "on policy only", "biased", "no signal", "unusable",
 ]  # fmt: skip
 """What the enumeration shows:
 exact: unbiased for ∇max@k in the mean convention;
 scaled: the same up to a constant factor;
 this n only: exact or scaled with the n judged, and not with another;
+in part: exact or scaled on what was enumerated, with a silent defect elsewhere or in a loss;
 0/1 only: unbiased, up to a constant, on 0/1 rewards, and biased on real ones;
 other objective: unbiased, up to a constant, for something else than max@k;
 varying scale: the right direction under every policy, times a factor that depends on the policy;
@@ -49,7 +50,7 @@ class Conformance:
     cases: tuple[Case, ...]
     findings: tuple[Finding, ...]
     by_count: tuple[tuple[float, float], ...]
-    """(weight of a right sample, of a wrong one) at c = 0..n right; log-ratios 0."""
+    """(advantage of a right sample, of a wrong one) at c = 0..n right; log-ratios 0."""
 
     @property
     def unbiased(self) -> bool:
@@ -73,7 +74,8 @@ class Conformance:
     def variance(self) -> float:
         """Exact variance of one group's update over |gradient|², geometric mean over policies.
 
-        A constant factor does not count. Lower is better among unbiased estimators of one k, n.
+        A constant factor does not count. Compares unbiased estimators of one k and n where the
+        policy has three or four answers; with many answers their order can be another one.
         """
         values = [each.variance for each in self.cases]
         return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
@@ -90,7 +92,7 @@ class Conformance:
 
     @property
     def centred(self) -> bool | None:
-        """Whether the weights of every group sum to 0; None off policy, where they need not."""
+        """Whether the advantages of every group sum to 0; None off policy, where they need not."""
         finding = self.finding("centring")
         return None if finding is None else finding.status == "ok"
 

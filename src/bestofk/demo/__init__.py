@@ -1,18 +1,7 @@
-"""`bestofk demo`: what training for one sample does to best-of-k, in seconds, with NumPy alone."""
+"""`bestofk demo`: what training for one sample does to best-of-k, in seconds."""
 
-from .chart import standalone
 from .conclusions import conditions, rows, sentence
 from .demo_page import page
 from .experiment import KS, Results, Settings, experiment
 
-__all__ = [
-    "KS",
-    "Results",
-    "Settings",
-    "conditions",
-    "experiment",
-    "page",
-    "rows",
-    "sentence",
-    "standalone",
-]
+__all__ = ["KS", "Results", "Settings", "conditions", "experiment", "page", "rows", "sentence"]

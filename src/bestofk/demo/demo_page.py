@@ -1,14 +1,21 @@
-"""The page: one self-contained HTML file that asks the network for nothing."""
+"""The page: one self-contained HTML file that asks the network for nothing.
+
+Its charts are those of the report (`reports/page/chart.js`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
-from .chart import LINES, PALETTE, Chart, Frame, drawing, pass_chart, swatch, training_charts
-from .conclusions import conditions, rows, sentence
-from .experiment import Results
+import numpy as np
+
+from bestofk.reports.page import CHARTS, assemble, part
+
+from .conclusions import conditions, interval, rows, sentence
+from .experiment import KS, Results
 
 
 def page(results: Results, next_steps: Sequence[tuple[str, str]] = ()) -> str:
@@ -18,66 +25,42 @@ def page(results: Results, next_steps: Sequence[tuple[str, str]] = ()) -> str:
         results: what `experiment` returned.
         next_steps: (command, what it does), to read on with.
     """
-    main = pass_chart(results)
-    slots = {
-        "style": PALETTE.format(scope=":root") + LINES,
+    data = {"runs": [{"name": name} for name in results.names], "charts": charts(results)}
+    steps = (f"<p><code>{escape(one)}</code><br>{escape(what)}</p>" for one, what in next_steps)
+    values = {
         "sentence": escape(sentence(results)),
-        "title": escape(main.title),
-        "legend": _legend(results.names),
-        "wide": _figure(Frame(main, 720, 400), results.names),
-        "narrow": _figure(Frame(main, 360, 330, left=42, right=12), results.names),
-        "training": "".join(
-            f"<div><h3>{escape(chart.title)}</h3>"
-            f"{_figure(Frame(chart, 236, 190, left=44, right=14), results.names)}</div>"
-            for chart in training_charts(results)
-        ),
         "conditions": escape(conditions(results)),
         "table": _table(results),
         "settings": _settings(results),
         "strategies": str(results.settings.strategies),
-        "next": "".join(
-            f"<li><code>{escape(command)}</code><span>{escape(what)}</span></li>"
-            for command, what in next_steps
-        ),
+        "next": "\n".join(steps),
     }
-    text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    for name, value in slots.items():
-        text = text.replace(f"{{{{{name}}}}}", value)
-    return text
+    own = files(__package__)
+    template, script = (own.joinpath(name).read_text("utf-8") for name in ("page.html", "demo.js"))
+    return assemble(template, [*map(part, CHARTS), script], data, values)
 
 
-def _legend(names: Sequence[str]) -> str:
-    return "".join(
-        '<li><svg viewBox="0 0 34 12" width="34" height="12" aria-hidden="true">'
-        f"{swatch(run)}</svg>"
-        f"{escape(name)}</li>"
-        for run, name in enumerate(names)
-    )
+def charts(results: Results) -> list[dict[str, Any]]:
+    """pass@k against k after training; pass@1, pass@64 and entropy during training."""
+    passes, steps = results.pass_at_k, results.settings.checkpoints
+    first, last = f"pass@{KS[0]}", f"pass@{KS[-1]}"
+    return [
+        _chart("pass@k", "k", KS, 100 * passes[:, :, -1], percent=True, log=True, names=True),
+        _chart(first, "step", steps, 100 * passes[..., 0], percent=True),
+        _chart(last, "step", steps, 100 * passes[..., -1], percent=True),
+        _chart("entropy, nats", "step", steps, results.entropy),
+    ]
 
 
-def _figure(frame: Frame, names: Sequence[str]) -> str:
-    """A chart that answers pointer, touch and arrow keys: to assistive technology, a slider."""
-    chart = frame.chart
-    last = len(chart.places) - 1
-    return (
-        f'<div class="chart" role="slider" tabindex="0" aria-label="{escape(_label(chart))}" '
-        f'aria-valuemin="0" aria-valuemax="{last}" aria-valuenow="{last}" '
-        f'aria-valuetext="{escape(_spoken(chart, names, last))}">'
-        f'<svg viewBox="0 0 {frame.width} {frame.height}" aria-hidden="true">{drawing(frame)}'
-        f'<g class="at" visibility="hidden"><line class="cursor" y1="{frame.top}" '
-        f'y2="{frame.height - frame.bottom}"/></g></svg>'
-        '<div class="tip" hidden></div>'
-        f'<script type="application/json">{frame.geometry()}</script></div>'
-    )
-
-
-def _label(chart: Chart) -> str:
-    return f"{chart.title}; arrow keys move along {chart.x_label}"
-
-
-def _spoken(chart: Chart, names: Sequence[str], place: int) -> str:
-    stated = ", ".join(f"{name} {values[place]}" for name, values in zip(names, chart.values))
-    return f"{chart.place_names[place]}: {stated}"
+def _chart(
+    title: str, x_label: str, x: Sequence[int], values: np.ndarray, **more: bool
+) -> dict[str, Any]:
+    """One figure, from values (runs, worlds, points): means with their intervals over worlds."""
+    means, halves = interval(np.moveaxis(values, 1, 0))
+    series = [{"y": m, "low": m - h, "high": m + h} for m, h in zip(means, halves)]
+    unit = ", %" if more.get("percent") else ""
+    about = {"title": title, "xLabel": x_label, "yLabel": title + unit, "x": x, **more}
+    return {**about, "series": series, "height": 380 if more.get("names") else 220}
 
 
 def _table(results: Results) -> str:
@@ -85,7 +68,7 @@ def _table(results: Results) -> str:
     body = []
     for row in rows(results):
         cells = "".join(
-            f"<td>{'<strong>' if best else ''}{cell}{'</strong>' if best else ''}</td>"
+            f"<td><strong>{cell}</strong></td>" if best else f"<td>{cell}</td>"
             for cell, best in zip(row.cells, row.best)
         )
         body.append(f'<tr><th scope="row">{escape(row.label)}</th>{cells}</tr>')
@@ -95,17 +78,17 @@ def _table(results: Results) -> str:
 def _settings(results: Results) -> str:
     chosen = results.settings
     pairs = {
-        "samples per prompt, n": f"{chosen.n}",
-        "k trained for": f"{chosen.k}",
-        "prompts trained on": f"{chosen.prompts:,}",
-        "held-out prompts": f"{chosen.held_out:,}",
-        "prompts per step": f"{chosen.batch}",
-        "steps": f"{chosen.steps:,}",
-        "samples per run": f"{chosen.samples:,}",
-        "strategies": f"{chosen.strategies}",
-        "visible features": f"{chosen.features}",
-        "learning rate (Adam)": f"{chosen.learning_rate:g}",
-        "worlds": f"{chosen.worlds}",
-        "seed": f"{chosen.seed}",
+        "samples per prompt, n": chosen.n,
+        "k trained for": chosen.k,
+        "prompts trained on": chosen.prompts,
+        "held-out prompts": chosen.held_out,
+        "prompts per step": chosen.batch,
+        "steps": chosen.steps,
+        "samples per run": chosen.samples,
+        "strategies": chosen.strategies,
+        "visible features": chosen.features,
+        "learning rate (Adam)": chosen.learning_rate,
+        "worlds": chosen.worlds,
+        "seed": chosen.seed,
     }
-    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in pairs.items())
+    return "".join(f"<tr><th>{name}</th><td>{value:,}</td></tr>" for name, value in pairs.items())

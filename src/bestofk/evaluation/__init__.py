@@ -10,27 +10,25 @@ from .comparison import compare
 from .curves import curve
 from .diversity import diversity
 from .extrapolate import extrapolate
-from .files import locate, mapping, read, rows
+from .files import SampleRow, from_records, read, rows
+from .from_arrays import samples
 from .planning import Population, plan, population
+from .records import BadFile, locate
 from .results import (
     METRICS,
     Comparison,
     Crossing,
     Curve,
     Diversity,
+    Estimate,
     Extrapolation,
     Interval,
     Measure,
     Metric,
     Plan,
     PlanRow,
-    ReweightedEstimate,
     Samples,
 )
-from .reweighting import off_policy
-from .sample_rows import SampleRow
-from .table import samples
-from .unpacking import BadFile
 
 __all__ = [
     "METRICS",
@@ -39,6 +37,7 @@ __all__ = [
     "Crossing",
     "Curve",
     "Diversity",
+    "Estimate",
     "Extrapolation",
     "Interval",
     "Measure",
@@ -46,16 +45,14 @@ __all__ = [
     "Plan",
     "PlanRow",
     "Population",
-    "ReweightedEstimate",
     "SampleRow",
     "Samples",
     "compare",
     "curve",
     "diversity",
     "extrapolate",
+    "from_records",
     "locate",
-    "mapping",
-    "off_policy",
     "plan",
     "population",
     "read",

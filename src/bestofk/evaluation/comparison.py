@@ -1,9 +1,12 @@
 """Is run B better than run A? Paired by problem, at every k, with the k where the curves cross.
 
 Pairing removes what the problems contribute to the noise: most problems are hard or easy for both
-runs. The test, and the intervals that follow from it, are in `max_t`: looking at every k costs
-little there, because neighbouring k are almost the same question. Where its assumption is in doubt,
-a difference has to pass the test of `rare_losses` too.
+runs. The test, and the intervals that follow from it, are in `sign_flips`: looking at every k costs
+little there, because neighbouring k are almost the same question. A difference has to withstand the
+thought of rare large losses too (`rare_losses`).
+
+Where problems have clusters, the differences of a cluster are added up and tested as one
+(`intervals.by_cluster`): problems of one source keep or lose their sign together.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from typing import Any, Literal
 import numpy as np
 
 from .curves import check_confidence, reward_bounds, select
-from .intervals import bounds_of_means, log_grid, tail_rank
-from .max_t import SAME, FlipTests, flips_for, sign_flip_tests
-from .rare_losses import FEW_PROBLEMS, bounded_test, least_gain
-from .results import Comparison, Crossing, Interval, Metric, Samples
-from .values import check_metric, passes_and_samples, values_by_k
-from .words import POWER, at_k, verdict
+from .intervals import bounds_of_means, by_cluster, log_grid, tail_rank
+from .per_problem import check_metric, passes_and_samples, values_by_k
+from .rare_losses import rare_loss_test
+from .results import Comparison, Crossing, Interval, Metric, Samples, in_clusters
+from .sign_flips import SAME, FlipTests, flips_for, sign_flip_tests
+from .verdict_words import POWER, at_k, verdict
 
 CROSSING_POINTS = 128
 CROSSING_DRAWS = 4000
@@ -78,18 +81,30 @@ def compare(
         for run, rows in zip(runs, kept)
     ]
     size = max(float(np.diff(reward_bounds(run, metric, bounds)[0])[0]) for run in runs)
+    clusters = _clusters(runs, kept, common)
     couples = [
         (a, b) for a, b in itertools.combinations(range(len(runs)), 2) if a == 0 or pairs == "all"
     ]
     gaps = [tables[b] - tables[a] for a, b in couples]
+    units, sizes = by_cluster(np.concatenate(gaps, axis=1), clusters)
+    largest = size if sizes is None else size * float(sizes.max())
     rng = np.random.default_rng(seed)
-    tests = sign_flip_tests(np.concatenate(gaps, axis=1), confidence, resamples, rng, size)
+    tests = sign_flip_tests(units, confidence, resamples, rng, largest)
     solved = [_solved(run, rows, threshold, metric) for run, rows in zip(runs, kept)]
     result = []
     for number, (a, b) in enumerate(couples):
-        part = tests.of(slice(number * len(k), (number + 1) * len(k)))
+        columns = slice(number * len(k), (number + 1) * len(k))
         names = (runs[a].name, runs[b].name)
-        findings = _findings(gaps[number], k, part, names, size, confidence, rng)
+        findings = _findings(
+            gaps[number],
+            units[:, columns],
+            k,
+            tests.of(columns),
+            names,
+            (size, largest),
+            confidence,
+            rng,
+        )
         notes_here = notes + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
         result.append(
             Comparison(
@@ -110,6 +125,7 @@ def compare(
                 confidence=confidence,
                 resamples=resamples,
                 seed=seed,
+                clusters=None if clusters is None else len(units),
                 notes=notes_here,
                 **findings,
             )
@@ -128,34 +144,55 @@ def _chosen_k(at: Sequence[int] | None, metric: Metric) -> np.ndarray | None:
     return wanted
 
 
+def _clusters(
+    runs: Sequence[Samples], kept: Sequence[np.ndarray], problems: tuple[str, ...]
+) -> np.ndarray | None:
+    """The cluster of each common problem, on which every run that knows clusters must agree."""
+    known = [(run, rows) for run, rows in zip(runs, kept) if run.clusters is not None]
+    for run, rows in known[1:]:
+        first, at = known[0]
+        for problem, one, other in zip(problems, at, rows):
+            here, there = first.clusters[one], run.clusters[other]  # type: ignore[index]
+            if here != there:
+                raise ValueError(
+                    f"problem {problem!r} is in cluster {here!r} in {first.name} and in {there!r} "
+                    f"in {run.name}: a cluster belongs to the problem, not to its samples"
+                )
+    return known[0][0].cluster_of(known[0][1]) if known else None
+
+
 def _findings(
     gap: np.ndarray,
+    units: np.ndarray,
     k: np.ndarray,
     tests: FlipTests,
     names: tuple[str, str],
-    size: float,
+    sizes: tuple[float, float],
     confidence: float,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """What the differences of one pair (P, K) say: those fields of a Comparison."""
+    """What the differences of one pair (P, K) say: those fields of a Comparison.
+
+    Args:
+        units: (C, K) what is drawn and flipped as one: the differences, or their sums by cluster.
+        sizes: the largest that a mean difference, and that a unit, can be.
+    """
     mean = gap.mean(axis=0)
     level = 1.0 - confidence + 1e-12
-    second = bounded_test(gap, size, confidence)
-    p_value = np.maximum(tests.corrected, second.p_value)
-    held_back = (tests.corrected <= level) & (p_value > level)
-    least = np.where(second.needed, least_gain(len(gap), size, 1.0 - confidence), 0.0)
+    second = rare_loss_test(units, sizes[1], confidence)
+    many = in_clusters(len(gap), len(units) if len(units) < len(gap) else None)
+    p_value = np.maximum(tests.p_value, second.p_value)
+    held_back = (tests.p_value <= level) & (p_value > level)
     half = tests.error * tests.critical
     contiguous = len(k) == k[-1]
     return {
         "difference": mean,
-        "interval": both(mean, tests.error * tests.critical_single, second.interval, size),
-        "band": both(mean, half, second.interval, size),
+        "band": both(mean, half, second.interval, sizes[0]),
         "p_value": p_value,
-        "p_value_single": np.maximum(tests.single, second.p_value),
         "wins": (gap > SAME).sum(axis=0),
         "losses": (gap < -SAME).sum(axis=0),
         "ties": (np.abs(gap) <= SAME).sum(axis=0),
-        "crossing": find_crossing(gap, names, confidence, CROSSING_DRAWS, rng)
+        "crossing": find_crossing(units, names, confidence, CROSSING_DRAWS, rng)
         if contiguous
         else None,
         "verdict": verdict(
@@ -163,27 +200,22 @@ def _findings(
             k,
             mean,
             p_value,
-            np.maximum(half + POWER * tests.error, least),
+            np.maximum(half, second.least) + POWER * tests.error,
             level,
-            len(gap),
+            many,
             identical=bool((np.abs(gap) <= SAME).all()),
         ),
-        "notes": _held_back(len(gap), k, held_back, level),
+        "notes": _held_back(many, k, held_back, level),
     }
 
 
-def _held_back(problems: int, k: np.ndarray, mask: np.ndarray, level: float) -> tuple[str, ...]:
+def _held_back(problems: str, k: np.ndarray, mask: np.ndarray, level: float) -> tuple[str, ...]:
     """Why a difference that sign flips alone would call significant is not."""
     if not mask.any():
         return ()
-    why = (
-        f"{problems} problems can miss a rare large loss"
-        if problems < FEW_PROBLEMS
-        else "few problems differ, or the differences are skewed"
-    )
     return (
-        f"at {at_k(mask, k)} sign flips alone give p ≤ {level:.2g}, but {why}; a test without "
-        "their assumption of symmetry finds no significant difference there",
+        f"at {at_k(mask, k)} sign flips alone give p ≤ {level:.2g}, but {problems} with "
+        "differences like these can miss rare large losses; allowing for them, p is larger",
     )
 
 
@@ -193,7 +225,9 @@ def _check_runs(runs: Sequence[Samples]) -> None:
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two runs are called {twice!r}: give them names that differ (--names)")
+        raise ValueError(
+            f"two runs are called {twice!r}: give them names that differ, read(..., name=)"
+        )
 
 
 def _common(

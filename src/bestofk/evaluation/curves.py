@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from .betabinomial import fit, posterior
+from .difficulty import fit, posterior
 from .intervals import (
     LEAST_INFORMATIVE,
     RESAMPLED_POINTS,
@@ -16,14 +16,14 @@ from .intervals import (
     log_grid,
     over_problems,
 )
-from .results import Curve, Interval, Metric, Samples
-from .values import (
+from .per_problem import (
     check_metric,
     miss_table,
     passes_and_samples,
     values_by_k,
     variance_of_best,
 )
+from .results import Curve, Interval, Metric, Samples
 
 
 def curve(
@@ -61,8 +61,15 @@ def curve(
     check_confidence(confidence, resamples)
     values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed)
     ends, guessed = reward_bounds(samples, metric, bounds)
-    rng = np.random.default_rng(seed)
-    spread = over_problems(values, ends, confidence=confidence, resamples=resamples, rng=rng)
+    clusters = samples.cluster_of(kept)
+    spread = over_problems(
+        values,
+        ends,
+        confidence=confidence,
+        resamples=resamples,
+        rng=np.random.default_rng(seed),
+        clusters=clusters,
+    )
     fixed = fixed_set(samples, metric, kept, values, ends, threshold, confidence)
     live = samples.live
     gone = sorted(set(range(len(samples.problems))) - set(kept.tolist()))
@@ -86,6 +93,7 @@ def curve(
         confidence=confidence,
         resamples=resamples,
         seed=seed,
+        clusters=None if clusters is None else int(clusters.max()) + 1,
         notes=notes + guessed + _warnings(samples, spread.informative),
     )
 
@@ -167,6 +175,15 @@ def _ragged_note(samples: Samples, kept: np.ndarray, live: np.ndarray) -> tuple[
     )
 
 
+BEYOND = 4.0
+"""Where bounds are not known, rewards may lie beyond the best one by this many times its lead.
+
+With lognormal rewards (σ = 1) of 8 problems, intervals of max@16 hold in 93% with 4, in 85% with 0.
+"""
+ASSUMED = "their bounds are not known"
+"""In the note where bounds had to be guessed."""
+
+
 def reward_bounds(
     samples: Samples, metric: Metric, bounds: tuple[float, float] | None
 ) -> tuple[tuple[float, float], tuple[str, ...]]:
@@ -188,9 +205,25 @@ def reward_bounds(
         return (0.0, 1.0), ()
     if low == high:
         low, high = min(low, 0.0), max(high, 1.0)
-    return (low, high), (
-        f"rewards leave [0, 1]: the intervals assume that none can lie outside "
-        f"[{low:g}, {high:g}], the observed range; state --bounds if the range is known",
+    ends = low, high
+    if len(np.unique(rewards)) > len(rewards) / 2:  # else a scale of few values, such as -1 and 1
+        below, above = (_lead(sign * samples.rewards, samples) for sign in (-1.0, 1.0))
+        ends = low - BEYOND * below, high + BEYOND * above
+    return ends, (
+        f"rewards reach from {low:g} to {high:g} and {ASSUMED}: the intervals hold if none can lie "
+        f"outside [{ends[0]:g}, {ends[1]:g}]; state --bounds",
+    )
+
+
+def _lead(rewards: np.ndarray, samples: Samples) -> float:
+    """By how much the best problem's best reward exceeds the next problem's: how heavy the tail is.
+
+    0 where two problems reach the same end, as where rewards have a bound.
+    """
+    starts = samples.offsets[:-1][samples.live > 0]
+    best = np.sort(np.fmax.reduceat(rewards, starts))
+    return (
+        float(best[-1] - best[-2]) if len(best) > 1 else float(np.ptp(rewards[rewards == rewards]))
     )
 
 
@@ -236,7 +269,7 @@ def fixed_set(
 
 def _sampling_variance(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarray:
     """Σ_p E[Var(estimate | p) | c_p]: (k_max,); interpolated where there are very many k."""
-    a, b = fit(passes, samples, np.ones((1, len(passes))))[0]
+    a, b = fit(passes, samples)
     at = log_grid(k_max, RESAMPLED_POINTS)
     total = np.zeros(len(at))
     for n in np.unique(samples):

@@ -6,11 +6,13 @@ import zlib
 
 import numpy as np
 
-from .intervals import bounds_of_means, t_quantile, tail_rank
+from .intervals import bounds_of_means, by_cluster, t_quantile, tail_rank
+from .per_problem import passing
 from .results import Diversity, Measure, Samples
-from .values import passing
 
 RESAMPLES = 2000
+WRONG = 4
+"""Wrong samples among which distinct answers are counted, whatever the accuracy is."""
 UNKNOWN = Measure(float("nan"), float("nan"), float("nan"), 0)
 
 
@@ -26,6 +28,8 @@ def diversity(
     Distinct answers grow with the number of samples, so they are counted as a random draw of m
     samples would show them (rarefaction): Σ_answers 1 - C(n - c, m)/C(n, m), unbiased for every
     m ≤ n. Compare runs at the same m. The effective number is 1 / Σ share² of the answers given.
+    How different wrong answers are is counted among a fixed number of wrong samples, by the same
+    formula: it depends on which wrong answers there are and not on how many are right.
 
     Args:
         m: samples drawn; by default the fewest of any problem.
@@ -50,12 +54,13 @@ def diversity(
         silent = float((samples.answers < 0).mean())
         if conflicts:
             notes += (f"{conflicts} answers are judged both right and wrong in one problem",)
-    ratios = [_compression(texts) for texts in samples.texts.values() if len(texts) > 1]
+    ratios = np.full(len(samples.problems), np.nan)
+    for problem, texts in samples.texts.items():
+        ratios[problem] = _compression(texts) if len(texts) > 1 else np.nan
+    clusters = samples.cluster_of(filled)
 
-    def over(
-        values: np.ndarray | list[float] | None, bounds: tuple[float, float] | None = None
-    ) -> Measure:
-        return _mean(values, confidence, bounds)
+    def over(values: np.ndarray | None, bounds: tuple[float, float] | None = None) -> Measure:
+        return _mean(values, confidence, bounds, clusters)
 
     return Diversity(
         name=samples.name,
@@ -64,8 +69,8 @@ def diversity(
         effective=over(tables.get("effective"), (1.0, float(sizes.max()))),
         distinct_wrong=over(tables.get("wrong"), (0.0, float(m))),
         distinct_correct=over(tables.get("correct"), (0.0, float(m))),
-        wrong_share=over(tables.get("wrong share"), (0.0, 1.0)),
-        compression=over(ratios),
+        distinct_among_wrong=over(tables.get("among wrong"), (1.0, float(WRONG))),
+        compression=over(ratios[filled]),
         entropy=over(_surprise(samples, filled, per_token=False)),
         entropy_per_token=over(_surprise(samples, filled, per_token=True)),
         no_answer=silent,
@@ -90,7 +95,7 @@ def _by_answer(
 ) -> tuple[dict[str, np.ndarray], int]:
     """Per problem: the counts and shares that `diversity` averages; and contradictions."""
     assert samples.answers is not None
-    names_of_rows = ("distinct", "effective", "wrong", "correct", "wrong share")
+    names_of_rows = ("distinct", "effective", "wrong", "correct", "among wrong")
     rows: dict[str, list[float]] = {name: [] for name in names_of_rows}
     conflicts = 0
     for problem in filled:
@@ -99,16 +104,16 @@ def _by_answer(
         n, given = len(answer), answer >= 0
         names, label, counts = np.unique(answer[given], return_inverse=True, return_counts=True)
         rows["distinct"].append(expected_distinct(counts, n, m))
-        if counts.size:
-            rows["effective"].append(float(counts.sum() ** 2 / (counts**2).sum()))
+        effective = counts.sum() ** 2 / (counts**2).sum() if counts.size else np.nan
+        rows["effective"].append(float(effective))
         passing = np.bincount(label, right[given] == 1, len(names)) > 0
         failing = np.bincount(label, right[given] == 0, len(names)) > 0
         conflicts += int((passing & failing).sum())
         rows["wrong"].append(expected_distinct(counts[failing & ~passing], n, m))
         rows["correct"].append(expected_distinct(counts[passing], n, m))
-        wrong = answer[given & (right == 0)]
-        if wrong.size:
-            rows["wrong share"].append(len(np.unique(wrong)) / wrong.size)
+        _, kinds = np.unique(answer[given & (right == 0)], return_counts=True)
+        wrong, enough = int(kinds.sum()), kinds.sum() >= WRONG
+        rows["among wrong"].append(expected_distinct(kinds, wrong, WRONG) if enough else np.nan)
     return {name: np.array(values) for name, values in rows.items()}, conflicts
 
 
@@ -121,43 +126,43 @@ def _surprise(samples: Samples, filled: np.ndarray, *, per_token: bool) -> np.nd
     """Mean -log-probability of a problem's completions: estimates the policy's entropy."""
     if samples.logprobs is None or (per_token and samples.tokens is None):
         return None
-    means = []
-    for problem in filled:
+    means = np.full(len(filled), np.nan)
+    for row, problem in enumerate(filled):
         span = samples.of(int(problem))
         surprise = -samples.logprobs[span]
-        if per_token:
-            assert samples.tokens is not None
-            known = np.isfinite(surprise) & (samples.tokens[span] > 0)
-            if known.any():
-                means.append(float(surprise[known].sum() / samples.tokens[span][known].sum()))
-        elif np.isfinite(surprise).any():
-            means.append(float(surprise[np.isfinite(surprise)].mean()))
-    return np.array(means)
+        weight = samples.tokens[span] if per_token and samples.tokens is not None else None
+        known = np.isfinite(surprise) & (True if weight is None else weight > 0)
+        if known.any():
+            total = known.sum() if weight is None else weight[known].sum()
+            means[row] = surprise[known].sum() / total
+    return means
 
 
 def _mean(
-    values: np.ndarray | list[float] | None,
+    values: np.ndarray | None,
     confidence: float,
     bounds: tuple[float, float] | None,
+    clusters: np.ndarray | None,
 ) -> Measure:
-    """Mean ± Student's t over problems; the bounded bootstrap where all problems are alike."""
-    if values is None:
+    """Mean ± Student's t over problems, or over their clusters; the bounded bootstrap where all are
+    alike. NaN is a problem that does not tell."""
+    if values is None or not np.isfinite(values).any():
         return UNKNOWN
-    known = np.asarray(values, dtype=float)
-    known = known[np.isfinite(known)]
-    if not known.size:
-        return UNKNOWN
-    mean = float(known.mean())
+    there = np.isfinite(values)
+    known = values[there]
+    within = None if clusters is None else np.unique(clusters[there], return_inverse=True)[1]
+    mean, count = float(known.mean()), int(known.size)
     same = bool(np.ptp(known) < 1e-12)
     if same and bounds is not None and bounds[0] < bounds[1]:
         rng = np.random.default_rng(0)
-        low, high = bounds_of_means(known[:, None], bounds, RESAMPLES, rng)
+        low, high = bounds_of_means(known[:, None], bounds, RESAMPLES, rng, within)
         rank = tail_rank((1.0 - confidence) / 2, RESAMPLES)
         ends = np.sort(low[:, 0])[RESAMPLES - 1 - rank], np.sort(high[:, 0])[rank]
-        return Measure(mean, float(ends[0]), float(ends[1]), int(known.size))
-    if known.size < 2 or same:  # nothing to tell the width from
-        return Measure(mean, float("nan"), float("nan"), int(known.size))
-    quantile = t_quantile(0.5 + confidence / 2, known.size - 1)
-    half = quantile * float(known.std(ddof=1)) / np.sqrt(known.size)
-    least, most = bounds or (-np.inf, np.inf)
-    return Measure(mean, max(mean - half, least), min(mean + half, most), int(known.size))
+        return Measure(mean, float(ends[0]), float(ends[1]), count)
+    units, _ = by_cluster((known - mean)[:, None], within)
+    if len(units) < 2 or same:  # nothing to tell the width from
+        return Measure(mean, float("nan"), float("nan"), count)
+    error = np.sqrt((units**2).sum() / (len(units) - 1) / len(units))
+    half = t_quantile(0.5 + confidence / 2, len(units) - 1) * float(error)
+    least, most = bounds or (0.0, np.inf)  # nothing here can be negative
+    return Measure(mean, max(mean - half, least), min(mean + half, most), count)

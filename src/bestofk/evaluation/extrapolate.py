@@ -1,14 +1,19 @@
 """pass@k beyond the n that was sampled: an interval that assumes no shape, and a check on the data.
 
 Everything beyond n hangs on how the problems that were never solved are spread near p = 0, which n
-samples cannot show. So the estimate is an average over families of distributions, by how well each
-explains the counts (`mixing.families`), and continues the unbiased curve without a jump:
+samples cannot show. The interval comes from every distribution of difficulty that the data allow
+(`difficulty.profile`). The estimate is that of the likeliest distribution F, and continues the
+unbiased curve without a jump:
 
-    pass@K = estimate of pass@n + Σ_f w_f ( m_f(K) − m_f(n) ),    m_f(k) = ∫ 1 − (1 − p)^k dF_f(p),
+    pass@K = estimate of pass@n + ∫ (1 − p)^n − (1 − p)^K dF(p).
 
-while the interval comes from every distribution that the data allow (`mixing.profile`): it is wide
-where families disagree. The same method is tried on a part of the samples, where the answer is
-known. No number is given for k > 16 n, nor where the interval is wider than one half.
+It is given only where the data tell it: where the integral, over all distributions that they allow,
+spans at most AGREED; elsewhere the interval stands alone. The same method is tried on a part of the
+samples, where the answer is known. No number is given for k > 16 n, nor where the interval is wider
+than one half.
+
+Where problems have clusters, the log-likelihood is divided by the design effect of pass@n: what the
+variance over clusters is of that over problems.
 """
 
 from __future__ import annotations
@@ -17,12 +22,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .betabinomial import fit
 from .curves import check_confidence, select
-from .intervals import LEAST_INFORMATIVE
-from .mixing import counts_of, families, likeliest, profile
+from .difficulty import counts_of, likeliest, profile
+from .intervals import LEAST_INFORMATIVE, by_cluster
+from .per_problem import pass_curve, passes_and_samples
 from .results import Extrapolation, Interval, Samples
-from .values import pass_curve, passes_and_samples
 
 LARGEST_REACH = 16
 """No number is given for k beyond this many times n."""
@@ -32,6 +36,8 @@ HELD_OUT_REACH = 4
 """The check predicts up to this many times the samples that it was fitted on."""
 LEAST_CHECKED = 8
 SLACK = 0.01
+AGREED = 0.1
+"""An estimate is given where the growth beyond n is known to this width."""
 
 
 def extrapolate(
@@ -50,8 +56,8 @@ def extrapolate(
         seed: of the samples that are held out.
 
     Returns:
-        NaN at the k where no number can be given. `unreliable` is set, with reasons, when that is
-        so at some k, when the check fails, and when there were too few samples to check or too few
+        `flags` says for each k why there is no estimate, or no number at all. `unreliable` is set,
+        with reasons, when the check fails, and when there were too few samples to check or too few
         solved problems to learn from.
 
     Raises:
@@ -64,11 +70,12 @@ def extrapolate(
     kept, _, _ = select(samples, "pass@k", None, "drop")
     passes, n = (column[kept] for column in passes_and_samples(samples, threshold))
     least = int(n.min())
-    estimate, interval, guesses = predict(passes, n, wanted, confidence)
-    given = (wanted <= LARGEST_REACH * least) & (interval.high - interval.low <= WIDEST)
-    held, check = _hold_out(passes, n, confidence, np.random.default_rng(seed))
-    reasons = _doubts(passes, n, wanted, given, held, check)
-    shape = fit(passes, n, np.ones((1, len(passes))))[0]
+    effect = design_effect(pass_curve(passes, n, least)[:, -1:], samples.cluster_of(kept))
+    estimate, interval, growth = predict(passes, n, wanted, confidence, effect)
+    flags = _flags(wanted, least, interval, growth)
+    given = np.array([not each.startswith(NO_NUMBER) for each in flags])
+    held, check = _hold_out(passes, n, confidence, effect, np.random.default_rng(seed))
+    reasons = _doubts(passes, n, held, check)
 
     def shown(values: np.ndarray) -> np.ndarray:
         return np.where(given, values, np.nan)
@@ -76,11 +83,9 @@ def extrapolate(
     return Extrapolation(
         name=samples.name,
         k=wanted,
-        estimate=shown(estimate),
+        estimate=np.where([not each for each in flags], estimate, np.nan),
         interval=Interval(shown(interval.low), shown(interval.high)),
-        families={name: shown(guess) for name, guess in guesses.items()},
-        a=float(shape[0]),
-        b=float(shape[1]),
+        flags=flags,
         n=(least, int(n.max())),
         problems=len(kept),
         unreliable=bool(reasons),
@@ -97,39 +102,73 @@ def extrapolate(
 
 
 def predict(
-    passes: np.ndarray, samples: np.ndarray, k: np.ndarray, confidence: float
-) -> tuple[np.ndarray, Interval, dict[str, np.ndarray]]:
-    """Estimate and interval of pass@k at each k, and what each family says.
+    passes: np.ndarray, samples: np.ndarray, k: np.ndarray, confidence: float, effect: float = 1.0
+) -> tuple[np.ndarray, Interval, Interval]:
+    """Estimate and interval of pass@k at each k, and the interval of its growth beyond n.
 
     Args:
         passes, samples: (P,) of each problem.
+        effect: of the design, where problems have clusters.
     """
     least = int(samples.min())
     counts = counts_of(passes, samples, int(k.max()))
-    observed = pass_curve(passes, samples, least).mean(axis=0)
-    below = k <= least
-    known = observed[np.minimum(k, least) - 1]
-    at = np.maximum(k, least)
-    solved = 1.0 - (1.0 - counts.p) ** at[:, None]
-    growth = solved - (1.0 - (1.0 - counts.p) ** least)
-    fitted = families(counts)
-    worth = np.array([counts.likelihood(weights) for weights in fitted.values()])
-    share = np.exp(worth - worth.max())
-    share /= share.sum()
-    guesses = {
-        name: np.clip(known + growth @ weights, 0.0, 1.0) for name, weights in fitted.items()
-    }
-    estimate = np.clip(share @ np.stack(list(guesses.values())), 0.0, 1.0)
     centre = likeliest(counts)
-    ends = np.array(
-        [profile(counts, 1.0 - (1.0 - counts.p) ** each, confidence, centre) for each in k]
+    observed = pass_curve(passes, samples, least).mean(axis=0)
+    known = observed[np.minimum(k, least) - 1]
+    solved = 1.0 - (1.0 - counts.p) ** k[:, None]
+    growth = np.maximum(solved - (1.0 - (1.0 - counts.p) ** least), 0.0)
+    estimate = np.clip(known + growth @ centre, 0.0, 1.0)
+
+    def ends(values: np.ndarray) -> Interval:
+        found = [profile(counts, each, confidence, centre, effect) for each in values]
+        low, high = np.array(found).T
+        return Interval(low, high)
+
+    whole = ends(solved)
+    low = np.clip(np.minimum(whole.low, estimate), 0.0, 1.0)
+    high = np.clip(np.maximum(whole.high, estimate), 0.0, 1.0)
+    return estimate, Interval(low, high), ends(growth)
+
+
+NO_NUMBER = "no number: "
+
+
+def _flags(k: np.ndarray, least: int, interval: Interval, growth: Interval) -> tuple[str, ...]:
+    """For each k, why there is no estimate; empty where there is one."""
+    flags = []
+    for at, each in enumerate(k.tolist()):
+        low, high = max(growth.low[at], 0.0), growth.high[at]
+        if each > LARGEST_REACH * least:
+            flags.append(f"{NO_NUMBER}k is more than {LARGEST_REACH} times n = {least}")
+        elif interval.high[at] - interval.low[at] > WIDEST:
+            flags.append(f"{NO_NUMBER}the samples allow an interval wider than {WIDEST:g}")
+        elif high - low > AGREED:
+            flags.append(f"interval alone: beyond n, pass@k may rise by {low:.2f} to {high:.2f}")
+        else:
+            flags.append("")
+    return tuple(flags)
+
+
+def design_effect(values: np.ndarray, clusters: np.ndarray | None) -> float:
+    """Variance of the mean of values (P, 1) over clusters, over that of independent problems; ≥ 1.
+
+    >>> design_effect(np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([0, 0, 1, 1]))
+    3.0
+    """
+    centred = values - values.mean()
+    units, _ = by_cluster(centred, clusters)
+    alone, together = (
+        float((each**2).sum() / max(len(each) - 1, 1) / len(each)) for each in (centred, units)
     )
-    low, high = np.minimum(ends[:, 0], estimate), np.maximum(ends[:, 1], estimate)
-    return np.where(below, known, estimate), Interval(low, high), guesses
+    return max(1.0, together / alone) if alone > 0 else 1.0
 
 
 def _hold_out(
-    passes: np.ndarray, samples: np.ndarray, confidence: float, rng: np.random.Generator
+    passes: np.ndarray,
+    samples: np.ndarray,
+    confidence: float,
+    effect: float,
+    rng: np.random.Generator,
 ) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray, Interval]]:
     """Predict from a part of every problem's samples what all of them show."""
     least = int(samples.min())
@@ -140,7 +179,7 @@ def _hold_out(
     k = np.unique(np.round(np.geomspace(part + 1, least, 3)).astype(np.int64))
     observed = pass_curve(passes, samples, least).mean(axis=0)[k - 1]
     fewer = rng.hypergeometric(passes, samples - passes, part)
-    predicted, interval, _ = predict(fewer, np.full(len(fewer), part), k, confidence)
+    predicted, interval, _ = predict(fewer, np.full(len(fewer), part), k, confidence, effect)
     low, high = np.maximum(interval.low - SLACK, 0.0), np.minimum(interval.high + SLACK, 1.0)
     return part, (k, predicted, observed, Interval(low, high))
 
@@ -148,12 +187,10 @@ def _hold_out(
 def _doubts(
     passes: np.ndarray,
     samples: np.ndarray,
-    k: np.ndarray,
-    given: np.ndarray,
     held: int,
     check: tuple[np.ndarray, np.ndarray, np.ndarray, Interval],
 ) -> tuple[str, ...]:
-    """Why not to trust the prediction, or why there is none."""
+    """Why not to trust any of the prediction."""
     reasons = []
     least = int(samples.min())
     if held:
@@ -170,12 +207,4 @@ def _doubts(
     mixed = int(((passes > 0) & (passes < samples)).sum())
     if mixed < LEAST_INFORMATIVE:
         reasons.append(f"only {mixed} problems are sometimes but not always solved: too few to fit")
-    if int(k[-1]) > LARGEST_REACH * least:
-        reasons.append(f"k = {int(k[-1])} is more than {LARGEST_REACH} times n = {least}")
-    wide = ~given & (k <= LARGEST_REACH * least)
-    if wide.any():
-        reasons.append(
-            f"at k = {int(k[wide][0])} the samples allow an interval wider than {WIDEST:g}: "
-            "draw more samples"
-        )
     return tuple(reasons)

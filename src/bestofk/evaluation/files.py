@@ -1,22 +1,51 @@
-"""Read a run of samples from a file that any tool wrote."""
+"""Read a run of samples from a file that any tool wrote.
+
+A file becomes records (`records`), a record becomes samples by role (`tool_formats`, `columns`),
+and samples become columns of numbers. What would give wrong numbers in silence is an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from array import array
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .arrow import read_fast
-from .collect import EXCERPT_LINES, Collector, run_name
-from .formats import Mapped, answer_label, number_of
-from .guards import check_samples
-from .inspect_logs import newest_log
-from .records import Progress, quiet, records, shards
+import numpy as np
+
+from bestofk.common import choices
+
+from .columns import (
+    UNIFORM,
+    Mapped,
+    answer_label,
+    number_of,
+    problem_name,
+    reward_of,
+    sample_number,
+    settle,
+)
+from .records import BadFile, Progress, locate, quiet, records, without_packing
 from .results import Samples
-from .sample_rows import Choice, SampleRow, sample_rows, settled
-from .unpacking import BadFile
 
-LARGEST_NUMBER = 1 << 62
+EXCERPT_PROBLEMS, EXCERPT_TEXTS, EXCERPT_CHARACTERS, EXCERPT_LINES = 400, 16, 2000, 5000
+"""Bounds of the texts kept for the compression ratio: at most 13 million characters, of the first
+lines of a file."""
+LEAST_REPEATED = 32
+"""Samples without texts that must repeat before a file counts as written twice."""
+
+
+class SampleRow(NamedTuple):
+    """One sample with its texts, for those who look at samples one by one."""
+
+    line: int
+    problem_id: str
+    reward: float
+    fields: Mapping[str, Any]
+    """By role: sample_id, prompt, completion, answer, status, finish_reason, n_tokens, ..."""
 
 
 def read(
@@ -27,148 +56,402 @@ def read(
     where: Mapping[str, str] | None = None,
     encoding: str = "utf-8",
     judge: str | None = None,
+    cluster: str | None = None,
     progress: Progress = quiet,
 ) -> Samples:
     """All samples of a file, streamed; `metadata` says which format and mapping were used.
 
     Args:
-        path: JSONL, CSV, TSV (also .gz and .zst), parquet, an inspect log, evalplus results, or a
-            folder: of a run, of inspect logs, of a dataset as the Hub keeps it.
+        path: JSONL, JSON, CSV, TSV (also packed), Parquet, an inspect log, or a folder: of a run,
+            of its parts, of inspect logs, of a dataset as the Hub keeps it; "-" is standard input.
         name: what to call the run; by default the file's name.
         columns: role → column, to override what was detected (`reward="score"`).
         where: column → value: only such records count.
         encoding: of text files.
-        judge: how responses of lm-eval are scored one by one: "target", or "regex:PATTERN".
+        judge: how responses of lm-eval and lighteval are scored one by one: "target", or
+            "regex:PATTERN".
+        cluster: the column that says which problems are alike (`doc.subject` inside a table), or
+            "prefix": problems whose ids differ in the last number alone.
         progress: told the bytes done and the bytes in all.
 
     Raises:
         BadFile: with file, line and remedy.
     """
     file = locate(path)
-    chosen = Choice(columns or {}, where or {}, encoding, judge)
-    collector, mapped = read_fast(file, chosen, progress) or _gather(file, chosen, progress)
-    if not collector.problems:
-        reported = ", ".join(f"{column}={value}" for column, value in chosen.where.items())
-        raise BadFile(file, None, "it holds no sample" + (f" with {reported}" if reported else ""))
+    numbered = records(file, encoding=encoding, progress=progress)
+    loop = _Records(file, numbered, columns or {}, where or {}, judge, cluster)
+    return _gathered(loop, name or run_name(file), _about_file(file, Path(path)))
+
+
+def from_records(
+    rows: Iterable[Mapping[str, Any]], *, name: str = "samples", **options: Any
+) -> Samples:
+    """Samples from records in memory, as `read` would read them from a file.
+
+    >>> from_records([{"id": "a", "score": "yes"}, {"id": "a", "score": "no"}]).rewards
+    array([1., 0.])
+    """
+    given = {"columns": {}, "where": {}, "judge": None, "cluster": None, **options}
+    numbered = enumerate((dict(row) for row in rows), start=1)
+    return _gathered(_Records(Path(name), numbered, **given), name, ())
+
+
+def _gathered(loop: _Records, name: str, notes: tuple[str, ...]) -> Samples:
+    gathered = _Columns()
+    for row in loop:
+        try:
+            gathered.add(row)
+        except ValueError as error:
+            raise BadFile(loop.file, row.line, str(error)) from None
+    if not gathered.problems:
+        said = ", ".join(f"{column}={value}" for column, value in loop.where.items())
+        raise BadFile(loop.file, None, "it holds no sample" + (f" with {said}" if said else ""))
+    if loop.cluster is None:
+        notes += _alike(list(gathered.problems))
+    if loop.mapped.format == "TRL completions":
+        notes += _repeated(loop, gathered)
     metadata = {
-        **collector.uniform,
-        "path": str(file),
-        "format": mapped.format,
-        "mapping": dict(mapped.columns),
-        "notes": mapped.notes + check_samples(file, collector, mapped.columns),
+        **{column: value for column, (_, value) in loop.uniform.items()},
+        "path": str(loop.file),
+        "format": loop.mapped.format,
+        "mapping": dict(loop.mapped.columns),
+        "notes": loop.mapped.notes
+        + check_samples(loop.file, gathered, loop.mapped.columns)
+        + notes,
     }
-    return collector.finish(name or run_name(file), metadata)
+    return gathered.finish(name, metadata)
+
+
+def _about_file(file: Path, given: Path) -> tuple[str, ...]:
+    """Samples of a training step are no evaluation, and must not be taken for one."""
+    if file.parent.name != "samples" or not (file.parent.parent / "config.toml").exists():
+        return ()
+    step = int(file.stem) if file.stem.isdigit() else file.stem
+    return (
+        f"the run has no evaluations: these are samples of training step {step}, on training "
+        f"prompts; for an evaluation, draw samples from {given / 'final'} with bestofk sample"
+        if given.is_dir()
+        else f"these are samples of training step {step}, on training prompts, and no evaluation",
+    )
+
+
+def prefix_of(problem: str) -> str:
+    """A problem id without its last number.
+
+    >>> prefix_of("algebra/17"), prefix_of("AIME-2024-3"), prefix_of("x")
+    ('algebra', 'AIME-2024', 'x')
+    """
+    return re.sub(r"[-_/:#. ]*\d+$", "", problem)
+
+
+def _alike(problems: Sequence[str]) -> tuple[str, ...]:
+    """Ids that begin alike may tell of sources whose problems are alike."""
+    groups = Counter(prefix_of(problem) for problem in problems)
+    if "" in groups or not 2 <= len(groups) <= len(problems) / 3 or min(groups.values()) < 2:
+        return ()
+    shown = ", ".join(f"{name!r} ({count})" for name, count in groups.most_common(3))
+    return (
+        f"problem ids have {len(groups)} beginnings, like {shown}: if problems of one source are "
+        "alike, intervals over problems are too narrow; use --cluster COLUMN or --cluster prefix",
+    )
+
+
+def _repeated(loop: _Records, samples: _Columns) -> tuple[str, ...]:
+    """TRL's file of a step may begin with the rows of the file before: of an earlier policy."""
+    file = loop.file
+    earlier = [each for each in file.parent.glob(f"*{file.suffix}") if each.name < file.name]
+    if not earlier or not len(samples.hashes):
+        return ()
+    before = _Columns()
+    try:
+        for row in rows(max(earlier), columns=loop.columns):
+            before.add(row)
+    except ValueError:
+        return ()
+    names, old = list(samples.problems), list(before.problems)
+    new = [(names[p], h) for p, h in zip(samples.problem, samples.hashes)]
+    last = [(old[p], h) for p, h in zip(before.problem, before.hashes)]
+    most = min(len(new), len(last))
+    same = next((m for m in range(most, 1, -1) if last[-m:] == new[:m]), 0)
+    if len(set(new[:same])) < 2:
+        return ()
+    return (
+        f"the first {same} of {len(new)} rows repeat the end of {max(earlier).name}: with "
+        "evaluation on, or with several steps a generation, TRL writes rows again, so samples of "
+        "an earlier policy stand under this step",
+    )
 
 
 def rows(
     path: str | Path,
     *,
-    columns: Mapping[str, str] | None = None,
-    where: Mapping[str, str] | None = None,
     encoding: str = "utf-8",
-    judge: str | None = None,
-    progress: Progress = quiet,
+    only: Container[int] | None = None,
+    **options: Any,
 ) -> Iterator[SampleRow]:
-    """The samples of a file one by one, with their texts. Arguments as in `read`."""
-    chosen = Choice(columns or {}, where or {}, encoding, judge)
-    for row, _ in sample_rows(locate(path), chosen, progress):
-        yield row
-
-
-def mapping(path: str | Path, columns: Mapping[str, str] | None = None, **options: Any) -> Mapped:
-    """How the columns of a file are understood, from its first record."""
+    """The samples of a file one by one, with their texts. Arguments as in `read` and `records`."""
     file = locate(path)
-    for line, record in records(file, **options):
-        return settled(file, line, record, Choice(columns or {}, {}))
-    raise BadFile(file, None, "the file is empty")
+    given = {"columns": {}, "where": {}, "judge": None, "cluster": None, **options}
+    return iter(_Records(file, records(file, encoding=encoding, only=only), **given))
 
 
-def locate(path: str | Path) -> Path:
-    """The file to read: `path`, or the newest samples in a folder that a tool wrote.
+def run_name(path: Path) -> str:
+    """What to call the run of a file: its name, or its folder's where the name says only a step.
 
-    Our runs keep evaluations/ (preferred) and samples/; TRL writes completions/*.parquet; verl
-    writes one numbered .jsonl per step; inspect writes one .eval per evaluation; the Hub keeps a
-    dataset in numbered parquet files, which are read as one.
+    >>> run_name(Path("runs/a/evaluations/000050.jsonl")), run_name(Path("b.jsonl.gz"))
+    ('a 000050', 'b')
     """
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    log = newest_log(path)
-    if log is not None:
-        return log
-    if shards(path):
-        return path
-    for folder, pattern in (
-        (path / "evaluations", "*.jsonl"),
-        (path / "samples", "*.jsonl"),
-        (path / "completions", "*.parquet"),
-        (path, "*.jsonl"),
-        (path, "*.parquet"),
-    ):
-        result = sorted(folder.glob(pattern), key=lambda file: (len(file.name), file.name))
-        if len(result) > 1 and result[-1].name.startswith("details_"):  # of lighteval, by task
-            named = ", ".join(file.name for file in result)
-            raise BadFile(
-                path, None, f"the folder holds the details of several tasks: name {named}"
+    name = without_packing(path.name)
+    stem = name.split(".jsonl")[0] if ".jsonl" in name else Path(name).stem
+    if stem.isdigit():
+        folder = path.parent
+        folder = folder.parent if folder.name in ("evaluations", "samples") else folder
+        return f"{folder.name} {stem}".strip()
+    return stem
+
+
+@dataclass
+class _Records:
+    """The loop over records; afterwards it knows the mapping and what never changed."""
+
+    file: Path
+    numbered: Iterable[tuple[int, dict[str, Any]]]
+    columns: Mapping[str, str]
+    where: Mapping[str, str]
+    judge: str | None
+    cluster: str | None
+    mapped: Mapped = field(init=False)
+    uniform: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    """Column → the line it was first met in, and its value."""
+
+    def __iter__(self) -> Iterator[SampleRow]:
+        steady: tuple[str, ...] = ()
+        where, first = self.where.items(), True
+        for line, record in self.numbered:
+            try:
+                if first:
+                    self.mapped, first = self._settle(record), False
+                    taken = {*self.mapped.columns.values(), self.cluster}
+                    steady = tuple(column for column in UNIFORM if column not in taken)
+                if where and any(str(record.get(column)) != value for column, value in where):
+                    continue
+                for column in steady:
+                    if column in record:
+                        self._check_steady(column, record[column], line)
+                for fields in self.mapped.samples(record, self.mapped.columns):
+                    problem = problem_name(fields.pop("problem_id"))
+                    if self.cluster:
+                        fields["cluster"] = self._cluster(record, problem)
+                    yield SampleRow(line, problem, reward_of(fields["reward"]), fields)
+            except BadFile:
+                raise
+            except ValueError as error:
+                raise BadFile(self.file, line, str(error)) from None
+
+    def _settle(self, record: Mapping[str, Any]) -> Mapped:
+        for column in self.where:
+            if column not in record:
+                raise ValueError(f"--where names {column!r}; {choices(column, list(record))}")
+        return settle(record, self.columns, self.judge)
+
+    def _cluster(self, record: Mapping[str, Any], problem: str) -> str:
+        """What --cluster says of a problem: a column, a field inside one, or the id's beginning."""
+        assert self.cluster is not None
+        if self.cluster not in record and self.cluster == "prefix":
+            return prefix_of(problem)
+        value: Any = record
+        for part in [self.cluster] if self.cluster in record else self.cluster.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is None or value == "":
+            raise ValueError(
+                f"--cluster names {self.cluster!r}, and problem {problem!r} has none; "
+                + choices(self.cluster, [*record, "prefix"])
             )
-        if result:
-            return result[-1]
-    raise BadFile(
-        path, None, "a folder without samples (*.jsonl, *.parquet or *.eval): name a file"
-    )
+        return problem_name(value)
+
+    def _check_steady(self, column: str, value: Any, line: int) -> None:
+        """Raise an error for a file that mixes tasks, steps, models or filters."""
+        first, was = self.uniform.setdefault(column, (line, value))
+        if value != was:
+            raise ValueError(
+                f"{column} is {str(value)[:60]}, but {str(was)[:60]} in line {first}: a curve is "
+                f"about one policy on one task; choose with --where {column}={str(value)[:60]}, or "
+                "split the file"
+            )
 
 
-def _gather(file: Path, chosen: Choice, progress: Progress) -> tuple[Collector, Mapped]:
-    """Every sample into columns; the careful way, which finds the line of every error."""
-    collector = Collector()
-    result = Mapped("empty", {})
-    uniform: dict[str, tuple[int, Any]] = {}
-    for row, mapped in sample_rows(file, chosen, progress, uniform):
-        result, fields = mapped, row.fields
-        problem = collector.number(row.problem_id)
-        collector.problem.append(problem)
-        collector.reward.append(row.reward)
-        collector.line.append(row.line)
-        if "sample_id" in fields:
-            collector.sample_id.append(_sample_number(file, row))
-        if "answer" in fields:
-            collector.answer.append(answer_label(fields["answer"]))
-        if "status" in fields:
-            collector.status.append(collector.state(fields["status"]))
-        for role, column in (
-            ("n_tokens", collector.tokens),
-            ("logprob_sum", collector.logprob),
-            ("new_logprob_sum", collector.new_logprob),
-        ):
-            if role in fields:
-                column.append(number_of(fields[role]))
-        if "completion" in fields:
-            collector.keep_hash(fields["completion"])
-        if row.line <= EXCERPT_LINES:
-            collector.keep_text(problem, fields.get("completion"))
-    collector.uniform = {column: value for column, (_, value) in uniform.items()}
-    twice = collector.duplicate()
-    if twice:
+class _Columns:
+    """Samples gathered row by row in little memory: numbers only, in growing arrays."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, int] = {}
+        self.statuses: dict[str, int] = {}
+        self.texts: dict[int, list[str]] = {}
+        self.clusters: dict[str, str] = {}
+        self.problem, self.reward, self.line = array("i"), array("d"), array("q")
+        self.sample_id, self.answer, self.hashes = array("q"), array("q"), array("q")
+        self.status = array("h")
+        self.n_tokens, self.logprob_sum = array("d"), array("d")
+
+    def add(self, row: SampleRow) -> None:
+        fields = row.fields
+        problem = self.problems.setdefault(row.problem_id, len(self.problems))
+        self.problem.append(problem)
+        self.reward.append(row.reward)
+        self.line.append(row.line)
+        for role, value in fields.items():
+            if role == "completion":
+                self.hashes.append(hash(value if isinstance(value, str) else repr(value)))
+                if row.line <= EXCERPT_LINES and isinstance(value, str):
+                    self._keep(problem, value)
+            elif role == "answer":
+                self.answer.append(answer_label(value))
+            elif role == "sample_id":
+                self.sample_id.append(sample_number(value))
+            elif role == "status":
+                known = self.statuses
+                self.status.append(
+                    -1 if value is None else known.setdefault(str(value), len(known))
+                )
+            elif role == "cluster":
+                if (known_as := self.clusters.setdefault(row.problem_id, value)) != value:
+                    raise ValueError(
+                        f"problem {row.problem_id!r} is in cluster {value!r} here and in "
+                        f"{known_as!r} before: a cluster belongs to the problem"
+                    )
+            elif role in ("n_tokens", "logprob_sum"):
+                getattr(self, role).append(number_of(value))
+
+    def _keep(self, problem: int, text: str) -> None:
+        """Keep a completion for the compression ratio, within the bounds."""
+        if problem < EXCERPT_PROBLEMS:
+            kept = self.texts.setdefault(problem, [])
+            if len(kept) < EXCERPT_TEXTS:
+                kept.append(text[:EXCERPT_CHARACTERS])
+
+    def finish(self, name: str, metadata: Mapping[str, Any]) -> Samples:
+        """The run, problems sorted by id and samples in the order of the file."""
+        names = sorted(self.problems)
+        rank = np.empty(len(names), dtype=np.int64)
+        rank[[self.problems[each] for each in names]] = np.arange(len(names))
+        problem = rank[np.array(self.problem)]
+        order = np.argsort(problem, kind="stable")
+
+        def column(values: array[Any]) -> Any:
+            return np.array(values)[order] if len(values) else None
+
+        return Samples(
+            name=name,
+            problems=tuple(names),
+            clusters=tuple(self.clusters[each] for each in names) if self.clusters else None,
+            offsets=np.concatenate([[0], np.cumsum(np.bincount(problem))]).astype(np.int64),
+            rewards=column(self.reward),
+            sample_ids=column(self.sample_id),
+            answers=column(self.answer),
+            statuses=column(self.status),
+            status_names=tuple(self.statuses),
+            tokens=column(self.n_tokens),
+            logprobs=column(self.logprob_sum),
+            lines=column(self.line),
+            texts={int(rank[p]): tuple(texts) for p, texts in self.texts.items()},
+            metadata=dict(metadata),
+        )
+
+
+# Files that would give wrong numbers in silence: errors, and notes where a reader must decide
+
+
+def check_samples(file: Path, samples: _Columns, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Notes on a file that was read; answers that tell nothing are removed from it.
+
+    Raises:
+        BadFile: a sample that is there twice; a file written twice; the reference answers were
+            taken for the samples' answers.
+    """
+    problem, reward = np.array(samples.problem), np.array(samples.reward)
+    answer = np.array(samples.answer)
+    if len(samples.sample_id):
+        _check_twice(file, problem, np.array(samples.sample_id), np.array(samples.line))
+    else:
+        _check_repeats(file, problem, reward, np.array(samples.hashes), answer)
+    notes: tuple[str, ...] = ()
+    column = columns.get("answer", "answer")
+    if len(answer) and (answer < 0).all():
+        samples.answer = array("q")
+        notes += (f"{column} is empty everywhere: no majority voting",)
+    elif len(answer):
+        _check_reference(file, column, problem, reward, answer)
+    if len(samples.problems) == len(problem) > 1:
+        notes += (
+            f"every problem has one sample, so only k = 1 can be estimated; if several samples "
+            f"share a problem, name the column that they share with --map problem_id=... (it is "
+            f"{columns.get('problem_id')!r} now)",
+        )
+    return notes
+
+
+def _check_twice(file: Path, problem: np.ndarray, sample: np.ndarray, line: np.ndarray) -> None:
+    """Two samples of one problem with the same number."""
+    order = np.lexsort((line, sample, problem))
+    same = (np.diff(problem[order]) == 0) & (np.diff(sample[order]) == 0)
+    if same.any():
+        at = np.flatnonzero(same)
+        first = at[line[order][at + 1].argmin()]
         raise BadFile(
             file,
-            twice[1],
-            f"the same problem and sample number as line {twice[0]}: were two runs written to one "
-            "file? Remove one of them, or do not read the numbers (--map sample_id=)",
+            int(line[order][first + 1]),
+            f"the same problem and sample number as line {line[order][first]}: were two runs "
+            "written to one file? Remove one, or do not read the numbers (--map sample_id=)",
         )
-    return collector, result
 
 
-def _sample_number(file: Path, row: SampleRow) -> int:
-    value = row.fields["sample_id"]
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = LARGEST_NUMBER
-    if abs(number) >= LARGEST_NUMBER:
+def _check_repeats(
+    file: Path, problem: np.ndarray, reward: np.ndarray, texts: np.ndarray, answer: np.ndarray
+) -> None:
+    """A file whose second half repeats the first: without sample numbers nothing else shows it."""
+    half, odd = divmod(len(problem), 2)
+    known = [each for each in (problem, reward, texts, answer) if len(each) == len(problem)]
+    if (
+        odd
+        or half < 2
+        or any(
+            not np.array_equal(each[:half], each[half:], equal_nan=each is reward) for each in known
+        )
+    ):
+        return
+    if len(texts) == len(problem):
+        telling = len(np.unique(texts)) > 2
+    else:
+        telling = half >= LEAST_REPEATED and len(np.unique(reward[:half])) > 1
+    if telling:
         raise BadFile(
             file,
-            row.line,
-            f"the sample number {str(value)[:60]!r} is not a whole number of at most 62 bits: "
-            "leave it out with --map sample_id=",
+            half + 1,
+            f"the second half repeats the first {half} samples one by one: was the file "
+            "concatenated twice? Remove the repeat; if these are separate samples, number them "
+            "in a column sample_id",
         )
-    return number
+
+
+def _check_reference(
+    file: Path, column: str, problem: np.ndarray, reward: np.ndarray, answer: np.ndarray
+) -> None:
+    """Answers that never change within a problem, although its samples pass and fail."""
+    scored = ~np.isnan(reward)
+    if not np.isin(reward[scored], (0.0, 1.0)).all():
+        return
+    order = np.argsort(problem, kind="stable")
+    first = np.flatnonzero(np.diff(problem[order], prepend=-1))
+    most, least = np.maximum.reduceat, np.minimum.reduceat
+    one_answer = most(answer[order], first) == least(answer[order], first)
+    passes = most(np.where(scored, reward, 0.0)[order], first) == 1
+    fails = least(np.where(scored, reward, 1.0)[order], first) == 0
+    if one_answer.all() and (passes & fails).any():
+        raise BadFile(
+            file,
+            None,
+            f"{column!r} holds one value per problem, although {int((passes & fails).sum())} "
+            "problems have both right and wrong samples: it looks like the reference answer, not "
+            "what the samples answered. Leave it out with --map answer= , or name the column of "
+            "the samples' answers with --map answer=...",
+        )

@@ -10,13 +10,19 @@ bootstrap over problems that adds the worst observation that could have been mad
 the Clopper-Pearson interval; for many problems it is the ordinary bootstrap; it is never of zero
 width, and no bounded distribution is known that it fails to cover. Student's t does fail near the
 ceiling and the floor, where all problems look alike: it is given only where it can be trusted.
+
+**Clusters.** Problems of one source are alike, and 100 of them tell less than 100 others would.
+Where problems have clusters, clusters are what is drawn: with S_c the sum of a cluster's estimates
+and m_c its number of problems, both in units of the mean number, upper(w) becomes
+
+    ( Σ S_c w_c + hi · w_{C+1} ) / ( Σ m_c w_c + w_{C+1} ),
+
+which is the bounded bootstrap over cluster means where all clusters are equally large.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 
@@ -64,6 +70,7 @@ def over_problems(
     confidence: float,
     resamples: int,
     rng: np.random.Generator,
+    clusters: np.ndarray | None = None,
 ) -> OverProblems:
     """Intervals and the simultaneous band for the mean of each column of values (P, K).
 
@@ -72,7 +79,7 @@ def over_problems(
     """
     size = values.shape[1]
     at = log_grid(size, RESAMPLED_POINTS)
-    low, high = bounds_of_means(values[:, at], bounds, resamples, rng)
+    low, high = bounds_of_means(values[:, at], bounds, resamples, rng, clusters)
     tail = (1.0 - confidence) / 2.0
     grid = log_grid(len(at), CALIBRATION_POINTS)
     single = tail_rank(tail, resamples)
@@ -88,15 +95,43 @@ def over_problems(
     return OverProblems(
         interval=Interval(every(low[resamples - 1 - single]), every(high[single])),
         band=Interval(every(low[resamples - 1 - joint_low]), every(high[joint])),
-        t=student(values, bounds, confidence, at),
+        t=student(values, bounds, confidence, at, clusters),
         informative=informative(values, bounds),
     )
 
 
+def by_cluster(
+    values: np.ndarray, clusters: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Sums of the rows (P, K) of each cluster and its size, both in units of the mean size.
+
+    The mean of the sums over clusters is the mean over problems. Without clusters, the rows.
+
+    >>> by_cluster(np.array([[1.0], [2.0], [6.0]]), np.array([0, 0, 1]))[0].ravel()
+    array([2., 4.])
+    """
+    if clusters is None:
+        return values, None
+    sizes = np.bincount(clusters)
+    sums = np.zeros((len(sizes), values.shape[1]))
+    np.add.at(sums, clusters, values)
+    unit = len(clusters) / len(sizes)
+    return sums / unit, sizes / unit
+
+
 def bounds_of_means(
-    values: np.ndarray, bounds: tuple[float, float], resamples: int, rng: np.random.Generator
+    values: np.ndarray,
+    bounds: tuple[float, float],
+    resamples: int,
+    rng: np.random.Generator,
+    clusters: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of lower(w) and upper(w) for every column: two arrays (resamples, K)."""
+    """Draws of lower(w) and upper(w) for every column: two arrays (resamples, K).
+
+    Args:
+        clusters: (P,) the number of each problem's cluster.
+    """
+    values, sizes = by_cluster(values, clusters)
     problems = values.shape[0]
     single = values.astype(np.float32)  # seven digits are plenty for a resampled mean, and fast
     low = np.empty((resamples, values.shape[1]), dtype=np.float32)
@@ -106,6 +141,8 @@ def bounds_of_means(
         stop = min(start + step, resamples)
         weights = rng.standard_exponential((stop - start, problems + 1), dtype=np.float32)
         weights /= weights.sum(axis=1, keepdims=True)
+        if sizes is not None:
+            weights /= weights[:, :-1] @ sizes.astype(np.float32)[:, None] + weights[:, -1:]
         inside = weights[:, :-1] @ single
         low[start:stop] = inside + bounds[0] * weights[:, -1:]
         high[start:stop] = inside + bounds[1] * weights[:, -1:]
@@ -131,19 +168,22 @@ def joint_rank(draws: np.ndarray, tail: float) -> int:
 
 
 def student(
-    values: np.ndarray, bounds: tuple[float, float], confidence: float, at: np.ndarray
+    values: np.ndarray,
+    bounds: tuple[float, float],
+    confidence: float,
+    at: np.ndarray,
+    clusters: np.ndarray | None = None,
 ) -> Interval:
     """mean ± t s/√M, clipped to the bounds; NaN where t is not to be trusted.
 
     Spread and trust are looked at in the columns `at`; trust between two needs both.
     """
-    problems, size = values.shape
-    mean = values.mean(axis=0)
+    mean, size = values.mean(axis=0), values.shape[1]
+    trusted = informative(values[:, at], bounds) >= LEAST_INFORMATIVE
+    centred, _ = by_cluster(values[:, at] - mean[at], clusters)
+    problems = len(centred)
     if problems < 2:
         return Interval(np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    some = values[:, at]
-    trusted = informative(some, bounds) >= LEAST_INFORMATIVE
-    centred = some - mean[at]
     spread = np.sqrt((centred * centred).mean(axis=0))
     cube = (centred * centred * centred).mean(axis=0)
     safe = np.where(spread > 0, spread, 1.0)
@@ -179,36 +219,12 @@ def between(values: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
     return np.interp(np.log(np.arange(1, size + 1)), np.log(at + 1), values)
 
 
-@lru_cache(maxsize=256)
 def t_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t for a whole number of degrees of freedom.
-
-    By bisection on its distribution function, a finite sum (Abramowitz & Stegun 26.7.3-4).
+    """The quantile of Student's t.
 
     >>> round(t_quantile(0.975, 29), 6)
     2.04523
     """
-    if freedom > 100_000:
-        return NormalDist().inv_cdf(probability)
-    low, high = 0.0, 1.0
-    objective = 2.0 * probability - 1.0
-    while _t_central(high, freedom) < objective:
-        high *= 2.0
-    for _ in range(80):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if _t_central(middle, freedom) < objective else (low, middle)
-    return (low + high) / 2.0
+    from scipy.special import stdtrit
 
-
-def _t_central(t: float, freedom: int) -> float:
-    """P(|T| ≤ t)."""
-    angle = np.arctan(t / np.sqrt(freedom))
-    cosine = np.cos(angle) ** 2
-    if freedom % 2:
-        j = np.arange(1, (freedom - 1) // 2)
-        terms = np.concatenate([[1.0], np.cumprod(2 * j / (2 * j + 1) * cosine)])
-        series = np.sin(angle) * np.cos(angle) * terms.sum() if freedom > 1 else 0.0
-        return float((angle + series) * 2.0 / np.pi)
-    j = np.arange(1, freedom // 2)
-    terms = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j) * cosine)])
-    return float(np.sin(angle) * terms.sum())
+    return float(stdtrit(freedom, probability))

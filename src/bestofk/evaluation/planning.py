@@ -15,125 +15,92 @@ differences are simulated for the population.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
-from .betabinomial import fit, miss, posterior
 from .comparison import compare
-from .intervals import bounds_of_means, log_grid, t_quantile, tail_rank
-from .max_t import sign_flip_tests
-from .rare_losses import FEW_PROBLEMS, least_gain
+from .difficulty import fit, miss
+from .extrapolate import design_effect
+from .intervals import bounds_of_means, log_grid, tail_rank
+from .per_problem import pass_curve, passes_and_samples
+from .rare_losses import least_gain
 from .results import Plan, PlanRow, Samples
-from .values import pass_curve, passes_and_samples
+from .sign_flips import sign_flip_tests
 
 MOST_PROBLEMS = 10_000_000
 MOST_SIMULATED = 4000
-"""The width for more problems is taken from Student's t."""
+"""The width for more problems follows from this many: it falls as 1 / √problems."""
+TRIALS = 96
 COLUMNS = 24
 """The test over all k is simulated at this many of them."""
+POOL = 20_000
 DEFAULT_SHAPE = (0.4, 0.6)
 """Beta(0.4, 0.6): mean pass@1 of .4, many problems near 0 and 1, as benchmarks tend to be."""
+UNLIKE = 0.2
+"""Without two pilots: one minus the correlation of the difficulties of two runs."""
 
 
 @dataclass(frozen=True)
 class Population:
-    """How difficulty is spread over problems."""
+    """How difficulty is spread over problems: Beta(a, b)."""
 
     a: float
     b: float
     described: str
-    unlike: float = 0.2
-    """Of the between-problem variance, the share that two runs do not have in common."""
     drift: float | None = None
     """Variance over problems of the true difference, where two pilot runs show it."""
-
-    def between(self, k: int) -> float:
-        """Var_p[pass@k(p)]."""
-        p, weights, _ = posterior(0, self.a, self.b)
-        value = 1.0 - (1.0 - p) ** k
-        mean = weights[0] @ value
-        return float(weights[0] @ (value - mean) ** 2)
+    effect: float = 1.0
+    """Of the design: problems in clusters count as this many times fewer."""
 
     def within(self, k: int, n: int) -> float:
-        """E_p[Var(estimate of pass@k from n samples | p)]."""
-        _, prior, _ = posterior(0, self.a, self.b)
-        _, _, chance = posterior(n, self.a, self.b)
-        misses = 1.0 - pass_curve(np.arange(n + 1), np.full(n + 1, n), k)[:, -1]
-        mean = chance @ misses
-        return float(prior[0] @ np.maximum(chance @ misses**2 - mean**2, 0.0))
+        """E_p[Var(estimate of pass@k from n samples | p)]; c of n is beta-binomial."""
+        from scipy.stats import betabinom
+
+        c = np.arange(n + 1)
+        misses = 1.0 - pass_curve(c, np.full(n + 1, n), k)[:, -1]
+        seen = float(betabinom.pmf(c, n, self.a, self.b) @ misses**2)
+        return max(seen - miss(self.a, self.b, 2 * k), 0.0)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two runs on the same problems: a pool of problems to draw from.
-
-    Both success probabilities are Beta distributed, with a Gaussian copula between them.
-    """
-
-    first: np.ndarray
-    """(POOL,) success probabilities of run a, and of run b on the same problems."""
-    second: np.ndarray
-
-    def draw(self, problems: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The success probabilities of both runs on some problems."""
-        chosen = rng.integers(0, len(self.first), problems)
-        return self.first[chosen], self.second[chosen]
-
-
-NORMAL = NormalDist()
-POOL = 20_000
-
-
-def pair_of(people: Population, k: int, effect: float) -> Pair:
-    """The population, and one that is better by `effect` in mean pass@k.
+def pair_of(people: Population, k: int, effect: float) -> np.ndarray:
+    """(2, POOL) success probabilities on the same problems: of the population, and of one that is
+    better by `effect` in mean pass@k. Both are Beta distributed, with a Gaussian copula.
 
     Raises:
         ValueError: there is no room for such an effect.
     """
-    here = 1.0 - float(miss(np.array(people.a), np.array(people.b), k))
-    objective = here + abs(effect)
-    if objective >= 0.9995:
+    from scipy.optimize import brentq
+    from scipy.special import betaincinv
+
+    here = 1.0 - miss(people.a, people.b, k)
+    if here + abs(effect) >= 0.9995:
         raise ValueError(
             f"pass@{k} is {here:.3f} in this population ({people.described}): it cannot rise by "
             f"{abs(effect):g}; plan for a smaller effect or a smaller k"
         )
-    low, high = people.a, people.a + 1.0
-    while 1.0 - float(miss(np.array(high), np.array(people.b), k)) < objective:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        enough = 1.0 - float(miss(np.array(middle), np.array(people.b), k)) >= objective
-        low, high = (low, middle) if enough else (middle, high)
+    better = brentq(lambda a: 1.0 - miss(a, people.b, k) - here - abs(effect), people.a, 1e9)
     one, other = np.random.default_rng(0).normal(size=(2, POOL))
 
-    def pool(correlation: float) -> Pair:
+    def beta(normal: np.ndarray, a: float) -> np.ndarray:
+        shares = (np.argsort(np.argsort(normal)) + 0.5) / POOL  # by rank
+        return np.asarray(betaincinv(a, people.b, shares))
+
+    def pool(correlation: float) -> np.ndarray:
         latent = correlation * one + np.sqrt(1.0 - correlation**2) * other
-        return Pair(_beta(one, people.a, people.b), _beta(latent, high, people.b))
+        return np.stack([beta(one, people.a), beta(latent, better)])
 
     if people.drift is None:
-        return pool(1.0 - people.unlike)
+        return pool(1.0 - UNLIKE)
     wide, narrow = 0.0, 1.0  # the correlation that gives the differences their variance
     for _ in range(8):
         middle = (wide + narrow) / 2
-        built = pool(middle)
-        spread = float(((1 - built.first) ** k - (1 - built.second) ** k).var())
+        spread = float(np.diff((1 - pool(middle)) ** k, axis=0).var())
         wide, narrow = (middle, narrow) if spread > people.drift else (wide, middle)
     return pool((wide + narrow) / 2)
-
-
-def _beta(normal: np.ndarray, a: float, b: float) -> np.ndarray:
-    """Normal variables turned into Beta(a, b) ones, by rank."""
-    shares = (np.argsort(np.argsort(normal)) + 0.5) / len(normal)
-    return np.interp(shares, *_quantiles(a, b))
-
-
-def _quantiles(a: float, b: float) -> tuple[np.ndarray, np.ndarray]:
-    p, weights, _ = posterior(0, a, b)
-    share = np.cumsum(weights[0])
-    return np.concatenate([[0.0], share]), np.concatenate([p[:1], p])
 
 
 def population(
@@ -145,18 +112,23 @@ def population(
 ) -> Population:
     """The population to plan for: from one or two pilot runs, from a stated Beta, or the default.
 
-    With two pilots, the variance of their true difference at k is taken from the data.
+    With two pilots, the variance of their true difference at k is taken from the data. Clusters of
+    the first pilot are taken for those of the runs to come.
     """
     if pilots:
         passes, n = passes_and_samples(pilots[0], threshold)
         live = n > 0
-        a, b = fit(passes[live], n[live], np.ones((1, int(live.sum()))))[0]
+        a, b = fit(passes[live], n[live])
         text = f"Beta({a:.2f}, {b:.2f}) fitted to {pilots[0].name} ({int(live.sum())} problems)"
+        clusters = pilots[0].cluster_of(np.flatnonzero(live))
+        effect = design_effect((passes[live] / n[live])[:, None], clusters)
+        if clusters is not None:
+            text += f", in clusters (design effect {effect:.1f})"
         drift = None
         if len(pilots) > 1:
             drift = _drift(pilots, k, threshold)
             text += f"; difference as between {pilots[0].name} and {pilots[1].name}"
-        return Population(float(a), float(b), text, drift=drift)
+        return Population(a, b, text, drift=drift, effect=effect)
     a, b = shape or DEFAULT_SHAPE
     if a <= 0 or b <= 0:
         raise ValueError(f"a Beta population has two positive parameters, got {a}, {b}")
@@ -209,24 +181,25 @@ def plan(
     """
     people = people or population()
     options = _check(k, width, power, effect, n, problems)
-    runs = 1 if width is not None else 2
-    target = width if width is not None else power
-    assert target is not None
-    criteria: dict[int, Width | Power] = {}
-    for samples in options:
-        if width is not None:
-            criteria[samples] = Width(people, k, samples, confidence, seed)
-        else:
-            assert effect is not None
-            pair = pair_of(people, k, effect)
-            criteria[samples] = power_of(pair, k, samples, at=at, confidence=confidence, seed=seed)
+    target = width or power or 0.0
+    pair = pair_of(people, k, effect) if effect is not None and power is not None else None
+
+    def enough(value: float) -> bool:
+        return value <= target if width is not None else value >= target
+
     rows = []
-    for samples, criterion in criteria.items():
-        count = problems or least_problems(criterion, target)
-        rows.append(PlanRow(samples, count, count * samples * runs, criterion.reached(count)))
-    enough = [row for row in rows if (row.value <= target if width else row.value >= target)]
+    for samples in options:
+        if pair is None:
+            reached = width_of(people, k, samples, confidence, seed)
+        else:
+            reached = power_of(pair, k, samples, at=at, confidence=confidence, seed=seed)
+        alone = int(problems / people.effect) if problems else _least(reached, enough)
+        count = problems or int(np.ceil(alone * people.effect))
+        drawn = count * samples * (1 if pair is None else 2)
+        rows.append(PlanRow(samples, count, drawn, reached(max(alone, 2))))
+    good = [row for row in rows if enough(row.value)]
     notes: tuple[str, ...] = ()
-    if not enough and problems:
+    if not good and problems:
         notes = (
             f"with {problems} problems no number of samples considered is enough: "
             "the problems themselves differ too much; more problems are needed",
@@ -238,7 +211,7 @@ def plan(
         k=k,
         population=people.described,
         rows=tuple(rows),
-        best=min(enough or rows, key=lambda row: (row.samples, row.n)),
+        best=min(good or rows, key=lambda row: (row.samples, row.n)),
         confidence=confidence,
         at=at,
         notes=notes,
@@ -277,66 +250,33 @@ def _check(
     return options
 
 
-@dataclass(frozen=True)
-class Width:
-    """The width of the interval over problems, by simulation of `curve`."""
+def width_of(
+    people: Population, k: int, n: int, confidence: float, seed: int
+) -> Callable[[int], float]:
+    """The mean width of simulated intervals of `curve`, as a function of the number of problems."""
 
-    people: Population
-    k: int
-    n: int
-    confidence: float
-    seed: int
-
-    def formula(self, problems: int) -> float:
-        """For many problems: Student's t, and the one observation that the bootstrap adds."""
-        spread = self.people.between(self.k) + self.people.within(self.k, self.n)
-        quantile = t_quantile(0.5 + self.confidence / 2, problems - 1)
-        return float(min(1.0, 2 * quantile * np.sqrt(spread / problems) + 1 / (problems + 1)))
-
-    def reached(self, problems: int, trials: int = 24) -> float:
-        """The mean width of simulated intervals."""
+    @functools.cache
+    def reached(problems: int) -> float:
         if problems > MOST_SIMULATED:
-            return self.formula(problems)
-        rng = np.random.default_rng(self.seed)
-        p = np.interp(rng.random((trials, problems)), *_quantiles(self.people.a, self.people.b))
-        passes = rng.binomial(self.n, p)
-        table = pass_curve(np.arange(self.n + 1), np.full(self.n + 1, self.n), self.k)[:, -1]
-        draws = max(400, int(np.ceil(20 / (1.0 - self.confidence))))
+            return reached(MOST_SIMULATED) * float(np.sqrt(MOST_SIMULATED / problems))
+        rng = np.random.default_rng(seed)
+        passes = rng.binomial(n, rng.beta(people.a, people.b, (TRIALS, problems)))
+        table = pass_curve(np.arange(n + 1), np.full(n + 1, n), k)[:, -1]
+        draws = max(400, int(np.ceil(20 / (1.0 - confidence))))
         low, high = bounds_of_means(table[passes].T, (0.0, 1.0), draws, rng)
-        rank = tail_rank((1.0 - self.confidence) / 2, draws)
+        rank = tail_rank((1.0 - confidence) / 2, draws)
         ends = np.sort(high, axis=0)[rank] - np.sort(low, axis=0)[draws - 1 - rank]
         return float(ends.mean())
 
-    def enough(self, problems: int, target: float) -> bool:
-        return self.reached(problems) <= target
+    return reached
 
 
-@dataclass(frozen=True)
-class Power:
-    """The chance that `compare` finds the effect at k."""
+def power_of(
+    pair: np.ndarray, k: int, n: int, *, at: bool, confidence: float, seed: int
+) -> Callable[[int], float]:
+    """The chance that `compare` finds the effect at k, as a function of the number of problems.
 
-    effect: float
-    spread: float
-    """Standard deviation of one problem's difference."""
-    critical: float
-    """Of the max-T test, in standard errors."""
-    level: float
-    """Of the test; fewer than 30 problems have to pass a second one (`rare_losses`)."""
-
-    def reached(self, problems: int) -> float:
-        errors = np.sqrt(problems) / max(self.spread, 1e-12)
-        power = NORMAL.cdf(float(self.effect * errors) - self.critical)
-        if problems >= FEW_PROBLEMS:
-            return power
-        beyond = self.effect - least_gain(problems, 1.0, self.level)
-        return min(power, NORMAL.cdf(float(beyond * errors)))
-
-    def enough(self, problems: int, target: float) -> bool:
-        return self.reached(problems) >= target
-
-
-def power_of(pair: Pair, k: int, n: int, *, at: bool, confidence: float, seed: int) -> Power:
-    """The spread of the differences, and the critical value of the test, from simulated problems.
+    The spread of the differences and the critical value of the test are those of simulated runs.
 
     Args:
         at: the test is at k alone, else over all k up to n.
@@ -344,34 +284,32 @@ def power_of(pair: Pair, k: int, n: int, *, at: bool, confidence: float, seed: i
     others = [] if at else [each for each in log_grid(n, COLUMNS).tolist() if each != k - 1]
     columns = np.array([*others, k - 1])
     rng = np.random.default_rng(seed)
-    gaps = _gaps(pair, n, columns, POOL, rng)
-    critical = sign_flip_tests(gaps[:1000], confidence, 4000, rng).critical
-    effect = float(((1 - pair.first) ** k - (1 - pair.second) ** k).mean())
-    spread = float(gaps[:, -1].std(ddof=1))
-    return Power(effect, spread, critical, 1.0 - confidence)
+    drawn = pair[:, rng.integers(0, POOL, POOL)]
+    a, b = (pass_curve(rng.binomial(n, p), np.full(POOL, n), n)[:, columns] for p in drawn)
+    critical = sign_flip_tests((b - a)[:1000], confidence, 4000, rng).critical
+    spread = max(float((b - a)[:, -1].std(ddof=1)), 1e-12)
+    effect = float(((1 - pair[0]) ** k - (1 - pair[1]) ** k).mean())
+
+    def reached(problems: int) -> float:
+        error = spread / np.sqrt(problems)
+        least = max(critical * error, least_gain(error, problems, 1.0, 1.0 - confidence))
+        return NormalDist().cdf(float((effect - least) / error))
+
+    return reached
 
 
-def _gaps(
-    pair: Pair, n: int, columns: np.ndarray, problems: int, rng: np.random.Generator
-) -> np.ndarray:
-    """(problems, columns) simulated differences of pass@k between two runs of n samples each."""
-    size = np.full(problems, n)
-    a, b = (pass_curve(rng.binomial(n, p), size, n) for p in pair.draw(problems, rng))
-    return (b - a)[:, columns]
-
-
-def least_problems(criterion: Width | Power, target: float) -> int:
+def _least(reached: Callable[[int], float], enough: Callable[[float], bool]) -> int:
     """The fewest problems that are enough, within one percent: by bisection.
 
     Raises:
         ValueError: more than ten million.
     """
     low, high = 1, 2
-    while not criterion.enough(high, target):
+    while not enough(reached(high)):
         low, high = high, high * 2
         if high > MOST_PROBLEMS:
             raise ValueError(f"the goal takes more than {MOST_PROBLEMS:,} problems: ask for less")
     while high - low > max(1, high // 100):
         middle = (low + high) // 2
-        low, high = (low, middle) if criterion.enough(middle, target) else (middle, high)
+        low, high = (low, middle) if enough(reached(middle)) else (middle, high)
     return high

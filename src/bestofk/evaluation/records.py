@@ -1,181 +1,262 @@
-"""Records of a file one after another, with their line numbers: JSONL, CSV, parquet, evalplus JSON.
+"""Records of a file one after another, with their line numbers, whatever the file is.
 
-Streamed: no more than a line (or a batch of a parquet file) is held. Every error names the file,
-the line and the way out.
+JSON lines, CSV, JSON documents, Parquet, logs of inspect_ai; packed by gzip, bzip2, xz or zstd; in
+one file, in parts, or on standard input. Streamed: no more than a line (or a batch of a Parquet
+file) is held. Every error names the file, the line and the way out.
 """
 
 from __future__ import annotations
 
-import codecs
+import atexit
+import bz2
 import csv
+import gzip
+import importlib
 import io
 import json
+import lzma
 import re
+import shutil
+import struct
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from bestofk.common import did_you_mean
 
-from .inspect_logs import archive_records, is_log, log_records
-from .tool_formats import evalplus_records, is_evalplus
-from .unpacking import BadFile, unpacked, unpacking_errors
+from .tool_formats import evalplus_records, inspect_record, logged
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told the bytes read and the bytes in all."""
+"""Told the bytes (or rows, or parts) done, and how many there are."""
+Numbered: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 EVERY = 2000
 """Lines between two reports of progress."""
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".eval")
-PACKED = (".gz", ".zst")
-SHARD = re.compile(r"(?P<split>.+)-\d{5}-of-\d{5}\.parquet$")
-"""A part of a dataset as the Hub keeps it."""
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+"""Files of which a folder may hold several."""
+KINDS = (".json", ".eval", *TABLES)
+PACKED = (".gz", ".zst", ".bz2", ".xz")
+GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+BZIP2, XZ = b"BZh", b"\xfd7zX"
+
+
+class BadFile(ValueError):
+    """A file that cannot be read as samples; says where and what to do."""
+
+    def __init__(self, path: Path, line: int | None, problem: str) -> None:
+        where = f"{path}" if line is None else f"{path}, line {line}"
+        super().__init__(f"{where}: {problem}")
 
 
 def quiet(done: int, total: int) -> None:
     """Progress for nobody."""
 
 
-def kind_of(path: Path) -> str:
-    """The file's suffix without .gz or .zst: what decides how it is read."""
-    if path.is_dir() or (not path.exists() and shards(path)):
-        return ".parquet"
-    names = [suffix.lower() for suffix in path.suffixes]
-    if names and names[-1] in PACKED:
-        names.pop()
-    kind = names[-1] if names else ""
-    if kind not in SUFFIXES:
-        if not path.exists():
-            raise FileNotFoundError(f"no such file: {path}{_neighbours(path)}")
-        known = ", ".join(SUFFIXES)
-        packed = " or ".join(PACKED)
-        raise BadFile(path, None, f"files of samples end in {known} (text also in {packed})")
-    return kind
-
-
-def shards(path: Path) -> list[Path]:
-    """The parts of a dataset as the Hub keeps it: of a folder, or of FOLDER/SPLIT; [] for others.
-
-    Raises:
-        BadFile: several splits in a folder.
-    """
-    for folder in (path, path / "data"):
-        parts = sorted(p for p in folder.glob("*.parquet") if SHARD.search(p.name))
-        splits = {SHARD.search(p.name)["split"] for p in parts}  # type: ignore[index]
-        if len(splits) > 1:
-            named = ", ".join(f"{path}/{split}" for split in sorted(splits))
-            raise BadFile(path, None, f"the folder holds several splits: name one of {named}")
-        if parts:
-            return parts
-    if path.exists():
-        return []
-    for folder in (path.parent, path.parent / "data"):
-        parts = sorted(folder.glob(f"{path.name}-*.parquet"))
-        if parts and all(SHARD.search(part.name) for part in parts):
-            return parts
-    return []
-
-
 def records(
-    path: Path, *, encoding: str = "utf-8", progress: Progress = quiet
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, record) of every record; the row number, from 1, for parquet and inspect logs."""
+    path: Path,
+    *,
+    encoding: str = "utf-8",
+    progress: Progress = quiet,
+    only: Container[int] | None = None,
+) -> Numbered:
+    """(line, record) of every record; the row number, from 1, for Parquet and inspect logs.
+
+    Lines of a run in parts are counted on from part to part.
+
+    Args:
+        only: lines of a JSONL file that are wanted; others may be left out, but for the first, by
+            which a file is known.
+    """
+    parts, before = shards(path), 0
+    for number, part in enumerate(parts, start=1):
+        line = 0
+        for line, record in records(part, encoding=encoding):
+            yield before + line, record
+        before += line
+        progress(number, len(parts))
+    if parts:
+        return
     kind = kind_of(path)
     if kind == ".parquet":
         yield from _parquet(path, progress)
     elif kind == ".eval":
-        with _open(path):
-            pass
-        yield from archive_records(path, progress)
-    elif kind in (".csv", ".tsv"):
-        yield from _csv(path, encoding, "\t" if kind == ".tsv" else ",", progress)
+        yield from _archive(path, progress)
     elif kind == ".json":
         yield from _document(path, encoding)
+    elif kind in (".csv", ".tsv"):
+        yield from _csv(path, encoding, "\t" if kind == ".tsv" else ",", progress)
     else:
-        yield from _jsonl(path, encoding, progress)
+        yield from logged(_jsonl(path, encoding, progress, only))
 
 
-def lines(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int, str, bool]]:
-    """(number, text, whether it ended in a newline) of every line."""
-    try:
-        wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-    except LookupError:
-        raise BadFile(
-            path, None, f"unknown encoding {encoding!r}: name one like utf-8, latin-1 or utf-16"
-        ) from None
-    with _open(path) as raw:
-        size = path.stat().st_size
-        file = unpacked(path, raw)
-        number = 0
+def kind_of(path: Path) -> str:
+    """The file's suffix without that of its packing: what decides how it is read."""
+    if not path.exists():
+        folder = path.parent.iterdir() if path.parent.is_dir() else ()
+        hint = did_you_mean(path.name, [each.name for each in folder]).rstrip()
+        raise FileNotFoundError(f"no such file: {path}" + (f"; {hint}" if hint else ""))
+    kind = Path(without_packing(path.name.lower())).suffix
+    if kind not in KINDS:
+        known, packed = ", ".join(KINDS), ", ".join(PACKED)
+        raise BadFile(path, None, f"files of samples end in {known} (text also in {packed})")
+    return kind
+
+
+def without_packing(name: str) -> str:
+    """
+    >>> without_packing("a.jsonl.gz"), without_packing("a.csv")
+    ('a.jsonl', 'a.csv')
+    """
+    return name[: -len(Path(name).suffix)] if name.lower().endswith(PACKED) else name
+
+
+# Folders: the parts of one run, or the file of its last step
+
+SHARD = re.compile(
+    r"(?P<run>.*?)[-_.]?"
+    r"((?P<number>\d+)-of-(?P<count>\d+)|"
+    r"(?<![a-z])(part|shard|chunk|rank|worker|process|proc|gpu|node)[-_.]?(?P<part>\d+))",
+    re.IGNORECASE,
+)
+"""The name of a part of one run: test-00000-of-00002, part-3, samples_rank0."""
+
+
+def tables(folder: Path) -> dict[Path, str]:
+    """The files of samples in a folder, each with its name without suffixes."""
+    found = {}
+    for file in sorted(folder.glob("[!._]*")):
+        stem, dot, suffix = without_packing(file.name).rpartition(".")
+        if (dot + suffix).lower() in TABLES and file.is_file():
+            found[file] = stem
+    return found
+
+
+def shards(path: Path) -> list[Path]:
+    """The parts of one run, in the order of their numbers; [] where there are none.
+
+    Args:
+        path: a folder, or FOLDER/RUN where the parts are called RUN-00000-of-00002, ...
+
+    Raises:
+        BadFile: parts of several runs, parts beside other files, a part missing or there twice.
+    """
+    if path.is_file():
+        return []
+    folders = (path, path / "data") if path.exists() else (path.parent, path.parent / "data")
+    for folder in folders:
+        files = tables(folder)
+        found = {file: match for file, stem in files.items() if (match := SHARD.fullmatch(stem))}
+        if not path.exists():
+            found = {file: match for file, match in found.items() if match["run"] == path.name}
+        runs = sorted({match["run"] for match in found.values()})
+        if len(runs) > 1:
+            named = ", ".join(f"{path}/{run}" for run in runs)
+            raise BadFile(
+                path, None, f"the folder holds parts of several runs: name one of {named}"
+            )
+        if found and path.exists() and len(found) < len(files):
+            raise BadFile(path, None, listed(folder))
+        numbered = {int(match["part"] or match["number"]): file for file, match in found.items()}
+        stated = {int(match["count"]) for match in found.values() if match["count"]}
+        if len(numbered) < len(found) or (stated and stated != {len(found)}):
+            many = " and ".join(map(str, sorted(stated))) or len(numbered)
+            raise BadFile(
+                path, None, f"{len(found)} parts of {many}: some are missing, or twice here"
+            )
+        if found:
+            return [numbered[number] for number in sorted(numbered)]
+    return []
+
+
+def listed(folder: Path) -> str:
+    names = [file.name for file in tables(folder)]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"the folder holds {len(names)} files of samples ({shown}): name one of them; parts of one "
+        "run are read together if they are called part-0, part-1, ..."
+    )
+
+
+def locate(path: str | Path) -> Path:
+    """The file to read: `path`, or what a folder holds of one run.
+
+    Our runs keep evaluations/ (preferred) and samples/, TRL completions/, verl files that are
+    called by their step: of these the last step is read. inspect writes one log per evaluation:
+    the newest. Parts of one run are read as one, and the folder is returned. "-" is standard input.
+
+    Raises:
+        BadFile: no samples, or files of which none is the obvious one; they are listed.
+    """
+    path = Path(path)
+    if str(path) == "-":
+        return _standard_input()
+    if not path.is_dir():
+        return path
+    logs = [*path.glob("*.eval")] or ([] if tables(path) else [*path.glob("*.json")])
+    if newest := _newest_log(path, logs):
+        return newest
+    for folder in (path / "evaluations", path / "samples", path / "completions", path):
+        files = tables(folder)
+        steps = {file: re.search(r"\d+$", stem) for file, stem in files.items()}
+        named_by_step = folder != path or all(stem.isdigit() for stem in files.values())
+        if files and named_by_step and all(steps.values()):
+            return max(files, key=lambda file: int(steps[file][0]))  # type: ignore[index]
+    if shards(path):
+        return path
+    files = tables(path)
+    if len(files) > 1:
+        raise BadFile(path, None, listed(path))
+    if not files:
+        kinds = "*.jsonl, *.parquet or *.eval"
+        raise BadFile(path, None, f"a folder without samples ({kinds}): name a file")
+    return next(iter(files))
+
+
+# Text: lines, JSON, CSV
+
+
+def lines(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int, str]]:
+    """(number, text) of every line."""
+    size, number = path.stat().st_size, 0
+    with path.open("rb") as raw:
         try:
-            if wide:
-                for number, text in enumerate(_wide_lines(file, encoding), start=1):
-                    yield number, text, text.endswith("\n")
-                progress(size, size)
-                return
-            for number, data in enumerate(_whole(path, file), start=1):
+            named = "utf-8-sig" if encoding == "utf-8" else encoding
+            text = io.TextIOWrapper(unpacked(path, raw), named, newline="\n")
+            for number, line in enumerate(text, start=1):
                 if number % EVERY == 0:
                     progress(raw.tell(), size)
-                if number == 1:
-                    _check_utf16(path, data)
-                    data = data.removeprefix(b"\xef\xbb\xbf") if encoding == "utf-8" else data
-                yield number, data.decode(encoding), data.endswith(b"\n")
-        except UnicodeError as error:
+                yield number, line
+        except LookupError:
+            way = "name one like utf-8, latin-1 or utf-16"
+            raise BadFile(path, None, f"unknown encoding {encoding!r}: {way}") from None
+        except UnicodeDecodeError as error:
             raise BadFile(
                 path,
-                number + wide,
-                f"not {encoding} text ({error}): name the file's encoding with --encoding "
-                "(latin-1, utf-16, ...)",
+                number + 1 + error.object[: error.start].count(b"\n"),
+                f"not {encoding} text ({error.reason}): name the file's encoding, like --encoding "
+                "latin-1 or --encoding utf-16",
             ) from None
+        except unpacking_errors() as error:
+            raise BadFile(path, None, f"the packed file is cut off or damaged ({error})") from None
     progress(size, size)
 
 
-def _wide_lines(file: Any, encoding: str) -> Iterator[str]:
-    """Lines of UTF-16 and UTF-32, where a newline is more than a byte."""
-    text = io.TextIOWrapper(file, encoding=encoding, newline="\n")
-    try:
-        yield from text
-    finally:
-        text.detach()
-
-
-def _whole(path: Path, file: Any) -> Iterator[bytes]:
-    """The lines of a file that may turn out to be cut off while it is unpacked."""
-    try:
-        yield from file
-    except unpacking_errors() as error:
-        raise BadFile(path, None, f"the compressed file is cut off or damaged ({error})") from None
-
-
-def _open(path: Path) -> IO[bytes]:
-    if not path.exists():
-        raise FileNotFoundError(f"no such file: {path}{_neighbours(path)}")
-    return path.open("rb")
-
-
-def _neighbours(path: Path) -> str:
-    """The file of the folder that was probably meant."""
-    folder = path.parent if path.parent.is_dir() else None
-    names = [each.name for each in folder.iterdir()] if folder else []
-    hint = did_you_mean(path.name, names)
-    return f"; {hint.rstrip()}" if hint else ""
-
-
-def _check_utf16(path: Path, data: bytes) -> None:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise BadFile(path, 1, "this is UTF-16: read it with --encoding utf-16")
-
-
-def _jsonl(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, text, ended in lines(path, encoding, progress):
-        if not text.strip():
+def _jsonl(
+    path: Path, encoding: str, progress: Progress, only: Container[int] | None = None
+) -> Numbered:
+    known = False
+    for number, text in lines(path, encoding, progress):
+        if known and only is not None and number not in only:
             continue
         try:
             record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _bad_json(path, number, text, ended, error) from None
         except (RecursionError, ValueError) as error:
-            raise _unreadable(path, number, error) from None
+            if not text.strip():
+                continue
+            raise _bad_json(path, number, text, error) from None
         if not isinstance(record, dict):
             raise BadFile(
                 path,
@@ -183,59 +264,82 @@ def _jsonl(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int,
                 f"a line is one JSON object, got {type(record).__name__}: "
                 "write one sample per line ({...} without [ ] around them)",
             )
+        known = True
         yield number, record
 
 
-def _bad_json(
-    path: Path, number: int, text: str, ended: bool, error: json.JSONDecodeError
-) -> BadFile:
-    if not ended or error.pos >= len(text.rstrip()):
-        return BadFile(
-            path,
-            number,
-            "the line is cut off in the middle of a sample, as when its writer was killed: delete "
-            f"it (sed -i '{number}d' FILE), or resume the run that wrote it",
-        )
-    return BadFile(path, number, f"not JSON ({error.msg} at column {error.colno}): repair the line")
-
-
-def _unreadable(path: Path, line: int | None, error: Exception) -> BadFile:
-    """JSON that is valid, and yet too much: brackets within brackets, numbers of many digits."""
+def _bad_json(path: Path, line: int | None, text: str, error: Exception) -> BadFile:
     if isinstance(error, RecursionError):
         return BadFile(path, line, "the JSON is nested too deeply to be a sample: remove the line")
-    return BadFile(path, line, f"a number is too long ({error}): repair the line")
+    if not isinstance(error, json.JSONDecodeError):
+        return BadFile(path, line, f"a number is too long ({error}): repair the line")
+    if line is None:
+        if error.msg == "Extra data":
+            return BadFile(path, error.lineno, "one object per line: name the file .jsonl")
+        return BadFile(path, error.lineno, f"not JSON ({error.msg}): is it cut off?")
+    if not text.endswith("\n") or error.pos >= len(text.rstrip()):
+        return BadFile(
+            path,
+            line,
+            "the line is cut off in the middle of a sample, as when its writer was killed: delete "
+            f"it (sed -i '{line}d' FILE), or resume the run that wrote it",
+        )
+    return BadFile(path, line, f"not JSON ({error.msg} at column {error.colno}): repair the line")
 
 
-def _document(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _document(path: Path, encoding: str) -> Numbered:
     """A whole JSON document: evalplus results, a log of inspect_ai, or a list of samples."""
-    text = "".join(text for _, text, _ in lines(path, encoding, quiet))
+    text = "".join(text for _, text in lines(path, encoding, quiet))
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            raise BadFile(path, error.lineno, "one object per line: name the file .jsonl") from None
-        raise BadFile(path, error.lineno, f"not JSON ({error.msg}): is it cut off?") from None
     except (RecursionError, ValueError) as error:
-        raise _unreadable(path, None, error) from None
-    if is_log(document):
-        document = list(log_records(path, document))
-    elif is_evalplus(document):
-        document = list(evalplus_records(document))
-    if not isinstance(document, list) or not all(isinstance(row, dict) for row in document):
+        raise _bad_json(path, None, text, error) from None
+    spec = log_spec(document)
+    if spec is not None:
+        yield from _log_samples(path, document.get("samples") or [], spec)
+        return
+    listed = listed_in(document)
+    if listed is None:
         raise BadFile(
             path,
             None,
-            "a .json file of samples is a list of objects, a log of inspect_ai or results of "
-            "evalplus; one object per line is .jsonl",
+            "a .json file of samples is a list of objects, {problem: [rewards]}, a log of "
+            "inspect_ai, or results of evalplus or promptfoo; one object per line is .jsonl",
         )
-    yield from enumerate(document, start=1)
+    yield from logged(enumerate(listed, start=1))
 
 
-def _csv(
-    path: Path, encoding: str, delimiter: str, progress: Progress
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def listed_in(document: Any) -> list[dict[str, Any]] | None:
+    """The records of a JSON document; None where it holds none."""
+    if isinstance(document, dict):
+        results, inner = document.get("eval"), document.get("results")
+        if isinstance(results, dict) and results and all(map(_is_records, results.values())):
+            return list(evalplus_records(results))
+        if isinstance(inner, dict) and _is_records(inner.get("results")):
+            return list(inner["results"])  # promptfoo
+        if document and all(map(_is_rewards, document.values())):
+            return [{"problem_id": name, "reward": each} for name, each in document.items()]
+    return document if _is_records(document) else None
+
+
+def log_spec(document: Any) -> dict[str, Any] | None:
+    """What was evaluated, if this is a log of inspect_ai."""
+    spec = document.get("eval") if isinstance(document, dict) else None
+    return spec if isinstance(spec, dict) and {"task", "model", "run_id"} <= spec.keys() else None
+
+
+def _is_rewards(value: Any) -> bool:
+    scalar = bool | int | float | None
+    return isinstance(value, list) and all(isinstance(each, scalar) for each in value)
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _csv(path: Path, encoding: str, delimiter: str, progress: Progress) -> Numbered:
     csv.field_size_limit(sys.maxsize)
-    text = (line for _, line, _ in lines(path, encoding, progress))
+    text = (line for _, line in lines(path, encoding, progress))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         header = next(reader, None)
@@ -244,56 +348,239 @@ def _csv(
         if len(set(header)) < len(header):
             raise BadFile(path, 1, f"a column name occurs twice: {', '.join(header)}")
         for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
+            if len(row) not in (0, len(header)):
                 raise BadFile(
                     path,
                     reader.line_num,
                     f"{len(row)} fields, but the header names {len(header)}: quote fields that "
                     "hold commas or newlines",
                 )
-            yield reader.line_num, dict(zip(header, row))
+            if row:
+                yield reader.line_num, dict(zip(header, row))
     except csv.Error as error:
         raise BadFile(path, reader.line_num, f"not CSV ({error}): check its quotes") from None
 
 
-def _parquet(path: Path, progress: Progress) -> Iterator[tuple[int, dict[str, Any]]]:
-    parquet = arrow_module("pyarrow.parquet", path)
-    import pyarrow
+# Parquet, and logs of inspect_ai
 
-    parts = shards(path) or [path]
-    files = []
-    for part in parts:
-        with _open(part):
-            pass
-        try:
-            files.append(parquet.ParquetFile(part))
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise BadFile(part, None, f"not a parquet file, or cut off ({error})") from None
-    total, row = sum(file.metadata.num_rows for file in files), 0
-    for part, file in zip(parts, files):
-        batches = file.iter_batches(batch_size=4096)
-        while True:
+
+def _parquet(path: Path, progress: Progress) -> Numbered:
+    pyarrow = _package("pyarrow", "Parquet", path)
+    row = 0
+    try:
+        with importlib.import_module("pyarrow.parquet").ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=4096):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield row, record
+                progress(row, file.metadata.num_rows)
+    except (pyarrow.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        damaged = "not a parquet file, or cut off" if not row else "the parquet file is damaged"
+        raise BadFile(path, row + 1 if row else None, f"{damaged} ({error})") from None
+
+
+def _archive(path: Path, progress: Progress) -> Numbered:
+    """The samples of an `.eval` archive, epoch by epoch."""
+    with Archive(path) as archive:
+        names = [name for name in archive.zip.namelist() if name.startswith("samples/")]
+        samples = (archive.load(name) for name in names)
+        for number, record in _log_samples(path, samples, archive.spec()):
+            yield number, record
+            progress(number, len(names))
+
+
+def _log_samples(path: Path, samples: Any, spec: Mapping[str, Any]) -> Numbered:
+    number = 0
+    try:
+        for number, sample in enumerate(samples, start=1):
+            yield number, inspect_record(sample, spec)
+    except (AttributeError, TypeError) as error:
+        problem = f"sample {number or 1} is not that of an inspect log ({error})"
+        raise BadFile(path, None, problem) from None
+    if not number:
+        raise BadFile(path, None, "this inspect log holds no samples (run with log_samples)")
+
+
+def _newest_log(folder: Path, files: list[Path]) -> Path | None:
+    """The newest of the logs in a folder, if all are of one task and model; None without logs."""
+    about: dict[tuple[str, str], Path] = {}
+    created = {}
+    for log in sorted(files):
+        if log.suffix == ".eval":
+            with Archive(log) as archive:
+                spec = archive.spec()
+        else:
             try:
-                batch = next(batches, None)
-                result = [] if batch is None else batch.to_pylist()
-            except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-                raise BadFile(part, row + 1, f"the parquet file is damaged ({error})") from None
-            if batch is None:
-                break
-            for record in result:
-                row += 1
-                yield row, record
-            progress(row, total)
+                found = log_spec(json.loads(log.read_bytes()))
+            except ValueError:
+                continue
+            if found is None:
+                continue
+            spec = found
+        about[str(spec.get("task")), str(spec.get("model"))] = log
+        created[log] = (str(spec.get("created", "")), log.name)
+    if len(about) > 1:
+        named = "; ".join(f"{log.name}: {task} on {model}" for (task, model), log in about.items())
+        raise BadFile(folder, None, f"logs of several evaluations: name one of them ({named})")
+    return max(created, key=lambda log: created[log]) if created else None
 
 
-def arrow_module(name: str, path: Path) -> Any:
-    """pyarrow, or the way to get it."""
-    import importlib
+def _standard_input() -> Path:
+    """Standard input as a file, which can be read twice; it goes when the program ends."""
+    folder = Path(tempfile.mkdtemp(prefix="bestofk-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "stdin"
+    path.write_bytes(sys.stdin.buffer.read())
+    with path.open("rb") as raw:
+        data = unpacked(path, raw).read()
+    return path.rename(folder / f"stdin{_kind_of_content(data)}")
 
+
+def _kind_of_content(data: bytes) -> str:
+    """The suffix that a file with this content would have."""
+    text = data.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.startswith(b"PAR1"):
+        return ".parquet"
+    if not text.startswith((b"{", b"[")):
+        return ".tsv" if b"\t" in text.split(b"\n", 1)[0] else ".csv"
+    try:
+        document = json.loads(data)
+    except ValueError:  # more than one object, or damaged: the lines say where
+        return ".jsonl"
+    return ".jsonl" if listed_in(document) is None and log_spec(document) is None else ".json"
+
+
+# Packed files, known by what they hold and not by what they are called
+
+
+def unpacked(path: Path, raw: IO[bytes]) -> Any:
+    """The stream of an open file, unpacked where it is gzip, bzip2, xz or zstd.
+
+    Raises:
+        BadFile: zstd without the package for it; an archive.
+    """
+    head = raw.read(4)
+    raw.seek(0)
+    if head.startswith(GZIP):
+        return gzip.GzipFile(fileobj=raw)
+    if head.startswith(BZIP2):
+        return bz2.BZ2File(raw)
+    if head.startswith(XZ):
+        return lzma.LZMAFile(raw)
+    if head.startswith(ZSTD):
+        return io.BufferedReader(ZstdStream(raw, _package("zstandard", "zstd", path)))
+    if head.startswith(ZIP):
+        raise BadFile(path, None, "this is a zip archive: unpack it, or name an inspect log .eval")
+    return raw
+
+
+def unpacking_errors() -> tuple[type[Exception], ...]:
+    """What is raised by a packed file that is cut off or damaged."""
+    zstandard = sys.modules.get("zstandard")
+    known = EOFError, OSError, lzma.LZMAError, zlib.error
+    return (*known, *([zstandard.ZstdError] if zstandard else []))
+
+
+def _package(name: str, what: str, path: Path) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        way = "reading parquet needs pyarrow: pip install 'bestofk[data]'"
+        way = f"reading {what} needs {name}: pip install 'bestofk[data]'"
         raise BadFile(path, None, way) from None
+
+
+class ZstdStream(io.RawIOBase):
+    """A zstd stream that notices when it is cut off, which the package's own reader does not."""
+
+    def __init__(self, raw: IO[bytes], tool: Any) -> None:
+        self.raw, self.tool = raw, tool
+        self.frame, self.rest, self.begun = tool.ZstdDecompressor().decompressobj(), b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer.
+
+        Raises:
+            EOFError: the file ends within a frame.
+        """
+        while not self.rest:
+            packed = (self.frame.unused_data if self.frame.eof else b"") or self.raw.read(1 << 16)
+            if not packed:
+                if self.begun and not self.frame.eof:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            if self.frame.eof:
+                self.frame = self.tool.ZstdDecompressor().decompressobj()
+            self.begun, self.rest = True, self.frame.decompress(packed)
+        count = min(len(buffer), len(self.rest))
+        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
+        return count
+
+
+class Archive:
+    """An `.eval` log: a zip archive of JSON, packed by zstd (method 93, which Python's zipfile
+    does not know before 3.14). Use as a context."""
+
+    HEADER = struct.Struct("<4s5H3L2H")
+    """Of an entry, before its name, its extra field and its data."""
+    ERRORS = (zipfile.BadZipFile, struct.error, OSError, ValueError, RuntimeError, IndexError)
+    """What zipfile raises for an entry that is damaged, encrypted or packed in an unknown way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.zip = zipfile.ZipFile(path)
+        except self.ERRORS as error:
+            raise BadFile(
+                path, None, f"not a zip archive, or cut off ({error}): was its writer killed?"
+            ) from None
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.zip.close()
+
+    def spec(self) -> dict[str, Any]:
+        """What was evaluated; of a run that did not end, as it was written at its start."""
+        for name in ("header.json", "_journal/start.json"):
+            header = self.load(name) if name in self.zip.namelist() else None
+            if isinstance(header, dict) and isinstance(header.get("eval"), dict):
+                return dict(header["eval"])
+        raise BadFile(self.path, None, "a zip archive without an inspect log in it")
+
+    def load(self, name: str) -> Any:
+        """An entry.
+
+        Raises:
+            BadFile: it is damaged, encrypted, packed in a way that is not known, or not JSON.
+        """
+        try:
+            data = self._read(name)
+        except BadFile:
+            raise
+        except unpacking_errors() as error:
+            raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
+        except self.ERRORS as error:
+            raise BadFile(self.path, None, f"{name} cannot be unpacked ({error})") from None
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise BadFile(self.path, None, f"{name} is not JSON ({error})") from None
+
+    def _read(self, name: str) -> bytes:
+        entry = self.zip.getinfo(name)
+        if entry.compress_type != 93:
+            return self.zip.read(name)
+        tool = _package("zstandard", "zstd", self.path)
+        with self.path.open("rb") as raw:
+            raw.seek(entry.header_offset)
+            header = self.HEADER.unpack(raw.read(self.HEADER.size))
+            raw.seek(header[-2] + header[-1], 1)
+            packed = raw.read(entry.compress_size)
+        data: bytes = tool.ZstdDecompressor().decompressobj().decompress(packed)
+        if zlib.crc32(data) != entry.CRC:
+            raise BadFile(self.path, None, f"{name} is damaged (its checksum differs)")
+        return data

@@ -6,6 +6,7 @@ to be shown without them.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +14,101 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .verdict_words import (
+    in_clusters,
+    latex,
+    methods,
+    one_or_range,
+    per_problem,
+    powers_of_two,
+    quote,
+)
+
 Metric: TypeAlias = Literal["pass@k", "max@k", "maj@k", "pass^k", "mean"]
 METRICS: tuple[Metric, ...] = ("pass@k", "max@k", "maj@k", "pass^k", "mean")
 
 
-@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A result that shows itself: short in a terminal, with table and figure in a notebook."""
+
+    confidence: float
+    verdict: str = ""
+    signed = False
+    """Numbers are differences."""
+
+    @property
+    def title(self) -> str:
+        raise NotImplementedError
+
+    def rows(self) -> list[tuple[str, Estimate]]:
+        """(label, estimate) for the k that are shown."""
+        raise NotImplementedError
+
+    def plot(self, ax: Any = None) -> Any:
+        raise NotImplementedError
+
+    def quote(self, k: int = 1) -> str:
+        """The sentence to quote at one k: number, interval, p-value, problems × samples."""
+        return quote(self, k)
+
+    def methods(self) -> str:
+        """A paragraph for a paper: what was estimated, on what, and how."""
+        return methods(self)
+
+    def to_latex(self) -> str:
+        """The table for a paper (booktabs)."""
+        return latex(self)
+
+    def __repr__(self) -> str:
+        lines = [f"  {label:<9} {estimate!r}" for label, estimate in self.rows()]
+        return "\n".join([self.title, *lines, *filter(None, [self.verdict])])
+
+    def _repr_html_(self) -> str:
+        from .charts import picture
+
+        sign = "+" if self.signed else ""
+        table = [("", "difference" if self.signed else "estimate", f"{self.confidence:.0%}")]
+        for label, one in self.rows():
+            ends = f"{one.low:{sign}.3f} – {one.high:{sign}.3f}"
+            table.append((label, f"{one.value:{sign}.3f}", ends))
+        lines = [
+            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+            for tag, row in zip(["th"] + ["td"] * len(table), table)
+        ]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        said = f"<p>{html.escape(self.verdict)}</p>" if self.verdict else ""
+        caption = f"<caption>{html.escape(self.title)}</caption>"
+        return f"{said}<table>{caption}{body}</table>{picture(self.plot)}"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval.
+
+    >>> Estimate(0.6, 0.57, 0.63)
+    0.600 [0.570, 0.630]
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __repr__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def data_frame(columns: Mapping[str, Any]) -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+    return pandas.DataFrame(columns)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Samples:
     """The samples of one run, one problem after another, without their texts.
 
@@ -28,6 +119,8 @@ class Samples:
     """What to call the run in tables and legends."""
     problems: tuple[str, ...]
     """Problem ids, sorted; runs are paired by them."""
+    clusters: tuple[str, ...] | None = None
+    """(P,) the source, topic or template of each problem, where problems of one are alike."""
     offsets: np.ndarray
     """(P + 1,) int64."""
     rewards: np.ndarray
@@ -43,8 +136,6 @@ class Samples:
     """(N,) float64 number of tokens of each completion; NaN = not stated."""
     logprobs: np.ndarray | None = None
     """(N,) float64 log-probability of each completion under the policy that sampled it."""
-    new_logprobs: np.ndarray | None = None
-    """(N,) float64 the same under another policy: what the off-policy estimate needs."""
     lines: np.ndarray | None = None
     """(N,) int64 line (or row, from 1) of the file each sample was read from."""
     texts: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
@@ -79,9 +170,44 @@ class Samples:
         """(N,) problem index of each sample."""
         return np.repeat(np.arange(len(self.problems)), self.sizes)
 
+    def cluster_of(self, kept: np.ndarray) -> np.ndarray | None:
+        """The number of each kept problem's cluster, from 0; None where there are no clusters.
+
+        Raises:
+            ValueError: all problems are in one cluster.
+        """
+        if self.clusters is None:
+            return None
+        names, number = np.unique(np.array(self.clusters)[kept], return_inverse=True)
+        if len(names) < 2:
+            raise ValueError(
+                f"{self.name}: all problems are in one cluster ({names[0]!r}), so nothing shows "
+                "how clusters differ; leave --cluster out, or name another column"
+            )
+        return np.asarray(number)
+
     def of(self, problem: int) -> slice:
         """The flat positions of one problem's samples."""
         return slice(int(self.offsets[problem]), int(self.offsets[problem + 1]))
+
+    @property
+    def extent(self) -> str:
+        """Problems × samples, and how many are unscored, in words."""
+        clusters = None if self.clusters is None else len(set(self.clusters))
+        lost = f", {self.unscored:,} unscored" if self.unscored else ""
+        each = per_problem(self.sizes.tolist() or [0])
+        return f"{in_clusters(len(self.problems), clusters)} × {each}{lost}"
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.extent}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"
+
+    def to_pandas(self) -> Any:
+        """One row per sample: problem, reward."""
+        problems = [self.problems[i] for i in self.problem_of]
+        return data_frame({"problem": problems, "reward": self.rewards})
 
 
 @dataclass(frozen=True)
@@ -92,8 +218,8 @@ class Interval:
     high: np.ndarray
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Curve(Shown):
     """A metric at every k, with what is and is not known about it.
 
     `interval`, `t` and `band` speak of the population the problems were drawn from; `fixed` speaks
@@ -133,22 +259,58 @@ class Curve:
     confidence: float
     resamples: int
     seed: int
+    clusters: int | None = None
+    """Clusters that the problems fall into; the intervals over problems are over clusters then."""
     notes: tuple[str, ...] = ()
     """What a reader must be told beside the numbers."""
 
-    def at(self, k: int) -> int:
+    shown: tuple[int, ...] = ()
+    """The k that are printed; by default powers of two and the last."""
+
+    def place(self, k: int) -> int:
         """The position of k in the arrays.
 
         Raises:
             ValueError: the curve has no such k.
         """
-        result = np.flatnonzero(self.k == k)
-        if not result.size:
-            raise ValueError(
-                f"the curve of {self.name!r} has k = {self.k[0]}..{self.k[-1]}, not {k}: "
-                "draw more samples per problem, or extrapolate"
-            )
-        return int(result[0])
+        return _place(self.k, k, f"the curve of {self.name!r}", "draw more samples, or extrapolate")
+
+    def at(self, k: int) -> Estimate:
+        """The estimate at one k, with its interval over problems."""
+        at = self.place(k)
+        return _estimate(self.estimate, self.interval, at)
+
+    @property
+    def title(self) -> str:
+        n = one_or_range(self.n)
+        problems = in_clusters(len(self.problems), self.clusters)
+        return f"{self.name}: {self.metric}, {problems}, n = {n}"
+
+    def rows(self) -> list[tuple[str, Estimate]]:
+        named = self.metric.replace
+        return [(named("k", str(k)), self.at(k)) for k in self.shown or powers_of_two(self.k)]
+
+    def to_pandas(self) -> Any:
+        """One row per k: estimate, low, high."""
+        ends = {"low": self.interval.low, "high": self.interval.high}
+        return data_frame({"k": self.k, "estimate": self.estimate, **ends})
+
+    def plot(self, ax: Any = None) -> Any:
+        """The curve against k with its interval, as on the page; returns the matplotlib axes."""
+        from .charts import plot_curve
+
+        return plot_curve(self, ax)
+
+
+def _place(ks: np.ndarray, k: int, what: str, way: str) -> int:
+    found = np.flatnonzero(ks == k)
+    if not found.size:
+        raise ValueError(f"{what} has k = {ks[0]}..{ks[-1]}, not {k}: {way}")
+    return int(found[0])
+
+
+def _estimate(values: np.ndarray, ends: Interval, at: int) -> Estimate:
+    return Estimate(float(values[at]), float(ends.low[at]), float(ends.high[at]))
 
 
 @dataclass(frozen=True)
@@ -165,8 +327,8 @@ class Crossing:
     """Name of the run that is ahead after the crossing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comparison(Shown):
     """Run `b` minus run `a`, paired by problem, at every k."""
 
     a: str
@@ -175,16 +337,13 @@ class Comparison:
     k: np.ndarray
     difference: np.ndarray
     """(K,) mean over problems of b - a."""
-    interval: Interval
-    """At each k on its own, over problems."""
     band: Interval
-    """Simultaneous over k and over all comparisons made together."""
+    """Over problems, simultaneous over k and over all comparisons made together: it excludes 0
+    exactly where p ≤ 1 - confidence."""
     p_value: np.ndarray
     """(K,) two-sided, corrected over k and over all comparisons made (max-T, sign flips).
 
-    With few problems or skewed differences the larger of this and the bounded test's p-value."""
-    p_value_single: np.ndarray
-    """(K,) two-sided at that k alone, uncorrected."""
+    The larger of this and the p-value that allows for rare large losses (`rare_losses`)."""
     wins: np.ndarray
     """(K,) problems where b is ahead."""
     losses: np.ndarray
@@ -208,23 +367,58 @@ class Comparison:
     confidence: float
     resamples: int
     seed: int
+    clusters: int | None = None
+    """Clusters that the problems fall into; their signs are flipped together."""
     notes: tuple[str, ...] = ()
+    shown: tuple[int, ...] = ()
+    """The k that are printed; by default powers of two and the last."""
+
+    signed = True
+
+    def place(self, k: int) -> int:
+        """The position of k in the arrays.
+
+        Raises:
+            ValueError: the comparison has no such k.
+        """
+        return _place(self.k, k, "the comparison", "draw more samples per problem")
+
+    def at(self, k: int) -> Estimate:
+        """The difference b - a at one k, with the band that the verdict uses."""
+        return _estimate(self.difference, self.band, self.place(k))
+
+    @property
+    def title(self) -> str:
+        paired = in_clusters(len(self.problems), self.clusters)
+        return f"{self.b} minus {self.a}: {self.metric}, {paired}, paired"
+
+    def rows(self) -> list[tuple[str, Estimate]]:
+        return [(f"k = {k}", self.at(k)) for k in self.shown or powers_of_two(self.k)]
+
+    def to_pandas(self) -> Any:
+        """One row per k: difference, low, high, p; band and p are corrected over k."""
+        ends = {"low": self.band.low, "high": self.band.high}
+        return data_frame({"k": self.k, "difference": self.difference, **ends, "p": self.p_value})
+
+    def plot(self, ax: Any = None) -> Any:
+        """The difference against k, as on the page; returns the matplotlib axes."""
+        from .charts import plot_difference
+
+        return plot_difference(self, ax)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
-    """pass@k beyond n. Read `unreliable` before the numbers; NaN where none can be given."""
+    """pass@k beyond n. Read `unreliable` and `flags` first; NaN where there is no number."""
 
     name: str
     k: np.ndarray
     estimate: np.ndarray
+    """NaN where the samples do not tell it, so that the interval stands alone."""
     interval: Interval
     """Over problems, over every distribution of difficulty that the samples allow."""
-    families: Mapping[str, np.ndarray]
-    """What each family of distributions says on its own; the estimate is their average."""
-    a: float
-    b: float
-    """The fitted Beta(a, b), one of the families."""
+    flags: tuple[str, ...]
+    """For each k: why there is no estimate, or no number at all; empty where there is one."""
     n: tuple[int, int]
     problems: int
     unreliable: bool
@@ -267,10 +461,11 @@ class Diversity:
     effective: Measure
     """Effective number of answers: 1 / Σ share²; 1 = always the same, m = all different."""
     distinct_wrong: Measure
-    """Distinct answers among the wrong ones of m samples."""
+    """Distinct answers among the wrong ones of m samples: fewer as more are right."""
     distinct_correct: Measure
-    wrong_share: Measure
-    """Distinct wrong answers over wrong answers of all samples; problems without one left out."""
+    distinct_among_wrong: Measure
+    """Distinct answers among 4 wrong samples, over problems with as many: the same at every
+    accuracy, as long as the wrong answers are the same."""
     compression: Measure
     """Size of a problem's completions over their compressed size: more = more repetitive."""
     entropy: Measure
@@ -280,26 +475,6 @@ class Diversity:
     """Share of samples without an answer."""
     confidence: float
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReweightedEstimate:
-    """max@k of a new policy from samples of an old one."""
-
-    name: str
-    k: int
-    estimate: float
-    low: float
-    high: float
-    """Over problems."""
-    ess: np.ndarray
-    """(P,) effective share of the k-subsets of each problem, in (0, 1]."""
-    effective: float
-    """The same over the subsets of all problems together: what decides whether to answer."""
-    problems: tuple[str, ...]
-    n: tuple[int, int]
-    self_normalised: bool
-    confidence: float
 
 
 @dataclass(frozen=True)

@@ -1,126 +1,119 @@
-"""Records of many samples, as tools write them: lm-eval, evalplus, verifiers, arrays and counts."""
+"""How other tools write samples: an entry of `TOOLS` each, and a function where that is too little.
+
+A new tool needs an entry: the columns that it is known by, and role → column. If a record holds
+several samples, or a score of its own kind, `samples` turns it into samples by role; if the column
+of the reward depends on the file, `choose` finds it.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Record: TypeAlias = Mapping[str, Any]
-LIST_ROLES = ("completion", "answer", "status", "n_tokens", "logprob_sum", "new_logprob_sum")
-MOST_COUNTED = 10_000_000
+Columns: TypeAlias = Mapping[str, str]
+Samples: TypeAlias = Iterable[dict[str, Any]]
+Choice: TypeAlias = tuple[dict[str, str], tuple[str, ...]]
+"""Columns, and notes for whoever reads the numbers."""
 
 
-# TRL: step, prompt, completion, one column per reward function, extra columns, advantage
+@dataclass(frozen=True)
+class Tool:
+    """How one tool writes samples."""
+
+    name: str
+    known_by: frozenset[str]
+    """Columns that every record has."""
+    columns: Columns
+    """Role → column."""
+    samples: Callable[[Record, Columns], Samples]
+    choose: Callable[[Record, Columns, str | None], Choice] | None = None
+    """(record, overrides, judge) → the columns that depend on the file."""
+    inside: bool = False
+    """Columns name something inside a record: a metric, a reward function."""
 
 
-def trl_reward(record: Record) -> str:
-    """The column of TRL's only reward function."""
-    taken = {"step", "prompt", "completion", "advantage"}
-    numeric = [
-        name
-        for name, value in record.items()
-        if name not in taken and isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    if "reward" in numeric:
-        return "reward"
-    if len(numeric) != 1:
-        raise ValueError(
-            f"TRL logs one column per reward function and not their weights; this file has "
-            f"{', '.join(numeric) or 'none'}: choose one with --map reward=..."
-        )
-    return numeric[0]
+def plain(record: Record, columns: Columns) -> Samples:
+    """A record that is one sample."""
+    fields = {role: record.get(column) for role, column in columns.items()}
+    for role in ("problem_id", "reward"):
+        if fields[role] is None and columns[role] not in record:
+            raise ValueError(
+                f"no field {columns[role]!r}, which holds the {role} of other lines: add it"
+                + (" (null where a sample was not scored)" if role == "reward" else "")
+                + f", or name another column with --map {role}=..."
+            )
+    if fields["problem_id"] is None:
+        raise ValueError(f"{columns['problem_id']!r} is null: every sample needs a problem")
+    if fields.get("status") == "unscored":
+        fields["reward"] = None
+    completion = fields.get("completion")
+    if isinstance(completion, list):
+        fields["completion"] = _assistant_text(completion)
+    yield fields
 
 
-# lm-evaluation-harness: one record per document and filter, all its responses in `resps`
-
-
-def lm_eval_metric(record: Record, judge: str | None) -> str:
-    """The metric that scores a document, or how its responses are judged one by one."""
-    if judge:
-        return f"judged by {judge}"
-    metrics = [str(name) for name in record.get("metrics", ())]
-    preferred = ("pass@1", "pass_at_1", "exact_match", "acc")
-    for name in (*preferred, *metrics):
-        if name in metrics and isinstance(record.get(name), int | float):
-            return name
-    if len(responses(record)) > 1:
-        return "filtered_resps == target"
-    raise ValueError(
-        f"no metric of this record is a number ({', '.join(metrics) or 'none'}): "
-        "name one with --map reward=..."
+def _assistant_text(messages: list[Any]) -> str:
+    """What the assistant wrote in a list of chat messages."""
+    return "\n".join(
+        str(message.get("content") or "")
+        for message in messages
+        if isinstance(message, Mapping) and message.get("role") in (None, "assistant")
     )
 
 
-def lm_eval_notes(record: Record, reward: str) -> tuple[str, ...]:
-    if reward.startswith("judged by"):
-        return (f"each response is {reward} and compared with the target, as text",)
-    if len(responses(record)) < 2:
-        return ()
-    if reward in ("pass@1", "pass_at_1"):
-        return (f"lm-eval keeps one {reward} per document: the passes are counted from it",)
-    return ("each filtered response is compared with the target, as text",)
+# Any tool: one record per problem, with an array of rewards, or with counts
+
+LIST_ROLES = ("completion", "answer", "status", "n_tokens", "logprob_sum")
+MOST_COUNTED = 10_000_000
 
 
-def responses(record: Record) -> list[Any]:
-    """All responses to a document."""
-    return _listed(record, "resps", [])
+def arrays(record: Record, columns: Columns) -> Samples:
+    """A record whose reward is an array: one sample per entry.
 
-
-def _listed(record: Record, name: str, default: list[Any]) -> list[Any]:
-    """A list, which is the first of a list in most files."""
-    value = record.get(name) or default
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is a list of responses, got {value!r:.60}")
-    return list(value[0]) if value and isinstance(value[0], list) else list(value)
-
-
-def lm_eval(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    """The responses of one document.
-
-    Raises:
-        ValueError: a filter kept fewer responses than there are, and nothing says how to judge.
+    Other columns that are arrays of the same length belong to the samples, the rest to the problem.
     """
-    texts = responses(record)
-    problem = record[columns["problem_id"]]
-    reward = columns["reward"]
-    target = plain(record.get("target"))
-    answers = _listed(record, "filtered_resps", [None])
-    if reward.startswith("judged by "):
-        answers = [judged(text, reward.removeprefix("judged by ")) for text in texts]
-        scores: list[Any] = [float(a is not None and plain(a) == target) for a in answers]
-    elif len(texts) == 1:
-        scores = [record.get(reward, float("nan"))]
-    elif reward in ("pass@1", "pass_at_1"):
-        passes = round(float(record[reward]) * len(texts))
-        scores = [1.0] * passes + [0.0] * (len(texts) - passes)
-        answers = [None] * len(texts)  # which samples passed is not recorded
-    elif len(answers) == len(texts):
-        scores = [float(plain(answer) == target) for answer in answers]
-    else:
+    rewards = record.get(columns["reward"])
+    if not isinstance(rewards, list | tuple):
         raise ValueError(
-            f"document {problem} has {len(texts)} responses, and the filter "
-            f"{record.get('filter')!r} kept {len(answers)}: state how to judge each response, with "
-            "--judge 'regex:answer is (.+)' (its first group is compared with the target), or "
-            "--judge target (the whole response is)"
+            f"{columns['reward']!r} is an array in other records, and "
+            f"{type(rewards).__name__} here: every record needs one reward per sample"
         )
-    for number, (text, score) in enumerate(zip(texts, scores)):
-        answer = answers[number] if number < len(answers) else None
-        yield {"problem_id": problem, "completion": text, "reward": score, "answer": answer}
+    for number, reward in enumerate(rewards):
+        sample = {"problem_id": record.get(columns["problem_id"]), "reward": reward}
+        for role, column in columns.items():
+            if role in sample or role == "sample_id":
+                continue
+            value = record.get(column)
+            if role in LIST_ROLES and isinstance(value, list | tuple):
+                if len(value) != len(rewards):
+                    raise ValueError(
+                        f"{column!r} has {len(value)} entries and {columns['reward']!r} "
+                        f"{len(rewards)}: arrays of one record must be equally long"
+                    )
+                sample[role] = value[number]
+            else:  # said once per problem: no fact about the sample
+                sample[role] = None if role in LIST_ROLES else value
+        yield sample
 
 
-def judged(text: Any, judge: str) -> str | None:
-    """The answer that a response gives, or None.
+def counts(record: Record, columns: Columns) -> Samples:
+    """A record that says only how many of n samples passed."""
+    n, c = (record.get(columns[role]) for role in ("n", "c"))
+    try:
+        total, passed = int(float(n)), int(float(c))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"n and c are whole numbers, got {n!r} and {c!r}") from None
+    if not 0 <= passed <= total <= MOST_COUNTED:
+        raise ValueError(f"c of n samples passed, so 0 ≤ c ≤ n; got c = {passed}, n = {total}")
+    for number in range(total):
+        yield {"problem_id": record.get(columns["problem_id"]), "reward": float(number < passed)}
 
-    >>> judged("the answer is 42.", r"regex:answer is (\\d+)"), judged("yes ", "target")
-    ('42', 'yes')
-    """
-    if judge == "target":
-        return str(text).strip()
-    result = re.search(judge.removeprefix("regex:"), str(text))
-    if result is None:
-        return None
-    return result.group(1) if result.re.groups else result.group(0)
+
+# Responses that a tool did not score one by one: `--judge` compares each with the target
 
 
 def check_judge(judge: str | None) -> None:
@@ -138,71 +131,302 @@ def check_judge(judge: str | None) -> None:
         raise ValueError(f"--judge has a pattern that is not valid ({error}): {judge!r}") from None
 
 
-def plain(value: Any) -> str:
+def judged(text: Any, judge: str) -> str | None:
+    """The answer that a response gives, or None.
+
+    >>> judged("the answer is 42.", r"regex:answer is (\\d+)"), judged("yes ", "target")
+    ('42', 'yes')
+    """
+    if judge == "target":
+        return stripped(text)
+    found = re.search(judge.removeprefix("regex:"), str(text))
+    return None if found is None else found.group(1 if found.re.groups else 0)
+
+
+def stripped(value: Any) -> str:
     return str(value).strip()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not math.isnan(value)
+
+
+BY_JUDGE = "judged by "
+JUDGE_NOTE = "each response is {} and compared with the target, as text"
+JUDGE_HINT = (
+    "state how to judge each response, with --judge 'regex:answer is (.+)' (its first group is "
+    "compared with the target), or --judge target (the whole response is)"
+)
+
+
+# lm-evaluation-harness: one record per document and filter, all its responses in `resps`
+
+
+def lm_eval_metric(record: Record, overrides: Columns, judge: str | None) -> Choice:
+    """The metric that scores a document, or how its responses are judged one by one."""
+    if judge:
+        return {"reward": BY_JUDGE + judge}, (JUDGE_NOTE.format(BY_JUDGE + judge),)
+    many = len(_listed(record, "resps")) > 1
+    names = [str(name) for name in record.get("metrics", ())]
+    known = [name for name in names if isinstance(record.get(name), int | float)]
+    preferred = [name for name in ("pass@1", "pass_at_1", "exact_match", "acc") if name in known]
+    reward = next(iter([*filter(None, [overrides.get("reward")]), *preferred, *known]), "")
+    if reward and reward not in record:
+        raise ValueError(f"no column {reward!r} for reward; have {', '.join(record)}")
+    if not reward and not many:
+        raise ValueError(
+            f"no metric of this record is a number ({', '.join(names) or 'none'}): "
+            "name one with --map reward=..."
+        )
+    note = "each filtered response is compared with the target, as text"
+    if reward in ("pass@1", "pass_at_1"):
+        note = f"lm-eval keeps one {reward} per document: the passes are counted from it"
+    return {"reward": reward or "filtered_resps == target"}, (note,) if many else ()
+
+
+def _listed(record: Record, name: str) -> list[Any]:
+    """A list, which is the first of a list in most files."""
+    value = record.get(name) or []
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is a list of responses, got {value!r:.60}")
+    return list(value[0]) if value and isinstance(value[0], list) else list(value)
+
+
+def lm_eval(record: Record, columns: Columns) -> Samples:
+    """The responses of one document."""
+    texts, problem, reward = _listed(record, "resps"), record["doc_id"], columns["reward"]
+    target = stripped(record.get("target"))
+    answers = _listed(record, "filtered_resps") or [None]
+    if reward.startswith(BY_JUDGE):
+        answers = [judged(text, reward.removeprefix(BY_JUDGE)) for text in texts]
+        scores: list[Any] = [float(a is not None and stripped(a) == target) for a in answers]
+    elif len(texts) == 1:
+        scores = [record.get(reward)]
+    elif reward in ("pass@1", "pass_at_1"):
+        passes = round(float(record[reward]) * len(texts))
+        scores = [1.0] * passes + [0.0] * (len(texts) - passes)
+        answers = [None] * len(texts)  # which samples passed is not recorded
+    elif len(answers) == len(texts):
+        scores = [float(stripped(answer) == target) for answer in answers]
+    else:
+        raise ValueError(
+            f"document {problem} has {len(texts)} responses, and the filter "
+            f"{record.get('filter')!r} kept {len(answers)}: {JUDGE_HINT}"
+        )
+    for text, score, answer in zip(texts, scores, answers):
+        yield {"problem_id": problem, "completion": text, "reward": score, "answer": answer}
+
+
+# lighteval details: one record per document, with all its responses and one metric each
+
+COUNTED = re.compile(r"(pass@k:k=1&n=|avg@n:n=)\d+")
+"""Metrics that are a mean over the responses, so that the passes can be counted from them."""
+
+
+def lighteval_metric(record: Record, overrides: Columns, judge: str | None) -> Choice:
+    """The metric that scores a document, or how its responses are judged one by one."""
+    if judge:
+        return {"reward": BY_JUDGE + judge}, (JUDGE_NOTE.format(BY_JUDGE + judge),)
+    metrics = [name for name, value in _table(record, "metric").items() if _is_number(value)]
+    many = len(_texts(record)) > 1
+    counted = [name for name in metrics if many and COUNTED.fullmatch(name)]
+    reward = overrides.get("reward") or next(iter(counted), "")
+    if not reward and len(metrics) != 1:
+        raise ValueError(
+            f"the document has {len(metrics)} metrics ({', '.join(metrics) or 'none'}): choose one "
+            f"with --map reward={metrics[0] if metrics else '...'}"
+        )
+    reward = reward or metrics[0]
+    note = (
+        f"lighteval keeps one {reward} per document: the passes are counted from it, "
+        "with scores of 0 and 1"
+    )
+    return {"reward": reward}, (note,) if many else ()
+
+
+def lighteval(record: Record, columns: Columns) -> Samples:
+    """The responses of one document."""
+    document, reward, texts = _table(record, "doc"), columns["reward"], _texts(record)
+    about = {"problem_id": document.get("id"), "prompt": document.get("query")}
+    if reward.startswith(BY_JUDGE):
+        golds = _golds(document)
+        for text in texts:
+            answer = judged(text, reward.removeprefix(BY_JUDGE))
+            right = float(answer is not None and stripped(answer) in golds)
+            yield {**about, "completion": text, "reward": right, "answer": answer}
+        return
+    metrics = _table(record, "metric")
+    if reward not in metrics:
+        raise ValueError(f"no metric {reward!r} in this document; have {', '.join(metrics)}")
+    value = metrics[reward] if _is_number(metrics[reward]) else None
+    scores: list[Any] = [value] * len(texts)
+    if len(texts) > 1 and value is not None:
+        passes = round(value * len(texts))
+        if not (
+            COUNTED.fullmatch(reward) and math.isclose(passes, value * len(texts), abs_tol=1e-6)
+        ):
+            raise ValueError(
+                f"document {document.get('id')} has {len(texts)} responses and one {reward} of "
+                f"{value}, from which passes cannot be counted: {JUDGE_HINT}"
+            )
+        scores = [1.0] * passes + [0.0] * (len(texts) - passes)
+    for text, score in zip(texts, scores):
+        yield {**about, "completion": text, "reward": score}
+
+
+def _table(record: Record, name: str) -> Mapping[str, Any]:
+    value = record[name]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name!r} of a lighteval record is a table, got {str(value)[:60]!r}")
+    return value
+
+
+def _texts(record: Record) -> list[Any]:
+    response = _table(record, "model_response")
+    texts = response.get("text_post_processed") or response.get("text") or []
+    return list(texts) if isinstance(texts, list | tuple) else [texts]
+
+
+def _golds(document: Mapping[str, Any]) -> set[str]:
+    at = document.get("gold_index")
+    try:
+        return {
+            stripped(document["choices"][index])
+            for index in (at if isinstance(at, list | tuple) else [at])
+        }
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(
+            "the document has no choice at its gold_index, so --judge has no target"
+        ) from None
+
+
+# inspect_ai: a log has one record per sample and epoch, with a score and an answer per scorer
+
+GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+"""Correct, partial, incorrect and no answer, at the values that inspect gives them."""
+
+
+def inspect_record(sample: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample of a log (`spec` is its "eval") with its scores in columns of their own."""
+    output = sample.get("output") or {}
+    text = output.get("completion") or next(
+        ((each.get("message") or {}).get("content") for each in output.get("choices") or ()), None
+    )
+    if isinstance(text, list):
+        text = "".join(str(part.get("text", "")) for part in text)
+    record: dict[str, Any] = {
+        **{name: sample.get(name) for name in ("id", "epoch", "input", "target", "metadata")},
+        **{name: spec.get(name) for name in ("model", "task")},
+        "completion": text,
+        "log": "inspect",
+    }
+    for scorer in spec.get("scorers") or ():  # a sample that failed has no scores
+        record[f"score_{scorer.get('name')}"] = None
+    for name, score in (sample.get("scores") or {}).items():
+        value = score.get("value")
+        if isinstance(value, Mapping):
+            record.pop(f"score_{name}", None)
+        for part, each in (value if isinstance(value, Mapping) else {"": value}).items():
+            record[f"score_{name}" + (f".{part}" if part else "")] = each
+        record[f"answer_{name}"] = score.get("answer")
+    return record
+
+
+def inspect_scorer(record: Record, overrides: Columns, judge: str | None) -> Choice:
+    """The scorer of a log, and its answers."""
+    scores = [name for name in record if name.startswith("score_")]
+    if len(scores) != 1 and "reward" not in overrides:
+        raise ValueError(
+            f"the log has {len(scores)} scores ({', '.join(scores) or 'none'}): choose one with "
+            f"--map reward={scores[0] if scores else '...'}"
+        )
+    reward = overrides["reward"] if "reward" in overrides else scores[0]
+    answer = f"answer_{reward.removeprefix('score_').partition('.')[0]}"
+    return {"reward": reward, "answer": overrides.get("answer", answer)}, ()
+
+
+def inspect_sample(record: Record, columns: Columns) -> Samples:
+    """One sample; letters count by their value, and NaN is unscored."""
+    fields = {role: record.get(column) for role, column in columns.items()}
+    value = fields["reward"]
+    if isinstance(value, str):
+        fields["reward"] = GRADES.get(value.strip().upper(), value)
+    yield fields
 
 
 # evalplus: one JSON document, {"eval": {task: [{solution, base_status, plus_status}, ...]}}
 
 
-def is_evalplus(document: Any) -> bool:
-    results = document.get("eval") if isinstance(document, Mapping) else None
-    return (
-        isinstance(results, Mapping)
-        and bool(results)
-        and all(
-            isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows)
-            for rows in results.values()
-        )
-    )
+def evalplus_records(results: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """One record per solution; it passes with base and plus tests, as evalplus counts."""
+    for task, solutions in results.items():
+        for one in solutions:
+            base, plus = one.get("base_status") == "pass", one.get("plus_status")
+            passed = {"passed": base and plus in (None, "pass"), "base_passed": base}
+            yield {"task_id": task, "solution": one.get("solution"), **passed}
 
 
-def evalplus_records(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """One record per solution of an evalplus `*_eval_results.json`.
-
-    passed: base and plus tests, as evalplus counts its headline number.
-    """
-    for task, results in document["eval"].items():
-        for result in results:
-            plus = result.get("plus_status")
-            base = result.get("base_status") == "pass"
-            passed = base and (plus is None or plus == "pass")
-            yield {
-                "task_id": task,
-                "solution": result.get("solution"),
-                "passed": passed,
-                "base_passed": base,
-            }
+# OpenAI evals: one line per event, after a line with the specification; promptfoo: one per result
 
 
-# verifiers: one line per episode, with the trace of every agent
+def logged(lines: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lines of a log as samples: the matches of OpenAI evals, the results of promptfoo; others as
+    they are."""
+    spec: Record | None = None
+    for number, record in lines:
+        if isinstance(record.get("spec"), Mapping) and "eval_name" in record["spec"]:
+            spec = record["spec"]
+        elif spec is not None:
+            if record.get("type") == "match":
+                models = spec.get("completion_fns") or [None]
+                about = {"openai_eval": spec["eval_name"], "model": models[0]}
+                yield number, {**about, "sample_id": record.get("sample_id"), **record["data"]}
+        elif "success" in record and "vars" in record and "provider" in record:
+            yield number, promptfoo_record(record)
+        else:
+            yield number, record
 
 
-def verifiers_episode(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+def promptfoo_record(result: Record) -> dict[str, Any]:
+    """A result of promptfoo; a request that failed (failureReason 2) is unscored."""
+    provider, response = result["provider"], result.get("response") or {}
+    broken = result.get("failureReason") == 2 or (result.get("error") and not response)
+    prompt = result.get("prompt") or {}
+    raw = prompt.get("raw") if isinstance(prompt, Mapping) else prompt
+    return {
+        "vars": result["vars"] or raw,
+        "provider": provider.get("id") if isinstance(provider, Mapping) else provider,
+        "promptIdx": result.get("promptIdx"),
+        "prompt": raw,
+        "output": response.get("output") if isinstance(response, Mapping) else response,
+        "success": None if broken else result["success"],
+        "score": None if broken else result.get("score"),
+    }
+
+
+# verifiers: one line per episode, with the trace of every agent; or one line per rollout
+
+
+def verifiers_episode(record: Record, columns: Columns) -> Samples:
     """The rollouts of one episode; a rollout that did not end well is unscored.
 
     The reward is the weighted sum of the reward functions, or one of them by name.
     """
-    task = record["task"]
+    task, chosen = record["task"], columns["reward"]
     data = task.get("data") or {}
-    problem = task.get("key") or data.get("id") or data.get("idx") or data.get("prompt")
-    if data.get("idx") is not None and not task.get("key"):
-        problem = data["idx"]
-    chosen = columns["reward"]
+    named = task.get("key") or data.get("idx")
+    problem = named if named is not None else data.get("id") or data.get("prompt")
     for trace in record["traces"]:
         rewards = {name: each for name, each in (trace.get("rewards") or {}).items() if each}
-        if chosen != "rewards" and chosen not in rewards and rewards:
+        if chosen == "rewards":
+            parts = [float(r["score"]) * float(r.get("weight", 1.0)) for r in rewards.values()]
+        elif not rewards or chosen in rewards:
+            parts = [float(rewards[chosen]["score"])] if rewards else []
+        else:
             raise ValueError(
                 f"no reward function {chosen!r} in this rollout; have {', '.join(rewards)}"
             )
-        wanted = rewards if chosen == "rewards" else {chosen: rewards.get(chosen)}
-        scored = bool(trace.get("ok")) and bool(rewards)
-        total = sum(
-            float(each["score"]) * (float(each.get("weight", 1.0)) if chosen == "rewards" else 1.0)
-            for each in wanted.values()
-            if each
-        )
-        stated = [
+        texts = [
             node["message"].get("content")
             for node in trace.get("nodes") or ()
             if (node.get("message") or {}).get("role") == "assistant"
@@ -210,53 +434,151 @@ def verifiers_episode(record: Record, columns: Mapping[str, str]) -> Iterable[di
         yield {
             "problem_id": problem,
             "prompt": data.get("prompt"),
-            "completion": stated[-1] if stated else None,
-            "reward": total if scored else None,
+            "completion": texts[-1] if texts else None,
+            "reward": sum(parts) if trace.get("ok") and rewards else None,
         }
 
 
-# Any tool: one record per problem, with an array of rewards, or with counts
+def verifiers_rollout(record: Record, columns: Columns) -> Samples:
+    """One rollout; one that broke is neither right nor wrong."""
+    for fields in plain(record, columns):
+        yield {**fields, "reward": None if record.get("error") else fields["reward"]}
 
 
-def per_problem_arrays(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    """A record whose reward is an array: one sample per entry.
+# TRL: step, prompt, completion, one column per reward function, extra columns, advantage
 
-    Other columns that are arrays of the same length belong to the samples, the rest to the problem.
-    """
-    rewards = record.get(columns["reward"])
-    if not isinstance(rewards, list | tuple):
+
+def trl_reward(record: Record, overrides: Columns, judge: str | None) -> Choice:
+    """The column of TRL's only reward function."""
+    taken = {"step", "prompt", "completion", "advantage"}
+    numeric = [
+        name
+        for name, value in record.items()
+        if name not in taken and isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    if "reward" in overrides:
+        return {}, ()
+    if "reward" not in numeric and len(numeric) != 1:
         raise ValueError(
-            f"{columns['reward']!r} is an array in other records, and "
-            f"{type(rewards).__name__} here: every record needs one reward per sample"
+            f"TRL logs one column per reward function and not their weights; this file has "
+            f"{', '.join(numeric) or 'none'}: choose one with --map reward=..."
         )
-    for number, reward in enumerate(rewards):
-        sample = {"problem_id": record.get(columns["problem_id"]), "reward": reward}
-        for role, column in columns.items():
-            if role in sample or role == "sample_id":
-                continue
-            value = record.get(column)
-            if isinstance(value, list | tuple) and role in LIST_ROLES:
-                if len(value) != len(rewards):
-                    raise ValueError(
-                        f"{column!r} has {len(value)} entries and {columns['reward']!r} "
-                        f"{len(rewards)}: arrays of one record must be equally long"
-                    )
-                value = value[number]
-            elif role in LIST_ROLES:
-                value = None  # said once per problem: not a fact about the sample
-            sample[role] = value
-        yield sample
+    return {"reward": "reward" if "reward" in numeric else numeric[0]}, ()
 
 
-def counts(record: Record, columns: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    """A record that says only how many of n samples passed."""
-    n, c = (record.get(columns[role]) for role in ("n", "c"))
-    try:
-        total, passed = int(float(n)), int(float(c))  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"n and c are whole numbers, got {n!r} and {c!r}") from None
-    if not 0 <= passed <= total <= MOST_COUNTED:
-        raise ValueError(f"c of n samples passed, so 0 ≤ c ≤ n; got c = {passed}, n = {total}")
-    problem = record.get(columns["problem_id"])
-    for number in range(total):
-        yield {"problem_id": problem, "reward": float(number < passed)}
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+OURS = _same(
+    *("problem_id", "sample_id", "prompt", "completion", "answer", "reward", "status"),
+    *("finish_reason", "n_tokens", "logprob_sum"),
+)
+LM_EVAL, LIGHTEVAL = "lm-evaluation-harness", "lighteval details"
+JUDGED = (LM_EVAL, LIGHTEVAL)
+"""Tools whose responses `--judge` can score."""
+
+
+def _tool(name: str, known_by: str, columns: Columns, samples: Any = plain, **more: Any) -> Tool:
+    return Tool(name, frozenset(known_by.split()), columns, samples, **more)
+
+
+TOOLS = (
+    _tool("bestofk samples", "problem_id sample_id reward completion", OURS),
+    _tool(
+        "bestofk run",
+        "prompt_id sample reward completion",
+        {
+            **OURS,
+            "problem_id": "prompt_id",
+            "sample_id": "sample",
+            "n_tokens": "tokens",
+            "logprob_sum": "logprob",
+        },
+    ),
+    _tool(
+        LM_EVAL,
+        "doc_id resps filtered_resps",
+        {"problem_id": "doc_id"},
+        lm_eval,
+        choose=lm_eval_metric,
+        inside=True,
+    ),
+    _tool(
+        LIGHTEVAL,
+        "doc metric model_response",
+        {"problem_id": "doc"},
+        lighteval,
+        choose=lighteval_metric,
+        inside=True,
+    ),
+    _tool(
+        "inspect log",
+        "id epoch target log completion",
+        {"problem_id": "id", "sample_id": "epoch", "prompt": "input", **_same("completion")},
+        inspect_sample,
+        choose=inspect_scorer,
+    ),
+    _tool(
+        "inspect samples_df",
+        "sample_id eval_id id epoch",
+        {"problem_id": "id", "sample_id": "epoch", "prompt": "input"},
+        inspect_sample,
+        choose=inspect_scorer,
+    ),
+    _tool(
+        "verifiers traces",
+        "task traces env",
+        {"problem_id": "task", "reward": "rewards"},
+        verifiers_episode,
+        inside=True,
+    ),
+    _tool(
+        "verifiers results",
+        "example_id prompt completion reward",
+        {"problem_id": "example_id", **_same("prompt", "completion", "reward")},
+        verifiers_rollout,
+    ),
+    _tool(
+        "verl rollouts",
+        "input output score",
+        {
+            "problem_id": "input",
+            "prompt": "input",
+            "completion": "output",
+            "reward": "score",
+            "answer": "pred",
+        },
+    ),
+    _tool(
+        "TRL completions",
+        "step prompt completion advantage",
+        {"problem_id": "prompt", **_same("prompt", "completion")},
+        choose=trl_reward,
+    ),
+    _tool(
+        "HumanEval results",
+        "task_id completion passed",
+        {"problem_id": "task_id", "reward": "passed", **_same("completion")},
+    ),
+    _tool(
+        "OpenAI evals log",
+        "openai_eval sample_id correct",
+        {
+            "problem_id": "sample_id",
+            "reward": "correct",
+            "completion": "sampled",
+            "answer": "picked",
+        },
+    ),
+    _tool(
+        "promptfoo results",
+        "vars provider promptIdx success",
+        {"problem_id": "vars", "completion": "output", "reward": "success", **_same("prompt")},
+    ),
+    _tool(
+        "evalplus results",
+        "task_id solution passed base_passed",
+        {"problem_id": "task_id", "completion": "solution", "reward": "passed"},
+    ),
+)

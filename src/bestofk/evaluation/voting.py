@@ -99,29 +99,22 @@ def _by_orders(
     labels: np.ndarray, marks: np.ndarray, sizes: np.ndarray, k_max: int, seed: int
 ) -> tuple[np.ndarray, int]:
     """maj@k averaged over random orders of each problem's samples, and how many."""
-    count = len(sizes)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    count, starts = len(sizes), np.concatenate([[0], np.cumsum(sizes)])
     orders = int(np.clip(BUDGET // max(1, count * k_max), 8, MOST_ORDERS))
     rng = np.random.default_rng(seed)
+    problem = np.repeat(np.arange(count), sizes)
+    first = starts[:-1, None] + np.arange(k_max)
     total = np.zeros((k_max, count))
-    steps = np.arange(k_max)[:, None]
-    done = 0
-    while done < orders:
-        # one shuffle per problem, entered at evenly spread places: each entry is a random order
-        turns = min(orders - done, max(1, int(sizes.min())))
-        key = rng.random(starts[-1]) + np.repeat(np.arange(count), sizes)
-        shuffle = np.argsort(key)
-        entries = np.arange(turns)[:, None] * sizes // turns
-        for at in range(0, turns, max(1, CELLS // (count * k_max))):
-            some = entries[at : at + max(1, CELLS // (count * k_max))]
-            place = (some.reshape(-1) + steps) % np.tile(sizes, len(some))
-            order = shuffle[np.tile(starts[:-1], len(some)) + place]
-            votes = walk(labels[order], marks[order])
-            total += votes.reshape(k_max, len(some), count).sum(axis=1)
-        done += turns
-    curve = total.T / done
+    at_once = max(1, CELLS // int(starts[-1]))
+    for done in range(0, orders, at_once):
+        some = min(at_once, orders - done)
+        shuffled = np.argsort(rng.random((some, starts[-1])) + problem, axis=1)  # within problems
+        order = shuffled[:, first].transpose(2, 0, 1).reshape(k_max, -1)
+        votes = walk(labels[order], marks[order])
+        total += votes.reshape(k_max, some, count).sum(axis=1)
+    curve = total.T / orders
     curve[:, 0] = np.add.reduceat(np.where(labels >= 0, marks, 0.0), starts[:-1]) / sizes
-    return curve, done
+    return curve, orders
 
 
 def walk(labels: np.ndarray, marks: np.ndarray) -> np.ndarray:

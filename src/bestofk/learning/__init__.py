@@ -1,7 +1,7 @@
 """Learning: groups + weights → one optimiser step.
 
 learner = Learner(model, optimisation=Optimisation(learning_rate=1e-5))
-old = learner.score(groups)                                # π_old: the learner's own log-probs
+old = learner.log_probs(groups)                                # π_old: the learner's own log-probs
 for _ in range(inner_steps):
     log_ratio = learner.sequence_log_probs(groups) - old.log_prob     # (P, n), no gradient
     weights = objective(rewards, log_ratio=log_ratio)                 # plain numbers
@@ -10,12 +10,12 @@ for _ in range(inner_steps):
 
 from typing import TYPE_CHECKING, Any
 
-from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores
+from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation
 
 if TYPE_CHECKING:
     from bestofk.learning.learner import Learner
 
-__all__ = ["Learner", "Loss", "NonFinite", "Optimisation", "Scores"]
+__all__ = ["Learner", "LogProbs", "Loss", "NonFinite", "Optimisation"]
 
 
 def __getattr__(name: str) -> Any:

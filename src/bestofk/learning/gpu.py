@@ -1,4 +1,4 @@
-"""How the learner uses a GPU: what is chosen for a model, and its layers compiled one by one."""
+"""How the learner uses a GPU: what is chosen for a model and a card; layers compiled one by one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from bestofk.common import base_model, processes_per_card
-from bestofk.learning.flash_groups import fits
+from bestofk.common import base_model, config_value, processes_per_card
+from bestofk.learning.attention import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
-from bestofk.learning.token_budget import balanced, token_budget
 from bestofk.types import Group
 
 LOGITS = 2**28
@@ -29,7 +29,7 @@ class GpuSettings:
     """Of a micro-batch, at most."""
     logits: int = CHUNK
     fused: bool = False
-    """The head's gradient by `bestofk.learning.head`."""
+    """The head's gradient by `bestofk.learning.scorer`."""
     flat: bool = False
     """Packed rows by FlashAttention."""
     compiled: bool = False
@@ -44,12 +44,12 @@ def settings(model: Any, precision: str, *, checkpointing: bool) -> GpuSettings:
     count = sum(p.numel() for p in base.parameters())
     total = torch.cuda.get_device_properties(parameter.device).total_memory
     total //= processes_per_card(torch.cuda.device_count())
-    text = base.config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None) or 1
-    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
+    heads = config_value(base.config, "num_attention_heads") or 1
+    hidden = config_value(base.config, "hidden_size") or 0
+    size = config_value(base.config, "head_dim") or hidden // heads
     reduced = precision == "bf16"
     return GpuSettings(
-        tokens=token_budget(base.config, count, total, checkpointing=checkpointing),
+        tokens=token_budget(base.config, model_bytes(model), total, checkpointing=checkpointing),
         logits=LOGITS,
         fused=True,
         flat=reduced and fits(size, torch.bfloat16),
@@ -75,3 +75,49 @@ def even_budget(groups: Sequence[Group], rows: Sequence[Row], budget: int, *, pa
     prompts = {p: len(groups[p].prompt_tokens) for p, _ in rows}
     longest = max(prompts.values()) + max(answers)
     return balanced(sum(answers) + sum(prompts.values()), longest, budget)
+
+
+SHARE = 0.45
+"""Of the card's memory, for weights, optimiser and activations; sampling has its own part."""
+LEAST, MOST = 2_048, 49_152
+"""More tokens than MOST do not make a micro-batch faster."""
+
+
+def model_bytes(model: nn.Module) -> float:
+    """What a model holds on the card while it learns and is sampled from.
+
+    Each weight as it is and the copy in bfloat16 that is sampled from; for trained ones also the
+    gradient and AdamW's two moments in float32.
+    """
+    return float(
+        sum(
+            p.numel() * (p.element_size() + 2 + (12 if p.requires_grad else 0))
+            for p in model.parameters()
+        )
+    )
+
+
+def token_budget(config: Any, held_bytes: float, total_bytes: float, *, checkpointing: bool) -> int:
+    """Tokens whose activations fit beside the model: always the same for a model and a card.
+
+    A layer keeps about 20 bytes per token and hidden unit and 12 per unit of its feed-forward
+    block; with checkpointing, 4 per hidden unit.
+
+    Args:
+        held_bytes: By `model_bytes`.
+    """
+    hidden = config_value(config, "hidden_size") or 1024
+    inner = config_value(config, "intermediate_size") or 4 * hidden
+    layers = config_value(config, "num_hidden_layers") or 1
+    if isinstance(inner, list | tuple):
+        inner = max(inner)
+    per_layer = 4 * hidden if checkpointing else 20 * hidden + 12 * inner
+    each = layers * per_layer + (20 * hidden + 12 * inner if checkpointing else 0)
+    room = SHARE * total_bytes - held_bytes
+    return int(min(MOST, max(LEAST, room / each)))
+
+
+def balanced(total: int, longest: int, budget: int) -> int:
+    """The budget at which as few micro-batches as `budget` allows are about equally large."""
+    count = max(1, -(-total // budget))
+    return min(budget, -(-total // count) + longest)

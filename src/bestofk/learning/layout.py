@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bestofk.learning.flash_groups import FlatSegments, flat_segments
-from bestofk.learning.transfer import there
 from bestofk.types import Group
 
 Row = tuple[int, int]
@@ -40,6 +38,51 @@ class Segments:
     """(R, 1, Lc, Lp + Lc): which of them each of its tokens sees."""
     back: Tensor
     """(T,): where each packed token lies in [prompts.flatten() | rows.flatten()]."""
+
+
+@dataclass(frozen=True)
+class FlatSegments:
+    """Where the parts of a packed sequence begin."""
+
+    parts: Tensor
+    """(parts + 1,) int32: prompts and completions in order."""
+    queries: Tensor
+    """(2 G + 1,) int32: per group its prompt, then all of its completions together."""
+    keys: Tensor
+    """(2 G + 1,) int32: the prompts' tokens those attend to: none, then all of the prompt."""
+    prompt_at: Tensor
+    """Places of the prompts' tokens."""
+    longest: tuple[int, int, int]
+    """Tokens of the longest part, of the longest run of queries, of the longest prompt. What lies
+    beyond them is not computed, and not even set."""
+
+
+def flat_segments(
+    prompts: Sequence[int], completions: Sequence[Sequence[int]], device: torch.device | str
+) -> FlatSegments:
+    """From the lengths of each group's prompt and completions, as they lie in the sequence."""
+    sizes = [size for p, own in zip(prompts, completions) for size in (p, *own)]
+    runs = [size for p, own in zip(prompts, completions) for size in (p, sum(own))]
+    seen = [size for p in prompts for size in (0, p)]
+    begins = np.cumsum([0, *runs])[:-1:2]
+    at = np.concatenate([np.arange(b, b + p) for b, p in zip(begins, prompts)])
+
+    def ends(lengths: Sequence[int]) -> Tensor:
+        return there(np.cumsum([0, *lengths]).astype(np.int32), device)
+
+    longest = (max(sizes), max(runs), max(prompts))
+    return FlatSegments(
+        parts=ends(sizes),
+        queries=ends(runs),
+        keys=ends(seen),
+        prompt_at=there(at, device),
+        longest=(_up(longest[0]), _up(longest[1]), _up(longest[2])),
+    )
+
+
+def _up(length: int) -> int:
+    """A few values for all lengths: they are part of what a layer is compiled for."""
+    return max(128, 1 << (length - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -254,3 +297,11 @@ def _targets(
         "target": torch.tensor([token for answer in answers for token in answer], device=device),
         "row_of": torch.repeat_interleave(torch.arange(len(rows)), lengths).to(device),
     }
+
+
+def there(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """A tensor of these values; on CUDA copied from pinned memory while the GPU works on."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The learner: a model and its optimiser. Scores groups without gradient, takes steps on them."""
+"""The learner: a model and its optimiser. Log-probs of groups, and steps on them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bestofk.common import unknown
-from bestofk.learning import collectives, gpu, layout_probe, prepare, shard, state
+from bestofk.common import check_causal, unknown, warn_where_bf16_is_slow
+from bestofk.learning import distributed, gpu, prepare
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
-from bestofk.learning.loss import Rows, loss_of
-from bestofk.learning.row_tensors import NO_GAP, checked, gap_to_sampler, rows_of, same_size
+from bestofk.learning.loss import (
+    NO_GAP,
+    Rows,
+    checked,
+    gap_to_sampler,
+    loss_of,
+    rows_of,
+    same_size,
+    same_temperature,
+)
 from bestofk.learning.scorer import Scorer
-from bestofk.learning.settings import Loss, NonFinite, Optimisation, Scores
+from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation
 from bestofk.types import Group
 
 LAYOUTS = ("auto", "packed", "padded", "single")
@@ -37,7 +45,7 @@ class Learner:
     model: PreTrainedModel
     """The model as given (not the wrapper for many processes)."""
     policy: PreTrainedModel
-    """What to sample from and to save, inside `whole`; the model itself unless it is sharded."""
+    """What to sample from and to save, inside `gathered`; the model itself unless it is sharded."""
     steps: int
     """Optimiser steps taken."""
 
@@ -62,13 +70,14 @@ class Learner:
     ) -> None:
         """
         Args:
-            model: any causal LM; parameters with `requires_grad` are trained. Its floats should be
+            model: any causal LM; parameters with `requires_grad` are trained. Those should be
                 float32: with precision "bf16" they are the master weights under autocast. Dropout
                 is switched off, since π_θ must be a function of its weights.
             total_steps: Optimiser steps of the run, where a schedule ends at the last one.
             stop_grad_norm: A larger gradient norm (before clipping) raises `NonFinite`.
             max_new_tokens: The sampler's limit, by which the normaliser "dr-grpo" divides.
-            temperature: of the sampler; log-probs are of softmax(logits / temperature).
+            temperature: of the sampler; log-probs are of softmax(logits / temperature). Groups
+                drawn at another one are an error.
             tokens_per_micro_batch: an upper bound on the tokens of one forward pass; a completion
                 longer than it goes alone. None: on a GPU from its memory, else 16,384.
             layout: "packed" computes the prompt once per group and pads nothing outside attention;
@@ -96,6 +105,8 @@ class Learner:
                 raise unknown(what, value, known)
         if temperature <= 0.0:
             raise ValueError(f"the learner's temperature is above 0, got {temperature}")
+        if precision == "bf16":
+            warn_where_bf16_is_slow(model)
         self.model, self.steps = model, 0
         self.optimisation = optimisation or Optimisation()
         self.total_steps, self.stop_grad_norm = total_steps, stop_grad_norm
@@ -105,7 +116,7 @@ class Learner:
         self.accelerator, self.checkpointing = accelerator, gradient_checkpointing
         prepare.switch_off_dropout(model)
         model.eval()
-        layout_probe.check_causal(model)
+        check_causal(model)
         self.requested_layout, self.layout = layout, prepare.choose_layout(model, layout)
         self._probed = self.layout != "packed"
         fast = gpu.settings(model, precision, checkpointing=gradient_checkpointing)
@@ -120,10 +131,10 @@ class Learner:
         self.reference = prepare.reference_scorer(model, reference, scorer, self.layout)
         self.scorer: nn.Module = scorer
         self._scorer = scorer  # without the wrapper for many processes
-        self.policy = shard.hollow(model) if sharded else model
+        self.policy = distributed.hollow(model) if sharded else model
         if sharded:
             for each in filter(None, (scorer, self.reference)):
-                shard.share_out(each)
+                distributed.share_out(each)
         self.optimiser: torch.optim.Optimizer = prepare.adamw(model, self.optimisation)
         if accelerator is not None and not sharded:
             self.scorer, self.optimiser = accelerator.prepare(self.scorer, self.optimiser)
@@ -133,12 +144,13 @@ class Learner:
         return next(self.model.parameters()).device
 
     @torch.no_grad()
-    def score(self, groups: Sequence[Group], *, reference: bool = False) -> Scores:
+    def log_probs(self, groups: Sequence[Group], *, reference: bool = False) -> LogProbs:
         """Token log-probs and entropies of every completion, without gradient.
 
         With `reference`, those of the reference policy (for `step(reference=)`).
         """
         same_size(groups)
+        same_temperature(groups, self.temperature)
         self._probe(groups)
         rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.completions))]
         tokens = [[_EMPTY] * len(group.completions) for group in groups]
@@ -160,11 +172,11 @@ class Learner:
             )
             for (p, i), row, spread in pieces:
                 tokens[p][i], entropies[p][i] = row.numpy(), spread.numpy()
-        return Scores(tuple(map(tuple, tokens)), tuple(map(tuple, entropies)))
+        return LogProbs(tuple(map(tuple, tokens)), tuple(map(tuple, entropies)))
 
     def sequence_log_probs(self, groups: Sequence[Group]) -> np.ndarray:
         """Σ_t log π_θ(y_t) of every completion, (P, n) in float64, without gradient."""
-        return self.score(groups).log_prob
+        return self.log_probs(groups).log_prob
 
     def step(
         self,
@@ -172,8 +184,8 @@ class Learner:
         weights: ArrayLike,
         *,
         loss: Loss | None = None,
-        old: Scores | None = None,
-        reference: Scores | None = None,
+        old: LogProbs | None = None,
+        reference: LogProbs | None = None,
         live: ArrayLike | None = None,
     ) -> dict[str, float]:
         """One optimiser step on these groups.
@@ -184,9 +196,10 @@ class Learner:
         Args:
             weights: (P, n), the objective's, in the mean convention.
             loss: exact unless said.
-            old: scores under π_old (`score(groups)` before the first inner step); the clipped loss
-                needs them, the exact loss does not.
-            reference: scores under the reference policy (`score(groups, reference=True)`), for KL.
+            old: log-probs under π_old (`log_probs(groups)` before the first inner step); the
+                clipped loss needs them, the exact loss does not.
+            reference: log-probs under the reference policy, for KL
+                (`log_probs(groups, reference=True)`).
             live: (P, n), False for samples that could not be scored: n_p counts the live ones of
                 group p, and a group without any is not counted in P. All live by default.
 
@@ -203,6 +216,7 @@ class Learner:
         """
         loss = loss or Loss()
         weight, alive = checked(groups, weights, live, loss, old, reference)
+        same_temperature(groups, self.temperature)
         self._probe(groups)
         share, whole = self._shares(groups, alive)
         wanted = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
@@ -214,7 +228,7 @@ class Learner:
         for at, (chosen, real) in enumerate(cut):
             batch = self._built(groups, chosen)
             known = rows_of(batch, weight * real, share * real, old, reference, self.device)
-            with collectives.accumulate(self.scorer, at == len(cut) - 1):
+            with distributed.accumulate(self.scorer, at == len(cut) - 1):
                 part, log_prob, stats = self._loss(loss, batch, known, whole)
                 part = part * real  # a filler only keeps the ranks in step
                 part.backward()
@@ -256,19 +270,19 @@ class Learner:
         self._probed = True
 
         def score(batch: Batch, exact: bool) -> Tensor:
-            with nullcontext() if exact else self._autocast():
+            with prepare.in_float32(self.model) if exact else self._autocast():
                 return self.scorer(batch)[0]
 
         flat = "flat" if self._flat else "packed"
         reduced = self.precision == "bf16"
-        gap, limit = layout_probe.layout_gap(score, groups, flat, self.device, reduced=reduced)
-        if collectives.most(self.accelerator, 1 + (not gap <= limit)) > 1:
-            layout_probe.report(self.model, gap, limit, layout=self.requested_layout)
+        gap, limit = prepare.layout_gap(score, groups, flat, self.device, reduced=reduced)
+        if distributed.most(self.accelerator, 1 + (not gap <= limit)) > 1:
+            prepare.report(self.model, gap, limit, layout=self.requested_layout)
             self.layout = "padded"
 
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""
-        sums = collectives.total(self.accelerator, sums)
+        sums = distributed.total(self.accelerator, sums)
         lr = self.optimisation.learning_rate_at(self.steps, self.total_steps)
         norm = self._clip()
         limit = self.stop_grad_norm
@@ -308,26 +322,26 @@ class Learner:
             stats["kl"] = sums["kl"] / tokens
         return stats
 
-    def whole(self) -> AbstractContextManager[None]:
+    def gathered(self) -> AbstractContextManager[None]:
         """While inside, `policy` has all its weights. Every rank enters, since they are gathered;
         a sharded learner has them twice for that time."""
         if self.policy is self.model:
             return nullcontext()
-        return shard.filled(self.policy, self.scorer, self.model)
+        return distributed.filled(self.policy, self.scorer, self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: trained weights, optimiser, steps. Safe to load with
         `torch.load(weights_only=True)`, and the same for any number of processes. Every rank calls
         it; with several, the first alone gets the tensors."""
-        shard.settle(self.scorer)
+        distributed.settle(self.scorer)
         keep = self.accelerator is None or self.accelerator.is_main_process
-        model, optimiser = state.taken(self.model, self.optimiser, keep=keep)
+        model, optimiser = distributed.taken(self.model, self.optimiser, keep=keep)
         return {"model": model, "optimiser": optimiser, "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
-        shard.settle(self.scorer)
-        state.put(self.model, self.optimiser, state_dict["model"], state_dict["optimiser"])
+        distributed.settle(self.scorer)
+        distributed.put(self.model, self.optimiser, state_dict["model"], state_dict["optimiser"])
         self.steps = int(state_dict["steps"])
 
     def _cut(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
@@ -336,7 +350,7 @@ class Learner:
         if self.device.type == "cuda":
             budget = gpu.even_budget(groups, rows, budget, packed=self.layout == "packed")
         cut = micro_batches(groups, rows, budget=budget, layout=self.layout)
-        count = collectives.most(self.accelerator, len(cut))
+        count = distributed.most(self.accelerator, len(cut))
         filler: list[tuple[list[Row], bool]] = [([(0, 0)], False)] * (count - len(cut))
         return filler + [(chosen, True) for chosen in cut]
 
@@ -357,7 +371,7 @@ class Learner:
             "rows": float(alive.sum()),
             "tokens": float(lengths[alive].sum()),
         }
-        mean = collectives.mean(self.accelerator, counts)
+        mean = distributed.mean(self.accelerator, counts)
         live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
         share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
         tokens = max(mean["tokens"], 1e-9)
@@ -369,7 +383,7 @@ class Learner:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if not parameters:
             return 0.0
-        return float(shard.whole(nn.utils.clip_grad_norm_(parameters, limit)))
+        return float(distributed.full(nn.utils.clip_grad_norm_(parameters, limit)))
 
     def _autocast(self) -> torch.autocast:
         # Shards are gathered anew for each pass: casts that outlive it would undo the saving.

@@ -1,13 +1,18 @@
-"""The losses on the tokens of one micro-batch. Pure: tensors in, a sum and statistics out."""
+"""The losses on the tokens of a micro-batch, and the way from arrays over groups to its tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from bestofk.learning.settings import Loss
+from bestofk.learning.layout import Batch, there
+from bestofk.learning.settings import LogProbs, Loss
+from bestofk.types import Group
 
 
 @dataclass(frozen=True)
@@ -94,3 +99,109 @@ def _clipped(
     stats["ratios"] = torch.tensor(float(len(ratio)), device=ratio.device)
     stats["ratio_max"] = ratio.detach().max()
     return (share * gain).sum()
+
+
+def same_size(groups: Sequence[Group]) -> int:
+    """The n of the groups."""
+    sizes = sorted({len(group.completions) for group in groups})
+    if len(sizes) != 1 or sizes[0] == 0:
+        raise ValueError(
+            f"groups of one call hold the same number of completions, at least one; got {sizes}; "
+            "mark samples that do not count with live="
+        )
+    return sizes[0]
+
+
+def same_temperature(groups: Sequence[Group], temperature: float) -> None:
+    """Raise for groups drawn at another temperature: the learner would see another policy."""
+    for group in groups:
+        if group.temperature not in (None, temperature):
+            raise ValueError(
+                f"the group of prompt {group.prompt.id!r} was drawn at temperature "
+                f"{group.temperature:g} and the learner's temperature is {temperature:g}: give "
+                "Learner(temperature=) and Sampling(temperature=) one value above 0"
+            )
+
+
+def checked(
+    groups: Sequence[Group],
+    weights: ArrayLike,
+    live: ArrayLike | None,
+    loss: Loss,
+    old: LogProbs | None,
+    reference: LogProbs | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and live mask as (P, n) arrays, or an error that says what is missing."""
+    shape = (len(groups), same_size(groups))
+    weight = np.asarray(weights, dtype=np.float64)
+    alive = np.ones(shape, dtype=bool) if live is None else np.asarray(live, dtype=bool)
+    if weight.shape != shape or alive.shape != shape:
+        raise ValueError(
+            f"weights and live have the shape of the groups {shape}, got {weight.shape} and "
+            f"{alive.shape}"
+        )
+    if not np.isfinite(weight[alive]).all():
+        p, i = np.argwhere(alive & ~np.isfinite(weight))[0]
+        raise ValueError(f"weight of group {p}, completion {i} is {weight[p, i]}; mark it not live")
+    if loss.name != "exact" and old is None:
+        raise ValueError(f"the {loss.name} loss needs old=, the scores under π_old")
+    if loss.kl and reference is None:
+        raise ValueError("kl needs reference=, made by learner.log_probs(groups, reference=True)")
+    for name, scores in (("old", old), ("reference", reference)):
+        if scores is not None:
+            _same_rows(name, scores, groups)
+    return np.where(alive, weight, 0.0), alive
+
+
+def _same_rows(name: str, scores: LogProbs, groups: Sequence[Group]) -> None:
+    given = [[len(row) for row in group] for group in scores.tokens]
+    if given != [[len(c.tokens) for c in group.completions] for group in groups]:
+        raise ValueError(f"{name}= holds scores of other groups: its lengths differ from these")
+
+
+def rows_of(
+    batch: Batch,
+    weight: np.ndarray,
+    share: np.ndarray,
+    old: LogProbs | None,
+    reference: LogProbs | None,
+    device: torch.device,
+) -> Rows:
+    """What the loss needs to know of a micro-batch."""
+
+    def per_row(values: np.ndarray) -> torch.Tensor:
+        return there(np.array([values[row] for row in batch.rows], dtype=np.float32), device)
+
+    def per_token(scores: LogProbs | None) -> torch.Tensor | None:
+        if scores is None:
+            return None
+        return there(np.concatenate([scores.tokens[p][i] for p, i in batch.rows]), device)
+
+    return Rows(
+        weight=per_row(weight),
+        share=per_row(share),
+        length=there(np.array(batch.lengths, dtype=np.float32), device),
+        row_of=batch.row_of,
+        old=per_token(old),
+        reference=per_token(reference),
+    )
+
+
+NO_GAP = {"gap": 0.0, "gap_tokens": 0.0, "gap_max": 0.0}
+
+
+def gap_to_sampler(
+    batch: Batch, groups: Sequence[Group], log_prob: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """|log π_θ − what the sampler reported|, as sum, count and maximum over a micro-batch's tokens.
+
+    Nothing where the sampler reported no log-probs.
+    """
+    reported = [groups[p].completions[i].logprobs for p, i in batch.rows]
+    if [len(row) for row in reported] != list(batch.lengths) or not len(log_prob):
+        return {}
+    joined = np.concatenate([np.array(row, dtype=np.float32) for row in reported])
+    drawn = there(joined, log_prob.device)
+    gap = (log_prob - drawn).abs()
+    count = torch.tensor(float(len(gap)))
+    return {"gap": gap.sum(), "gap_tokens": count, "gap_max": gap.max()}

@@ -1,7 +1,10 @@
 """The policy as a function of a batch: log-prob and entropy of each token, at a temperature.
 
-The logits of a batch, tokens × vocabulary, are never held: the head is applied to a few thousand
-tokens at a time, and once more in the backward pass.
+The logits of a batch, tokens × vocabulary, never exist in full, neither forwards nor backwards: the
+head is applied to a few thousand tokens at a time. Where the gradient that will arrive is known
+beforehand (the exact loss weighs every token's log-prob by a number that does not depend on it),
+the head's gradient is made in the forward pass; otherwise the logits of each stretch are computed
+again in the backward pass.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from bestofk.common import base_model
-from bestofk.learning.head import HeadLogProbs, WeighedHead, scores
 from bestofk.learning.layout import Batch
 
 CHUNK = 2**24
@@ -100,12 +104,7 @@ class Scorer(nn.Module):
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def _log_probs(self, head: nn.Module, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        log_probs = logits.log_softmax(-1)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return log_probs.gather(-1, target[:, None])[:, 0], entropy
+        return log_probs_and_entropies(head(hidden), target, 1.0 / self.temperature)
 
 
 LARGE = 100.0
@@ -123,7 +122,7 @@ def _head_is_last(causal: Any) -> bool:
     if head is None or not hasattr(causal, "get_decoder"):
         return False
     decoder = causal.get_decoder()
-    if decoder is None or decoder is causal:
+    if decoder is causal or not isinstance(decoder, PreTrainedModel):
         return False
     device = next(causal.parameters()).device
     probe = torch.tensor([[0, 1, 2]], device=device) % causal.config.get_text_config().vocab_size
@@ -144,3 +143,147 @@ def _head_is_last(causal: Any) -> bool:
         hook.remove()
     near = 1e-4 if hidden.dtype == torch.float32 else 2e-2
     return bool(torch.allclose(head(hidden).float(), logits, rtol=near, atol=near * LARGE))
+
+
+def log_probs_and_entropies(
+    logits: Tensor, target: Tensor, inverse: float
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of the target and entropy of softmax(logits · inverse), (N, V) → (N,) each."""
+    x = logits.float() * inverse
+    total = x.logsumexp(-1, keepdim=True)
+    entropy = total[:, 0] - (torch.exp(x - total) * x).sum(-1)
+    return x.gather(-1, target[:, None])[:, 0] - total[:, 0], entropy
+
+
+def pull(
+    logits: Tensor, target: Tensor, by_log_prob: Tensor, by_entropy: Tensor, inverse: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`log_probs_and_entropies`, and a gradient in the logits.
+
+    It is that of Σ by_log_prob · log-prob + by_entropy · entropy, with
+    d log p_y / dx = 1_y − p;  d entropy / dx = −p (log p + entropy).
+    """
+    x = logits.float() * inverse
+    total = x.logsumexp(-1, keepdim=True)
+    log_probs = x - total
+    chance = log_probs.exp()
+    entropy = -(chance * log_probs).sum(-1, keepdim=True)
+    hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
+    first = by_log_prob[:, None] * (hit.to(x.dtype) - chance)
+    grad = (first - by_entropy[:, None] * chance * (log_probs + entropy)) * inverse
+    log_prob = log_probs.gather(-1, target[:, None])[:, 0]
+    return log_prob, entropy[:, 0], grad.to(logits.dtype)
+
+
+def _pull_known(
+    logits: Tensor, target: Tensor, by_log_prob: Tensor, inverse: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`pull` without a gradient of the entropy."""
+    x = logits.float() * inverse
+    total = x.logsumexp(-1, keepdim=True)
+    chance = torch.exp(x - total)
+    entropy = total[:, 0] - (chance * x).sum(-1)
+    hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
+    grad = by_log_prob[:, None] * (hit.to(x.dtype) - chance) * inverse
+    return x.gather(-1, target[:, None])[:, 0] - total[:, 0], entropy, grad.to(logits.dtype)
+
+
+_COMPILED: dict[Any, Any] = {}
+
+
+def _fast(function: Any, device: torch.device) -> Any:
+    if device.type != "cuda":
+        return function
+    if function not in _COMPILED:
+        _COMPILED[function] = torch.compile(function, dynamic=True)
+    return _COMPILED[function]
+
+
+class HeadLogProbs(torch.autograd.Function):
+    """Log-probs and entropies (N,) of hidden (N, H) under a head's weight (V, H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, inverse: float, size: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, target)
+        ctx.inverse, ctx.size = inverse, size
+        return scores(hidden, weight.to(hidden.dtype), target, inverse, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Any, ...]:
+        hidden, weight, target = ctx.saved_tensors
+        make = _fast(pull, hidden.device)
+        into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
+        for part in _stretches(len(target), ctx.size):
+            logits = hidden[part] @ into.by.t()
+            given = by_log_prob[part], by_entropy[part]
+            into.add(part, make(logits, target[part], *given, ctx.inverse)[2])
+        return into.hidden, into.weight, None, None, None
+
+
+class WeighedHead(torch.autograd.Function):
+    """Σ_t coefficient_t · log-prob_t, whose gradient is made in the forward pass.
+
+    Also returns log-probs and entropies, without gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        coefficient: Tensor,
+        inverse: float,
+        size: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        make = _fast(_pull_known, hidden.device)
+        into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
+        result = []
+        for part in _stretches(len(target), size):
+            logits = hidden[part] @ into.by.t()
+            log_prob, entropy, grad = make(logits, target[part], coefficient[part], inverse)
+            into.add(part, grad)
+            result.append((log_prob, entropy))
+        log_probs, entropies = (torch.cat(each) for each in zip(*result))
+        ctx.save_for_backward(into.hidden, into.weight)
+        ctx.mark_non_differentiable(log_probs, entropies)
+        return (coefficient * log_probs).sum(), log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+        hidden, weight = ctx.saved_tensors
+        by_weight = None if weight is None else weight * grad
+        return hidden * grad.to(hidden.dtype), by_weight, None, None, None, None
+
+
+class _Gradients:
+    def __init__(self, hidden: Tensor, weight: Tensor, wanted: bool) -> None:
+        self.source, self.by = hidden, weight.to(hidden.dtype)
+        self.hidden = torch.empty_like(hidden)
+        self.weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+
+    def add(self, part: slice, grad: Tensor) -> None:
+        self.hidden[part] = grad @ self.by
+        if self.weight is not None:
+            self.weight += grad.t() @ self.source[part]
+
+
+def scores(
+    hidden: Tensor, weight: Tensor, target: Tensor, inverse: float, size: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies without gradient."""
+    make = _fast(log_probs_and_entropies, hidden.device)
+    result = [
+        make(hidden[part] @ weight.t(), target[part], inverse)
+        for part in _stretches(len(target), size)
+    ]
+    log_probs, entropies = (torch.cat(each) for each in zip(*result))
+    return log_probs, entropies
+
+
+def _stretches(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from bestofk.bounds import NaturalNumber, NonNegative, Positive, check_bounds
+from bestofk.sections import Fraction, FromList, NaturalNumber, NonNegative, Positive, Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class NonFinite(FloatingPointError):
     """The loss or its gradient is NaN or infinite. Raised before the weights are touched."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(Section):
     """How the weights A (P, n) become a loss. Named losses, never mixed.
 
     exact:    −(1/P) Σ_p (1/n_p) Σ_i A_pi Σ_t log π_θ(y_pit)
@@ -40,7 +43,7 @@ class Loss:
     (biased: favours short right and long wrong answers). `dapo` divides by the batch's mean length
     (biased: weighs by the lengths of the batch). `dr-grpo` divides by the constant max_new_tokens
     (unbiased up to that scale)."""
-    clip: tuple[NonNegative, NonNegative] = (0.2, 0.2)
+    clip: Annotated[tuple[Fraction, NonNegative], FromList] = (0.2, 0.2)
     """Ratios are clipped to [1 - low, 1 + high]. DAPO's clip-higher is 0.2 0.28."""
     kl: NonNegative = 0.0
     """Coefficient of the KL divergence to the starting model, summed over tokens; 0 is off. Above 0
@@ -51,19 +54,17 @@ class Loss:
     entropy_bonus: NonNegative = 0.0
     """Coefficient of the mean token entropy; 0 is off."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
+    @model_validator(mode="after")
+    def _clipped_alone_is_normalised(self) -> Self:
         if self.name != "clipped" and self.normaliser != "none":
             raise ValueError(
                 f"the {self.name} loss does not accept a length normaliser, got normaliser = "
                 f"{self.normaliser!r}: use the clipped loss, or normaliser = 'none'"
             )
-        if self.clip[0] > 1.0:
-            raise ValueError(f"clip's lower bound lies in [0, 1], got {self.clip[0]}")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimisation:
+class Optimisation(Section):
     """AdamW, its learning rate over the steps, and gradient clipping."""
 
     learning_rate: Positive = 1e-4
@@ -71,18 +72,13 @@ class Optimisation:
     warmup_steps: NaturalNumber = 0
     """The learning rate grows linearly over this many optimiser steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or linear or cosine down to 0 at the last step."""
+    """After the warm-up: constant, or linear or cosine, which reach 0 after the last step."""
     weight_decay: NonNegative = 0.0
     """Applied to matrices only; vectors (norms, biases) are never decayed."""
     max_grad_norm: NonNegative = 1.0
     """The gradient is scaled down to this norm; 0 is off."""
-    adam: tuple[NonNegative, NonNegative, NonNegative] = (0.9, 0.999, 1e-8)
+    adam: Annotated[tuple[Decay, Decay, Positive], FromList] = (0.9, 0.999, 1e-8)
     """β1, β2 and ε of AdamW."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        if max(self.adam[:2]) >= 1.0 or not self.adam[2]:
-            raise ValueError(f"adam is β1 and β2 below 1 and ε above 0, got {list(self.adam)}")
 
     def learning_rate_at(self, step: int, total_steps: int | None = None) -> float:
         """The learning rate of optimiser step number `step`, counted from 0.
@@ -104,7 +100,7 @@ class Optimisation:
 
 
 @dataclass(frozen=True)
-class Scores:
+class LogProbs:
     """What a policy gives to the completions of some groups, at the learner's temperature."""
 
     tokens: tuple[tuple[np.ndarray, ...], ...]
@@ -116,6 +112,10 @@ class Scores:
     def log_prob(self) -> np.ndarray:
         """Σ_t log π(y_t), (P, n) in float64."""
         return np.array([[row.sum(dtype=np.float64) for row in group] for group in self.tokens])
+
+    def take(self, rows: Sequence[int]) -> LogProbs:
+        """Those of some of the groups."""
+        return LogProbs(*(tuple(each[i] for i in rows) for each in (self.tokens, self.entropies)))
 
     @property
     def entropy(self) -> np.ndarray:

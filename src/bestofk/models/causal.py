@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from bestofk.common import NEEDED
 
 
 def check_kind(config: PretrainedConfig, name: str, *, own_code: bool = False) -> None:
@@ -23,12 +26,6 @@ def check_kind(config: PretrainedConfig, name: str, *, own_code: bool = False) -
         raise ValueError(f"{kind}, which transformers has no causal language model for: {NEEDED}")
 
 
-NEEDED = (
-    "training and sampling need a causal language model (a decoder with a head over the "
-    "vocabulary), such as a Llama, Qwen or GPT-2 checkpoint"
-)
-
-
 def check_complete(missing: Collection[str], name: str) -> None:
     """Raise where the files hold only a part of the weights; the rest would be random numbers."""
     if not missing:
@@ -41,22 +38,61 @@ def check_complete(missing: Collection[str], name: str) -> None:
     )
 
 
-@torch.no_grad()
-def check_causal(model: Any, name: str) -> None:
-    """Raise for a model in which a token changes the logits of tokens before it, as in an encoder.
+def check_safetensors(folder: Path, name: str) -> None:
+    """Raise for a folder whose weights are pickles alone, or whose safetensors are damaged.
 
-    Two texts that differ in the last token alone are compared, without its own logits.
+    Of a Hub model that is not here yet nothing is known: its library reads it.
     """
-    ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = 0
-    logits = model(input_ids=torch.stack([ids, other])).logits[:, :-1].float()
-    moved = float((logits[0] - logits[1]).abs().max())
-    rounding = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if moved > rounding * max(float(logits.std()), 1e-6):
+    from safetensors import SafetensorError, safe_open
+
+    if not folder.is_dir():
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    pickles = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind))
+    if not files and pickles:
         raise ValueError(
-            f"{name} ({type(model).__name__}) is not causal: changing the last token of a text "
-            f"moved the logits of earlier tokens by {moved:.2g}, as in an encoder; {NEEDED}"
+            f"{name} holds its weights as pickles alone ({pickles[0]}), which can run code when "
+            "they are read: take a copy in safetensors, or convert it where you trust it "
+            "(AutoModelForCausalLM.from_pretrained(...).save_pretrained(...))"
+        )
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): copy or download it again") from None
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """Raise for weights that are NaN or infinite: nothing can be sampled from them."""
+    for key, weight in model.named_parameters():
+        total = weight.detach().sum(dtype=torch.float64)  # NaN or infinite where a weight is
+        if total.device.type != "meta" and not bool(total.isfinite()):
+            raise ValueError(
+                f"the weight {key} of {name} is NaN or infinite: the model is damaged, or its "
+                "training diverged; take an earlier checkpoint"
+            )
+
+
+def check_vocabulary(tokenizer: Any, model: PreTrainedModel, name: str) -> None:
+    """Raise for a tokenizer that gives ids which the model has no embedding for.
+
+    Added tokens that only stand in its list (converters leave some) do no harm.
+    """
+    table: Any = model.get_input_embeddings()
+    rows, template = len(table.weight), str(getattr(tokenizer, "chat_template", None))
+    added = {
+        token
+        for token in tokenizer.get_added_vocab()
+        if token not in (tokenizer.eos_token, tokenizer.pad_token) and token not in template
+    }
+    ids = [id for token, id in tokenizer.get_vocab().items() if token not in added]
+    largest = max(ids, default=0)
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer of {name} has ids up to {largest}, and the model has embeddings for "
+            f"{rows} tokens: take the tokenizer it was trained with, or add rows "
+            f"(model.resize_token_embeddings({largest + 1})) and save it"
         )
 
 

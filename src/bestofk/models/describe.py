@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bestofk.common import config_value, hub_options
 from bestofk.models.causal import check_kind, context_length
-from bestofk.models.load import find, hub_options
+from bestofk.models.load import find
 
 
 def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -32,9 +33,10 @@ def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -
     return {
         "parameters": int(model.num_parameters()),
         "hidden": text.hidden_size,
+        "inner": config_value(config, "intermediate_size") or 4 * text.hidden_size,
         "layers": text.num_hidden_layers,
         "heads": heads,
-        "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "kv_heads": config_value(config, "num_key_value_heads") or heads,
         "vocabulary": text.vocab_size,
         "context": context_length(config),
         "architecture": type(model).__name__,

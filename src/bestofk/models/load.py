@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,11 +25,24 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from bestofk.common import can_connect, did_you_mean
-from bestofk.models.causal import check_causal, check_complete, check_kind
+from bestofk.common import (
+    SHIPPED,
+    cache_folder,
+    check_causal,
+    did_you_mean,
+    hub_options,
+    unknown,
+)
+from bestofk.models.causal import (
+    check_complete,
+    check_finite,
+    check_kind,
+    check_safetensors,
+    check_vocabulary,
+)
 
-SHIPPED = ("tiny-countdown", "tiny-maze")
-"""Starting checkpoints in the package, in the folder `checkpoints` beside this file."""
+SAME_WEIGHTS = 0.2
+"""Two copies of one matrix in 4 and 8 bits differ by less than this; two matrices by 1.4."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -39,6 +54,8 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     name: str
     """As it was asked for; used in model cards."""
+    dtype: torch.dtype | None = None
+    """Of the weights in its files, which a saved model has again; None is that of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +70,6 @@ class Lora:
     """Modules by name; none takes all linear layers but the head."""
 
 
-def cache_folder() -> Path:
-    """Where converted models are kept: $BESTOFK_CACHE, or bestofk in the user's cache folder."""
-    given = os.environ.get("BESTOFK_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given) if given else home / "bestofk"
-
-
 def load(
     name: str | os.PathLike[str],
     *,
@@ -68,24 +78,31 @@ def load(
     lora: Lora | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    chat_template: Mapping[str, Any] | None = None,
 ) -> Policy:
     """The policy of that name.
 
     Args:
         name: a shipped one ("tiny-countdown"), "smollm2" (after `bestofk model smollm2`), a folder,
             a .gguf file, or a Hugging Face id.
-        dtype: of the weights; "float32" for training (bf16 is the learner's autocast).
+        dtype: of the weights; "float32" for those that are trained (bf16 is the learner's
+            autocast). Adapters are float32 whatever the weights below them.
         trust_remote_code: run Python code that comes with the model. Off unless asked.
+        chat_template: values for variables of the chat template ({"enable_thinking": False}).
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; have {', '.join(DTYPES)}")
     config, tokenizer = describe_policy(
-        name, trust_remote_code=trust_remote_code, revision=revision
+        name,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        chat_template=chat_template,
     )
     place, options = _options(name, trust_remote_code, revision)
     check_kind(config, os.fspath(name), own_code=trust_remote_code)
     # Weights that can run code when they are read (pickles) are not read.
     if "gguf_file" not in options:
+        check_safetensors(Path(place), os.fspath(name))
         options["use_safetensors"] = True
     with _no_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -93,6 +110,8 @@ def load(
         )
     model, result = loaded
     check_complete(result["missing_keys"], os.fspath(name))
+    check_finite(model, os.fspath(name))
+    check_vocabulary(tokenizer, model, os.fspath(name))
     if "gguf_file" in options:
         model = plain(model)
     model = model.to(device).eval()
@@ -101,18 +120,63 @@ def load(
         tokenizer.pad_token = tokenizer.eos_token
     if lora is not None and lora.rank:
         model = with_adapters(model, lora)
-    return Policy(model.to(device).eval(), tokenizer, os.fspath(name))
+    own = getattr(config.get_text_config(), "dtype", None)
+    kept = own if own in DTYPES.values() and "gguf_file" not in options else model.dtype
+    return Policy(model.to(device).eval(), tokenizer, os.fspath(name), kept)
 
 
 def describe_policy(
-    name: str | os.PathLike[str], *, trust_remote_code: bool = False, revision: str | None = None
+    name: str | os.PathLike[str],
+    *,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    chat_template: Mapping[str, Any] | None = None,
 ) -> tuple[PretrainedConfig, Any]:
     """The config and the tokenizer of a policy; no weights are read."""
     place, options = _options(name, trust_remote_code, revision)
-    return (
-        AutoConfig.from_pretrained(place, **options),
-        AutoTokenizer.from_pretrained(place, **options),
+    config = AutoConfig.from_pretrained(place, **options)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    except (OSError, ValueError, TypeError) as error:
+        if "gguf_file" in options or not Path(place).is_dir() or _has_tokenizer(Path(place)):
+            raise
+        raise ValueError(
+            f"{os.fspath(name)} has no tokenizer: copy tokenizer.json and tokenizer_config.json of "
+            "the model it was made from into the folder"
+        ) from error
+    if chat_template:
+        with_template_values(tokenizer, chat_template, os.fspath(name))
+    return config, tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    names = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "*.tiktoken", "tekken.json")
+    return any(file for name in names for file in folder.glob(name))
+
+
+def with_template_values(tokenizer: Any, values: Mapping[str, Any], name: str) -> None:
+    """Give variables of the tokenizer's chat template these values wherever it is used.
+
+    They are set at the head of the template, so that the saved model has them too; whoever renders
+    it with a value of their own gets that.
+    """
+    from jinja2 import Environment, meta
+
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, str):
+        raise ValueError(
+            f"model.advanced.chat_template sets {', '.join(values)}, and the tokenizer of {name} "
+            "has no chat template: leave it out"
+        )
+    tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    used = meta.find_undeclared_variables(tree)
+    for key in values.keys() - used:
+        raise unknown(f"variable of {name}'s chat template", key, sorted(used))
+    head = "".join(
+        f"{{%- if {key} is not defined %}}{{%- set {key} = {json.dumps(value)} %}}{{%- endif -%}}\n"
+        for key, value in values.items()
     )
+    tokenizer.chat_template = head + template
 
 
 def _options(
@@ -127,39 +191,30 @@ def _options(
     return place, options
 
 
-def hub_options(name: str, revision: str | None = None) -> dict[str, Any]:
-    """Options for reading a Hub model: the copy on this machine where the Hub cannot be reached.
-
-    Raises:
-        OSError: No copy, no Hub. Said within seconds; the Hub's library would try for a minute.
-    """
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    if constants.HF_HUB_OFFLINE or can_connect(constants.ENDPOINT):
-        return {}
-    try:
-        here = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError as error:
-        raise ValueError(f"no model {name!r}: {error}") from None
-    if isinstance(here, str):
-        return {"local_files_only": True}
-    raise OSError(
-        f"model {name!r} is not a folder and not in the Hub's cache on this machine, and "
-        f"{constants.ENDPOINT} cannot be reached: give a folder, or fetch it where there is a "
-        f"connection (hf download {name}) and copy the cache; shipped are {', '.join(SHIPPED)}"
-    )
-
-
 def plain(model: Any) -> Any:
     """The same weights in a model that knows nothing of quantisation, and so can be saved."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    weights = model.state_dict()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if _stored_twice(head, embedding):
+        # Quantised files write a tied embedding twice; the head's copy is the finer one.
+        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = True
+        names = {id(module): name for name, module in model.named_modules()}
+        weights[f"{names[id(embedding)]}.weight"] = head.weight
     fresh = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
-    fresh.load_state_dict(model.state_dict())
+    fresh.load_state_dict(weights)
     fresh.generation_config = model.generation_config
     return fresh
+
+
+def _stored_twice(head: Any, embedding: Any) -> bool:
+    """Whether a head of its own holds the embedding, up to what two quantisations differ by."""
+    if head is None or head.weight is embedding.weight or head.bias is not None:
+        return False
+    a, b = head.weight.detach().float(), embedding.weight.detach().float()
+    return a.shape == b.shape and float((a - b).norm() / b.norm()) < SAME_WEIGHTS
 
 
 @contextmanager
@@ -228,13 +283,21 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
 
 def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
     """Write model (safetensors; adapters merged) and tokenizer so that `from_pretrained`, vLLM and
-    `load` read them. Atomic: the folder appears whole or not at all."""
+    `load` read them. Atomic: the folder appears whole or not at all.
+
+    LoRA adapters are written once more by themselves, in the folder `adapter` inside it, as peft
+    and vLLM read them on top of the model they were trained on.
+    """
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         with _no_bars():
-            _merged(policy.model).save_pretrained(draft)
+            _save_weights(_merged(policy.model), draft, policy.dtype)
+            if hasattr(policy.model, "merge_and_unload"):
+                adapter = draft / "adapter"
+                policy.model.save_pretrained(adapter, save_embedding_layers=False)
+                (adapter / "README.md").unlink(missing_ok=True)  # peft's empty form
         policy.tokenizer.save_pretrained(draft)
         draft.chmod(0o755)
         if target.exists():
@@ -245,8 +308,31 @@ def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
+def _save_weights(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
+    """Write a model with its floating-point weights in a dtype; tied weights stay one."""
+    if dtype in (None, model.dtype):
+        model.save_pretrained(folder)
+        return
+    casts: dict[Any, Tensor] = {}
+    weights = {
+        name: casts.setdefault((weight.data_ptr(), weight.shape), weight.to("cpu", dtype))
+        if weight.is_floating_point()
+        else weight
+        for name, weight in model.state_dict().items()
+    }
+    model.save_pretrained(folder, state_dict=weights)
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
 def _merged(model: Any) -> Any:
-    """A peft model with its adapters folded in, on a copy; any other model as it is."""
+    """A peft model with its adapters folded in, on a copy in the machine's memory, not the GPU's;
+    any other model as it is."""
     if not hasattr(model, "merge_and_unload"):
         return model
-    return copy.deepcopy(model).merge_and_unload()
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for p in model.parameters()
+    }
+    return copy.deepcopy(model, memo).cpu().merge_and_unload()

@@ -1,12 +1,21 @@
-"""The mathematics of best-of-k: pure functions on arrays, NumPy or PyTorch (JAX with x64 too).
+"""The mathematics of best-of-k: pure functions on arrays: NumPy, PyTorch or JAX.
 
-Estimates turn rewards into what k samples are worth; objectives turn them into training weights.
+Estimates turn rewards into what k samples are worth; objectives turn them into advantages.
 """
 
-from .diagnostics import Signal, learning_signal, signal, signal_to_noise
+from .diagnostics import (
+    Signal,
+    effective_sample_size,
+    effective_share,
+    learning_signal,
+    ratio_divergence,
+    signal,
+    signal_to_noise,
+)
 from .estimates import (
     bottom_m_at_k,
     l_statistic_at_k,
+    maj_at_k,
     max_at_k,
     max_at_k_curve,
     median_at_k,
@@ -16,17 +25,9 @@ from .estimates import (
     top_m_at_k,
 )
 from .grouping import DroppedGroups
-from .majority import maj_at_k
-from .named import Objective, ObjectiveWarning, advantages, objective
-from .off_policy import effective_sample_size, off_policy_max_at_k
-from .off_policy_region import (
-    clipped_weights,
-    effective_share,
-    ratio_divergence,
-    trust_region_mask,
-)
+from .objective import Objective, ObjectiveWarning, advantages, objective
+from .off_policy import clipped_advantages, off_policy_max_at_k, trust_region_mask
 from .on_policy import layer_cake
-from .paper_measures import distinct_wrong_share, flip_rewards, signed_rank_test
 
 __all__ = [
     "DroppedGroups",
@@ -35,11 +36,9 @@ __all__ = [
     "Signal",
     "advantages",
     "bottom_m_at_k",
-    "clipped_weights",
-    "distinct_wrong_share",
+    "clipped_advantages",
     "effective_sample_size",
     "effective_share",
-    "flip_rewards",
     "l_statistic_at_k",
     "layer_cake",
     "learning_signal",
@@ -55,7 +54,6 @@ __all__ = [
     "ratio_divergence",
     "signal",
     "signal_to_noise",
-    "signed_rank_test",
     "top_m_at_k",
     "trust_region_mask",
 ]

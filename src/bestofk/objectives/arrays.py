@@ -18,13 +18,23 @@ Array: TypeAlias = Any
 """An array of any supported library."""
 
 
-def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]:
-    """`values` as a float64 array without gradient, and the way back to the caller's dtype.
+def as_float64(
+    values: Any, name: str, *, keep_gradient: bool = False
+) -> tuple[Array, Callable[[Array], Array]]:
+    """`values` as a float64 array, and the way back to the caller's dtype.
 
-    Booleans and integers come back as float64. Plain lists become NumPy arrays.
+    Booleans and integers come back as float64. Plain lists become NumPy arrays. JAX arrays in its
+    32-bit mode are computed on the host, in float64.
+
+    Args:
+        values: real numbers.
+        name: of the argument, for errors.
+        keep_gradient: True for estimates, which may be differentiated. Advantages are numbers that
+            multiply ∇log π, so what they are made of is cut from the autograd graph.
 
     Raises:
-        ValueError: values that are not real numbers; JAX without x64.
+        ValueError: values that are not real numbers, or integers that float64 does not hold; JAX
+            in its 32-bit mode while it traces.
     """
     if isinstance(values, np.ma.MaskedArray):
         is_scored = name in ("rewards", "correct")  # where NaN means: not live
@@ -43,19 +53,24 @@ def as_float64(values: Any, name: str) -> tuple[Array, Callable[[Array], Array]]
     if is_numpy_array(values):
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be real numbers, got dtype {values.dtype}")
+        if values.dtype.kind in "iu" and values.size and np.abs(values).max() > 2**53:
+            raise ValueError(
+                f"{name} has integers above 2^53, which float64 does not tell apart: subtract a "
+                "constant, or divide"
+            )
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
         if dtype == np.float64:
             return values.astype(np.float64, copy=False), _same
         return values.astype(np.float64), partial(_narrowed, dtype=dtype)
     xp = array_namespace(values)
-    if is_torch_array(values):
-        values = values.detach()
+    if not keep_gradient:
+        values = without_gradient(values)
     if xp.isdtype(values.dtype, "complex floating"):
         raise ValueError(f"{name} must be real numbers, got dtype {values.dtype}")
     floating = xp.isdtype(values.dtype, "real floating")
     target = values.dtype if floating else xp.float64
-    if is_jax_array(values):
-        require_x64()
+    if is_jax_array(values) and (host := _on_the_host(values)) is not None:
+        return host, lambda result: xp.asarray(result, dtype=target)
     wide = xp.astype(values, xp.float64, copy=False)
     return wide, (_same if target == xp.float64 else lambda result: xp.astype(result, target))
 
@@ -70,26 +85,37 @@ def _same(result: Array) -> Array:
 
 
 def fits(result: Array, wide: Array) -> Array:
-    """`result`, the weights in the caller's dtype; an error where float16 turned them infinite."""
+    """Advantages in the caller's dtype; an error where float16 turned them infinite."""
     xp = array_namespace(result)
     if result.dtype == xp.float64 or float(xp.finfo(result.dtype).max) > 1e30:
         return result
     if bool(xp.any(xp.isinf(result))):
         raise ValueError(
-            f"weights up to {float(xp.max(xp.abs(wide))):.3g} do not fit into {result.dtype}: pass "
-            "the rewards as float32 or float64"
+            f"advantages up to {float(xp.max(xp.abs(wide))):.3g} do not fit into {result.dtype}: "
+            "pass the rewards as float32 or float64"
         )
     return result
 
 
-def require_x64() -> None:
-    """JAX rounds float64 to float32 unless told otherwise, and these formulas need the digits."""
+def _on_the_host(values: Array) -> np.ndarray | None:
+    """The numbers of a JAX array in float64, where JAX itself has none; None where it does."""
     import jax
 
-    if not jax.config.read("jax_enable_x64"):
+    if jax.config.read("jax_enable_x64"):
+        return None
+    if _traced(values):
         raise ValueError(
-            "JAX arrays need 64-bit floats: jax.config.update('jax_enable_x64', True) first"
+            "jit, vmap and grad of JAX need 64-bit floats for these formulas: "
+            "jax.config.update('jax_enable_x64', True), or call this outside of them"
         )
+    return np.asarray(values, np.float64)
+
+
+def _traced(values: Array) -> bool:
+    """Whether this is a JAX array without numbers: inside jit, vmap or grad."""
+    import jax
+
+    return isinstance(values, jax.core.Tracer)
 
 
 def is_array(values: Any) -> bool:
@@ -214,12 +240,44 @@ def sums_above(values: Array) -> Array:
     return xp.concat([from_the_end, zero], axis=-1)
 
 
-def all_finite(values: Array) -> bool:
-    """Whether no value is infinite or NaN."""
-    if is_torch_array(values) and bool(values.sum().isfinite()):
-        return True  # one pass over the memory; a sum that overflows is looked at again
+LARGEST = 1e150
+"""Rewards up to this size: their squares and sums fit into float64."""
+
+
+def all_good(values: Array) -> bool:
+    """Whether every value is a number of at most LARGEST."""
     xp = array_namespace(values)
-    return bool(xp.all(xp.isfinite(values)))
+    return not values.shape[0] or 0 in values.shape or bool(xp.max(xp.abs(values)) <= LARGEST)
+
+
+def scan(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    state: tuple[Array, ...],
+    inputs: Sequence[Any],
+    *,
+    reverse: bool = False,
+) -> tuple[Any, Sequence[Any]]:
+    """The last state, and what `step(state, inputs at i)` gave for every i, in order of i.
+
+    While JAX traces, it compiles the step once; elsewhere this is a loop. What the steps gave is a
+    tuple of sequences, which `stacked` turns into arrays.
+    """
+    if is_jax_array(state[0]) and _traced(state[0]):
+        import jax
+
+        arrays = tuple(stacked(each) for each in inputs)
+        return jax.lax.scan(step, state, arrays, reverse=reverse)
+    given = []
+    order = range(len(inputs[0]))
+    for i in reversed(order) if reverse else order:
+        state, result = step(state, tuple(each[i] for each in inputs))
+        given.append(result)
+    return state, tuple(zip(*(reversed(given) if reverse else given)))
+
+
+def stacked(values: Any) -> Array:
+    """Arrays of one shape as one array; an array as it is."""
+    return values if is_array(values) else array_namespace(values[0]).stack(list(values))
 
 
 def _short_on_gpu(values: Array) -> bool:

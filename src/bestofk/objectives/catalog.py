@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from . import estimates, on_policy, passk_training
@@ -13,14 +14,18 @@ Claim: TypeAlias = Literal["exact", "scaled", "biased"]
 """What the expected update is: the gradient of the objective, a constant multiple of it known from
 n and k, or neither."""
 
-
-def _k(k: int) -> int:
-    return k
+LEAST: dict[str, Callable[[int], int]] = {
+    "k": lambda k: k,
+    "k + 1": lambda k: k + 1,
+    "max(2, k)": lambda k: max(2, k),
+    "2k": lambda k: 2 * k,
+}
+"""Samples per prompt from k, which is 1 for objectives without k."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the catalog. Its functions have names, so that objectives can be pickled."""
+    """One row of the catalog: nothing in it keeps an objective from being pickled."""
 
     function: Callable[..., Array]
     """(rewards[, k], **inputs, **options) → advantages."""
@@ -29,8 +34,8 @@ class Entry:
     """What is known about the expected update, in a sentence."""
     source: str
     takes_k: bool = True
-    least: Callable[[int], int] = _k
-    """The least number of live samples per prompt, from k."""
+    samples: str = "k"
+    """How many live samples a prompt needs, a key of LEAST."""
     why: str = "a subset of k samples must exist"
     claim: Claim = "biased"
     zero_one: bool = False
@@ -44,66 +49,45 @@ class Entry:
     caution: str = ""
     """Said once per call when all rewards are 0/1."""
 
-    @property
-    def unbiased(self) -> bool:
-        """Deprecated: `claim == "exact"`."""
-        return self.claim == "exact"
+    def least(self, k: int) -> int:
+        """The least number of live samples per prompt."""
+        return LEAST[self.samples](k)
 
 
-def _more_than_k(k: int) -> int:
-    return k + 1
-
-
-def _two(k: int) -> int:
-    return 2
-
-
-def _k_but_two(k: int) -> int:
-    return max(2, k)
-
-
-def _two_sets(k: int) -> int:
-    return 2 * k
-
-
-def _one(k: int) -> int:
-    return 1
-
-
-_LOO = "the leave-one-out baseline averages over subsets without the sample"
-_PAIR = "the baseline is made of the other samples"
-_MAX_SOURCE = "OrderGrad arXiv:2606.06096, MaxPO arXiv:2606.06080"
+_without_one = partial(
+    Entry,
+    samples="k + 1",
+    why="the leave-one-out baseline averages over subsets without the sample",
+)
+_without_k = partial(
+    Entry, takes_k=False, samples="k + 1", why="the baseline is made of the other samples"
+)
 _PKPO = "PKPO, Walder & Karkhanis 2025, arXiv:2505.15201"
-_PASSK = "Pass@k Training, Chen et al. 2025, arXiv:2508.10751"
-
-_CANONICAL = Entry(
+_CANONICAL = _without_one(
     on_policy.max_canonical,
     "k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i))",
     "unbiased for ∇max@k, centred; k = 1 is RLOO",
-    _MAX_SOURCE,
-    least=_more_than_k,
-    why=_LOO,
+    "OrderGrad arXiv:2606.06096, MaxPO arXiv:2606.06080",
     claim="exact",
     baseline="canonical",
 )
 _MAX = {
     "": _CANONICAL,
     "canonical": _CANONICAL,
-    "loo": Entry(
+    "loo": _without_one(
         on_policy.max_leave_one_out,
         "k (q_i - n/(n-1) ρ_k(B∖i))",
         "unbiased for ∇max@k, slightly off-centre",
         _PKPO,
-        least=_more_than_k,
-        why=_LOO,
         claim="exact",
     ),
     "loo-1": Entry(
         on_policy.max_leave_one_out_minus_one,
         "k (q_i - ρ_{k-1}(B∖i)) ≥ 0",
-        "unbiased for ∇max@k, also at k = n; never pushes a sample down; k = 1 is RLOO",
+        "unbiased for ∇max@k, also at k = n; never pushes a sample down; k = 1 is RLOO; less "
+        "variance than the canonical baseline with few answers or rare success, more with many",
         _PKPO,
-        least=_k_but_two,
+        samples="max(2, k)",
         why="it compares with the best of k - 1 others",
         claim="exact",
         baseline="loo-1",
@@ -124,214 +108,161 @@ _MAX = {
         caution="on 0/1 rewards it is GRPO except where fewer than k samples fail",
     ),
 }
-_MEAN_OF_TOP = "unbiased for the gradient of E[mean of the m best of k], centred"
+_design = partial(Entry, source="Pass@k Training, Chen et al. 2025, arXiv:2508.10751")
 _PASSK_DESIGNS = {
-    "": Entry(
+    "": _design(
         passk_training.analytical,
         "(q_i - ρ_k(B)) / σ, σ² the variance of the best over k-subsets",
         "centred, invariant to shift and scale; biased by its normaliser; k = 1 is GRPO",
-        _PASSK,
     ),
-    "bootstrap": Entry(
+    "bootstrap": _design(
         passk_training.bootstrap,
         "Σ over the sets a sample is in of the z-score of its best; n (or sets=) random k-sets",
         "as published",
-        _PASSK,
         needs=("rng",),
         options={"sets": None},
     ),
-    "full": Entry(
+    "full": _design(
         passk_training.full_sampling,
         "z-score of the best of the sample's set; ⌊n/k⌋ disjoint sets, the rest 0",
         "as published",
-        _PASSK,
-        least=_two_sets,
+        samples="2k",
         why="two disjoint sets are the least that can be compared",
         needs=("rng",),
     ),
-    "exceeding": Entry(
+    "exceeding": _design(
         passk_training.exceeding,
         "4 / (10 ln(N_pos + 0.5)) · A_pass@k",
         "as published; moves weight to prompts with few successes",
-        _PASSK,
         zero_one=True,
     ),
-    "combination": Entry(
+    "combination": _design(
         passk_training.combination,
         "(N_pos/n) A_pass@k + (1 - N_pos/n) A_pass@1",
         "as published",
-        _PASSK,
         zero_one=True,
     ),
-    "adaptive": Entry(
+    "adaptive": _design(
         passk_training.adaptive,
         "A_pass@1 for prompts of above-median entropy, A_pass@k for the rest",
         "as published; the one design that looks across prompts",
-        _PASSK,
         needs=("entropy",),
     ),
-    "drop-easy": Entry(
+    "drop-easy": _design(
         passk_training.drop_easy,
         "A_pass@k, 0 where accuracy > accuracy_threshold",
         "as published",
-        _PASSK,
         zero_one=True,
         options={"accuracy_threshold": ...},
     ),
 }
+_WITHOUT_K = {
+    "mean": _without_k(
+        on_policy.mean,
+        "n/(n-1) (r_i - r̄)",
+        "unbiased for the gradient of the mean reward, centred (RLOO); max@1",
+        "Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740",
+        claim="exact",
+        baseline="canonical",
+    ),
+    "grpo": _without_k(
+        on_policy.grpo,
+        "(r_i - r̄) / std(r)",
+        "biased by its normaliser, centred; 0 where all rewards agree",
+        "Shao et al. 2024, arXiv:2402.03300",
+    ),
+    "dr-grpo": _without_k(
+        on_policy.dr_grpo,
+        "r_i - r̄",
+        "(n-1)/n times the gradient of the mean reward, centred",
+        "Liu et al. 2025, arXiv:2503.20783",
+        claim="scaled",
+    ),
+    "reinforce": _without_k(
+        on_policy.reinforce,
+        "r_i",
+        "unbiased for the gradient of the mean reward, no baseline",
+        "Williams 1992",
+        samples="k",
+        claim="exact",
+        baseline="none",
+    ),
+    "bon-max-mean": _without_k(
+        on_policy.bon_max_mean,
+        "r_i - r̄ for the best, else 0",
+        "biased; its k is n",
+        "Chow et al. 2024, arXiv:2412.15287, as in arXiv:2510.23393",
+    ),
+    "bon-max-second": _without_k(
+        on_policy.bon_max_second,
+        "r_(n) - r_(n-1) for the best, else 0",
+        "1/n of max@n:loo-1, so 1/n times ∇max@n; 0 when the best is tied",
+        "Tang et al. 2025, arXiv:2503.19595",
+        claim="scaled",
+    ),
+    "maxrl": _without_k(
+        on_policy.maxrl,
+        "(r_i - r̄) / r̄, 0 without a success",
+        "unbiased for Σ_{k<n} ∇max@k / k, centred",
+        "MaxRL arXiv:2602.02710",
+        claim="exact",
+        zero_one=True,
+    ),
+    "tailrl": _without_k(
+        on_policy.tailrl,
+        "n Σ_{j≤i} gap_j / (n-j+1), centred",
+        "unbiased for Σ_{k<n} ∇max@k / k on real rewards; equals MaxRL on 0/1",
+        "TailRL arXiv:2609.02987",
+        claim="exact",
+    ),
+    "rs-grpo": _without_k(
+        on_policy.rs_grpo,
+        "(1/β)(exp(β r_i) / mean_j exp(β r_j) - 1)",
+        "as published; β → 0 is Dr. GRPO",
+        "RS-GRPO arXiv:2509.24261",
+        options={"beta": 2.0},
+    ),
+}
 
 
-def _l_entry(formula: str, statement: str, **options: Any) -> Entry:
-    return Entry(
+def _l_statistic(which: str, of: str, **options: Any) -> Entry:
+    return _without_one(
         on_policy.l_statistic,
-        formula,
-        statement,
+        f"n (v(B) - v(B∖i)), v {which}",
+        f"unbiased for {of}",
         "OrderGrad arXiv:2606.06096",
-        least=_more_than_k,
-        why=_LOO,
         claim="exact",
         options=options,
     )
 
 
+_L_STATISTICS = {
+    "topM": _l_statistic(
+        "the mean of the m best of k", "the gradient of E[mean of the m best of k], centred"
+    ),
+    "bottomM": _l_statistic(
+        "the mean of the m worst of k", "the gradient of the lower tail, centred"
+    ),
+    "median": _l_statistic("the median of k", "the gradient of E[median of k], centred"),
+    "min": _l_statistic("the worst of k", "the gradient of E[min of k] (all k right), centred"),
+    "lstat": _l_statistic(
+        "= Σ_j α_j r_(j:k)",
+        "any L-statistic given as coefficients=, lowest of k first; centred",
+        coefficients=...,
+    ),
+}
+
+
+def _alone(names: str) -> dict[str, dict[str, Entry]]:
+    return {name: {"": (_WITHOUT_K | _L_STATISTICS)[name]} for name in names.split()}
+
+
 CATALOG: dict[str, dict[str, Entry]] = {
-    "mean": {
-        "": Entry(
-            on_policy.mean,
-            "n/(n-1) (r_i - r̄)",
-            "unbiased for the gradient of the mean reward, centred (RLOO); max@1",
-            "Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-            claim="exact",
-            baseline="canonical",
-        )
-    },
-    "grpo": {
-        "": Entry(
-            on_policy.grpo,
-            "(r_i - r̄) / std(r)",
-            "biased by its normaliser, centred; 0 where all rewards agree",
-            "Shao et al. 2024, arXiv:2402.03300",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-        )
-    },
-    "dr-grpo": {
-        "": Entry(
-            on_policy.dr_grpo,
-            "r_i - r̄",
-            "(n-1)/n times the gradient of the mean reward, centred",
-            "Liu et al. 2025, arXiv:2503.20783",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-            claim="scaled",
-        )
-    },
-    "reinforce": {
-        "": Entry(
-            on_policy.reinforce,
-            "r_i",
-            "unbiased for the gradient of the mean reward, no baseline",
-            "Williams 1992",
-            takes_k=False,
-            least=_one,
-            claim="exact",
-            baseline="none",
-        )
-    },
+    **_alone("mean grpo dr-grpo reinforce"),
     "max": _MAX,
     "pass": {variant: replace(entry, zero_one=True) for variant, entry in _MAX.items()},
     "passk-training": _PASSK_DESIGNS,
-    "bon-max-mean": {
-        "": Entry(
-            on_policy.bon_max_mean,
-            "r_i - r̄ for the best, else 0",
-            "biased; its k is n",
-            "Chow et al. 2024, arXiv:2412.15287, as in arXiv:2510.23393",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-        )
-    },
-    "bon-max-second": {
-        "": Entry(
-            on_policy.bon_max_second,
-            "r_(n) - r_(n-1) for the best, else 0",
-            "1/n of max@n:loo-1, so 1/n times ∇max@n; 0 when the best is tied",
-            "Tang et al. 2025, arXiv:2503.19595",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-            claim="scaled",
-        )
-    },
-    "maxrl": {
-        "": Entry(
-            on_policy.maxrl,
-            "(r_i - r̄) / r̄, 0 without a success",
-            "unbiased for Σ_{k<n} ∇max@k / k, centred",
-            "MaxRL arXiv:2602.02710",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-            claim="exact",
-            zero_one=True,
-        )
-    },
-    "tailrl": {
-        "": Entry(
-            on_policy.tailrl,
-            "n Σ_{j≤i} gap_j / (n-j+1), centred",
-            "unbiased for Σ_{k<n} ∇max@k / k on real rewards; equals MaxRL on 0/1",
-            "TailRL arXiv:2609.02987",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-            claim="exact",
-        )
-    },
-    "rs-grpo": {
-        "": Entry(
-            on_policy.rs_grpo,
-            "(1/β)(exp(β r_i) / mean_j exp(β r_j) - 1)",
-            "as published; β → 0 is Dr. GRPO",
-            "RS-GRPO arXiv:2509.24261",
-            takes_k=False,
-            least=_two,
-            why=_PAIR,
-            options={"beta": 2.0},
-        )
-    },
-    "topM": {"": _l_entry("n (v(B) - v(B∖i)), v the mean of the m best of k", _MEAN_OF_TOP)},
-    "bottomM": {
-        "": _l_entry(
-            "n (v(B) - v(B∖i)), v the mean of the m worst of k",
-            "unbiased for the gradient of the lower tail, centred",
-        )
-    },
-    "median": {
-        "": _l_entry(
-            "n (v(B) - v(B∖i)), v the median of k",
-            "unbiased for the gradient of E[median of k], centred",
-        )
-    },
-    "min": {
-        "": _l_entry(
-            "n (v(B) - v(B∖i)), v the worst of k",
-            "unbiased for the gradient of E[min of k] (all k right), centred",
-        )
-    },
-    "lstat": {
-        "": _l_entry(
-            "n (v(B) - v(B∖i)), v = Σ_j α_j r_(j:k)",
-            "unbiased for any L-statistic given as coefficients=, lowest of k first; centred",
-            coefficients=...,
-        )
-    },
+    **_alone("bon-max-mean bon-max-second maxrl tailrl rs-grpo topM bottomM median min lstat"),
 }
 
 ALIASES = {"rloo": "mean", "pkpo": "max:loo-1"}
@@ -345,6 +276,4 @@ def l_coefficients(name: str, m: int | None, k: int) -> tuple[float, ...] | None
         return estimates.bottom_coefficients(k, m)
     if name == "median":
         return estimates.median_coefficients(k)
-    if name == "min":
-        return estimates.bottom_coefficients(k, 1)
-    return None
+    return estimates.bottom_coefficients(k, 1) if name == "min" else None

@@ -1,20 +1,28 @@
-"""How much a batch can teach: groups without signal, η, and the k it supports."""
+"""How much a batch can teach: groups without signal, η, the k it supports.
+
+Off policy: how many of its samples still count.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from bestofk.common import unknown
 
-from .arrays import Array, as_float64, as_numpy, positive_integer
-from .grouping import DroppedGroups, lay_out
-from .named import Objective, advantages, objective
+from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
+from .binomials import log_binomial
+from .grouping import DroppedGroups, gather, lay_out
+from .objective import Objective, advantages, objective
+from .off_policy import require_finite, require_k
 from .passk_training import analytical, combination, exceeding
+from .symmetric_sums import log_elementary
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class Signal:
     dropped: int
     """Groups with too few live samples for the objective."""
     silent: int
-    """Groups that are large enough and whose weights are all zero: they teach nothing."""
+    """Groups that are large enough and whose advantages are all zero: they teach nothing."""
     unscored: int
     """Samples that are not live."""
     largest_k: int
@@ -68,16 +76,13 @@ def signal(
     values, _ = as_float64(rewards, "rewards")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DroppedGroups)
-        weights = as_numpy(advantages(values, chosen, live=live, groups=groups, **inputs)).reshape(
-            -1
-        )
+        found = as_numpy(advantages(values, chosen, live=live, groups=groups, **inputs))
         least = max(term.least for term in chosen.at(inputs.get("progress")))
         usable = lay_out(values, live=live, groups=groups, minimum=least)
         present = lay_out(values, live=live, groups=groups)
     silent = 0
     for bucket in usable.buckets:
-        inside = weights.reshape(-1, bucket.n) if bucket.rows is None else weights[bucket.rows]
-        silent += int(np.sum(~np.any(inside != 0, axis=-1)))
+        silent += int(np.sum(~np.any(gather(found, bucket) != 0, axis=-1)))
     smallest = min((bucket.n for bucket in present.buckets), default=1)
     return Signal(
         chosen.text, usable.groups, usable.dropped, silent, usable.dead, max(smallest - 1, 0)
@@ -87,18 +92,19 @@ def signal(
 def signal_to_noise(
     rewards: Any, objectives: Sequence[str | Objective], /, **inputs: Any
 ) -> dict[str, float]:
-    """How reproducible a batch's weights are under each objective: which k the batch supports.
+    """How reproducible a batch's advantages are under each objective: which k the batch supports.
 
-        noise  = mean over samples i of (n-2)/(n-1) Σ_{j≠i} (A_i^{(-j)} - their mean)²
-        signal = mean over samples of A_i² - noise, at least 0
+        noise  = mean over samples i of Σ_{j≠i} (A_i^{(-j)} - their mean)²
+        signal = mean over i and j of (A_i^{(-j)})² - noise, at least 0
 
-    A_i^{(-j)} is the weight of sample i when its sibling j is left out. The noise is the jackknife
-    estimate of Var(A_i | y_i): how much the weight of the same completion would change if its
+    A_i^{(-j)} is that of sample i when its sibling j is left out. The noise estimates
+    Var(A_i | y_i) in groups of n - 1: how much that of the same completion would change if its
     siblings were drawn again. The ratio falls as k approaches n, because fewer subsets are left to
     average over.
 
-    Claim: by the inequality of Efron and Stein the noise is not underestimated on average, so the
-    ratio is cautious. It says nothing about the spread of ∇log π.
+    Claim: by the inequality of Efron and Stein (1981) the noise of groups of n - 1 is not
+    underestimated on average, whatever the objective, so the ratio is cautious. It says nothing
+    about the spread of ∇log π.
 
     Args:
         rewards: real numbers, (..., n), all live, finite.
@@ -106,14 +112,14 @@ def signal_to_noise(
         inputs: whatever else they need (progress, threshold through an Objective).
 
     Returns:
-        Objective → signal / noise; infinite without noise, NaN where no weight differs from 0.
+        Objective → signal / noise; infinite without noise, NaN where all are 0.
 
     Raises:
         ValueError: an objective that needs n samples or more; rewards that are not finite.
 
     >>> found = signal_to_noise([[0, 0, 0, 0, 1, 1]], ["max@1", "max@2", "max@4"])
     >>> {name: round(ratio, 2) for name, ratio in found.items()}
-    {'max@1': 5.0, 'max@2': 2.12, 'max@4': 0.0}
+    {'max@1': 4.0, 'max@2': 1.69, 'max@4': 0.0}
     """
     values, _ = as_float64(rewards, "rewards")
     host = as_numpy(values)
@@ -129,14 +135,12 @@ def signal_to_noise(
                 f"signal_to_noise leaves out one sample at a time, so {chosen} needs "
                 f"{chosen.least_samples + 1} samples per prompt, got {n}"
             )
-        weights = chosen(flat, **inputs)
         left_out = np.full((n, *flat.shape), np.nan)
         for j in range(n):
             kept = np.delete(np.arange(n), j)
             left_out[j][:, kept] = chosen(flat[:, kept], **inputs)
-        spread = np.nanvar(left_out, axis=0) * (n - 1)  # over the n - 1 siblings
-        noise = float(np.mean(spread)) * (n - 2) / (n - 1)
-        power = float(np.mean(weights**2))
+        noise = float(np.mean(np.nanvar(left_out, axis=0))) * (n - 1)  # a sum over siblings
+        power = float(np.nanmean(left_out**2))
         signal_power = max(power - noise, 0.0)
         result[chosen.text] = np.nan if power == 0 else signal_power / noise if noise else np.inf
     return result
@@ -145,7 +149,7 @@ def signal_to_noise(
 def learning_signal(n: int, k: int, design: str = "") -> Array:
     """η(c) = N_pos |A_pos| + N_neg |A_neg| of Pass@k Training, for c = 0..n correct samples.
 
-    The summed size of a group's weights: peaks near accuracy 1/k and its maximum falls with k, so
+    The summed size of a group's advantages peaks near accuracy 1/k, and its maximum falls with k:
     larger k looks at harder prompts and needs a larger learning rate.
 
     Args:
@@ -172,3 +176,118 @@ def learning_signal(n: int, k: int, design: str = "") -> Array:
         raise unknown("design", design, list(designs))
     correct = np.tril(np.ones((n + 1, n)), -1)  # row c has c ones
     return np.abs(designs[design](correct, k)).sum(axis=-1)
+
+
+def ratio_divergence(log_ratio: Any, live: Any = None) -> float:
+    """D: how far π_θ has moved from π_old on these samples, in nats.
+
+        D = mean over live completions of (ρ - 1 - ℓ) ≥ 0
+
+    Claim: E_old[D] = KL(π_old ‖ π_θ), since E_old[ρ] = 1; every term is at least 0, so a common
+    shift of all ratios is seen too. About σ²/2 for a small spread σ of ℓ.
+
+    Args:
+        log_ratio: log π_θ - log π_old of each whole completion, (...,).
+        live: True where a completion counts, the shape of log_ratio; all by default.
+
+    Returns:
+        A float; infinite where a ratio overflows, 0 without live completions.
+
+    Raises:
+        ValueError: a live log-ratio that is NaN.
+
+    >>> ratio_divergence([0.0, 0.0])
+    0.0
+    """
+    logs, _ = as_float64(log_ratio, "log_ratio")
+    xp = array_namespace(logs)
+    used = None if live is None else live_mask(live, logs.shape, "log_ratio")
+    logs = xp.reshape(logs, (-1,))
+    if used is not None:
+        logs = logs[constant(used.reshape(-1), logs)]
+    if bool(xp.any(xp.isnan(logs))):
+        raise ValueError(
+            "log_ratio must be a number for every live completion, got nan: pass live= to leave "
+            "out completions that were not scored"
+        )
+    if not logs.shape[0]:
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        distance = float(xp.mean(xp.expm1(logs) - logs))
+    return math.inf if math.isnan(distance) else distance  # ρ = ∞ is infinitely far
+
+
+def effective_share(divergence: float, k: int, n: int) -> float:
+    """ESS_{n,k}: the share of the samples that still count when the policies are D apart.
+
+        ESS_{n,k} = 1 / (e^{2D} E[e^{2DC}]),    C = |S ∩ T|
+
+    S and T are independent random (k-1)-subsets of the n - 1 siblings of a sample, so C is
+    hypergeometric: P(C = c) = C(k-1, c) C(n-k, k-1-c) / C(n-1, k-1). For lognormal ratios of spread
+    σ, σ² = 2D, the second moment of the weight ρ_i Σ_S Π_{j∈S} ρ_j / C(n-1, k-1) is 1/ESS: two
+    subsets share C siblings, and each shared one counts e^{σ²}. Averaging over many subsets helps;
+    without it, at n = k, the share is e^{-2kD}.
+
+    Claim: exact for lognormal ratios of mean 1, an approximation for others. A trainer ends its
+    inner steps below a floor; the stop depends on the data, so no unbiasedness is claimed for it.
+    D does not see answers that were never drawn.
+
+    Args:
+        divergence: D of `ratio_divergence`, at least 0.
+        k: how many samples the objective looks at.
+        n: samples per prompt, at least k.
+
+    Raises:
+        ValueError: D < 0 or NaN; k < 1; n < k.
+
+    >>> effective_share(0.0, 8, 32)
+    1.0
+    >>> round(effective_share(0.036, 8, 8), 2), round(effective_share(0.036, 8, 32), 2)
+    (0.56, 0.83)
+    """
+    if not divergence >= 0:
+        raise ValueError(f"divergence is a mean of ρ - 1 - log ρ, at least 0, got {divergence}")
+    k, n = positive_integer(k, "k"), positive_integer(n, "n")
+    if n < k:
+        raise ValueError(f"subsets of {k} need at least {k} samples per prompt, got {n}")
+    if divergence == math.inf:
+        return 0.0
+    every = log_binomial(n - 1, k - 1)
+    shared = np.arange(max(0, 2 * k - 1 - n), k)
+    terms = [
+        2 * divergence * int(c)
+        + log_binomial(k - 1, int(c))
+        + log_binomial(n - k, k - 1 - int(c))
+        - every
+        for c in shared
+    ]
+    return math.exp(-2 * divergence - float(np.logaddexp.reduce(terms)))
+
+
+def effective_sample_size(log_ratio: Any, k: int) -> Array:
+    """How many of the k-subsets still count, as a fraction in (0, 1]: (..., n) → (...,).
+
+        e_k(ρ)² / (C(n,k) e_k(ρ²))
+
+    A property of one estimate from these samples. It does not see a common shift of all ratios and
+    is 1 at k = n, so inner steps are stopped by `ratio_divergence` and `effective_share` instead.
+
+    Args:
+        log_ratio: log π_θ - log π_old of each whole completion, (..., n), finite.
+        k: the size of the subsets, 1 ≤ k ≤ n.
+
+    Raises:
+        ValueError: n < k; a log-ratio that is not finite.
+
+    >>> effective_sample_size([0.0, 0.0, 0.0, 0.0], 2)
+    array(1.)
+    """
+    logs, restore = as_float64(log_ratio, "log_ratio")
+    k = positive_integer(k, "k")
+    n = require_k(logs, k, f"the effective sample size of subsets of {k}")
+    require_finite(logs, "log_ratio", "leave out samples that could not be scored")
+    xp = array_namespace(logs)
+    flat = logs.reshape(-1, n)
+    size = 2 * log_elementary(flat, k) - log_elementary(2 * flat, k) - log_binomial(n, k)
+    share = xp.exp(xp.where(size < 0, size, xp.zeros_like(size)))
+    return restore(share.reshape(logs.shape[:-1]))

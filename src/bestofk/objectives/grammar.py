@@ -1,12 +1,13 @@
 """The string grammar of objectives, parsed into terms and stages.
 
     objective := stage ( "/" percent "%/" stage )*         switch: max@8/60%/mean
-    stage     := part ( "+" part )*                         mixture: max@8+grpo
+    stage     := part ( "+" part )* [ shares ]              mixture: max@8+grpo
+    shares    := share ( ":" share )+                       weights: max@1+8 1:2
     part      := name [ "@" ks ] [ ":" variant ]
     ks        := k | k ".." k | k ( "+" k )*                anneal: max@8..1    mixture: max@1+8
     name      := a name of the catalog, or top<m>, bottom<m>
 
-No character in it means anything to a shell or to Hydra.
+No character in it means anything to a shell or to Hydra, but the space before shares.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bestofk.common import choices, unknown
 from .catalog import ALIASES, CATALOG, Entry, l_coefficients
 
 _PARTS = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(@(?P<ks>[^:]*))?(:(?P<variant>.*))?", re.DOTALL)
+_SHARES = re.compile(r"(.*?)(?:\s+(\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+))?", re.DOTALL)
 _TOP = re.compile(r"(top|bottom)(\d+)")
 
 
@@ -52,7 +54,7 @@ def names() -> list[str]:
     return [*plain, "top<m>", "bottom<m>", *ALIASES]
 
 
-def parse(text: str, variant: str | None = None) -> tuple[Stage, ...]:
+def parse(text: str) -> tuple[Stage, ...]:
     """Stages of an objective string.
 
     Raises:
@@ -69,7 +71,7 @@ def parse(text: str, variant: str | None = None) -> tuple[Stage, ...]:
     ends = [*starts[1:], 1.0]
     stages: list[Stage] = []
     for piece, start, end in zip(pieces[::2], starts, ends):
-        stages.extend(_anneal(piece, start, end, variant))
+        stages.extend(_anneal(piece, start, end))
     return tuple(stages)
 
 
@@ -83,46 +85,48 @@ def _share(piece: str, text: str) -> float:
     return float(result[1]) / 100
 
 
-def _anneal(piece: str, start: float, end: float, variant: str | None) -> list[Stage]:
+def _anneal(piece: str, start: float, end: float) -> list[Stage]:
     """One stage, or one per k when k is annealed: every k for an equal share of the time."""
     result = re.fullmatch(r"([^@:]+)@(\d+)\.\.(\d+)((?::.*)?)", piece)
     if not result:
-        return [Stage(start, _terms(piece, variant))]
+        return [Stage(start, _terms(piece))]
     name, first, last, rest = result[1], int(result[2]), int(result[3]), result[4]
     step = 1 if last >= first else -1
     ks = range(first, last + step, step)
     width = (end - start) / len(ks)
-    return [
-        Stage(start + i * width, _terms(f"{name}@{k}{rest}", variant)) for i, k in enumerate(ks)
-    ]
+    return [Stage(start + i * width, _terms(f"{name}@{k}{rest}")) for i, k in enumerate(ks)]
 
 
-def _terms(piece: str, variant: str | None) -> tuple[Term, ...]:
-    """The terms of a mixture with equal shares, or the one term of a plain objective."""
+def _terms(piece: str) -> tuple[Term, ...]:
+    """The terms of a mixture, with equal shares unless stated, or the one of a plain objective."""
+    piece, shares = _SHARES.fullmatch(piece).groups()  # type: ignore[union-attr]
     parts = re.split(r"\+(?=[a-z])", piece)
-    terms = [term for part in parts for term in _part(part.strip(), variant)]
+    terms = [term for part in parts for term in _part(part.strip())]
     texts = [term.text for term in terms]
     if len(set(texts)) < len(texts):
         raise ValueError(f"a mixture names each objective once, got {piece!r}")
-    return tuple(replace(term, weight=1.0 / len(terms)) for term in terms)
+    weights = [1.0 / len(terms)] * len(terms)
+    if shares:
+        weights = [float(share) for share in shares.split(":")]
+    if len(weights) != len(terms):
+        raise ValueError(f"{piece!r} has {len(terms)} terms and {len(weights)} shares, {shares}")
+    return tuple(replace(term, weight=weight) for term, weight in zip(terms, weights))
 
 
-def _part(piece: str, variant: str | None) -> tuple[Term, ...]:
+def _part(piece: str) -> tuple[Term, ...]:
     """The terms of one name: one for each k."""
     result = _PARTS.fullmatch(piece)
     if not result:
         raise ValueError(f"cannot read objective {piece!r}: write name[@k][:variant], as in max@8")
-    name, ks, own = result["name"], result["ks"], result["variant"]
+    name, ks, variant = result["name"], result["ks"], result["variant"] or ""
     if name in ALIASES:
         name, _, fixed = ALIASES[name].partition(":")
-        if fixed and own not in (None, fixed):
+        if fixed and variant not in ("", fixed):
             raise ValueError(f"{result['name']} is max with variant {fixed!r}; it has no other")
-        own = fixed or own
-    if own is not None and variant is not None and own != variant:
-        raise ValueError(f"{piece!r} names variant {own!r} and variant={variant!r}: give one")
-    entry, key, m = _find(name, own or variant or "")
+        variant = fixed or variant
+    entry, key, m = _find(name, variant)
     numbers = _numbers(piece, name, ks, entry)
-    label = f":{own or variant}" if own or variant else ""
+    label = f":{variant}" if variant else ""
     return tuple(
         Term(
             f"{name}@{k}{label}" if entry.takes_k else name + label,
@@ -163,8 +167,6 @@ def _numbers(piece: str, name: str, ks: str | None, entry: Entry) -> Sequence[in
     numbers = [int(k) for k in ks.split("+")]
     if min(numbers) < 1:
         raise ValueError(f"k must be at least 1, got {piece!r}")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"a mixture names each k once, got {piece!r}")
     return numbers
 
 
@@ -176,6 +178,8 @@ def requirement(term: Term, n: int | None = None) -> tuple[str, str]:
     why = f": {term.entry.why}"
     name = term.text.partition("@")[0]
     if name in ("max", "pass") and least == k + 1:
+        if k == 1:
+            return need, f"{why}; with 1 sample use {name}@1:none, or draw more"
         if n is None or n >= k:
             return need, f"{why}; with {k} samples use {name}@{k}:loo-1 or {name}@{k}:none"
         return need, f"{why}; {_smaller(name, n)}"

@@ -7,6 +7,7 @@ live count, and a dead sample is never seen by a formula.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from .arrays import Array, all_finite, as_numpy, constant, live_mask
+from .arrays import LARGEST, Array, all_good, as_numpy, constant, live_mask, without_gradient
 
 SmallGroups: TypeAlias = Literal["error", "drop"]
 
@@ -54,7 +55,7 @@ def lay_out(
     groups: Any = None,
     live: Any = None,
     minimum: int = 1,
-    need: str = "",
+    need: str = "more samples per prompt are needed",
     why: str = "",
     small_groups: SmallGroups = "drop",
     check: bool = True,
@@ -82,55 +83,42 @@ def lay_out(
         raise ValueError("rewards must have a sample axis: shape (..., n), got a single number")
     if groups is not None and rewards.ndim != 1:
         raise ValueError(f"with groups= rewards are one row of samples, got shape {rewards.shape}")
-    used = None if live is None else live_mask(live, rewards.shape).reshape(-1)
+    shape = tuple(rewards.shape)
+    used = np.True_ if live is None else live_mask(live, shape).reshape(-1)
     if not check and (groups is not None or live is not None):
         raise ValueError(
             "check=False takes whole groups, (..., n) with every sample live: groups= and live= "
             "depend on the data and cannot be traced"
         )
-    whole = not check or all_finite(rewards)
+    whole = not check or all_good(rewards)
     if groups is None and live is None and whole:
-        n = int(rewards.shape[-1])
-        count = _rows(rewards.shape)
+        n, count = int(shape[-1]), math.prod(shape[:-1])
         if n < minimum:
-            raise ValueError(f"{need or f'need {minimum} samples per prompt'}, got {n}{why}")
+            raise ValueError(f"{need}, got {n}{why}")
         return Layout(count * n, count, (Bucket(n, None, None),), 0, 0)
-
-    alive = as_numpy(array_namespace(rewards).isfinite(rewards)).reshape(-1)
-    if not whole:
-        flat = as_numpy(rewards).reshape(-1)
-        infinite = ~alive & ~np.isnan(flat)
-        if used is not None:
-            infinite &= used
-        if infinite.any():
-            first = int(infinite.argmax())
-            raise ValueError(
-                "rewards must be finite, or NaN where scoring failed; "
-                f"sample {first} is {flat[first]}"
-            )
-    if used is not None:
-        alive = alive & used
-    ids = _group_ids(rewards.shape, groups)
-    return _ragged(
-        ids, alive, minimum, (need or f"need {minimum} samples per prompt", why), small_groups
-    )
-
-
-def _rows(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape[:-1]:
-        count *= size
-    return count
-
-
-def _group_ids(shape: Sequence[int], groups: Any) -> np.ndarray:
-    if groups is None:
-        return np.repeat(np.arange(_rows(shape)), shape[-1])
-    names = as_numpy(groups if hasattr(groups, "shape") else np.array(groups, dtype=object))
-    if names.shape != tuple(shape):
+    flat = as_numpy(without_gradient(rewards)).reshape(-1)
+    infinite = np.isinf(flat) & used
+    if infinite.any():
+        first = int(infinite.argmax())
         raise ValueError(
-            f"groups must name one group per sample, {tuple(shape)}, got {names.shape}"
+            f"rewards must be finite, or NaN where scoring failed; sample {first} is {flat[first]}"
         )
+    large = np.flatnonzero((np.abs(flat) > LARGEST) & used)
+    if large.size:
+        raise ValueError(
+            f"rewards must be at most {LARGEST:g} in size, got {flat[large[0]]:g}: divide them all "
+            "by a constant"
+        )
+    ids = _group_ids(shape, groups)
+    return _ragged(ids, np.isfinite(flat) & used, minimum, need, why, small_groups)
+
+
+def _group_ids(shape: tuple[int, ...], groups: Any) -> np.ndarray:
+    if groups is None:
+        return np.repeat(np.arange(math.prod(shape[:-1])), shape[-1])
+    names = as_numpy(groups if hasattr(groups, "shape") else np.array(groups, dtype=object))
+    if names.shape != shape:
+        raise ValueError(f"groups must name one group per sample, {shape}, got {names.shape}")
     if names.dtype == object or names.dtype.kind == "f":
         _one_kind(names.tolist())
     if names.dtype == object:
@@ -153,13 +141,12 @@ def _one_kind(ids: list[Any]) -> None:
 
 
 def _ragged(
-    ids: np.ndarray, alive: np.ndarray, minimum: int, reason: tuple[str, str], policy: SmallGroups
+    ids: np.ndarray, alive: np.ndarray, minimum: int, need: str, why: str, policy: SmallGroups
 ) -> Layout:
     count = int(ids.max()) + 1 if ids.size else 0
     sizes = np.bincount(ids, minlength=count)
     counts = np.bincount(ids[alive], minlength=count)
     small = counts < minimum
-    need, why = reason
     if count and sizes.max() < minimum:
         raise ValueError(f"{need}, got {int(sizes.max())} in the largest group{why}")
     if small.any():
@@ -189,6 +176,14 @@ def gather(values: Array, bucket: Bucket) -> Array:
     xp = array_namespace(values)
     flat = xp.take(values.reshape(-1), constant(bucket.rows.reshape(-1), values), axis=0)
     return flat.reshape(bucket.rows.shape)
+
+
+def in_bucket(by_group: Array, bucket: Bucket) -> Array:
+    """The values of a bucket's groups, of one value per group."""
+    if bucket.groups is None:
+        return by_group
+    xp = array_namespace(by_group)
+    return xp.take(by_group, constant(bucket.groups, by_group), axis=0)
 
 
 def scatter(pieces: Sequence[Array], layout: Layout, like: Array) -> Array:

@@ -19,15 +19,27 @@ from typing import Any
 
 from array_api_compat import array_namespace, is_numpy_array
 
-from .arrays import Array, as_float64, positive_integer, unsort, without_gradient
-from .binomials import log_binomial
+from .arrays import (
+    Array,
+    as_float64,
+    by_order,
+    constant,
+    cumulative_sum,
+    positive_integer,
+    sort_with_order,
+    sums_above,
+    unsort,
+    without_gradient,
+)
+from .binomials import log_binomial, shares_with_company
+from .on_policy import max_canonical, max_leave_one_out_minus_one, max_no_baseline
 from .symmetric_sums import (
     LARGEST_LOG,
+    best_of_subsets,
     by_rank,
     gain_over_normalised_others,
     lead_over_others,
     log_elementary,
-    prefixes,
     scaled,
     with_and_without,
 )
@@ -36,13 +48,19 @@ CELLS = 1 << 22
 """At most this many numbers of the O(nk) table are held at once (32 MB)."""
 CACHED_CELLS = 1 << 18
 """The same for NumPy, which makes a pass over memory per operation: these stay in the cache."""
+AT_ONE = {
+    "canonical": max_canonical,
+    "loo-1": max_leave_one_out_minus_one,
+    "none": max_no_baseline,
+}
+"""The advantages at ρ = 1, by the name of the baseline."""
 
 
 def truncated(log_ratio: Array, limit: float | None) -> Array:
     """Log-ratios bounded from above, min(log ρ, limit), straight through: the slope stays 1.
 
-    It bounds the size of the weights. It is not a trust region: a sample past the limit is pushed
-    on; `trust_region_mask` is the region.
+    It bounds the size of the advantages. It is not a trust region: a sample past the limit is
+    pushed on; `trust_region_mask` is the region.
 
     Args:
         log_ratio: (...,).
@@ -62,6 +80,8 @@ def off_policy_max_at_k(
     *,
     truncate: float | None = None,
     self_normalise: bool = False,
+    sample_weights: Any = None,
+    check: bool = True,
 ) -> Array:
     """J_k(ρ): max@k of the current policy from samples of an older one, differentiable.
 
@@ -80,6 +100,9 @@ def off_policy_max_at_k(
             past the limit keeps the gradient of a sample at the limit (straight through). Biased.
         self_normalise: J_k · C(n,k)/e_k(ρ) instead: bounded by the rewards, always finite, biased,
             consistent.
+        sample_weights: α, for samples of several policies (`pooled`): the shape of rewards, or one
+            row for all groups.
+        check: False never looks at the values, for tracing: they must be finite.
 
     Returns:
         One estimate per group, float64: (...,).
@@ -94,41 +117,73 @@ def off_policy_max_at_k(
         Bagirov et al. 2025 (arXiv:2510.23393), who expand this sum to first order.
     """
     values, _ = as_float64(rewards, "rewards")
-    logs = log_ratio if hasattr(log_ratio, "dtype") else as_float64(log_ratio, "log_ratio")[0]
-    xp = array_namespace(logs)
-    logs = xp.astype(logs, xp.float64)  # keeps the graph, unlike as_float64
+    logs, _ = as_float64(log_ratio, "log_ratio", keep_gradient=True)
     if tuple(logs.shape) != tuple(values.shape):
         raise ValueError(f"rewards {values.shape} and log_ratio {logs.shape} must have one shape")
     k = positive_integer(k, "k")
-    _enough(values, k, f"max@{k}")
-    _finite(values, "rewards")
-    _finite(without_gradient(logs), "log_ratio")
+    require_k(values, k, f"max@{k}")
+    for each, name in ((values, "rewards"), (without_gradient(logs), "log_ratio")):
+        if check:
+            require_finite(each, name, "leave out samples that could not be scored")
     check_truncate(truncate, k, bounded=self_normalise)
-    return value(values, truncated(logs, truncate), k, self_normalise=self_normalise)
-
-
-def value(rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool = False) -> Array:
-    """`off_policy_max_at_k` on float64 arrays (..., n) that are known to be good.
-
-    Args:
-        rewards: float64, (..., n).
-        log_ratio: float64, (..., n).
-        k: how many samples are drawn.
-        self_normalise: the bounded form.
-    """
-    xp = array_namespace(rewards)
-    n = rewards.shape[-1]
-    ordered, tosses, _ = by_rank(rewards.reshape(-1, n), log_ratio.reshape(-1, n), k)
-    best = prefixes(ordered, tosses, k)[1][-1]
+    logs = truncated(logs, truncate)
+    if sample_weights is not None:
+        logs = pooled(logs, log_weights(sample_weights, values, check=check), k, check=check)
+    xp, n = array_namespace(values), values.shape[-1]
+    ordered, tosses, _ = by_rank(values.reshape(-1, n), logs.reshape(-1, n), k, check=check)
+    best = best_of_subsets(ordered, tosses, k)
     if self_normalise:
-        result = best / prefixes(xp.ones_like(ordered), tosses, k)[1][-1]
+        result = best / best_of_subsets(xp.ones_like(ordered), tosses, k)
     else:
         log_scale = tosses.log_scale - log_binomial(n, k)
-        scaled(without_gradient(best), without_gradient(log_scale))  # raises where it overflows
+        if check:
+            scaled(without_gradient(best), without_gradient(log_scale))  # raises: it overflows
         idle = (best == 0) & (log_scale > LARGEST_LOG)  # nothing to scale: keep 0 · ∞ out
         half = xp.exp(xp.where(idle, xp.zeros_like(log_scale), log_scale) / 2)
         result = best * half * half
-    return result.reshape(rewards.shape[:-1])
+    return result.reshape(values.shape[:-1])
+
+
+def pooled(log_ratio: Array, log_alpha: Array, k: int, *, check: bool = True) -> Array:
+    """Log-ratios with which J_k and its advantages are those of samples of several policies.
+
+        J_α = Σ_{|I|=k} Π_{j∈I} α_j ρ_j · max_{j∈I} r_j / e_k(α),    ρ_j = π_θ(y_j)/μ_j(y_j)
+
+    y_j ~ μ_j independent, α_j > 0 fixed before the samples are seen, for example by their age. It
+    is J_k of log ρ + log α + (log C(n,k) - log e_k(α))/k, which this function returns.
+
+    Claim: J_α and its gradient are unbiased for max@k of π_θ, because every k-subset is; baselines
+    likewise. So k may exceed the number of fresh samples. θ must not have been trained on any of
+    them: samples of an earlier epoch bring a bias through θ.
+
+    Args:
+        log_ratio, log_alpha: (..., n).
+        k: how many samples the objective looks at.
+        check: False for tracing.
+    """
+    n = log_ratio.shape[-1]
+    whole = log_elementary(log_alpha.reshape(-1, n), k, check=check).reshape(log_ratio.shape[:-1])
+    return log_ratio + log_alpha + ((log_binomial(n, k) - whole) / k)[..., None]
+
+
+def log_weights(weights: Any, rewards: Array, *, check: bool = True) -> Array:
+    """log α in the shape of the rewards.
+
+    Raises:
+        ValueError: another shape; a weight that is not finite and above 0.
+    """
+    alpha, _ = as_float64(weights, "sample_weights")
+    xp = array_namespace(alpha)
+    if tuple(alpha.shape) not in (tuple(rewards.shape), tuple(rewards.shape[-1:])):
+        raise ValueError(
+            f"sample_weights must have the shape of rewards, {tuple(rewards.shape)}, or be one row "
+            f"for all groups, got {tuple(alpha.shape)}"
+        )
+    if check and not bool(xp.all(xp.isfinite(alpha) & (alpha > 0))):
+        raise ValueError(
+            "sample_weights must be finite and above 0: give samples that do not count live=False"
+        )
+    return xp.broadcast_to(xp.log(alpha), rewards.shape)
 
 
 def exact(
@@ -140,7 +195,7 @@ def exact(
     self_normalise: bool = False,
     check: bool = True,
 ) -> Array:
-    """The exact off-policy weights, without autograd.
+    """The exact off-policy advantages, without autograd.
 
         none        A_i = n ∂J_k/∂log ρ_i                           k ≤ n
         canonical   A_i = n ∂J_k/∂log ρ_i - k ρ_i b_i               k < n
@@ -153,11 +208,11 @@ def exact(
     Claim: each unbiased for ∇max@k of π_θ, in the mean convention, when θ does not depend on the
     group: E_old[ρ_i ∇log π_θ(y_i)] = 0 and a baseline does not see sample i. canonical and loo-1 do
     not change when a constant is added to all rewards, and are exactly 0 where all rewards agree.
-    Centred only at ρ = 1, where they are the on-policy weights.
+    Centred only at ρ = 1, where they are the on-policy ones.
     Self-normalised: n²/(n-k) ∂/∂log ρ_i of J_k C(n,k)/e_k(ρ), denominator included; centred by
-    itself, so it has no baseline; biased, consistent; at ρ = 1 it is the canonical weight; k < n.
+    itself, so it has no baseline; biased, consistent; at ρ = 1 the canonical advantage; k < n.
 
-    Right to 1e-9 of the group's largest weight whenever that fits into float64; otherwise
+    Right to 1e-9 of the group's largest advantage whenever that fits into float64; otherwise
     ValueError. The self-normalised form is always finite.
 
     Args:
@@ -166,8 +221,8 @@ def exact(
         k: how many samples the objective looks at.
         baseline: "canonical", "loo-1" or "none".
         self_normalise: the bounded form.
-        check: False never looks at the data, so that the function can be traced; weights that do
-            not fit into float64 are then infinite.
+        check: False never looks at the data, so that the function can be traced; advantages that
+            do not fit into float64 are then infinite.
     """
     n = rewards.shape[-1]
     flat, logs = rewards.reshape(-1, n), log_ratio.reshape(-1, n)
@@ -193,7 +248,7 @@ def _exact(
         with_i, _, whole = with_and_without(both, tosses.with_channels(), k)
         best, share = whole[0], whole[1]
         bracket = with_i[:, 0] - best / share * with_i[:, 1]
-        weights = n * n / (n - k) * tosses.heads * bracket / share
+        result = n * n / (n - k) * tosses.heads * bracket / share
     else:
         if baseline == "none":
             bracket = with_and_without(ordered, tosses, k)[0]
@@ -202,37 +257,203 @@ def _exact(
         else:
             bracket = gain_over_normalised_others(ordered, tosses, k, check=check)
         log_scale = tosses.log_scale + math.log(k) - log_binomial(n - 1, k - 1)
-        weights = scaled(tosses.heads * bracket, log_scale, check=check)
-    return unsort(xp.permute_dims(weights, (1, 0)), order)
+        result = scaled(tosses.heads * bracket, log_scale, check=check)
+    return unsort(xp.permute_dims(result, (1, 0)), order)
 
 
-def effective_sample_size(log_ratio: Any, k: int) -> Array:
-    """How many of the k-subsets still count, as a fraction in (0, 1]: (..., n) → (...,).
+def first_order(
+    rewards: Array, log_ratio: Array, k: int, *, baseline: str = "canonical", clamp: float = 1.0
+) -> Array:
+    """The max@k paper's expansion in δ = ρ - 1, clamped to [-clamp, clamp].
 
-        e_k(ρ)² / (C(n,k) e_k(ρ²))
+        w'_ii = C(i-1,k-1)(1+δ_i) + C(i-2,k-2) Σ_{l<i} δ_l
+        w'_ij = C(j-2,k-2)(1+δ_i+δ_j) + C(j-3,k-3) Σ_{l<j, l≠i} δ_l       (j > i)
+        A_i = n/C(n,k) Σ_j w'_ij r_(j)
 
-    A property of one estimate from these samples. It does not see a common shift of all ratios and
-    is 1 at k = n, so inner steps are stopped by `ratio_divergence` and `effective_share` instead.
+    minus, with a baseline, (1+δ_i) (1+(k-1) δ̄_{-i}) b_i, where δ̄_{-i} is the mean over the others
+    and b_i the on-policy k ρ_k(B∖i) (canonical) or k ρ_{k-1}(B∖i) (loo-1): it does not see sample
+    i, and a shift of all rewards cancels to first order. "none" is the paper's form.
+
+    Claim: biased by terms of second order in the spread of the log-ratio; docs/conformance.md has
+    the worst bias over its policies at each spread.
 
     Args:
-        log_ratio: log π_θ - log π_old of each whole completion, (..., n), finite.
-        k: the size of the subsets, 1 ≤ k ≤ n.
+        rewards: float64, (..., n), all live.
+        log_ratio: float64, (..., n), of whole completions.
+        k: how many samples the objective looks at.
+        baseline: "canonical", "loo-1" or "none".
+        clamp: bound on |δ|, positive.
+
+    References:
+        Bagirov et al. 2025 (arXiv:2510.23393). They do not state the clamp; ours is a choice.
+    """
+    xp = array_namespace(rewards)
+    ordered, order = sort_with_order(rewards)
+    n = rewards.shape[-1]
+    # exp is clamped from above in the exponent: no overflow on the way to the clamp
+    capped = xp.where(log_ratio > 1.0 + clamp, xp.full_like(log_ratio, 1.0 + clamp), log_ratio)
+    delta = xp.clip(xp.expm1(capped), -clamp, clamp)
+    delta = by_order(delta, order)
+    tables = constant(shares_with_company(n, k), ordered)
+    own, pair, triple = tables[0], tables[1], tables[2]
+    before = cumulative_sum(delta) - delta
+    diagonal = ordered * (own * (1.0 + delta) + pair * before)
+    others = sums_above((ordered * (pair * (1.0 + delta) + triple * before))[..., 1:])
+    shared = delta * sums_above((ordered * (pair - triple))[..., 1:])
+    result = unsort(diagonal + others + shared, order)
+    if baseline == "none":
+        return result
+    worth = max_no_baseline(rewards, k) - AT_ONE[baseline](rewards, k)
+    mean_of_others = (xp.sum(delta, axis=-1, keepdims=True) - delta) / max(n - 1, 1)
+    share = (1.0 + delta) * (1.0 + (k - 1) * mean_of_others)
+    return result - unsort(share, order) * worth
+
+
+def own_ratio(
+    rewards: Array,
+    log_ratio: Array,
+    k: int,
+    *,
+    baseline: str = "canonical",
+    check: bool = True,
+) -> Array:
+    """ρ_i times the on-policy advantage: corrects each sample and ignores its siblings. Biased.
+
+    Args:
+        rewards: float64, (..., n), all live.
+        log_ratio: float64, (..., n), of whole completions.
+        k: how many samples the objective looks at.
+        baseline: "canonical", "loo-1" or "none".
+        check: False never looks at the data; advantages that do not fit are then infinite.
 
     Raises:
-        ValueError: n < k; a log-ratio that is not finite.
-
-    >>> effective_sample_size([0.0, 0.0, 0.0, 0.0], 2)
-    array(1.)
+        ValueError: a ratio that does not fit into float64.
     """
-    logs, restore = as_float64(log_ratio, "log_ratio")
-    k = positive_integer(k, "k")
-    n = _enough(logs, k, f"the effective sample size of subsets of {k}")
-    _finite(logs, "log_ratio")
-    xp = array_namespace(logs)
-    flat = logs.reshape(-1, n)
-    size = 2 * log_elementary(flat, k) - log_elementary(2 * flat, k) - log_binomial(n, k)
-    share = xp.exp(xp.where(size < 0, size, xp.zeros_like(size)))
-    return restore(share.reshape(logs.shape[:-1]))
+    return scaled(AT_ONE[baseline](rewards, k), log_ratio, check=check)
+
+
+def trust_region_mask(advantages: Any, log_ratio: Any, low: float, high: float) -> Array:
+    """m_i: True where a finished advantage is kept, False where the sample has left the region.
+
+        m_i = 0 if (A_i > 0 and ℓ_i > ε_high) or (A_i < 0 and ℓ_i < -ε_low), else 1
+
+    with ℓ = log π_θ - log π_old of whole completions. A sample outside the region is no longer
+    pushed outward; a push back inward is kept. The advantages come from the unmasked ratios of all
+    siblings and are not renormalised.
+
+    Claim: where nothing is masked, m A is A; elsewhere it is biased. It bounds the push on a sample
+    and not |ℓ_i|: siblings and momentum still move it.
+
+    Args:
+        advantages: after their baseline, (...,).
+        log_ratio: ℓ of each completion, the shape of advantages.
+        low, high: ε_low and ε_high, at least 0; math.inf leaves a side open.
+
+    Returns:
+        Booleans, (...,). The masked share of live samples is 1 - mask.mean().
+
+    Raises:
+        ValueError: a bound that is negative or NaN; shapes that differ; NaN.
+
+    >>> trust_region_mask([1.0, 1.0, -1.0, -1.0], [0.3, -0.3, 0.3, -0.3], 0.2, 0.2)
+    array([False,  True,  True, False])
+    """
+    low, high = region((low, high))
+    values, _ = as_float64(advantages, "advantages")
+    logs, _ = as_float64(log_ratio, "log_ratio")
+    if tuple(values.shape) != tuple(logs.shape):
+        raise ValueError(
+            f"advantages {tuple(values.shape)} and log_ratio {tuple(logs.shape)} must have one "
+            "shape"
+        )
+    return inside_region(values, logs, low, high, check=True)
+
+
+def inside_region(
+    advantages: Array, log_ratio: Array, low: float, high: float, *, check: bool
+) -> Array:
+    """`trust_region_mask` of float64 arrays."""
+    xp = array_namespace(advantages)
+    counts = xp.isnan(log_ratio) & (advantages != 0)  # a sample that is not live may have any
+    if check and bool(xp.any(xp.isnan(advantages) | counts)):
+        raise ValueError("advantages, and log-ratios of samples that have one, must not be nan")
+    up, down = (advantages > 0) & (log_ratio > high), (advantages < 0) & (log_ratio < -low)
+    return ~(up | down)
+
+
+def region(bounds: Any) -> tuple[float, float]:
+    """(ε_low, ε_high) from a pair, or from one number for both.
+
+    >>> region(0.2)
+    (0.2, 0.2)
+    """
+    pair = tuple(bounds) if isinstance(bounds, tuple | list) else (bounds, bounds)
+    try:
+        low, high = (float(bound) for bound in pair)
+    except (TypeError, ValueError, OverflowError):
+        low = high = math.nan
+    if not (low >= 0 and high >= 0) or any(isinstance(bound, bool | str) for bound in pair):
+        raise ValueError(
+            "trust_region is (low, high), how far a sequence log-ratio may fall and rise before "
+            f"its sample is masked, both at least 0, or one number for both; got {bounds!r}"
+        )
+    return low, high
+
+
+def clipped_advantages(
+    advantages: Any,
+    log_ratio: Any,
+    low: float = 0.2,
+    high: float = 0.2,
+    *,
+    reference_log_ratio: Any = None,
+    kl: float = 0.0,
+) -> Array:
+    """What multiplies ∇log π_θ in PPO's clipped loss with a KL penalty, as plain numbers.
+
+        L_i = min(ρ_i A_i, clip(ρ_i, 1 - low, 1 + high) A_i) - β (e^{-ℓ'_i} - 1 + ℓ'_i)
+        dL_i/d log π_θ = ρ_i A_i m_i - β (1 - e^{-ℓ'_i}),
+        m_i = 0 if (A_i > 0 and ρ_i > 1 + high) or (A_i < 0 and ρ_i < 1 - low), else 1
+
+    with ℓ' = log π_θ - log π_reference. The comparison for the exact form: A are on-policy
+    advantages, and only the own ratio of a sample (or token) enters. The max@k paper's equation 4
+    has ratios of whole completions and the KL to π_old: pass log_ratio as reference_log_ratio too.
+
+    Claim: biased off policy; at ρ = 1 and β = 0 it is A.
+
+    Args:
+        advantages: on policy, (...,): one per sample, or spread over tokens.
+        log_ratio: log π_θ - log π_old, the shape of advantages.
+        low, high: how far ρ may leave 1, at least 0.
+        reference_log_ratio: ℓ', the shape of advantages; needed where kl > 0.
+        kl: β, at least 0.
+
+    Raises:
+        ValueError: shapes that differ; a bound or β that is negative; kl without its log-ratio.
+
+    >>> clipped_advantages([1.0, 1.0], [0.1, 0.3])
+    array([1.10517092, 0.        ])
+
+    References:
+        Bagirov et al. 2025 (arXiv:2510.23393), equation 4; A is a z-score there (equation 5 for
+        rewards, `max@k:zscore` for their "BoN mean"). They do not state the estimator of the KL;
+        this one is GRPO's (Shao et al. 2024, arXiv:2402.03300).
+    """
+    low, high = region((low, high))
+    if not 0 <= kl < math.inf:
+        raise ValueError(f"kl is the coefficient of the penalty, at least 0, got {kl}")
+    if kl and reference_log_ratio is None:
+        raise ValueError("kl > 0 needs reference_log_ratio=, log π_θ - log π_reference")
+    values, restore = as_float64(advantages, "advantages")
+    logs, _ = as_float64(log_ratio, "log_ratio")
+    xp = array_namespace(values)
+    lower = -math.log1p(-low) if low < 1 else math.inf
+    kept = trust_region_mask(values, logs, lower, math.log1p(high))
+    result = xp.where(kept, values * xp.exp(logs), xp.zeros_like(values))
+    if kl:
+        reference, _ = as_float64(reference_log_ratio, "reference_log_ratio")
+        result = result + kl * xp.expm1(-reference)
+    return restore(result)
 
 
 def check_truncate(truncate: float | None, k: int, *, bounded: bool) -> None:
@@ -249,19 +470,19 @@ def check_truncate(truncate: float | None, k: int, *, bounded: bool) -> None:
         )
 
 
-def _enough(values: Array, k: int, what: str) -> int:
+def require_k(values: Array, k: int, what: str) -> int:
+    """n, if it is at least k."""
     n = values.shape[-1] if values.ndim else 0
     if k > n:
         raise ValueError(f"{what} needs at least {k} samples per prompt, got {n}")
-    return n
+    return int(n)
 
 
-def _finite(values: Array, name: str) -> None:
+def require_finite(values: Array, name: str, remedy: str) -> None:
+    """Raise where a value is NaN or infinite."""
     xp = array_namespace(values)
     bad = ~xp.isfinite(values)
     if bool(xp.any(bad)):
-        first = float(values[bad][0])
         raise ValueError(
-            f"{name} must be finite for every sample, got {first}: leave out samples that could "
-            "not be scored"
+            f"{name} must be finite for every live sample, got {float(values[bad][0])}: {remedy}"
         )

@@ -1,4 +1,4 @@
-"""On-policy advantages: a group's rewards in, one weight per sample out.
+"""On-policy advantages: a group's rewards in, one number per sample out.
 
 Every function takes float64 rewards (..., n), all live, and returns A (..., n) in the **mean
 convention**: (1/n) Σ_i A_i ∇log π(y_i) estimates the gradient of the objective named. Papers that
@@ -27,6 +27,7 @@ from .arrays import (
     sort_with_order,
     sums_above,
     unsort,
+    without_gradient,
 )
 from .binomials import changes_without_one, subset_share, survivors
 
@@ -116,6 +117,11 @@ def max_leave_one_out_minus_one(rewards: Array, k: int) -> Array:
 
     Claim: unbiased for ∇max@k, also at k = n, where only the best sample is paid, n times its
     lead. Never pushes a sample down. k = 1 is defined as leave-one-out REINFORCE.
+
+    Variance: with four answers a third to a half of the canonical baseline's; with 64 answers the
+    canonical one has .6 to .9 of this one's, unless success is rare (benchmarks/variance.py). The
+    scores ∇log π of different samples overlap when answers are few; those of a language model
+    hardly do.
 
     Args:
         rewards: float64, (..., n), all live.
@@ -337,7 +343,7 @@ def layer_cake(rewards: Array, rule: Callable[[Array], Array]) -> Array:
 
     Args:
         rewards: real numbers, (..., n).
-        rule: 0/1 rewards (..., n) → weights (..., n).
+        rule: 0/1 rewards (..., n) → advantages (..., n).
 
     >>> import numpy as np
     >>> layer_cake(np.array([0.0, 1.0, 3.0]), lambda r: max_canonical(r, 2))
@@ -348,4 +354,4 @@ def layer_cake(rewards: Array, rule: Callable[[Array], Array]) -> Array:
     levels = ordered[..., 1:, None]
     passed = xp.astype(rewards[..., None, :] >= levels, xp.float64)
     gaps = (ordered[..., 1:] - ordered[..., :-1])[..., None]
-    return xp.sum(gaps * rule(passed), axis=-2)
+    return without_gradient(xp.sum(gaps * rule(passed), axis=-2))

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from .arrays import Array, by_order, sort_with_order, without_gradient
+from .arrays import Array, by_order, scan, sort_with_order, stacked, without_gradient
 
 LARGEST_LOG = 709.0
 """exp of more than this overflows float64."""
@@ -103,27 +104,50 @@ def _step(state: Array, moved: Array, heads: Array, tails: Array) -> Array:
     return tails * state + heads * moved
 
 
-def prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[list[Array], list[Array]]:
-    """For every prefix: chance of m < k heads, and Σ over its k-sets of chance × best reward.
+def _no_heads(tosses: Tosses, k: int) -> Array:
+    """Chances of m < k heads before any toss."""
+    xp = array_namespace(tosses.heads)
+    none = xp.ones_like(tosses.heads[:1])
+    return xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
+
+
+def _toss_one(counts: Array, heads: Array, tails: Array) -> Array:
+    """Chances of m < k heads after one more toss."""
+    xp = array_namespace(counts)
+    moved = xp.concat([xp.zeros_like(counts[:1]), counts[:-1]], axis=0)
+    return _step(counts, moved, heads, tails)
+
+
+def _prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Any]:
+    """Σ over all k-sets of chance × best reward; and for what is before each sample: chance of
+    m < k heads, and the same Σ.
 
     Args:
         rewards: by rank, (n, groups) or (n, channels, groups).
         tosses: of the same samples.
         k: the size of the subsets.
     """
-    xp = array_namespace(rewards)
-    none = xp.ones_like(tosses.heads[:1])
-    counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
-    best = xp.zeros_like(rewards[0])
-    all_counts, all_best = [counts], [best]
-    for j in range(rewards.shape[0]):
-        heads, tails = tosses.heads[j], tosses.tails[j]
-        best = _step(best, rewards[j] * counts[k - 1], heads, tails)
-        moved = xp.concat([xp.zeros_like(none), counts[:-1]], axis=0)
-        counts = _step(counts, moved, heads, tails)
-        all_counts.append(counts)
-        all_best.append(best)
-    return all_counts, all_best
+    start = (_no_heads(tosses, k), array_namespace(rewards).zeros_like(rewards[0]))
+    (_, whole), before = scan(_longer_prefix, start, (rewards, tosses.heads, tosses.tails))
+    return whole, before
+
+
+def _longer_prefix(state: Any, sample: Any) -> tuple[Any, Any]:
+    """A step of `scan`: a function of the module, which JAX compiles once for every call."""
+    (counts, best), (reward, heads, tails) = state, sample
+    grown = _step(best, reward * counts[-1], heads, tails)
+    return (_toss_one(counts, heads, tails), grown), state
+
+
+def best_of_subsets(rewards: Array, tosses: Tosses, k: int) -> Array:
+    """Σ over all k-sets of chance × best reward, without the sample axis.
+
+    Args:
+        rewards: by rank, (n, groups).
+        tosses: of the same samples.
+        k: the size of the subsets.
+    """
+    return _prefixes(rewards, tosses, k)[0]
 
 
 def with_and_without(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Array, Array]:
@@ -141,17 +165,21 @@ def with_and_without(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Arr
         k: the size of the subsets.
     """
     xp = array_namespace(rewards)
-    counts, best = prefixes(rewards, tosses, k)
-    none_after = xp.ones_like(tosses.heads[0])
+    whole, (counts, best) = _prefixes(rewards, tosses, k)
     ends = xp.zeros((k, *rewards.shape[1:]), dtype=xp.float64, device=device(rewards))
-    with_i, without_i = [], []
-    for i in range(rewards.shape[0] - 1, -1, -1):
-        moved = xp.concat([ends[1:], (rewards[i] * none_after)[None]], axis=0)
-        with_i.append(xp.sum(counts[i] * moved, axis=0))
-        without_i.append(xp.sum(counts[i] * ends, axis=0) + best[i] * none_after)
-        ends = _step(ends, moved, tosses.heads[i], tosses.tails[i])
-        none_after = none_after * tosses.tails[i]
-    return xp.stack(with_i[::-1]), xp.stack(without_i[::-1]), best[-1]
+    samples = (rewards, tosses.heads, tosses.tails, counts, best)
+    start = (ends, xp.ones_like(tosses.heads[0]))
+    _, (with_i, without_i) = scan(_from_sample, start, samples, reverse=True)
+    return stacked(with_i), stacked(without_i), whole
+
+
+def _from_sample(state: Any, sample: Any) -> tuple[Any, Any]:
+    (ends, none_after), (reward, heads, tails, before, best_before) = state, sample
+    xp = array_namespace(ends)
+    moved = xp.concat([ends[1:], (reward * none_after)[None]], axis=0)
+    with_i = xp.sum(before * moved, axis=0)
+    without_i = xp.sum(before * ends, axis=0) + best_before * none_after
+    return (_step(ends, moved, heads, tails), none_after * tails), (with_i, without_i)
 
 
 def gain_over_normalised_others(
@@ -191,8 +219,8 @@ def _normalised(rewards: Array, log_ratio: Array, k: int, without: int) -> Array
         xp.concat([each[:without], each[without + 1 :]], axis=0) for each in (rewards, log_ratio)
     ]
     tosses = toss(rest[1], k)
-    best = prefixes(rest[0], tosses, k)[1][-1]
-    return best / prefixes(xp.ones_like(rest[0]), tosses, k)[1][-1]
+    best = best_of_subsets(rest[0], tosses, k)
+    return best / best_of_subsets(xp.ones_like(rest[0]), tosses, k)
 
 
 def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
@@ -207,18 +235,20 @@ def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
         k: the size of the subsets, at least 2.
     """
     xp = array_namespace(rewards)
-    none = xp.ones_like(tosses.heads[:1])
-    counts = xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
-    lead = xp.zeros_like(rewards[0])
-    leads = [lead]
-    for i in range(1, rewards.shape[0]):
-        heads, tails = tosses.heads[i - 1], tosses.tails[i - 1]
-        counts = _step(counts, xp.concat([xp.zeros_like(none), counts[:-1]], axis=0), heads, tails)
-        lead = tails * lead + (rewards[i] - rewards[i - 1]) * counts[k - 1]
-        leads.append(lead)
+    zero = xp.zeros_like(rewards[:1])
+    gaps = rewards[1:] - rewards[:-1]
+    start = (_no_heads(tosses, k), zero[0])
+    _, (leads,) = scan(_next_lead, start, (gaps, tosses.heads[:-1], tosses.tails[:-1]))
     none_after = xp.flip(xp.cumulative_prod(xp.flip(tosses.tails, axis=0), axis=0), axis=0)
     none_after = xp.concat([none_after[1:], xp.ones_like(none_after[:1])], axis=0)
-    return xp.stack(leads) * none_after
+    return xp.concat([zero, stacked(leads)], axis=0) * none_after
+
+
+def _next_lead(state: Any, sample: Any) -> tuple[Any, Any]:
+    (counts, lead), (gap, heads, tails) = state, sample
+    counts = _toss_one(counts, heads, tails)
+    lead = tails * lead + gap * counts[-1]
+    return (counts, lead), (lead,)
 
 
 def scaled(values: Array, log_scale: Array, *, check: bool = True) -> Array:
@@ -249,9 +279,9 @@ def scaled(values: Array, log_scale: Array, *, check: bool = True) -> Array:
     return xp.where(filled, xp.where(values < 0, -large, large), xp.zeros_like(values))
 
 
-def log_elementary(log_ratio: Array, k: int) -> Array:
-    """log e_k(ρ), (groups, n) → (groups,)."""
+def log_elementary(log_ratio: Array, k: int, *, check: bool = True) -> Array:
+    """log e_k(ρ), (groups, n) → (groups,); `check` as in `toss`."""
     xp = array_namespace(log_ratio)
     logs = xp.permute_dims(log_ratio, (1, 0))
-    tosses = toss(logs, k)
-    return tosses.log_scale + xp.log(prefixes(xp.ones_like(logs), tosses, k)[1][-1])
+    tosses = toss(logs, k, check=check)
+    return tosses.log_scale + xp.log(best_of_subsets(xp.ones_like(logs), tosses, k))

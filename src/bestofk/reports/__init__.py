@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .content import page_data
-from .excerpts import excerpts
-from .findings import Findings, evaluate
-from .page import check_writable, render, write
+from bestofk.common import check_writable
+
+from .chosen_samples import excerpts
+from .page import render, write
+from .report_data import page_data
+from .report_results import Findings, evaluate
 from .sources import Reading, Source, load
+from .training import progress
 
 __all__ = ["Findings", "Reading", "Report", "Source", "evaluate", "load", "make", "page_of"]
 
@@ -31,7 +34,7 @@ class Report:
     size: int
     """Of the page, in bytes."""
     files: tuple[Path, ...]
-    """Figures and tables written beside it."""
+    """Figures written beside it."""
 
     def _repr_html_(self) -> str:
         """The page itself, for a notebook: the same figures."""
@@ -46,29 +49,29 @@ def make(
     sources: Sequence[Source],
     out: Path,
     *,
-    title: str | None = None,
+    title: str | Callable[[Findings], str] | None = None,
     created: str | None = None,
     samples: int = SAMPLES,
     png: Path | None = None,
     svg: Path | None = None,
-    csv: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
     **numbers: Any,
 ) -> Report:
     """Write a report on `sources` to `out`, whole or not at all.
 
     Args:
-        title: at the head of the page; by default the runs' names.
+        title: at the head of the page, or what makes it from the findings; by default the runs'
+            names.
         created: the time stated on the page; by default now.
         samples: about how many samples go on the page; 0 for none.
-        png, svg, csv: folders for the figures and tables; made where they are missing.
+        png, svg: folders for the figures; made where they are missing.
         say: told what is being done.
         numbers: metrics, threshold, k_max, confidence, ...: what `evaluate` takes.
 
     Raises:
         ValueError: see `evaluate`; matplotlib is missing. OSError: cannot write.
     """
-    check_places(out, {"png": png, "svg": svg, "csv": csv})
+    check_places(out, {"png": png, "svg": svg})
     findings, data, text = page_of(
         sources, title=title, created=created, samples=samples, say=say, **numbers
     )
@@ -80,17 +83,13 @@ def make(
 
             say(f"{kind} figures")
             files += write_figures(data, folder, kind)
-    if csv is not None:
-        from .csv_tables import write_tables
-
-        files += write_tables(findings, csv)
     return Report(findings, out, len(text.encode("utf-8")), tuple(files))
 
 
 def page_of(
     sources: Sequence[Source],
     *,
-    title: str | None = None,
+    title: str | Callable[[Findings], str] | None = None,
     created: str | None = None,
     samples: int = SAMPLES,
     live: bool = False,
@@ -101,9 +100,11 @@ def page_of(
     findings = evaluate(sources, say=say, **numbers)
     say("the page")
     shown = excerpts(sources, findings.problems, findings.passes, findings.threshold, samples)
-    heading = title or default_title([source.name for source in sources])
+    heading = title(findings) if callable(title) else title
+    heading = heading or default_title([source.name for source in sources])
     version = importlib.metadata.version("bestofk")
     data = page_data(findings, shown, title=heading, version=version, created=created)
+    data["progress"] = list(filter(None, map(progress, sources))) if live else []
     return findings, data, render(data, title=heading, version=version, live=live)
 
 
@@ -113,14 +114,13 @@ def check_places(out: Path, folders: Mapping[str, Path | None]) -> None:
     Raises:
         ValueError: matplotlib is missing. OSError: a place that cannot be written to.
     """
+    from .figures import require_matplotlib
+
     check_writable(out)
     for kind, folder in folders.items():
         if folder is None:
             continue
-        if kind in ("png", "svg"):
-            from .figures import require_matplotlib
-
-            require_matplotlib()
+        require_matplotlib()
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"--{kind} takes a folder for its files; {folder} is a file")
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,17 +14,16 @@ import hashlib
 import html
 import importlib.resources
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import json_safe, write_atomically
+from bestofk.common import check_writable, json_safe, write_atomically
 
+CHARTS = ("vendor/uplot.min.js", "page/base.js", "page/chart.js")
+"""The charts of every page."""
 SCRIPTS = (
-    "vendor/uplot.min.js",
-    "page/base.js",
-    "page/chart.js",
+    *CHARTS,
     "page/scatter.js",
     "page/sections.js",
     "page/compare.js",
@@ -43,28 +42,36 @@ def part(name: str) -> str:
 
 
 def render(data: Mapping[str, Any], *, title: str, version: str, live: bool = False) -> str:
-    """The page as text. `data` is what page/*.js read; see `content.page_data`.
+    """The report's page as text. `data` is what page/*.js read; see `report_data.page_data`.
 
     Args:
         live: the page asks its server for a newer one (`watching`).
     """
-    script = "\n".join(["(() => {", '"use strict";', *map(part, SCRIPTS), "})();"])
-    script += "\n" + part("page/live.js") if live else ""
+    values = {"version": html.escape(utf8(version)), "title": html.escape(utf8(title))}
+    scripts = [part(name) for name in SCRIPTS]
+    return assemble(part("page/page.html"), scripts, data, values, part("page/live.js") * live)
+
+
+def assemble(
+    template: str, scripts: Sequence[str], data: Any, values: Mapping[str, str], live: str = ""
+) -> str:
+    """A page from its template: data, style and scripts inside it, and the policy that admits them.
+
+    Args:
+        values: HTML for the template's places beside csp, style, data and script.
+        live: a script of its own, which may ask the page's server.
+    """
+    script = "\n".join(["(() => {", '"use strict";', *scripts, "})();"])
+    script += "\n" + live if live else ""
     style = "\n".join(map(part, STYLES))
-    values = {
-        "csp": policy(script, style) + ("; connect-src 'self'" if live else ""),
-        "version": html.escape(utf8(version)),
-        "title": html.escape(utf8(title)),
-        "style": style,
-        "data": encode(data),
-        "script": script,
-    }
+    csp = policy(script, style) + ("; connect-src 'self'" if live else "")
+    own = {"csp": csp, "style": style, "data": encode(data), "script": script}
     # Split once, so that nothing inserted is itself searched for placeholders.
-    head, *rest = part("page/page.html").split("{{")
+    head, *rest = template.split("{{")
     pieces = [head]
     for piece in rest:
         name, _, text = piece.partition("}}")
-        pieces += [values[name], text]
+        pieces += [{**values, **own}[name], text]
     return "".join(pieces)
 
 
@@ -100,21 +107,6 @@ def encode(data: Any) -> str:
 def utf8(text: str) -> str:
     """The text with lone surrogates, which UTF-8 cannot hold, written as escapes (JSON's, too)."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def check_writable(path: Path) -> None:
-    """Find out before the work, not after it, that a file cannot be written.
-
-    Raises:
-        OSError: says why, and what to do.
-    """
-    folder = path.parent
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot write {path}: it is a folder; name a file in it")
-    if not folder.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {folder}; create it")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"cannot write {path}: no permission in {folder}; choose another")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from bestofk import evaluation, runs
 from bestofk.common import did_you_mean
 from bestofk.evaluation import Samples
-
-from .texts import fetch, seeds_of
+from bestofk.evaluation.records import KINDS, PACKED
 
 Row: TypeAlias = Mapping[str, Any]
 Fetch: TypeAlias = Callable[[Sequence[int]], Mapping[int, Row]]
@@ -76,11 +79,14 @@ class Reading:
     where: Mapping[str, str] = field(default_factory=dict)
     """Column → value: only such records count."""
     encoding: str = "utf-8"
+    cluster: str | None = None
+    """The column that says which problems are alike."""
     say: Callable[[str], None] = lambda _: None
     """Told what is being read."""
 
     def options(self) -> dict[str, Any]:
-        return {"columns": self.columns, "where": self.where, "encoding": self.encoding}
+        names = ("columns", "where", "encoding", "cluster")
+        return {name: getattr(self, name) for name in names}
 
 
 def load(arguments: Sequence[str], reading: Reading | None = None) -> list[Source]:
@@ -111,11 +117,13 @@ def load(arguments: Sequence[str], reading: Reading | None = None) -> list[Sourc
 
 
 def split_name(argument: str) -> tuple[str | None, Path]:
-    """The name given to a run, if any, and its path.
+    """The name given to a run, if any, and its path; "-" is standard input.
 
     Raises:
         FileNotFoundError: there is no such path.
     """
+    if argument == "-" or argument.endswith("=-"):
+        return argument[:-2] or "stdin", evaluation.locate("-")
     if Path(argument).exists():
         return None, Path(argument)
     for at in (i for i, c in enumerate(argument) if c == "=" and i):
@@ -138,7 +146,9 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     ['a/eval', 'b/eval', 'base']
     """
     whole = [path.resolve() for path in paths]
-    stems = [path.with_suffix("") if path.suffix in SUFFIXES else path for path in whole]
+    stems = [
+        path.with_suffix("") if path.suffix.lower() in (*KINDS, *PACKED) else path for path in whole
+    ]
     for depth in range(1, 64):
         names = ["/".join(stem.parts[-depth:]) for stem in stems]
         clashing = {name for name in names if names.count(name) > 1}
@@ -148,9 +158,6 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
         stem.name if [s.name for s in stems].count(stem.name) == 1 else name
         for stem, name in zip(stems, names)
     ]
-
-
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
 
 
 def load_file(path: Path, name: str, reading: Reading) -> Source:
@@ -179,6 +186,55 @@ def load_file(path: Path, name: str, reading: Reading) -> Source:
         fetch=lambda positions: fetch(path, samples, positions, reading.options()),
         notes=tuple(f"{name}: {note}" for note in facts.get("notes", ())),
     )
+
+
+SEED = re.compile(rb'"seed"\s*:\s*(-?[0-9]{1,20})\b')
+"""Of a field, at any depth. Inside a text the quotes would be escaped, so it cannot be meant."""
+
+
+def fetch(
+    path: Path, samples: Samples, positions: Sequence[int], options: Mapping[str, Any]
+) -> dict[int, Mapping[str, Any]]:
+    """The fields of the samples at flat positions, by position and role.
+
+    Args:
+        options: columns, where and encoding with which the samples were read.
+    """
+    if samples.lines is None or not positions:
+        return {}
+    wanted: dict[int, dict[int, int]] = {}
+    for position in positions:
+        line, place = int(samples.lines[position]), occurrence(samples, position)
+        wanted.setdefault(line, {})[place] = position
+    result: dict[int, Mapping[str, Any]] = {}
+    seen: dict[int, int] = {}
+    for row in evaluation.rows(path, only=wanted.keys(), **options):
+        place = seen.get(row.line, 0)
+        seen[row.line] = place + 1
+        position = wanted.get(row.line, {}).get(place, -1)
+        if position >= 0:
+            result[position] = row.fields
+    return result
+
+
+def occurrence(samples: Samples, position: int) -> int:
+    """How many samples of the same line come before: a line may hold several."""
+    assert samples.lines is not None
+    problem = int(np.searchsorted(samples.offsets, position, side="right")) - 1
+    start = int(samples.offsets[problem])
+    line = samples.lines[position]
+    return int((samples.lines[start:position] == line).sum())
+
+
+def seeds_of(path: Path) -> str | None:
+    """The seeds that a JSONL file records, in words; None where it records none."""
+    if path.suffix not in (".jsonl", ".ndjson") or not path.stat().st_size:
+        return None
+    with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        result = sorted({int(seed) for seed in set(SEED.findall(text))})
+    if len(result) > 6:
+        return f"{result[0]}…{result[-1]} ({len(result)})"
+    return ", ".join(map(str, result)) or None
 
 
 def facts_of_run(file: Path) -> dict[str, Any]:
@@ -214,23 +270,12 @@ def load_folder(path: Path, name: str, reading: Reading) -> Source:
     if kept:
         file = evaluation.locate(path)
         source = load_file(file, name, reading)
-        source = replace(source, path=str(file), notes=source.notes + rollout_note(name, file))
+        source = replace(source, path=str(file))
     if source.samples is None and not metrics:
         raise ValueError(
             f"{path} is an empty run: no step was recorded in metrics.jsonl and no sample was kept"
         )
     return replace(source, metrics=metrics, config=config)
-
-
-def rollout_note(name: str, file: Path) -> tuple[str, ...]:
-    """Samples of a training step are no evaluation, and the page says so."""
-    if file.parent.name != "samples":
-        return ()
-    return (
-        f"{name}: the folder holds no evaluated samples, so these were drawn at training step "
-        f"{int(file.stem) if file.stem.isdigit() else file.stem}, on training prompts. For an "
-        "evaluation, put samples from bestofk eval into its evaluations/.",
-    )
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -101,6 +101,32 @@ def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return result
 
 
+def progress(source: Source) -> str | None:
+    """Where a run stands, for the head of a page that follows it; None for a file of samples.
+
+    max@8 · step 40 of 200 · about 16 min left · max@8 0.412 [0.36, 0.46] → 0.530 [0.47, 0.59]
+    """
+    steps = list(_lines(source, "train"))
+    tests = [line["results"] for line in _lines(source, "evaluation") if line.get("results")]
+    total = source.config.get("run.steps")
+    if total is None:
+        return None
+    done = steps[-1]["step"] if steps else 0
+    said = [str(source.config.get("objective", "")), f"step {done} of {total}"]
+    timed = [line["seconds"] for line in steps if isinstance(line.get("seconds"), Mapping)]
+    if timed and done < total:
+        recent = [sum(seconds.values()) for seconds in timed[-20:]]
+        left = sum(recent) / len(recent) * (total - done)
+        said.append(f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left")
+    k = max((int(name) for name in re.findall(r"\d+", said[0])), default=1)
+    names = [name for name in (f"max@{k}", "max@8", "max@1") if tests and name in tests[-1]]
+    if names:
+        cells = [tests[0][names[0]], tests[-1][names[0]]][: len(tests)]
+        shown = [f"{c['value']:.3f} [{c['low']:.2f}, {c['high']:.2f}]" for c in cells]
+        said.append(f"{names[0]} {' → '.join(shown)}")
+    return " · ".join(said)
+
+
 def _is_best(key: str) -> bool:
     return re.fullmatch(r"max@\d+", key) is not None and key != "max@1"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import http.server
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,12 +31,14 @@ class WatchedPage:
         """
         Args:
             paths: files and folders to look at.
-            make: the page; may raise ValueError or OSError where there is nothing to show yet.
+            make: the page; what it raises is shown, and the runs are followed on.
         """
         self.paths, self.make = tuple(paths), make
         self.text, self.stamp = WAITING.format(why="The report is being made."), "0"
         self.seen: tuple[tuple[str, int, int], ...] | None = None
         self.stopping = threading.Event()
+        self.token = secrets.token_urlsafe(16)
+        """In the address: other users of this machine do not know it."""
 
     def state(self) -> tuple[tuple[str, int, int], ...]:
         """Name, size and time of every file of the runs that a report is made from."""
@@ -59,8 +62,9 @@ class WatchedPage:
         self.seen = state
         try:
             self.text = self.make()
-        except (ValueError, OSError) as error:
-            self.text = WAITING.format(why=html.escape(str(error)))
+        except Exception as error:  # a run may be half written: the next look may find it whole
+            kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+            self.text = WAITING.format(why=html.escape(f"{kind}{error}"))
         self.stamp = str(time.time_ns())
         return True
 
@@ -71,15 +75,15 @@ class WatchedPage:
 
 
 def handler_of(page: WatchedPage) -> type[http.server.BaseHTTPRequestHandler]:
-    """Answers / with the page and /stamp with the time it was made; everything else with 404."""
+    """Answers /TOKEN/ with the page and /TOKEN/stamp with its time; everything else with 404."""
 
     class PageHandler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             requested = self.headers.get("Host", "").rpartition(":")[0]
-            known = {"/": page.text, "/stamp": page.stamp}
+            known = {f"/{page.token}/": page.text, f"/{page.token}/stamp": page.stamp}
             # Another name for loopback is another site's attempt to read the page.
             body = known.get(self.path) if requested in ("127.0.0.1", "localhost") else None
-            kind = "text/html" if self.path == "/" else "text/plain"
+            kind = "text/html" if self.path.endswith("/") else "text/plain"
             data = (body if body is not None else "not found").encode()
             self.send_response(200 if body is not None else 404)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -116,7 +120,8 @@ def watch(
     """Serve the page until interrupted."""
     page = WatchedPage(paths, make)
     with server_of(page, port) as server:
-        say(f"http://127.0.0.1:{server.server_address[1]}/ follows {', '.join(map(str, paths))}")
+        address = f"http://127.0.0.1:{server.server_address[1]}/{page.token}/"
+        say(f"{address} follows {', '.join(map(str, paths))}")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.refresh()
         try:

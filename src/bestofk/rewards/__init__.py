@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,21 +16,20 @@ from bestofk.common import unknown
 from bestofk.rewards.base import (
     BatchVerifier,
     PairVerifier,
-    check_judge,
-    check_options,
+    TooManyUnscored,
+    UnscoredGuard,
+    judge,
     prepare,
     refusals,
-    score,
 )
 from bestofk.rewards.combine import checked_weight, gated, weighted
-from bestofk.rewards.unscored_guard import TooManyUnscored, UnscoredGuard
-from bestofk.rewards.user_functions import (
+from bestofk.rewards.functions import (
     BatchFunctionVerifier,
     FunctionVerifier,
+    arguments_of,
     load_function,
-    takes_batches,
-    takes_columns,
 )
+from bestofk.sections import check_options
 
 __all__ = [
     "VERIFIERS",
@@ -42,26 +40,22 @@ __all__ = [
     "combined",
     "from_function",
     "gated",
+    "judge",
     "prepare",
     "refusals",
-    "score",
     "verifier",
     "weighted",
 ]
 
 # name: module and the function in it that builds the verifier; imported when asked for
 VERIFIERS = {
-    "code": "bestofk.rewards.code.judge_programs:verifier",
+    "code": "bestofk.rewards.code.judge_programs:CodeVerifier",
     "countdown": "bestofk.rewards.puzzles.judge_countdown:verifier",
-    "exact": "bestofk.rewards.judge_text:exact",
-    "format": "bestofk.rewards.judge_text:form",
+    "exact": "bestofk.rewards.text:exact",
+    "format": "bestofk.rewards.text:form",
     "gym": "bestofk.rewards.puzzles.judge_gym:verifier",
-    "knights": "bestofk.rewards.puzzles.judge_knights:verifier",
     "maths": "bestofk.rewards.maths.judge_maths:verifier",
     "maze": "bestofk.rewards.puzzles.judge_maze:verifier",
-    "sudoku": "bestofk.rewards.puzzles.judge_sudoku:verifier",
-    "inspect": "bestofk.rewards.inspect_scorer:verifier",
-    "verifiers": "bestofk.rewards.verifiers_rubric:verifier",
 }
 
 
@@ -88,9 +82,14 @@ def from_function(
 ) -> BatchVerifier:
     """A verifier from a function of yours, which returns a number, a bool or a `Verdict`.
 
-    - `(prompt, completion)`: a `Prompt` and the text.
-    - `(completion, answer, …)`: a parameter named `completion`; the others are fields of the row.
-    - `(prompts, completions, **columns)`: a batch, as TRL's reward functions; returns a list.
+    Its arguments are passed by name:
+
+    - `(completion, answer, …)`: the text; the others are fields of the row.
+    - `(prompt, completion, …)`: a `Prompt` too.
+    - `(prompts, completions, **columns)`: a batch, as TRL's reward functions; returns a list with
+      one reward for each completion.
+
+    Any other signature is an error here, a field that the rows lack before the first sample.
 
     It must answer whatever the model writes. A call that raises is repeated and then unscored, with
     the file, the line and the sample's id.
@@ -109,22 +108,15 @@ def from_function(
                 f"threads and sandbox are for functions, {function.name} is a verifier already"
             )
         return function
-    if takes_batches(function):
+    if arguments_of(function).is_batch:
         if sandbox or threads != 1:
             raise ValueError(
                 f"{function.__name__} takes whole batches: threads and sandbox are for functions "
                 "of one completion"
             )
         return BatchFunctionVerifier(function, time_limit=time_limit)
-    if not takes_columns(function):
-        check_judge(function)
     if not sandbox:
         return FunctionVerifier(function, threads=threads, time_limit=time_limit)
-    if takes_columns(function):
-        raise ValueError(
-            "a sandboxed function is (prompt, completion), got "
-            f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
-        )
     from bestofk.rewards.sandboxed import SandboxedVerifier
 
     return SandboxedVerifier(function, tier=tier)

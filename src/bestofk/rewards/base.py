@@ -8,21 +8,23 @@ and what still raises is `unscored` (NaN): never a zero, never dropped silently.
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib.util
 import inspect
 import math
 import os
 import re
+import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from bestofk.common import unknown
 from bestofk.rewards.time_limit import CallTimeout, limited_call
-from bestofk.types import Group, Prompt, Status, Verdict, status_of
+from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
 """What a judging function may return; NaN means that it could not tell."""
@@ -31,6 +33,10 @@ Judge: TypeAlias = Callable[[Prompt, str], Judgement]
 _OURS = os.path.dirname(__file__) + os.sep
 RETRIES = 2
 """How often a pair whose judging broke is tried again before it is `unscored`."""
+
+
+class UnusableFunction(ValueError):
+    """A reward function that no other completion and no retry would make usable."""
 
 
 class BatchVerifier(ABC):
@@ -48,6 +54,9 @@ class BatchVerifier(ABC):
         Where it raises, the halves of the batch are judged apart, down to single pairs, and a pair
         that still raises is unscored; it does not affect the others.
         """
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 (most need none)
+        """Raise for a prompt that lacks what this verifier needs; asked before the first sample."""
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Ids of prompts that cannot be trusted although their references score 1.0, each with the
@@ -82,7 +91,7 @@ class BatchVerifier(ABC):
         try:
             verdicts = self.judge_batch(prompts, texts)
         except (Exception, SystemExit) as error:
-            _raise_without_sandbox(error)
+            _raise_if_hopeless(error)
             if len(texts) > 1:
                 half = len(texts) // 2
                 first = self._judged(prompts[:half], texts[:half])
@@ -140,16 +149,18 @@ class PairVerifier(BatchVerifier):
             except CallTimeout as error:  # it would take as long again
                 return broken(self.name, prompt, error)
             except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
+                _raise_if_hopeless(error)
                 if attempt == RETRIES:
                     return broken(self.name, prompt, error)
         raise AssertionError("unreachable")
 
 
-def _raise_without_sandbox(error: BaseException) -> None:
-    """A machine without the sandbox that was asked for ends a run at once: no pair is to blame."""
-    from bestofk.rewards.sandbox import SandboxError
+def _raise_if_hopeless(error: BaseException) -> None:
+    """End a run at once where no pair is to blame: a machine without the sandbox that was asked
+    for, a function that cannot be used."""
+    from bestofk.sandbox import SandboxError
 
-    if isinstance(error, SandboxError):
+    if isinstance(error, SandboxError | UnusableFunction):
         raise error
 
 
@@ -168,30 +179,6 @@ def checked(verdicts: Any, count: int, name: str) -> list[Verdict]:
     if len(results) != count:
         raise RuntimeError(f"{name} returned {len(results)} verdicts for {count} completions")
     return results
-
-
-def check_judge(function: Any) -> None:
-    """Raise an error for what cannot be called with a prompt and a text, or returns no value."""
-    name = getattr(function, "__name__", None) or repr(function)
-    rule = "a judging function takes a prompt and a text and returns a float, a bool or a Verdict"
-    if isinstance(function, type) and issubclass(function, BatchVerifier):
-        raise ValueError(f"{name} is a class of verifiers; make one and name that: {name}(...)")
-    if not callable(function):
-        raise ValueError(f"{rule}, got {function!r}, which cannot be called")
-    inner = function.func if isinstance(function, functools.partial) else function
-    body = inner if inspect.isroutine(inner) else type(inner).__call__
-    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-        raise ValueError(f"{rule}, {name} is asynchronous; write it with def, and pass threads=16")
-    if inspect.isgeneratorfunction(body):
-        raise ValueError(f"{rule}, {name} yields; let it return")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C, and silent about what it takes
-        return
-    try:
-        signature.bind(None, "")
-    except TypeError as error:
-        raise ValueError(f"{rule}, got {name}{signature}: {error}") from error
 
 
 def broken(name: str, prompt: Prompt, error: BaseException) -> Verdict:
@@ -221,9 +208,16 @@ def as_verdict(judgement: Judgement) -> Verdict:
         raise TypeError(
             f"a judging function returns a number, a bool or a Verdict, got {judgement!r}"
         )
+    if not isinstance(judgement, float | int) and inspect.isawaitable(judgement):
+        raise UnusableFunction("a reward function returned a coroutine; let it return the number")
     reward = float(judgement)
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")
+    return _plain_verdict(reward)
+
+
+@lru_cache(maxsize=4096)
+def _plain_verdict(reward: float) -> Verdict:
     return Verdict(reward, status_of(reward), passed=int(reward >= 1.0), total=1)
 
 
@@ -240,12 +234,12 @@ def partial(reward: float, passed: int, total: int, detail: str = "") -> Verdict
     """Credit for a part: `correct` exactly when every part is right, whatever rounding does."""
     if passed == total:
         return right(detail, total)
-    below_one = min(max(reward, 0.0), math.nextafter(1.0, 0.0))
+    below_one = min(max(reward, 0.0), ALMOST_ONE)
     status: Status = "partial" if below_one > 0.0 else "incorrect"
     return Verdict(below_one, status, passed=passed, total=total, detail=detail)
 
 
-def score(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
+def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
     """Verdicts of whole groups, judged as one batch: one list per group."""
     prompts = [group.prompt for group in groups for _ in group.completions]
     texts = [completion.text for group in groups for completion in group.completions]
@@ -278,12 +272,12 @@ def refusals(
                 refused[prompt.id] = "no reference completion"
             elif verdict.status == "unscored":
                 why = f"the reference could not be scored: {verdict.detail}"
-                refused[prompt.id] = why + _way_to_import(verdict.detail)
+                refused[prompt.id] = why + way_to_import(verdict.detail)
             elif verdict.total < 1:
                 refused[prompt.id] = "no tests"
             elif verdict.reward != 1.0:
                 why = f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
-                refused[prompt.id] = why.strip() + _way_to_import(verdict.detail)
+                refused[prompt.id] = why.strip() + way_to_import(verdict.detail)
             seen.add(prompt.id)
     if isinstance(verifier, BatchVerifier):
         refused |= verifier.doubts([prompt for prompt in prompts if prompt.id not in refused])
@@ -293,7 +287,8 @@ def refusals(
 _MISSING = re.compile(r"No module named '(\w+)")
 
 
-def _way_to_import(detail: str) -> str:
+@lru_cache(64)
+def way_to_import(detail: str) -> str:
     """How to get a package that a reference or its tests could not import; empty for the rest."""
     match = _MISSING.search(detail)
     if match is None:
@@ -325,17 +320,60 @@ def prepare(
     return kept
 
 
-def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise a ValueError for an option that `factory` does not take, with the closest match."""
-    parameters = inspect.signature(factory).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for option in options:
-        if option not in parameters:
-            raise unknown(f"option of {what}", option, parameters)
-
-
 def one_of(what: str, given: str, known: Sequence[str]) -> str:
     if given not in known:
         raise unknown(what, given, known)
     return given
+
+
+_SAMPLE = re.compile(r" on sample \S+(?=:| at )")
+
+
+class TooManyUnscored(RuntimeError):
+    """The verifier fails too often for a run to go on."""
+
+
+class UnscoredGuard:
+    """Counts verdicts and stops a run when too many could not be scored.
+
+    Raises `TooManyUnscored` as soon as more than `share * window` of the last `window` verdicts are
+    unscored: a verifier that breaks late in a long run stops it as fast as one broken at the start.
+
+    >>> guard = UnscoredGuard(share=0.01, window=100)
+    >>> guard.check([Verdict.unscored("worker died")])
+    >>> guard.unscored, guard.total
+    (1, 1)
+    """
+
+    def __init__(self, share: float = 0.01, window: int = 1000) -> None:
+        if not 0.0 <= share <= 1.0 or window < 1:
+            raise ValueError(f"share lies in [0, 1] and window >= 1, got {share} and {window}")
+        self.share, self.window = share, window
+        self.total = self.unscored = 0
+        self.reasons: Counter[str] = Counter()
+        """How often each kind of failure occurred: its reason without the sample."""
+        self._recent: deque[bool] = deque(maxlen=window)
+        self._lock = threading.Lock()
+
+    def check(self, verdicts: Iterable[Verdict]) -> None:
+        """Count a batch; raise when the share is exceeded."""
+        batch = list(verdicts)
+        lost = [verdict for verdict in batch if verdict.status == "unscored"]
+        with self._lock:
+            self.total += len(batch)
+            self.unscored += len(lost)
+            self.reasons.update(_SAMPLE.sub("", verdict.detail) for verdict in lost)
+            worst = 0
+            for verdict in batch:
+                self._recent.append(verdict.status == "unscored")
+                if lost:
+                    worst = max(worst, sum(self._recent))
+            if worst > self.share * self.window:
+                common = "; ".join(f"{n} times: {why}" for why, n in self.reasons.most_common(3))
+                raise TooManyUnscored(
+                    f"{worst} of the last {min(self.total, self.window)} verdicts could not be "
+                    f"scored, more than {self.share:.1%} of {self.window}; {common}; the last "
+                    f"reason: {lost[-1].detail}; repair the verifier, leave out a problem that it "
+                    "cannot judge, or raise the share knowingly (in a run by "
+                    "task.advanced.unscored_share)"
+                )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from bestofk.common import reaches
 from bestofk.rewards.base import BatchVerifier, wrong
-from bestofk.types import Prompt, Status, Verdict, status_of
+from bestofk.types import ALMOST_ONE, Prompt, Status, Verdict, status_of
 
 
 def checked_weight(weight: Any, name: str) -> float:
@@ -50,10 +52,18 @@ class Weighted(BatchVerifier):
                 f"{[weight for weight, _ in self.parts]}; leave out what should not count"
             )
         self.name = " + ".join(f"{weight:g} {part.name}" for weight, part in parts)
+        names = [part.name for _, part in parts]
+        self._names = [
+            name if names.count(name) == 1 else f"{name} {at}" for at, name in enumerate(names, 1)
+        ]
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         columns = [part(prompts, texts) for _, part in self.parts]
-        return [_mean(self._shares, row) for row in zip(*columns, strict=True)]
+        return [_mean(self._shares, row, self._names) for row in zip(*columns, strict=True)]
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        for _, part in self.parts:
+            part.check_prompts(prompts)
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         reasons: dict[str, str] = {}
@@ -66,7 +76,7 @@ class Weighted(BatchVerifier):
             part.close()
 
 
-def _mean(weights: Sequence[float], row: Sequence[Verdict]) -> Verdict:
+def _mean(weights: Sequence[float], row: Sequence[Verdict], names: Sequence[str]) -> Verdict:
     lost = [verdict.detail for verdict in row if verdict.status == "unscored"]
     if lost:
         return Verdict.unscored("; ".join(lost)[:500])
@@ -75,7 +85,7 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict]) -> Verdict:
     if all(verdict.reward == 1.0 for verdict in row):
         mean = 1.0  # whatever rounding does
     elif all(verdict.reward <= 1.0 for verdict in row):
-        mean = min(mean, 1.0 - 2.0**-53)
+        mean = min(mean, ALMOST_ONE)
     reward, status = mean, status_of(mean)
     if reward <= 0.0:
         status = next((v.status for v in row if v.reward <= 0.0), "incorrect")
@@ -87,6 +97,11 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict]) -> Verdict:
         cpu_seconds=sum(verdict.cpu_seconds for verdict in row),
         tier=min((v.tier for v in row if v.tier is not None), default=None),
         detail="; ".join(verdict.detail for verdict in row if verdict.detail)[:500],
+        parts={
+            name: value
+            for own, verdict in zip(names, row, strict=True)
+            for name, value in (verdict.parts or {own: verdict.reward}).items()
+        },
     )
 
 
@@ -105,15 +120,27 @@ class Gated(BatchVerifier):
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         verdicts = self.gate(prompts, texts)
-        opened = [i for i, verdict in enumerate(verdicts) if verdict.reward >= self.threshold]
+        opened = [
+            i for i, verdict in enumerate(verdicts) if reaches(verdict.reward, self.threshold)
+        ]
         behind = self.then([prompts[i] for i in opened], [texts[i] for i in opened])
+        parts = [{self.gate.name: verdict.reward} for verdict in verdicts]
         for i, verdict in zip(opened, behind, strict=True):
             verdicts[i] = verdict
+            parts[i] |= verdict.parts or {self.then.name: verdict.reward}
         passed = set(opened)
-        return [
+        judged = [
             verdict if i in passed or verdict.status == "unscored" else _closed(verdict)
             for i, verdict in enumerate(verdicts)
         ]
+        return [
+            verdict if verdict.status == "unscored" else replace(verdict, parts=own)
+            for verdict, own in zip(judged, parts, strict=True)
+        ]
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        self.gate.check_prompts(prompts)
+        self.then.check_prompts(prompts)
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         return self.gate.doubts(prompts) | self.then.doubts(prompts)

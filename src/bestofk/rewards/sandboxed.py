@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bestofk.rewards.base import BatchVerifier, Judge, as_verdict
-from bestofk.rewards.sandbox import CallOutcome, Limits, Sandbox
+from bestofk.rewards.base import BatchVerifier, as_verdict
+from bestofk.rewards.functions import arguments_of
+from bestofk.sandbox import CallOutcome, Limits, Sandbox
 from bestofk.types import Prompt, Status, Verdict
 
 CAUSED_BY_TEXT: dict[str, Status] = {
@@ -52,10 +53,10 @@ class SandboxedVerifier(BatchVerifier):
     """One judging function, called inside the sandbox.
 
     The function is looked up there by its module and name, so it must be at the top level of an
-    importable module. It gets the prompt and the text and returns a float, a bool or a Verdict.
+    importable module. Its arguments are passed by name; it returns a float, a bool or a Verdict.
     """
 
-    def __init__(self, judge: Judge, *, tier: int = 1, limits: Limits | None = None) -> None:
+    def __init__(self, judge: Any, *, tier: int = 1, limits: Limits | None = None) -> None:
         module, name = judge.__module__, getattr(judge, "__qualname__", "")
         resolved = getattr(sys.modules.get(module), name, None)
         if module == "__main__" or "." in name or resolved is not judge:
@@ -63,7 +64,7 @@ class SandboxedVerifier(BatchVerifier):
                 f"a sandboxed judging function is defined at the top level of an importable "
                 f"module, {name or judge!r} of {module!r} is not; move it to a file of its own"
             )
-        self.name = name
+        self.name, self.arguments = name, arguments_of(judge)
         self._target = f"{module}:{name}"
         self._sandbox = LazySandbox(
             tier=tier,
@@ -73,12 +74,21 @@ class SandboxedVerifier(BatchVerifier):
             preload=("bestofk.rewards.sandboxed",),
         )
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        self.arguments.check(prompts)
+
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        self.arguments.check(prompts)
         batch = [
-            [self._target, vars(prompt), text] for prompt, text in zip(prompts, texts, strict=True)
+            [self._target, self._values(prompt, text)]
+            for prompt, text in zip(prompts, texts, strict=True)
         ]
         outcomes = self._sandbox.get().call_many("bestofk.rewards.sandboxed:call_judge", batch)
         return [self._verdict(outcome) for outcome in outcomes]
+
+    def _values(self, prompt: Prompt, text: str) -> dict[str, Any]:
+        given = self.arguments.of_pair(prompt, text)
+        return given | {"prompt": vars(prompt)} if "prompt" in given else given
 
     def _verdict(self, outcome: CallOutcome) -> Verdict:
         if outcome.status in CAUSED_BY_TEXT:
@@ -114,18 +124,20 @@ def caused_by_text(outcome: CallOutcome) -> Verdict:
     )
 
 
-def _root(judge: Judge, module: str) -> Path:
+def _root(judge: Any, module: str) -> Path:
     """The folder from which the function's module is imported."""
     file = Path(inspect.getfile(judge)).resolve()
     return file.parents[module.count(".") + (file.name == "__init__.py")]
 
 
-def call_judge(target: str, fields: dict[str, Any], text: str) -> tuple[Any, ...]:
+def call_judge(target: str, given: dict[str, Any]) -> tuple[Any, ...]:
     """Inside the sandbox: call the function and turn its verdict into plain values."""
     import importlib
 
     module, _, name = target.partition(":")
     judge = getattr(importlib.import_module(module), name)
-    verdict = as_verdict(judge(Prompt(**fields), text))
+    if "prompt" in given:
+        given["prompt"] = Prompt(**given["prompt"])
+    verdict = as_verdict(judge(**given))
     reward = None if math.isnan(verdict.reward) else verdict.reward
     return reward, verdict.status, verdict.passed, verdict.total, verdict.detail

@@ -8,7 +8,6 @@ interrupted in the main thread either, but it is named on stderr.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -20,12 +19,14 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 """A signal that nothing else uses: an alarm could be the function's own."""
+_MAIN = threading.main_thread()
 _PATIENCE = 5.0
 """Seconds after the limit at which a call that was not interrupted is named."""
 
 
-class CallTimeout(Exception):
-    """The call took longer than it may."""
+class CallTimeout(BaseException):
+    """The call took longer than it may. No `Exception`: a function that catches those and tries
+    again must not swallow it."""
 
 
 def limited_call(function: Callable[..., R], seconds: float, name: str, *args: Any) -> R:
@@ -34,10 +35,15 @@ def limited_call(function: Callable[..., R], seconds: float, name: str, *args: A
     Raises:
         CallTimeout: it took longer.
     """
-    if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGRTMIN"):
-        with _WATCHDOG.watching(seconds, name):
-            return function(*args)
-    return _in_thread(function, seconds, args)
+    if threading.current_thread() is not _MAIN or not hasattr(signal, "SIGRTMIN"):
+        return _in_thread(function, seconds, args)
+    if _WATCHDOG.deadline is not None:  # a judge that calls a judge: the outer limit holds
+        return function(*args)
+    _WATCHDOG.watch(seconds, name)
+    try:
+        return function(*args)
+    finally:
+        _WATCHDOG.deadline = None
 
 
 def _in_thread(function: Callable[..., R], seconds: float, args: tuple[Any, ...]) -> R:
@@ -68,23 +74,18 @@ class _Watchdog:
         self.seconds = 0.0
         self.name = ""
         self.started = False
-        self.wake = threading.Event()
+        self.seen = 0.0
+        self.awake = threading.Event()
 
-    @contextlib.contextmanager
-    def watching(self, seconds: float, name: str) -> Any:
-        if self.deadline is not None:  # a judge that calls a judge: the outer limit holds
-            yield
-            return
+    def watch(self, seconds: float, name: str) -> None:
+        """Interrupt the main thread after `seconds`, unless the deadline is taken back first."""
         if not self.started:
             signal.signal(_SIGNAL, self._interrupt)
             self._start()
         self.seconds, self.name = seconds, name
         self.deadline = time.monotonic() + seconds
-        self.wake.set()
-        try:
-            yield
-        finally:
-            self.deadline = None
+        if not self.awake.is_set():
+            self.awake.set()
 
     def _start(self) -> None:
         self.started = True
@@ -101,11 +102,15 @@ class _Watchdog:
         assert main is not None
         while True:
             deadline = self.deadline
-            if deadline is None:
-                self.wake.clear()
+            if deadline is None:  # waking it for every call would cost more than most calls
+                if time.monotonic() < self.seen + 1.0:
+                    time.sleep(0.02)
+                    continue
+                self.awake.clear()
                 if self.deadline is None:
-                    self.wake.wait()
+                    self.awake.wait()
                 continue
+            self.seen = time.monotonic()
             left = deadline - time.monotonic()
             if left > 0:
                 time.sleep(min(left, 1.0))
@@ -126,7 +131,9 @@ _WATCHDOG = _Watchdog()
 
 
 def _after_fork() -> None:
-    """The thread that watches is the parent's."""
+    """The thread that watches is the parent's, and the forking thread is the main one now."""
+    global _MAIN
+    _MAIN = threading.main_thread()
     _WATCHDOG.__init__()  # type: ignore[misc]
 
 

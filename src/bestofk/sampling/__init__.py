@@ -4,6 +4,6 @@
 `bestofk.sampling.decode.ModelSampler`, samples any Hugging Face causal LM on CPU or GPU.
 """
 
-from bestofk.sampling.sampler import Sampler, Sampling, WeightHolder
+from bestofk.sampling.sampler import Sampler, Sampling, ServerLost, WeightHolder
 
-__all__ = ["Sampler", "Sampling", "WeightHolder"]
+__all__ = ["Sampler", "Sampling", "ServerLost", "WeightHolder"]

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from bestofk.common import config_value
+
 
 class RoomyLayer(CacheLayerMixin):
     """Keys and values (R, heads, capacity, d), of which the first `length` places are filled."""
@@ -57,11 +59,10 @@ def _with_room(states: Tensor, n: int, extra: int) -> Tensor:
 
 def rows_that_fit(config: PretrainedConfig, length: int, room: float) -> int:
     """How many rows of `length` tokens have their float32 keys and values in `room` bytes."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None) or 1
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
-    row = 2 * 4 * length * shared * size * getattr(text, "num_hidden_layers", 0)
+    heads = config_value(config, "num_attention_heads") or 1
+    shared = config_value(config, "num_key_value_heads") or heads
+    size = config_value(config, "head_dim") or (config_value(config, "hidden_size") or 0) // heads
+    row = 2 * 4 * length * shared * size * (config_value(config, "num_hidden_layers") or 0)
     return max(1, int(room // row)) if row else 2**31
 
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import math
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bestofk.common import base_model
+from bestofk.common import base_model, warn_where_bf16_is_slow
 from bestofk.sampling import cache as caches
 from bestofk.sampling import decode_attention
-from bestofk.sampling.draw import draw
+from bestofk.sampling.draw import AGREEMENT, draw, gap_to_plain
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Completion, FinishReason, Group, Prompt
 
 LEAVE = 0.25
 """Finished rows leave the batch when they are this share of it: leaving copies the cache."""
+WAYS = ("cache", "cache of equal lengths", "no cache")
+"""How rows are decoded, the fastest first: prompts padded to one length, one length at a time,
+and every token by a pass over the whole text."""
 
 
 class ModelSampler:
@@ -30,6 +36,10 @@ class ModelSampler:
     Prompts are prefilled once, their keys and values repeated n times, and all rows decoded
     together; rows that have ended leave. Tokens come from the untouched softmax unless `Sampling`
     says otherwise, whatever the model's generation config suggests.
+
+    Not every model decodes rightly so: some do not take a mask or positions, some have a cache of
+    their own kind. A few tokens are decoded before the first call and compared with plain forward
+    passes; a model that fails is decoded in a way that it can do (`WAYS`).
     """
 
     def __init__(
@@ -49,53 +59,112 @@ class ModelSampler:
                 default 4 on CPU, and half of what is free on a GPU.
             precision: "bf16" decodes under autocast.
         """
-        if max_rows < 1:
-            raise ValueError(f"max_rows is at least 1, got {max_rows}")
+        if precision == "bf16":
+            warn_where_bf16_is_slow(model)
         self.model, self.tokenizer = model, tokenizer
         self.max_rows, self.precision, self.cache_gib = max_rows, precision, cache_gib
         self.ends = end_tokens(model, tokenizer)
-        accepted = inspect.signature(base_model(model).forward).parameters
-        self._last_only = "logits_to_keep" in accepted
+        self.way: str | None = None
+        """Of `WAYS`; chosen at the first call."""
+        self._accepted = inspect.signature(base_model(model).forward).parameters
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, params.n, params.max_new_tokens)
-        # Prompts of one length need no padding and no mask: take like with like.
-        order = sorted(range(len(prompts)), key=lambda p: len(encoded[p]))
         longest = max(map(len, encoded), default=0) + params.max_new_tokens
         at_once = max(1, self._rows_at_once(longest) // params.n)
         groups: dict[int, Group] = {}
         with self._ready():
-            for start in range(0, len(order), at_once):
-                chosen = order[start : start + at_once]
+            if self.way is None and encoded:
+                self.way = self._right_way(max(encoded, key=len))
+            for chosen in self._turns(encoded, at_once):
                 rows = self._decode([encoded[p] for p in chosen], draws[chosen], params)
                 for at, p in enumerate(chosen):
                     own = rows[at * params.n : (at + 1) * params.n]
                     done = (completion(*row, self.tokenizer, self.ends, params.stop) for row in own)
-                    groups[p] = Group(prompts[p], tuple(done), encoded[p])
+                    groups[p] = Group(prompts[p], tuple(done), encoded[p], params.temperature)
         return [groups[p] for p in range(len(prompts))]
+
+    def _turns(self, encoded: Sequence[tuple[int, ...]], at_once: int) -> Iterator[list[int]]:
+        """Prompts that are decoded together. Those of one length need no padding and no mask."""
+        order = sorted(range(len(encoded)), key=lambda p: len(encoded[p]))
+        padded = self.way == "cache"
+        for _, like in groupby(order, key=lambda p: 0 if padded else len(encoded[p])):
+            alike = list(like)
+            yield from (alike[at : at + at_once] for at in range(0, len(alike), at_once))
 
     def _rows_at_once(self, length: int) -> int:
         device = self.model.device
         room = caches.room_on(device) if self.cache_gib is None else self.cache_gib * 2**30
         return min(self.max_rows, caches.rows_that_fit(base_model(self.model).config, length, room))
 
+    def _right_way(self, prompt: tuple[int, ...]) -> str:
+        """The fastest of `WAYS` whose log-probs are those of plain forward passes.
+
+        Raises:
+            ValueError: none is, so the log-probs of this model have no meaning.
+        """
+        name, gap = type(base_model(self.model)).__name__, math.inf
+        lower = self.precision == "bf16" or self.model.dtype != torch.float32
+        limit = AGREEMENT["bf16" if lower else "fp32"]
+        for self.way in WAYS:
+            try:
+                gap = self._gap_to_plain(prompt[:64])
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                if self.way == WAYS[-1]:
+                    raise
+                continue
+            if gap <= limit:
+                if self.way == "no cache":
+                    warnings.warn(
+                        f"{name} cannot be decoded with transformers' key-value cache: every token "
+                        "is computed by a pass over the whole text, which is slower",
+                        stacklevel=4,
+                    )
+                return self.way
+        raise ValueError(
+            f"sampled one token at a time, {name} has log-probs {gap:.2g} per token away from "
+            f"those of one pass over the text, more than {limit:g}: its forward pass is random, or "
+            "it is not a causal language model"
+        )
+
+    def _gap_to_plain(self, prompt: tuple[int, ...]) -> float:
+        """Mean |log-prob difference| per token of a few rows to plain passes over their text.
+
+        The two prompts differ in length, and an eighth of the vocabulary ends a row, so that
+        padding and the leaving of rows are tried too.
+        """
+        pair = [prompt, prompt[: len(prompt) // 2] or prompt * 2]
+        turns = [pair] if self.way == "cache" else [[each] for each in pair]
+        params = Sampling(samples_per_prompt=4, max_new_tokens=16)
+        draws = np.random.default_rng(0).random((2, params.n, params.max_new_tokens))
+        vocabulary = base_model(self.model).config.get_text_config().vocab_size
+        gaps: list[Tensor] = []
+        for turn in turns:
+            rows = self._decode(turn, draws[: len(turn)], params, set(range(0, vocabulary, 8)))
+            for at, row in enumerate(rows):
+                gaps.append(gap_to_plain(self.model, turn[at // params.n], *row, params))
+        mean = float(torch.cat(gaps).mean())
+        return math.inf if math.isnan(mean) else mean
+
     def _decode(
-        self, prompts: Sequence[tuple[int, ...]], draws: np.ndarray, params: Sampling
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        draws: np.ndarray,
+        params: Sampling,
+        ends: Collection[int] | None = None,
     ) -> list[tuple[list[int], list[float]]]:
         """Tokens and log-probs of n rows per prompt, in order."""
         device, n, most = self.model.device, params.n, params.max_new_tokens
         uniform = torch.from_numpy(draws).flatten(0, 1).to(device)
-        logits, cache, mask = self._prefill(prompts)
-        logits = logits.repeat_interleave(n, dim=0)
-        caches.spread(cache, len(prompts), n, most)
-        position = torch.tensor([len(p) for p in prompts], device=device).repeat_interleave(n)
-        if mask is not None:
-            mask = torch.nn.functional.pad(mask.repeat_interleave(n, dim=0), (0, most), value=1)
-        width = max(map(len, prompts))
-        rows = _Rows(len(prompts) * n, most, self.ends, device)
+        rows = _Rows(len(prompts) * n, most, self.ends if ends is None else ends, device)
+        kind = _WithoutCache if self.way == "no cache" else _WithCache
+        text: _WithCache | _WithoutCache = kind(self.model, self._accepted, prompts, n, most)
+        logits = text.first()
         for step in range(most):
             tokens, log_probs = draw(logits, uniform[rows.active, step], params)
             rows.add(step, tokens, log_probs)
@@ -105,43 +174,10 @@ class ModelSampler:
                 break
             kept = rows.leave(LEAVE)
             if kept is not None:
-                caches.keep(cache, kept)
-                tokens, position = tokens[kept], position[kept]
-                mask = None if mask is None else mask[kept]
-            logits = self._next(tokens, position + step, mask, width + step + 1, cache)
+                text.keep(kept)
+                tokens = tokens[kept]
+            logits = text.next(tokens)
         return rows.lists()
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Cache, Tensor | None]:
-        """Last logits (P, V) and the cache; a mask where prompts differ in length."""
-        width = max(map(len, prompts))
-        ids = np.zeros((len(prompts), width), dtype=np.int64)
-        real = np.zeros_like(ids)
-        for at, prompt in enumerate(prompts):
-            ids[at, width - len(prompt) :] = prompt
-            real[at, width - len(prompt) :] = 1
-        mask = None if real.all() else torch.from_numpy(real).to(self.model.device)
-        positions = torch.from_numpy(np.maximum(real.cumsum(-1) - 1, 0)).to(self.model.device)
-        cache = caches.fresh(base_model(self.model).config)
-        logits = self._forward(torch.from_numpy(ids).to(self.model.device), positions, mask, cache)
-        return logits, cache, mask
-
-    def _next(
-        self, tokens: Tensor, position: Tensor, mask: Tensor | None, length: int, cache: Cache
-    ) -> Tensor:
-        seen = None if mask is None else mask[:, :length]
-        return self._forward(tokens[:, None], position[:, None], seen, cache)
-
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
-        extra: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
-        out = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            **extra,
-        )
-        return out.logits[:, -1]
 
     def _stopped(self, rows: _Rows, step: int, stop: Sequence[str]) -> Tensor:
         """Which active rows have a text that has come to hold a stop string."""
@@ -166,10 +202,106 @@ class ModelSampler:
             self.model.train(training)
 
 
+class _WithCache:
+    """Texts that grow by a token a step; each step computes the new tokens alone.
+
+    Prompts of different lengths are padded on the left.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        accepted: Collection[str],
+        prompts: Sequence[tuple[int, ...]],
+        n: int,
+        most: int,
+    ) -> None:
+        self.model, self.prompts, self.n, self.most = model, prompts, n, most
+        self.options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self.cache = caches.fresh(base_model(model).config)
+        own = "cache_params" in accepted and "past_key_values" not in accepted
+        self.options["cache_params" if own else "past_key_values"] = self.cache
+
+    def first(self) -> Tensor:
+        """Logits (P · n, V) after the prompts, which are computed once."""
+        self.width = max(map(len, self.prompts))
+        ids = np.zeros((len(self.prompts), self.width), dtype=np.int64)
+        real = np.zeros_like(ids)
+        for at, prompt in enumerate(self.prompts):
+            ids[at, self.width - len(prompt) :] = prompt
+            real[at, self.width - len(prompt) :] = 1
+        device = self.model.device
+        mask = None if real.all() else torch.from_numpy(real).to(device)
+        positions = torch.from_numpy(np.maximum(real.cumsum(-1) - 1, 0)).to(device)
+        logits = self._forward(torch.from_numpy(ids).to(device), positions, mask)
+        caches.spread(self.cache, len(self.prompts), self.n, self.most)
+        lengths = torch.tensor([len(prompt) for prompt in self.prompts], device=device)
+        self.position = lengths.repeat_interleave(self.n)
+        self.mask = None
+        if mask is not None:
+            rows = mask.repeat_interleave(self.n, dim=0)
+            self.mask = torch.nn.functional.pad(rows, (0, self.most), value=1)
+        return logits.repeat_interleave(self.n, dim=0)
+
+    def next(self, tokens: Tensor) -> Tensor:
+        self.width += 1
+        mask = None if self.mask is None else self.mask[:, : self.width]
+        logits = self._forward(tokens[:, None], self.position[:, None], mask)
+        self.position = self.position + 1
+        return logits
+
+    def keep(self, kept: Tensor) -> None:
+        caches.keep(self.cache, kept)
+        self.position = self.position[kept]
+        self.mask = None if self.mask is None else self.mask[kept]
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            **self.options,
+        )
+        return out.logits[:, -1]
+
+
+class _WithoutCache:
+    """Texts that grow by a token a step; each step computes them from their beginning."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        accepted: Collection[str],
+        prompts: Sequence[tuple[int, ...]],
+        n: int,
+        most: int,
+    ) -> None:
+        self.model, self.n = model, n
+        self.ids = torch.tensor(prompts, device=model.device)
+        self.options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+
+    def first(self) -> Tensor:
+        logits = self._forward().repeat_interleave(self.n, dim=0)
+        self.ids = self.ids.repeat_interleave(self.n, dim=0)
+        return logits
+
+    def next(self, tokens: Tensor) -> Tensor:
+        self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
+        return self._forward()
+
+    def keep(self, kept: Tensor) -> None:
+        self.ids = self.ids[kept]
+
+    def _forward(self) -> Tensor:
+        out = self.model(input_ids=self.ids, use_cache=False, **self.options)
+        return out.logits[:, -1]
+
+
 class _Rows:
     """Rows being decoded: their tokens so far, which have ended, which are still in the batch."""
 
-    def __init__(self, count: int, most: int, ends: frozenset[int], device: torch.device) -> None:
+    def __init__(self, count: int, most: int, ends: Collection[int], device: torch.device) -> None:
         self.tokens = torch.zeros(count, most, dtype=torch.long, device=device)
         self.log_probs = torch.zeros(count, most, device=device)
         self.lengths = torch.full((count,), most, device=device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,3 +50,21 @@ def draw(logits: Tensor, uniform: Tensor, params: Sampling) -> tuple[Tensor, Ten
     below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, below[:, None], right=True)
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
+
+
+AGREEMENT = {"fp32": 1e-3, "bf16": 0.1}
+"""Largest mean |log-prob difference| per token to a plain forward pass, by precision."""
+
+
+def gap_to_plain(
+    model: Any,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    log_probs: Sequence[float],
+    params: Sampling,
+) -> Tensor:
+    """|log-prob difference| of each sampled token to one plain forward pass over the text."""
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    plain = distribution(logits, params).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+    return (plain.cpu() - torch.tensor(log_probs)).abs()

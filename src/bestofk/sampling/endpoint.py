@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from bestofk.sampling.openai_wire import (
     NO_CONNECTION,
@@ -82,7 +82,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SamplesToDraw:
     """Samples still to be drawn for one prompt."""
 
     prompt: Prompt
@@ -91,7 +91,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class EndpointSample:
     """One sample as it came."""
 
     prompt: Prompt
@@ -105,7 +105,7 @@ class Drawn:
 
 
 @dataclass
-class Spent:
+class Usage:
     """What a run has cost so far."""
 
     requests: int = 0
@@ -115,6 +115,8 @@ class Spent:
     """Prompt and completion, as the endpoint counts them; else the most a completion can be."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    uncounted: int = 0
+    """Answers of which the endpoint did not say how many tokens they have."""
     retried: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     """Why requests were repeated, and how often."""
@@ -128,28 +130,25 @@ class Cap:
     tokens: int
 
 
-Keep: TypeAlias = Callable[[Drawn], None]
-
-
 def draw(
     endpoint: Endpoint,
-    wanted: Iterable[Wanted],
+    wanted: Iterable[SamplesToDraw],
     sampling: Sampling,
-    keep: Keep,
+    keep: Callable[[EndpointSample], None],
     *,
     cap: Cap,
     seed: int = 0,
-    spent: Spent | None = None,
-    on_answer: Callable[[Spent], None] | None = None,
+    usage: Usage | None = None,
+    on_answer: Callable[[Usage], None] | None = None,
     warn: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
-) -> Spent:
+) -> Usage:
     """Draw every wanted sample and hand each to `keep` as soon as it is there.
 
     `keep` is called in one thread, one sample at a time, before the next request of that worker.
 
     Args:
-        spent: counted up as requests are answered; also what is returned.
+        usage: counted up as requests are answered; also what is returned.
         on_answer: called with it after every answer.
         warn: told why requests are being repeated, and that nothing has come for a while.
         patience: seconds without an answer before `warn` is told.
@@ -159,14 +158,14 @@ def draw(
         CapReached: the next request would pass the cap.
     """
     jobs = deque(
-        Wanted(each.prompt, each.samples[at : at + endpoint.per_request])
+        SamplesToDraw(each.prompt, each.samples[at : at + endpoint.per_request])
         for each in wanted
         for at in range(0, len(each.samples), endpoint.per_request)
     )
-    run = _Run(endpoint, sampling, jobs, keep, cap, seed, Spent() if spent is None else spent)
+    run = _Run(endpoint, sampling, jobs, keep, cap, seed, Usage() if usage is None else usage)
     run.on_answer, run.warn, run.patience = on_answer, warn or run.warn, patience
     asyncio.run(run.go())
-    return run.spent
+    return run.usage
 
 
 class _Run:
@@ -176,20 +175,21 @@ class _Run:
         self,
         endpoint: Endpoint,
         sampling: Sampling,
-        jobs: deque[Wanted],
-        keep: Keep,
+        jobs: deque[SamplesToDraw],
+        keep: Callable[[EndpointSample], None],
         cap: Cap,
         seed: int,
-        spent: Spent,
+        usage: Usage,
     ) -> None:
         self.endpoint, self.sampling, self.jobs = endpoint, sampling, jobs
-        self.keep, self.cap, self.seed, self.spent = keep, cap, seed, spent
-        self.on_answer: Callable[[Spent], None] | None = None
+        self.keep, self.cap, self.seed, self.usage = keep, cap, seed, usage
+        self.on_answer: Callable[[Usage], None] | None = None
         self.warn: Callable[[str], None] = lambda text: None
         self.patience = PATIENCE
         self.last_answer = time.monotonic()
         self.answered = False
         self.cause = ""
+        self.told: set[str] = set()
         self.in_flight = 0
         self.stopping = False
         self.not_before = 0.0
@@ -242,13 +242,13 @@ class _Run:
                 raise
             for sample in drawn:
                 self.keep(sample)
-            self.spent.samples += len(drawn)
+            self.usage.samples += len(drawn)
             if len(drawn) < len(job.samples):
-                self.jobs.append(Wanted(job.prompt, job.samples[len(drawn) :]))
+                self.jobs.append(SamplesToDraw(job.prompt, job.samples[len(drawn) :]))
             if self.on_answer:
-                self.on_answer(self.spent)
+                self.on_answer(self.usage)
 
-    async def ask(self, client: Any, job: Wanted) -> list[Drawn]:
+    async def ask(self, client: Any, job: SamplesToDraw) -> list[EndpointSample]:
         """One request, repeated while that can help.
 
         Raises:
@@ -290,7 +290,8 @@ class _Run:
                 else:
                     self.note(f"{answer.status_code}", why)
             except _transient() as error:
-                self.note(self.safe(reason_of(error)), self.safe(f"{reason_of(error)}: {error}"))
+                cause = f"{reason_of(error)}: {error}".removesuffix(": ")  # time-outs say nothing
+                self.note(self.safe(reason_of(error)), self.safe(cause))
                 if not self.answered and reason_of(error) == NO_CONNECTION:
                     tries = min(tries, CONNECTING)  # nobody is there: say so soon
             finally:
@@ -320,28 +321,34 @@ class _Run:
         while (left := self.not_before - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 1.0))
 
-    def reserve(self, job: Wanted) -> None:
+    def reserve(self, job: SamplesToDraw) -> None:
         """Count a request before it is sent."""
         most = (self.in_flight + len(job.samples)) * self.sampling.max_new_tokens
-        if self.spent.requests >= self.cap.requests:
+        if self.usage.requests >= self.cap.requests:
             raise CapReached(
                 f"the cap of {self.cap.requests:,} requests is reached: samples drawn so far are "
                 "kept; resume with a larger --max-requests"
             )
-        if self.spent.tokens + most > self.cap.tokens:
+        if self.usage.tokens + most > self.cap.tokens:
             raise CapReached(
-                f"the cap of {self.cap.tokens:,} tokens would be passed ({self.spent.tokens:,} "
+                f"the cap of {self.cap.tokens:,} tokens would be passed ({self.usage.tokens:,} "
                 "spent): samples drawn so far are kept; resume with a larger --max-tokens"
             )
-        self.spent.requests += 1
+        self.usage.requests += 1
 
     def note(self, reason: str, cause: str) -> None:
         """Count a failure; the first of each kind is told at once."""
         self.cause = cause
-        self.spent.retried += 1
-        if reason not in self.spent.reasons:
+        self.usage.retried += 1
+        if reason not in self.usage.reasons:
             self.warn(f"{self.endpoint.base_url}: {cause}; the request is repeated")
-        self.spent.reasons[reason] = self.spent.reasons.get(reason, 0) + 1
+        self.usage.reasons[reason] = self.usage.reasons.get(reason, 0) + 1
+
+    def tell(self, what: str) -> None:
+        """Warn of something, once."""
+        if what not in self.told:
+            self.told.add(what)
+            self.warn(f"{self.endpoint.base_url}: {what}")
 
     def safe(self, text: str) -> str:
         """Text from outside without the key."""
@@ -356,7 +363,7 @@ class _Run:
         way = ways.get(status, "the endpoint does not accept one of the parameters")
         return f"{self.endpoint.base_url} rejected the request: {why}: {way}"
 
-    def samples(self, job: Wanted, answer: Any, seed: int) -> list[Drawn]:
+    def samples(self, job: SamplesToDraw, answer: Any, seed: int) -> list[EndpointSample]:
         """The samples in an answer.
 
         Raises:
@@ -372,16 +379,27 @@ class _Run:
             raise _Garbage("an answer with no choice in it")
         most = self.sampling.max_new_tokens * len(choices)
         self.last_answer, self.answered = time.monotonic(), True
-        self.spent.tokens += int(usage.get("total_tokens") or most)
-        self.spent.prompt_tokens += int(usage.get("prompt_tokens") or 0)
-        self.spent.completion_tokens += int(usage.get("completion_tokens") or most)
+        self.usage.tokens += int(usage.get("total_tokens") or most)
+        self.usage.prompt_tokens += int(usage.get("prompt_tokens") or 0)
+        self.usage.completion_tokens += int(usage.get("completion_tokens") or 0)
+        if not usage.get("completion_tokens"):
+            self.usage.uncounted += 1
+            self.tell("answers come without usage, so their tokens are not known; the cap counts "
+                      f"--max-new-tokens ({self.sampling.max_new_tokens}) for each")  # fmt: skip
         drawn = []
         for sample, choice, text in zip(job.samples, choices, texts):
             logprob, counted = logprobs_of(choice)
+            if logprob is None and text and self.endpoint.logprobs:
+                self.tell("--logprobs was asked for, and answers come without: this endpoint or "
+                          "model gives none, so entropy is not known")  # fmt: skip
+            if "message" in choice and choice["message"].get("content") is None:
+                self.tell("an answer has no content (null, finish_reason "
+                          f"{choice.get('finish_reason')!r}): its text counts as empty; a model "
+                          "that thinks first may need a larger --max-new-tokens")  # fmt: skip
             if counted is None and len(choices) == 1:
                 counted = usage.get("completion_tokens")
             reason = str(choice.get("finish_reason") or "unknown")
-            drawn.append(Drawn(job.prompt, sample, text, reason, counted, logprob, seed))
+            drawn.append(EndpointSample(job.prompt, sample, text, reason, counted, logprob, seed))
         return drawn
 
 

@@ -32,7 +32,7 @@ def local_sampler(
     weight = next(model.parameters())
     if not weight.is_cuda or weight.dtype is torch.float16:
         return ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision or "fp32")
-    from bestofk.sampling.group import GroupSampler
+    from bestofk.sampling.engine.group_sampler import GroupSampler
 
     own = "bf16" if weight.dtype is torch.bfloat16 else "fp32"
     return GroupSampler(

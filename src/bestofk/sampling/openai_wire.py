@@ -114,7 +114,7 @@ def text_of(choice: Mapping[str, Any]) -> str:
     """A choice's text; a reasoning model's thoughts come first, in <think> tags."""
     if "message" in choice:
         message = choice["message"]
-        thought = message.get("reasoning_content") or ""
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
         stated = message.get("content") or ""
         return f"<think>{thought}</think>{stated}" if thought else stated
     return str(choice["text"])

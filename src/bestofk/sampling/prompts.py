@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,13 @@ def encode(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
         )
     else:
         messages = [dict(message) for message in prompt.text]
+        begun = messages[-1]["role"] == "assistant"  # a prefill: the completion continues it
         ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+            messages,
+            add_generation_prompt=not begun,
+            continue_final_message=begun,
+            tokenize=True,
+            return_dict=True,
         )["input_ids"]
     if not ids:
         raise ValueError(f"prompt {prompt.id!r} has no tokens; a model cannot go on from nothing")
@@ -44,11 +49,18 @@ def uniforms(prompts: Sequence[Prompt], seed: int, n: int, length: int) -> np.nd
     Fixed by the seed, the prompt's id, how often that id came before in this call, and the place of
     sample and token; not by the other prompts, nor by n.
     """
-    seen: Counter[str] = Counter()
     draws = np.empty((len(prompts), n, length))
-    for at, prompt in enumerate(prompts):
+    for own, digest in zip(draws, digests(prompts, seed)):
+        key = int.from_bytes(digest[:16], "little")
+        np.random.Generator(np.random.Philox(key=key)).random(out=own)
+    return draws
+
+
+def digests(prompts: Sequence[Prompt], seed: int) -> Iterator[bytes]:
+    """What the random numbers of each prompt are made from: the seed, its id, and how often that id
+    came before."""
+    seen: Counter[str] = Counter()
+    for prompt in prompts:
         text = f"{seed}/{seen[prompt.id]}/{prompt.id}"
         seen[prompt.id] += 1
-        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
-        np.random.Generator(np.random.Philox(key=key)).random(out=draws[at])
-    return draws
+        yield hashlib.sha256(text.encode()).digest()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
-from bestofk.bounds import Count, NaturalNumber, NonNegative, PositiveFraction, check_bounds
+from pydantic import Field
+
+from bestofk.sections import Count, FromList, NaturalNumber, NonNegative, Section
 from bestofk.types import Group, Prompt
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Section):
     """How completions are drawn. The defaults draw from the model's own distribution."""
 
     samples_per_prompt: Count = 16
@@ -21,18 +21,13 @@ class Sampling:
     """A completion that reaches this length without ending has finish reason "length"."""
     temperature: NonNegative = 1.0
     """Logits are divided by it; the learner uses the same one. 0 takes the most likely token."""
-    top_p: PositiveFraction = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set of tokens that holds this probability; 1 keeps all."""
     top_k: NaturalNumber = 0
     """Keep this many most likely tokens; 0 keeps all."""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], FromList] = ()
     """A completion ends where its text first holds one of these. Its `tokens` keep the stop string
     (they are what was sampled); its `text` ends before it."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        if any(not stop for stop in self.stop):
-            raise ValueError("a stop string holds at least one character, got ''")
 
     @property
     def n(self) -> int:
@@ -49,6 +44,10 @@ class Sampling:
         of the tokens that could not be drawn.
         """
         return self.top_p < 1.0 or self.top_k > 0 or self.temperature == 0.0
+
+
+class ServerLost(RuntimeError):
+    """Nobody answers any more where the server was that samples were drawn from."""
 
 
 class Sampler(Protocol):

@@ -3,17 +3,19 @@
 `VLLMEngine.update` gives it new ones, in place and without a file; nothing is drawn before the
 first. What vLLM is asked for, and how its answers become groups, is shared with the server
 (`bestofk.sampling.vllm_server`). Needs vLLM 0.32 or newer.
+
+A server is the recommended way. In the process it is for runs in which every card both learns and
+samples (FSDP2 over all cards, as in recipes/maths-7b): the engine gives its memory back while the
+learner works, which a server does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch import Tensor
 from bestofk.common import base_model
 from bestofk.sampling import vllm_worker
 from bestofk.sampling.decode import completion, end_tokens
-from bestofk.sampling.prompts import encode
+from bestofk.sampling.prompts import digests, encode
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
 
@@ -34,6 +36,8 @@ FIXED = {
     "load_format": "dummy",  # the weights come from `update`
 }
 """Options of the engine that the log-probabilities depend on."""
+SHARE = 0.4
+"""Of a GPU's memory, that vLLM takes beside the learner."""
 COLDEST = 0.01
 """vLLM raises temperatures between 0 and this one, without a word in its answers."""
 
@@ -73,8 +77,6 @@ class VLLMEngine:
         self.on_gpu, self._asleep = torch.cuda.is_available(), False
         self._alone = not torch.distributed.is_initialized()
         given = engine_options(options or {}, self.on_gpu)
-        if not self.on_gpu:
-            check_heads(model.config.get_text_config())
         self._folder = tempfile.mkdtemp(prefix="bestofk-vllm-")
         try:
             describe(model, tokenizer, self._folder)
@@ -169,7 +171,7 @@ def engine_options(options: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
             f"{options[name]!r}"
         )
     place = (
-        {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True}
+        {"gpu_memory_utilization": SHARE, "enable_sleep_mode": True}
         if on_gpu
         else {"kv_cache_memory_bytes": 2**30, "enforce_eager": True}
     )
@@ -183,19 +185,6 @@ def engine_options(options: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
         **options,
         **FIXED,
     }
-
-
-def check_heads(config: Any) -> None:
-    """Raise an error for a model whose head size vLLM's CPU build does not support."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    have = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in have:
-        raise ValueError(
-            f"on CPU vLLM takes attention heads of {', '.join(map(str, have))} numbers, and this "
-            f"model's have {size}: take a GPU, or sampling.engine = 'transformers'"
-        )
 
 
 def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
@@ -223,17 +212,9 @@ def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]
 
 
 def seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
-    """A seed for each prompt, fixed by the seed, its id, and how often that id came before.
-
-    vLLM adds the place of the sample to it. 62 bits: no two overlap but by a miracle.
-    """
-    seen: Counter[str] = Counter()
-    built = []
-    for prompt in prompts:
-        text = f"{seed}/{seen[prompt.id]}/{prompt.id}"
-        seen[prompt.id] += 1
-        built.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 2)
-    return built
+    """A seed for each prompt. vLLM adds the place of the sample to it; 62 bits: no two overlap but
+    by a miracle."""
+    return [int.from_bytes(digest[:8]) >> 2 for digest in digests(prompts, seed)]
 
 
 def group(
@@ -258,7 +239,7 @@ def group(
             f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
         )
     done = tuple(completion(*row, tokenizer, ends, params.stop) for row in rows)
-    return Group(prompt, done, ids)
+    return Group(prompt, done, ids, params.temperature)
 
 
 def describe(model: Any, tokenizer: Any, folder: str) -> None:
@@ -276,13 +257,8 @@ def _llm() -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    try:
-        from vllm import LLM
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"sampling with vLLM needs {error.name}: pip install 'bestofk[vllm]'; on CPU, see "
-            "environments/vllm.txt"
-        ) from error
+    from vllm import LLM
+
     return LLM
 
 

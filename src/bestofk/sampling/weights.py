@@ -47,8 +47,8 @@ def merged(base: Any) -> Iterator[tuple[str, Tensor]]:
         weight = parameter.detach()
         if inner == "weight":
             for adapter in adapted[owner].active_adapters:
-                weight = weight + adapted[owner].get_delta_weight(adapter).to(weight.dtype)
-        yield f"{owner}.{inner}", weight
+                weight = weight.float() + adapted[owner].get_delta_weight(adapter).float()
+        yield f"{owner}.{inner}", weight.to(parameter.dtype)
 
 
 def _layer_of(name: str) -> str:

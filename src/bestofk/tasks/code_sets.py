@@ -1,4 +1,4 @@
-"""Programming data sets: MBPP, MBPP+, HumanEval, LeetCode, and programs over stdin and stdout.
+"""Programming data sets: MBPP, MBPP+, HumanEval, and programs over stdin and stdout.
 
 What is shown can be copied: a test in the prompt is not graded unless asked for.
 """
@@ -6,13 +6,24 @@ What is shown can be copied: a test in the prompt is not graded unless asked for
 from __future__ import annotations
 
 import itertools
-import json
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bestofk.tasks.data_rows import Row, each, locate, read
-from bestofk.tasks.dataset import STYLES, as_messages, from_prompts
+from bestofk.tasks.dataset import STYLES, Source, as_messages, from_prompts, loader
 from bestofk.tasks.definition import Task, one_of
+from bestofk.tasks.schemas import (
+    chat,
+    field,
+    first_program,
+    program_schema,
+    program_spec,
+    time_limit,
+)
 from bestofk.tasks.shown_tests import shadowed_builtin, shown_and_graded
 from bestofk.types import Prompt, plain_text
 
@@ -48,7 +59,7 @@ def _by_split(source: str, build: Callable[[Row], Prompt]) -> Callable[[], dict[
     return rows
 
 
-def _code_task(
+def code_task(
     name: str,
     rows: Callable[[], Mapping[str, list[Prompt]]],
     splits: Sequence[str],
@@ -60,7 +71,11 @@ def _code_task(
     seed: int,
     validation_share: float = 0.0,
     keep_repeats: bool = True,
+    packages: Sequence[str] = (),
+    left_out: dict[str, str] | None = None,
+    read_as: Counter[str] | None = None,
 ) -> Task:
+    """A task judged by running programs; `rows` loads all splits when one is first used."""
     loaded: dict[str, list[Prompt]] = {}
 
     def loader(split: str) -> Callable[[], list[Prompt]]:
@@ -75,7 +90,9 @@ def _code_task(
         name,
         {split: loader(split) for split in splits},
         verifier="code",
-        verifier_options={"reward": reward},
+        verifier_options={"reward": reward, **({"packages": list(packages)} if packages else {})},
+        left_out=left_out,
+        read_as=read_as,
         licence=licence,
         shares={"validation": validation_share},
         limit=limit,
@@ -85,7 +102,7 @@ def _code_task(
     )
 
 
-def _prompt(
+def fenced_prompt(
     task: str, key: object, text: str, spec: dict[str, Any], code: str | None, style: str
 ) -> Prompt:
     return Prompt(
@@ -129,10 +146,10 @@ def mbpp(
             examples, graded = tests[:shown], tests
         text = "\n".join([row["text"].strip(), *["", "For example:"] * bool(shown), *examples])
         spec = {"asserts": graded, **given}
-        return _prompt("mbpp", row["task_id"], text, spec, row["code"], style)
+        return fenced_prompt("mbpp", row["task_id"], text, spec, row["code"], style)
 
     rows = _by_split(locate(path, "mbpp.jsonl.gz"), build)
-    return _code_task(
+    return code_task(
         "mbpp", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
         licence="CC-BY-4.0 (google-research/mbpp)", summary="970 small Python functions",
     )  # fmt: skip
@@ -160,7 +177,7 @@ def mbppplus(
         return _mbppplus_prompt(int(str(row["task_id"]).rpartition("/")[2]), row, style)
 
     rows = _by_split(locate(path, "mbppplus.jsonl.gz"), build)
-    return _code_task(
+    return code_task(
         "mbppplus", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
         licence="Apache-2.0 (evalplus/mbppplus_release)", summary="368 functions, many inputs",
     )  # fmt: skip
@@ -169,7 +186,7 @@ def mbppplus(
 def _mbppplus_prompt(number: int, row: Row, style: str) -> Prompt:
     if "base_input" not in row:  # the Hub's table has the tests as one program
         spec = {"asserts": row["test_list"], "setup": "\n".join(row.get("test_imports", []))}
-        return _prompt("mbppplus", number, row["prompt"], spec, row["code"], style)
+        return fenced_prompt("mbppplus", number, row["prompt"], spec, row["code"], style)
     inputs = [*row["base_input"], *row["plus_input"]]
     spec = {
         "entry_point": row["entry_point"],
@@ -179,7 +196,7 @@ def _mbppplus_prompt(number: int, row: Row, style: str) -> Prompt:
     if row.get("atol"):
         spec["tolerance"] = {"abs": row["atol"], "rel": 0.0}
     text = row["prompt"].strip().strip('"').strip()
-    return _prompt("mbppplus", number, text, spec, row["canonical_solution"], style)
+    return fenced_prompt("mbppplus", number, text, spec, row["canonical_solution"], style)
 
 
 def humaneval(
@@ -203,12 +220,12 @@ def humaneval(
         code = row["prompt"] + row["canonical_solution"]
         text = f"Complete this function.\n\n```python\n{row['prompt'].strip()}\n```"
         key = str(row["task_id"]).rpartition("/")[2]
-        return _prompt("humaneval", key, text, _checked_function(row), code, style)
+        return fenced_prompt("humaneval", key, text, _checked_function(row), code, style)
 
     def rows() -> dict[str, list[Prompt]]:
         return {"test": each(read(source), source, build)}
 
-    return _code_task(
+    return code_task(
         "humaneval", rows, ("test",), reward=reward, limit=limit, seed=seed,
         licence="MIT (openai/human-eval)", summary="164 functions to complete; for tests only",
     )  # fmt: skip
@@ -226,83 +243,6 @@ def _checked_function(row: Row) -> dict[str, Any]:
         "setup": row["prompt"],
         "prefix": row["prompt"],
     }
-
-
-def leetcode(
-    *,
-    train: str | None = None,
-    test: str | None = None,
-    style: str = "chat",
-    reward: str = "fraction",
-    validation_share: float = 0.05,
-    limit: int | None = None,
-    seed: int = 0,
-) -> Task:
-    """LeetCode problems with many cases (newfacade/LeetCodeDataset, MIT), test set by date.
-
-    Args:
-        train, test: files with task_id, query, prompt, test; else $BESTOFK_DATA, else the Hub.
-        reward: "fraction" of tests passed, or 1 only when "all" pass.
-    """
-    one_of("style", style, STYLES)
-    sources = {
-        "train": locate(train, "leetcode-train.jsonl.gz"),
-        "test": locate(test, "leetcode-test.jsonl.gz"),
-    }
-
-    def build(row: Row) -> Prompt:
-        key, spec = row["task_id"], _checked_function(row)
-        return _prompt("leetcode", key, row["query"], spec, row["completion"], style)
-
-    def rows() -> dict[str, list[Prompt]]:
-        return {split: each(read(source), source, build) for split, source in sources.items()}
-
-    return _code_task(
-        "leetcode", rows, ("train", "test"), reward=reward, limit=limit, seed=seed,
-        validation_share=validation_share,
-        licence="MIT (newfacade/LeetCodeDataset)", summary="LeetCode problems with many cases",
-    )  # fmt: skip
-
-
-def cases(tests: Any) -> list[dict[str, str]]:
-    """Cases of a stdin/stdout problem from any of the usual shapes.
-
-    >>> cases('{"inputs": ["1"], "outputs": ["2"]}') == cases([{"input": "1", "output": "2"}])
-    True
-    """
-    if isinstance(tests, str):
-        tests = json.loads(tests)
-    if isinstance(tests, Mapping):
-        inputs = tests.get("inputs", tests.get("input", []))
-        outputs = tests.get("outputs", tests.get("output", []))
-        tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
-    lines: list[dict[str, str]] = []
-    for case in tests:
-        for part in ("input", "output"):
-            if not isinstance(case[part], str | list):
-                raise ValueError(f"an {part} is text or a list of lines, got {case[part]!r}")
-        lines.append({part: _joined(case[part]) for part in ("input", "output")})
-    return lines
-
-
-def _joined(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "\n".join(map(str, text))
-
-
-PYTHON3 = 3
-"""CodeContests' number for the language."""
-
-
-def first_program(programs: Any) -> str | None:
-    """One Python program from a text, a list (also as JSON) or CodeContests' table."""
-    if isinstance(programs, str) and programs.startswith("["):
-        programs = json.loads(programs)
-    if isinstance(programs, Mapping):
-        pairs = zip(programs["language"], programs["solution"], strict=True)
-        programs = [code for language, code in pairs if language == PYTHON3]
-    if isinstance(programs, list):
-        return programs[0] if programs else None
-    return programs or None
 
 
 def codecontests(
@@ -327,10 +267,6 @@ def codecontests(
         train=locate(train, "codecontests-train.jsonl.gz"),
         validation=locate(validation, "codecontests-validation.jsonl.gz"),
         test=locate(test, "codecontests-test.jsonl.gz"),
-        question="description",
-        tests=("public_tests", "private_tests", "generated_tests"),
-        solution="solutions",
-        id="name",
         style=style,
         reward=reward,
         name="codecontests",
@@ -342,13 +278,14 @@ def codecontests(
 
 def stdio(
     *,
-    train: str | None = None,
-    validation: str | None = None,
-    test: str | None = None,
-    question: str = "question",
-    tests: Sequence[str] = ("input_output",),
+    train: Source | None = None,
+    validation: Source | None = None,
+    test: Source | None = None,
+    question: str = "",
+    tests: Sequence[str] = (),
     solution: str | None = None,
     id: str | None = None,
+    checker: str | None = None,
     style: str = "chat",
     reward: str = "fraction",
     name: str = "stdio",
@@ -357,15 +294,21 @@ def stdio(
     limit: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Programs that read stdin and write stdout, from rows of data.
+    """Programs judged by inputs and outputs, calls or asserts, from rows of data.
+
+    The rows of LiveCodeBench, CodeContests, APPS, TACO, DeepCoder, KodCode, AceCode, SYNTHETIC-1
+    and verl are recognised by their fields.
 
     Args:
         train, validation, test: files or "hub:owner/name@split".
-        question: field with the problem's text.
-        tests: fields with the cases: a list of {"input", "output"}, or {"inputs": [...],
-            "outputs": [...]}, as such or as JSON text (APPS, TACO, CodeContests).
+        question: field with the problem's text, or with chat messages.
+        tests: fields with the tests, all of which every row has: a list of {"input", "output"}, or
+            {"inputs": [...], "outputs": [...]}, or asserts; as such or as text. Where they name a
+            function (fn_name), it is called with the inputs.
         solution: field with a program (or a list, of which the first) that passes all tests.
         id: field that names a problem; its number in the file otherwise.
+        checker: a Python file with `def check(input, output, expected)`, which says whether an
+            output over stdin is right, where several are; it runs in the sandbox.
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
     one_of("style", style, STYLES)
@@ -374,26 +317,58 @@ def stdio(
         for key, source in (("train", train), ("validation", validation), ("test", test))
         if source is not None
     }
+    left_out: dict[str, str] = {}
+    read_as = Counter[str]()
+    own_check = Path(checker).read_text(encoding="utf-8") if checker else ""
+    if bool(question) != bool(tests):
+        raise ValueError("question and tests are both named, or both recognised by the fields")
 
     def builder(split: str) -> Callable[[Row], Prompt]:
         numbers = itertools.count()
 
         def build(row: Row) -> Prompt:
             number = next(numbers)
-            examples = [case for field in tests if row.get(field) for case in cases(row[field])]
-            code = first_program(row.get(solution)) if solution else None
-            text = f"{plain_text(row[question]).strip()}\n\nWrite a Python program that reads "
-            text += "stdin and writes stdout."
-            key = plain_text(row[id]) if id else f"{split}-{number}"
-            return _prompt(name, key, text, {"stdio": examples}, code, style)
+            schema, fields = "", (question, tuple(tests), solution, id)
+            if not question:
+                schema, fields = program_schema(row)
+            asked, tested, solved, named = fields
+            read_as[f"{schema}: ".lstrip(": ") + ", ".join((asked, *tested))] += 1
+            code = first_program(field(row, solved)) if solved else None
+            starter = str(row.get("starter_code") or "").rstrip()
+            spec = program_spec(row, tested, f"{starter}\n{code}") | time_limit(row)
+            if checker and "stdio" in spec:
+                spec["checker"] = own_check
+            value = field(row, asked)
+            messages = chat(value)
+            text = messages[-1]["content"] if messages else plain_text(value)
+            text = f"{text.strip()}\n\n{_wanted(spec, starter, str(field(row, tested[0])))}"
+            key = plain_text(field(row, named)) if named else f"{split}-{number}"
+            made = fenced_prompt(name, key, text, spec, code, style)
+            before = tuple(messages[:-1]) if messages and style == "chat" else ()
+            return replace(made, text=(*before, *made.text)) if before else made
 
         return build
 
     def rows() -> dict[str, list[Prompt]]:
-        return {key: each(read(source), source, builder(key)) for key, source in sources.items()}
+        return {
+            key: loader(key, source, builder(key), left_out)() for key, source in sources.items()
+        }
 
-    return _code_task(
+    return code_task(
         name, rows, tuple(sources), reward=reward, limit=limit, seed=seed, licence=licence,
-        validation_share=validation_share, summary="programs over stdin and stdout",
-        keep_repeats=False,
+        validation_share=validation_share, summary="programs judged by tests",
+        keep_repeats=False, left_out=left_out, read_as=read_as,
     )  # fmt: skip
+
+
+def _wanted(spec: Mapping[str, Any], starter: str, tests: str) -> str:
+    """What kind of program is asked for, in a sentence."""
+    if "stdio" in spec:
+        return "Write a Python program that reads stdin and writes stdout."
+    if starter:
+        return f"Complete this code:\n\n```python\n{starter}\n```"
+    if "entry_point" in spec:
+        return f"Write a Python function that is called as `{spec['entry_point']}`."
+    names = sorted(set(re.findall(r"from solution import (\w+)|assert (\w+)\(", tests)))
+    named = ", ".join(f"`{imported or called}`" for imported, called in names)
+    return f"Write Python code that defines {named}." if named else "Write Python code."

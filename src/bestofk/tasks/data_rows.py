@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import gzip
 import io
 import json
@@ -18,7 +19,8 @@ from bestofk.common import can_connect
 
 Made = TypeVar("Made")
 Row = Mapping[str, Any]
-FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_SAVED = ("state.json", "dataset_dict.json")
 _HUB = re.compile(
     r"hub:(?P<name>[^:@#]+)(?::(?P<config>[^@#]+))?(?:@(?P<split>[^#]+))?(?:#(?P<revision>.+))?"
 )
@@ -55,6 +57,17 @@ def read(source: Any, split: str = "train") -> list[Row]:
     if str(source).startswith("hub:"):
         return _from_hub(str(source))
     path = Path(source).expanduser()
+    several = sorted(map(Path, glob.glob(str(path)))) if glob.has_magic(str(path)) else []
+    if path.is_dir() and not any((path / name).is_file() for name in _SAVED):
+        several = sorted(one for one in path.iterdir() if one.suffix in FORMATS + (".gz",))
+        kinds = {one.name.removesuffix(".gz").rpartition(".")[2] for one in several}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"{path} holds files of several formats ({', '.join(sorted(kinds))}); name those "
+                f"to read, as in {path}/*.jsonl"
+            )
+    if several:
+        return [row for one in several for row in read(one, split)]
     if path.is_dir():
         return _saved_folder(path, split)
     folder, at, named = str(path).rpartition("@")
@@ -77,7 +90,10 @@ def read(source: Any, split: str = "train") -> list[Row]:
 def _from_python(source: Any, split: str) -> list[Row]:
     """Rows of an object: a list of dicts, a dataset or a dict of datasets, a DataFrame."""
     if hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas
-        return source.to_dict("records")
+        return [
+            {key: cell.tolist() if hasattr(cell, "tolist") else cell for key, cell in row.items()}
+            for row in source.to_dict("records")
+        ]
     if isinstance(source, Mapping):
         if split not in source:
             raise ValueError(
@@ -114,8 +130,23 @@ def _saved_folder(path: Path, split: str) -> list[Row]:
     return [dict(row) for row in datasets.load_from_disk(str(path))]
 
 
-def each(rows: Iterable[Row], where: str, build: Callable[[Row], Made]) -> list[Made]:
+class LeftOut(ValueError):
+    """A row that no run can use, through no fault of the declaration: it is left out, and said."""
+
+
+MOST_LEFT_OUT = 0.1
+"""Share of the rows, or of a split, beyond which something else is wrong."""
+
+
+def each(
+    rows: Iterable[Row],
+    where: str,
+    build: Callable[[Row], Made],
+    left_out: dict[str, str] | None = None,
+) -> list[Made]:
     """What `build` makes of each row; where it cannot, an error that names the row.
+
+    Rows for which it raises `LeftOut` are noted in `left_out`, unless they are more than a tenth.
 
     >>> each([{"a": 1}, {"b": 2}], "rows.csv", lambda row: row["a"])
     Traceback (most recent call last):
@@ -123,14 +154,23 @@ def each(rows: Iterable[Row], where: str, build: Callable[[Row], Made]) -> list[
     ValueError: rows.csv, row 2: no field 'a'; it has b
     """
     built: list[Made] = []
+    left: dict[str, str] = {}
+    number = 0
     for number, row in enumerate(rows, start=1):
         try:
             built.append(build(row))
+        except LeftOut as error:
+            left[f"{where}, row {number}"] = str(error)
         except KeyError as error:
             has = ", ".join(map(str, row))
             raise ValueError(f"{where}, row {number}: no field {error}; it has {has}") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{where}, row {number}: {error}") from error
+    if len(left) > MOST_LEFT_OUT * number:
+        listed = "; ".join(f"{row}: {why}" for row, why in list(left.items())[:5])
+        raise ValueError(f"{len(left)} of {number} rows cannot be used: {listed}; remove them")
+    if left_out is not None:
+        left_out.update(left)
     return built
 
 
@@ -145,8 +185,8 @@ def _decoded(path: Path, packed: bool) -> str:
 
 
 def _parse(text: str, kind: str, path: Path) -> list[Row]:
-    if kind == ".csv":
-        return _csv(text, path)
+    if kind in (".csv", ".tsv"):
+        return _csv(text, path, "\t" if kind == ".tsv" else ",")
     if kind == ".json":
         try:
             rows = json.loads(text)
@@ -169,9 +209,9 @@ def _parse(text: str, kind: str, path: Path) -> list[Row]:
     return parsed
 
 
-def _csv(text: str, path: Path) -> list[Row]:
+def _csv(text: str, path: Path, delimiter: str) -> list[Row]:
     csv.field_size_limit(sys.maxsize)  # of this process: a prompt may be long
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     parsed: list[Row] = []
     try:
         for row in reader:

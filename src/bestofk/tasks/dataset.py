@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import string
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,24 @@ from typing import Any
 from bestofk.common import unknown
 from bestofk.tasks.data_rows import Row, each, read
 from bestofk.tasks.definition import Split, Task, identity, one_of
+from bestofk.tasks.schemas import (
+    ANSWERS,
+    QUESTIONS,
+    answer_of,
+    chat,
+    field,
+    first_field,
+    without_answer,
+)
 from bestofk.types import Prompt, plain_text
 
 STYLES = ("chat", "text")
 REFERENCES = {"maths": "\\boxed{{{expected}}}", "exact": "<answer>{expected}</answer>"}
+FORMS = {
+    "maths": (("box", "####", "answer:"), "\n\nGive the final answer in \\boxed{}."),
+    "exact": (("<answer>",), "\n\nGive the answer alone between <answer> and </answer>."),
+}
+"""What shows that a prompt asks for the form that a verifier reads, and a sentence that does."""
 Source = str | Path | Iterable[Row] | Callable[[], Sequence[Row]]
 """A file, folder or Hub id (see `data_rows.read`), rows in Python, or a function that gets rows."""
 JSON_KINDS = (str, int, float, bool, type(None), list, dict)
@@ -27,7 +43,7 @@ def dataset(
     train: Source | None = None,
     validation: Source | None = None,
     test: Source | None = None,
-    prompt: str = "{prompt}",
+    prompt: str = "",
     answer: str | None = None,
     answer_after: str = "",
     spec: Mapping[str, str] | None = None,
@@ -36,6 +52,7 @@ def dataset(
     verifier: str = "maths",
     verifier_options: Mapping[str, Any] | None = None,
     system: str = "",
+    ask: bool = True,
     style: str = "chat",
     name: str = "dataset",
     licence: str = "not stated",
@@ -47,15 +64,18 @@ def dataset(
     """Prompts from rows of data.
 
     Args:
-        train, validation, test: files (.jsonl, .json, .csv, also .gz; .parquet, .arrow), a folder
-            that datasets.save_to_disk wrote, or "hub:owner/name:config@split"; in Python also rows,
-            or a function that gets them when a split is first used. With "train" alone the others
-            are cut from it.
-        prompt: template over the fields of a row: "{question}\\nAnswer in a box." A `prompt` field
-            that holds chat messages is used as it is.
+        train, validation, test: files (.jsonl, .json, .csv, .tsv, also .gz; .parquet, .arrow), a
+            pattern ("data/*.parquet"), a folder of such files or that datasets.save_to_disk wrote,
+            or "hub:owner/name:config@split"; in Python also rows, or a function that gets them when
+            a split is first used. With "train" alone the others are cut from it.
+        prompt: template over the fields of a row: "{question}\\nAnswer in a box."; by default the
+            first of prompt, question, problem, messages and the like. A template that is one field
+            with chat messages in it is used as it is. Fields may be dotted: "{extra_info.text}".
         answer: field with the expected answer, text or a number; the verifier finds it as
-            `expected`.
-        answer_after: keep only what follows this mark in the answer ("####" for GSM8K).
+            `expected`. For maths and exact answers by default the first of
+            reward_model.ground_truth, answer, ground_truth, solution and the like. Of a worked
+            solution, the last box, or what follows ####, counts.
+        answer_after: keep only what follows this mark in the answer.
         spec: further fields that the verifier needs: its name for the field, then the field. A
             reward function of yours gets all fields of the row.
         reference: template of a completion that must score 1.0, over the fields and `expected`;
@@ -63,17 +83,22 @@ def dataset(
         id: field that names a row; without it the id is made from the prompt.
         verifier, verifier_options: who judges.
         system, style: a system message put first; "chat" or "text".
+        ask: where a prompt does not ask for the form that the verifier reads (a box for maths, an
+            <answer> tag for exact answers), add a sentence that does.
         validation_share, test_share: what is cut from "train" for splits without a source.
         limit: at most so many prompts a split.
     """
     sources = {"train": train, "validation": validation, "test": test}
+    left_out: dict[str, str] = {}
+    read_as = Counter[str]()
     declaration = _Declaration(
-        name, prompt, answer, answer_after, spec or {}, reference, id, verifier, system, style
-    )
+        name, prompt, answer, answer_after, spec or {}, reference, id, verifier, system, style, ask,
+        read_as,
+    )  # fmt: skip
     return from_prompts(
         name,
         {
-            key: _loader(key, source, declaration.prompt_of)
+            key: loader(key, source, declaration.prompt_of, left_out)
             for key, source in sources.items()
             if source is not None
         },
@@ -84,6 +109,8 @@ def dataset(
         limit=limit,
         seed=seed,
         summary=f"rows of data, judged by {verifier}",
+        left_out=left_out,
+        read_as=read_as,
     )
 
 
@@ -101,6 +128,9 @@ class _Declaration:
     verifier: str
     system: str
     style: str
+    ask: bool
+    read_as: Counter[str]
+    """Counts what is recognised in the rows."""
 
     def __post_init__(self) -> None:
         one_of("style", self.style, STYLES)
@@ -110,55 +140,110 @@ class _Declaration:
             )
 
     def prompt_of(self, row: Row) -> Prompt:
-        needs = {key: _field(row, field) for key, field in self.spec.items()}
+        needs = {key: field(row, name) for key, name in self.spec.items()}
         if ":" in self.verifier:  # a function of the user's, which may ask for any field
             plain = {key: value for key, value in row.items() if isinstance(value, JSON_KINDS)}
             needs = {**plain, **needs}
-        if self.answer is not None:
-            needs["expected"] = _after(_text(row, self.answer), self.answer_after)
-        elif self.verifier in REFERENCES and "expected" in needs:
-            needs["expected"] = _text(row, self.spec["expected"])
+        answer = self._answer_field(row)
+        if answer is not None:
+            needs["expected"] = answer_of(row, answer, self.answer_after)
         template = self.reference
         if template is None and "expected" in needs:
             template = REFERENCES.get(self.verifier)
-        messages = row.get("prompt") if self.prompt == "{prompt}" else None
-        chat = isinstance(messages, list)
-        text = _fill(self.prompt, row, "prompt") if not chat else json.dumps(messages)
+        asked = self._template(row)
+        text, messages = self._question(row, asked, str(needs.get("expected", "")))
+        if not text.strip() or messages == []:
+            raise ValueError("the prompt is empty")
+        id = f"{self.name}/{_text(row, self.id)}" if self.id else identity(self.name, text)
+        sentence = self._form(text)
+        if messages is None:
+            text += sentence
+        elif sentence:
+            at = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
+            messages[at] = messages[at] | {"content": messages[at]["content"] + sentence}
+        if not self.prompt or (answer and not self.answer):
+            in_chat = " (chat messages)" if messages else ""
+            rest = f", answer {answer}" if answer else ""
+            self.read_as[f"prompt {asked.strip('{}')}{in_chat}{rest}"] += 1
         return Prompt(
-            id=f"{self.name}/{_text(row, self.id)}" if self.id else identity(self.name, text),
-            text=_checked_messages(messages, self.system)
-            if chat
-            else as_messages(self.style, self.system, text),
+            id=id,
+            text=as_messages(self.style, self.system, text)
+            if messages is None
+            else self._with_system(messages),
             task=self.name,
             spec=needs,
             reference=_reference(template, {**row, **needs}) if template else None,
         )
 
+    def _form(self, text: str) -> str:
+        """The sentence that asks for the form of the answer, where nothing does."""
+        signs, sentence = FORMS.get(self.verifier, ((), ""))
+        asked = f"{self.system}\n{text}".lower()
+        return "" if not self.ask or any(sign in asked for sign in signs) else sentence
 
-def _checked_messages(messages: Any, system: str) -> tuple[dict[str, str], ...]:
-    """Chat messages of the data, with the system message put first."""
-    for one in messages:
-        if not isinstance(one, Mapping) or not isinstance(one.get("content"), str):
+    def _answer_field(self, row: Row) -> str | None:
+        """The field with the answer, where the verifier compares with one."""
+        if self.answer is not None or "expected" in self.spec:
+            return self.answer or self.spec["expected"]
+        if self.verifier not in REFERENCES:
+            return None
+        found = first_field(row, ANSWERS)
+        if found is None:
             raise ValueError(
-                'a prompt of messages reads [{"role": "user", "content": "…"}], got '
-                f"{messages!r:.80}"
+                f"verifier {self.verifier!r} compares with an answer, and none of the fields is "
+                f"known to hold one ({', '.join(row)}): name it with answer"
             )
-    first = ({"role": "system", "content": system},) if system else ()
-    rest = ({"role": str(m.get("role", "user")), "content": m["content"]} for m in messages)
-    return (*first, *rest)
+        return found
+
+    def _template(self, row: Row) -> str:
+        """The template of the prompt, as stated or by the fields of the row."""
+        if self.prompt:
+            return self.prompt
+        found = first_field(row, QUESTIONS)
+        if found is None:
+            raise ValueError(
+                f"none of the fields is known to hold a question ({', '.join(row)}): name it "
+                'with prompt="{field}"'
+            )
+        if found == "instruction" and row.get("input"):  # Alpaca's
+            return "{instruction}\n\n{input}"
+        return f"{{{found}}}"
+
+    def _question(
+        self, row: Row, template: str, expected: str
+    ) -> tuple[str, list[dict[str, str]] | None]:
+        """The text that is asked; and the messages, where it is a chat."""
+        one = _ONE_FIELD.fullmatch(template)
+        messages = chat(field(row, one[1])) if one else None
+        if one is None or messages is None:
+            return _fill(template, row, "prompt"), None
+        asked = without_answer(messages, one[1], expected)
+        return json.dumps(asked), asked
+
+    def _with_system(self, messages: list[dict[str, str]]) -> str | tuple[dict[str, str], ...]:
+        if self.style == "text":
+            parts = [*([self.system] if self.system else []), *(m["content"] for m in messages)]
+            return "\n\n".join(parts)
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return (*first, *messages)
 
 
-def _after(answer: str, mark: str) -> str:
-    if mark and mark not in answer:
-        raise ValueError(f"no {mark!r} in the answer {answer[-80:]!r}")
-    return (answer.rpartition(mark)[2] if mark else answer).strip()
+_ONE_FIELD = re.compile(r"\{([^{}!:\[\]]+)\}")
 
 
-def _loader(
-    split: str, source: Source, build: Callable[[Row], Prompt]
+def loader(
+    split: str, source: Source, build: Callable[[Row], Prompt], left_out: dict[str, str]
 ) -> Callable[[], list[Prompt]]:
     where = str(source) if isinstance(source, str | Path) else split
-    return lambda: each(source() if callable(source) else read(source, split), where, build)
+
+    def load() -> list[Prompt]:
+        rows = source() if callable(source) else read(source, split)
+        prompts = each(rows, where, build, left_out)
+        if not prompts and not left_out:
+            raise ValueError(f"{where} has no rows of data")
+        return prompts
+
+    return load
 
 
 def from_prompts(
@@ -173,6 +258,8 @@ def from_prompts(
     seed: int,
     summary: str,
     keep_repeats: bool = False,
+    left_out: dict[str, str] | None = None,
+    read_as: Counter[str] | None = None,
 ) -> Task:
     """A task from lists of prompts, with missing splits cut from "train" and overlaps removed.
 
@@ -193,11 +280,12 @@ def from_prompts(
     order = [key for key in ("test", "validation", "train") if key in loaders or key in cut]
     order += [key for key in loaders if key not in order]
     built: dict[str, list[Prompt]] = {}
+    noted = {} if left_out is None else left_out
 
     def make(split: str) -> Split:
         if not built:
             loaded = {key: load() for key, load in loaders.items()}
-            built.update(_apart(name, loaded, cut, order, keep_repeats))
+            built.update(_apart(name, loaded, cut, order, keep_repeats, noted))
         kept = built[split][:limit]
         if not kept:
             raise ValueError(
@@ -216,6 +304,8 @@ def from_prompts(
         splits=splits + tuple(key for key in order if key not in splits),
         licence=licence,
         summary=summary,
+        left_out=noted,
+        read_as=Counter() if read_as is None else read_as,
     )
 
 
@@ -225,6 +315,7 @@ def _apart(
     cut: Mapping[str, float],
     order: Sequence[str],
     keep_repeats: bool,
+    left_out: dict[str, str],
 ) -> dict[str, list[Prompt]]:
     """The splits in `order`, each without the problems of those before it."""
     pools: dict[str, list[Prompt]] = {key: list(loaded.get(key, [])) for key in order}
@@ -237,13 +328,20 @@ def _apart(
     kept: dict[str, list[Prompt]] = {key: [] for key in order}
     for key in order:
         specs: dict[str, list[Mapping[str, Any]]] = {}
-        for item in pools[key]:
+        for number, item in enumerate(pools[key]):
             content = _content(item)
-            if content in taken or by_id.get(item.id) == item:
-                continue
-            if item.id in by_id:
+            before = by_id.get(item.id)
+            why = ""
+            if content in taken:
+                why = "a prompt that another split has"
+            elif before is not None and _content(before) != content:
                 raise ValueError(f"{name}: the id {item.id!r} names two different problems")
-            if not keep_repeats and item.spec in specs.setdefault(content, []):
+            elif before is not None and before != item:
+                why = "a prompt that came before, with another answer"
+            elif before or (not keep_repeats and item.spec in specs.setdefault(content, [])):
+                why = "a prompt that came before"
+            if why:
+                left_out[f"{key}, {number}: {item.id}"] = why
                 continue
             specs.setdefault(content, []).append(item.spec)
             by_id[item.id] = item
@@ -254,8 +352,9 @@ def _apart(
 
 def _content(prompt: Prompt) -> str:
     """What makes two prompts the same problem: their text, up to white space."""
-    text = prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"]
-    return " ".join(text.split())
+    if isinstance(prompt.text, str):
+        return " ".join(prompt.text.split())
+    return " ".join(" ".join(message["content"].split()) for message in prompt.text)
 
 
 def _share(prompt: Prompt, cut: Mapping[str, float]) -> str:
@@ -277,18 +376,11 @@ def as_messages(style: str, system: str, text: str) -> str | tuple[dict[str, str
     return (*first, {"role": "user", "content": text})
 
 
-def _field(row: Row, field: str) -> Any:
-    if field not in row:
-        raise unknown("field of the data", field, row)
-    return row[field]
-
-
-def _text(row: Row, field: str) -> str:
-    value = _field(row, field)
+def _text(row: Row, name: str) -> str:
     try:
-        return plain_text(value)
+        return plain_text(field(row, name))
     except ValueError as error:
-        raise ValueError(f"field {field!r}: {error}") from error
+        raise ValueError(f"field {name!r}: {error}") from error
 
 
 class Absent(ValueError):
@@ -299,7 +391,15 @@ class _Filler(string.Formatter):
     """Fills templates; what is null has no place in a text, where it would read "None"."""
 
     def get_field(self, name: str, args: Any, fields: Any) -> Any:
-        value, first = super().get_field(name, args, fields)
+        if "[" in name:
+            value, first = super().get_field(name, args, fields)
+        else:
+            value, first = field(fields, name), name
+        if isinstance(value, list | dict | tuple):
+            raise ValueError(
+                f"the field {name!r} holds {value!r:.60}, which is no text: name a field inside, "
+                "as in {field.inside}, or a field with chat messages alone"
+            )
         if value is None or (isinstance(value, float) and value != value):
             raise Absent(f"the field {name!r} is null; repair or remove the row")
         return value, first

@@ -7,16 +7,13 @@ know nothing of each other but the prompt's spec.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from os import PathLike
-from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, overload
+from typing import Any, TypeAlias, overload
 
 from bestofk.common import unknown
 from bestofk.types import Prompt
@@ -49,19 +46,29 @@ class Split(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> list[Prompt]: ...
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
         if isinstance(index, slice):
+            self._has(max(index.indices(self._size)[:2], default=0))
             return [self[i] for i in range(*index.indices(self._size))]
         position = index + self._size if index < 0 else index
-        if not 0 <= position < self._size:
+        if not 0 <= position < self._size or not self._has(position):
             raise IndexError(f"the split holds {self._size} prompts, asked for number {index}")
+        return self._made[position]
+
+    def _has(self, position: int) -> bool:
+        """Make the prompts up to a position. A source that has fewer than it promised is what the
+        split is."""
         with self._lock:
-            while len(self._made) <= position:
-                self._made.append(next(self._source))
-            return self._made[position]
+            while len(self._made) <= position and len(self._made) < self._size:
+                try:
+                    self._made.append(next(self._source))
+                except StopIteration:
+                    if not self._made:
+                        raise ValueError("a split holds at least one prompt, got none") from None
+                    self._size = len(self._made)
+        return position < self._size
 
     def at(self, position: int) -> Prompt:
         """The prompt at a position of the endless stream (position >= 0)."""
-        if position < 0:
-            raise ValueError(f"a position in the stream is 0 or more, got {position}")
+        self._has(min(position, self._size - 1))
         epoch, place = divmod(position, self._size)
         if epoch == 0 and not self._shuffle:
             return self[place]
@@ -72,12 +79,19 @@ class Split(Sequence[Prompt]):
             self._orders = {epoch: order}
         return self[order[place]]
 
-    def stream(self, start: int = 0) -> Iterator[Prompt]:
-        """The endless stream from a position on."""
-        position = start
-        while True:
-            yield self.at(position)
-            position += 1
+    def where(self, keep: Callable[[Prompt], bool]) -> Split:
+        """The split with these prompts alone, in an order of its own; a generated one as it is
+        asked for."""
+        kept: Iterable[Prompt] = filter(keep, self)
+        if self._shuffle:  # an order needs their number
+            kept = list(kept)
+        size = len(kept) if isinstance(kept, list) else len(self)
+        return Split(kept, size, seed=self._seed, shuffle=self._shuffle)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its prompts are made as they are asked for."""
+        return not self._shuffle
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,10 @@ class Task:
     licence: str = "generated"
     """Of the data; "generated" where the task makes its own."""
     summary: str = ""
+    left_out: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Ids of problems that no split holds, each with the reason; filled when splits are made."""
+    read_as: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
+    """What the rows of data were recognised as, counted; filled when splits are made."""
     _cache: dict[str, Split] = field(default_factory=dict, repr=False, compare=False)
 
     def split(self, name: str = "train") -> Split:
@@ -103,6 +121,38 @@ class Task:
         if name not in self._cache:
             self._cache[name] = self.make(name)
         return self._cache[name]
+
+    def findings(self) -> list[str]:
+        """What was recognised in the data and what is left out so far, a line each."""
+        lines = [f"{count:,} rows read as {what}" for what, count in self.read_as.most_common(3)]
+        if self.left_out:
+            reasons = Counter(self.left_out.values())
+            counts = "; ".join(f"{count:,} × {why}" for why, count in reasons.most_common(5))
+            more = f"; and {len(reasons) - 5} other reasons" if len(reasons) > 5 else ""
+            lines.append(f"left out: {len(self.left_out):,}: {counts}{more}")
+        return lines
+
+    def look(self, split: str) -> list[str]:
+        """What a person should see before the first sample: how the data were read, what is left
+        out, the first prompt as it is asked, and what counts as right for it."""
+        first = self.split(split).at(0)
+        text = (
+            first.text
+            if isinstance(first.text, str)
+            else "\n".join(f"[{message['role']}] {message['content']}" for message in first.text)
+        )
+        shown = [f"{self.name}: {line}" for line in self.findings()]
+        shown.append(f"first prompt, {first.id}:\n{_shortened(text, 600)}")
+        if first.reference is not None:
+            shown.append(f"a right answer to it:\n{_shortened(first.reference, 300)}")
+        else:
+            given = ", ".join(first.spec) or "nothing"
+            shown.append(f"right is what the verifier {self.verifier} says, which gets {given}")
+        return shown
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 STYLES = ("chat", "text", "compact")
@@ -233,39 +283,3 @@ def answer(style: str, text: str) -> str:
 def one_of(what: str, given: str, known: Sequence[str]) -> None:
     if given not in known:
         raise unknown(what, given, known)
-
-
-def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise a ValueError for an option that `factory` does not take, or a value of another type."""
-    parameters = inspect.signature(factory).parameters
-    hints = get_type_hints(factory)
-    for option, value in options.items():
-        if option not in parameters:
-            raise unknown(f"option of task {what}", option, parameters)
-        if not fits(value, hints[option]):
-            wanted = parameters[option].annotation
-            default = parameters[option].default
-            raise ValueError(
-                f"option {option} of task {what} is of type {wanted}, got {value!r}; it is "
-                f"{default!r} unless stated"
-            )
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, as options state them: lists for tuples, integers for floats.
-
-    >>> fits([9, 11], Sequence[int]), fits(9, Sequence[int]), fits("9", int), fits(True, int)
-    (True, False, False, False)
-    """
-    inside = get_args(hint)
-    origin = get_origin(hint) or hint
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in inside)
-    if origin in (tuple, Sequence):
-        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            return all(fits(item, inside[0]) for item in value)
-        return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    if origin is bool or isinstance(value, bool):
-        return origin in (bool, Any) and isinstance(value, bool)
-    kinds: dict[Any, Any] = {int: Integral, float: Real, str: (str, PathLike)}
-    return origin is Any or isinstance(value, kinds.get(origin, origin))

@@ -1,13 +1,17 @@
-"""Puzzles from reasoning-gym (Apache-2.0), by name. Which are allowed is the verifier's to say."""
+"""Puzzles from reasoning-gym (Apache-2.0), by name."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.common import TRUSTED_PUZZLES, unknown
 from bestofk.tasks.definition import Split, Task, identity, one_of, share_of, wording
 from bestofk.types import Prompt
 
@@ -28,7 +32,7 @@ def gym(
     """One task of reasoning-gym.
 
     Args:
-        dataset: its name there.
+        dataset: its name there, one of those that can be trusted.
         config: its settings (besides seed and size).
         style: "chat" or "text".
     """
@@ -37,14 +41,19 @@ def gym(
         import reasoning_gym
     except ImportError as error:
         raise ValueError("this needs reasoning-gym: pip install 'bestofk[gym]'") from error
-    if dataset not in reasoning_gym.factory.DATASETS:
-        raise unknown("reasoning-gym task", dataset, reasoning_gym.factory.DATASETS)
+    if dataset not in TRUSTED_PUZZLES:
+        raise unknown("or untrustworthy reasoning-gym task", dataset, TRUSTED_PUZZLES)
     settings = dict(config or {})
+    try:
+        reasoning_gym.create_dataset(dataset, seed=0, size=1, **settings)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ValueError(f"config of reasoning-gym's {dataset}: {error}") from error
     sizes = {"train": train_size, "validation": validation_size, "test": test_size}
+    source = _Source(dataset, settings, seed * SEEDS)
 
     def make(split: str) -> Split:
-        source = _entries(reasoning_gym.create_dataset, dataset, settings, seed, split, style)
-        return Split(source, sizes[split], seed=seed, shuffle=False)
+        prompts = _prompts(source, split, style, sizes[split])
+        return Split(prompts, sizes[split], seed=seed, shuffle=False)
 
     return Task(
         name="gym",
@@ -54,41 +63,125 @@ def gym(
         splits=tuple(sizes),
         licence="generated (reasoning-gym, Apache-2.0)",
         summary=f"reasoning-gym's {dataset}",
+        left_out=source.left_out,
     )
 
 
-def _entries(
-    create: Callable[..., Any],
-    dataset: str,
-    settings: Mapping[str, Any],
-    seed: int,
-    split: str,
-    style: str,
-    patience: int = 20_000,
-) -> Iterator[Prompt]:
-    """Distinct questions that belong to the split, from one endless source."""
-    missed, seen = 0, set[str]()
-    for part in itertools.count(seed * 1_000_003):
-        for entry in create(dataset, seed=part, size=500, **settings):
-            entry = json.loads(json.dumps(entry))
-            key = f"gym {dataset} {entry['question']}"
-            if key not in seen and _split_of(key) == split:
-                missed = 0
-                seen.add(key)
-                yield Prompt(
-                    id=identity(f"gym-{dataset}", key),
-                    text=wording(style, entry["question"].strip() + _ASK, ""),
-                    task="gym",
-                    spec={"entry": entry},
-                    reference=f"<answer>{entry['answer']}</answer>",
-                )
-                continue
-            missed += 1
-            if missed > patience:
-                raise ValueError(
-                    f"gym {dataset}: {patience} entries in a row gave no new one after "
-                    f"{len(seen)}; ask for fewer prompts or widen its config"
-                )
+SEEDS = 1_000_000
+"""Entry i of reasoning-gym comes from `Random(seed + i)`: so far apart are our seeds."""
+PATIENCE = 5_000
+"""Entries in a row that are not new, after which a generator has no others."""
+CPU_SECONDS = 10.0
+"""Time to make one entry; a few never end."""
+_MAKER = """
+import json, os, signal, sys, threading, time
+out = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # some generators print
+name, settings, seed, parent = json.loads(sys.argv[1])
+
+def watch():
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(0)
+
+class Late(BaseException):
+    pass
+
+def late(*_):
+    raise Late
+
+threading.Thread(target=watch, daemon=True).start()
+signal.signal(signal.SIGVTALRM, late)
+import reasoning_gym
+made = reasoning_gym.create_dataset(name, seed=seed, size=%d, **settings)
+for number in range(%d):
+    entry = None
+    signal.setitimer(signal.ITIMER_VIRTUAL, %r)
+    try:
+        entry = made[number]
+    except Late:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    out.write(json.dumps(entry) + "\\n")
+    out.flush()
+"""
+
+
+class _Source:
+    """The entries of a generator in order, made by another process as they are asked for.
+
+    A process of its own, because some entries take seconds and a few never end; the pipe holds it
+    back, so that it is only a little ahead.
+    """
+
+    def __init__(self, dataset: str, settings: Mapping[str, Any], seed: int) -> None:
+        self.dataset, self.left_out = dataset, dict[str, str]()
+        self._ask = [dataset, settings, seed]
+        self._entries: list[Any] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> dict[str, Any] | None:
+        """An entry; None for one that took too long or has no answer."""
+        with self._lock:
+            while len(self._entries) <= number:
+                self._entries.append(self._next())
+            return self._entries[number]
+
+    def _next(self) -> dict[str, Any] | None:
+        if self._process is None:
+            words = [sys.executable, "-c", _MAKER % (SEEDS, SEEDS, CPU_SECONDS)]
+            asked = json.dumps([*self._ask, os.getpid()])
+            self._process = subprocess.Popen([*words, asked], stdout=subprocess.PIPE, text=True)
+            weakref.finalize(self, _end, self._process)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ValueError(f"reasoning-gym's {self.dataset} ended with an error; see above")
+        entry = json.loads(line)
+        key = f"{self.dataset}, entry {len(self._entries)}"
+        if entry is None:
+            self.left_out[key] = f"took more than {CPU_SECONDS:g} CPU seconds to make"
+        elif not str(entry["answer"] or "").strip():
+            self.left_out[key] = "a question without an answer"
+            return None
+        return entry
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _prompts(source: _Source, split: str, style: str, wanted: int) -> Iterator[Prompt]:
+    """Distinct questions that belong to the split, until the generator has no new ones."""
+    seen, last = set[str](), 0
+    for number in range(SEEDS):
+        entry = source[number]
+        key = f"gym {source.dataset} {entry['question']}" if entry else ""
+        if entry and key not in seen and _split_of(key) == split:
+            seen.add(key)
+            last = number
+            yield Prompt(
+                id=identity(f"gym-{source.dataset}", key),
+                text=wording(style, entry["question"].strip() + _ASK, ""),
+                task="gym",
+                spec={"entry": entry},
+                reference=f"<answer>{entry['answer']}</answer>",
+            )
+        elif number - last > PATIENCE:
+            break
+    if not seen:
+        raise ValueError(
+            f"reasoning-gym's {source.dataset} has no question for split {split!r}; its questions "
+            "are too few to be split: choose another config"
+        )
+    source.left_out[f"{source.dataset}, {split}"] = (
+        f"there are {len(seen)} distinct questions, and {wanted} were asked for"
+    )
 
 
 def _split_of(key: str) -> str:

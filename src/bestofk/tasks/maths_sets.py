@@ -9,6 +9,7 @@ from collections.abc import Callable
 from bestofk.tasks.data_rows import Row, each, locate, read
 from bestofk.tasks.dataset import dataset
 from bestofk.tasks.definition import Task
+from bestofk.tasks.schemas import last_boxed
 
 _BOX = (
     "{%s}\n\nThink step by step, then give the final answer alone in \\boxed{{}}, for example "
@@ -67,22 +68,6 @@ def worked(answer: str) -> str:
     return re.sub(r"<<[^>]*>>", "", steps).strip() + f"\n\\boxed{{{number.strip()}}}"
 
 
-def last_boxed(solution: str) -> str:
-    """The inside of the last box of a worked solution."""
-    start = max(solution.rfind("\\boxed{"), solution.rfind("\\fbox{"))
-    if start < 0:
-        bare = re.search(r"\\boxed ([0-9A-Za-z])", solution)  # a few solutions box one bare sign
-        if bare is None:
-            raise ValueError(f"a MATH solution boxes its answer, this one does not: {solution!r}")
-        return bare[1]
-    begin, depth = solution.index("{", start), 0
-    for end in range(begin, len(solution)):
-        depth += (solution[end] == "{") - (solution[end] == "}")
-        if depth == 0:
-            return solution[begin + 1 : end]
-    raise ValueError(f"the box of a MATH solution does not close: {solution!r}")
-
-
 def math(
     *,
     train: str | None = None,
@@ -103,10 +88,11 @@ def math(
         validation_share: what of train is kept for validation.
     """
 
-    kept = {*map(str, levels), "", "?"}
+    kept = {*map(str, levels), "", "?", "nan"}
 
     def answered(row: Row) -> list[Row]:
-        if str(row.get("level", "")).removeprefix("Level ") not in kept:
+        level = str(row.get("level") or "").removeprefix("Level ").removesuffix(".0")
+        if level not in kept:
             return []
         return [{**row, "answer": row.get("answer") or last_boxed(row["solution"])}]
 

@@ -1,14 +1,25 @@
-"""One batch of rollouts: the groups of a step, their verdicts, and their slots."""
+"""One batch of rollouts: its groups, verdicts and slots; its weights; what is measured on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 
-from bestofk.types import Group, Verdict
+from bestofk.learning import LogProbs
+from bestofk.objectives import (
+    DroppedGroups,
+    Objective,
+    ObjectiveWarning,
+    effective_share,
+    ratio_divergence,
+)
+from bestofk.types import Group, Verdict, status_of
 
 
 class ProcessGroup(Protocol):
@@ -32,6 +43,11 @@ class RolloutBatch:
     """Where the next step takes its prompts from."""
     refilled: int = 0
     """Groups of all processes that dynamic sampling drew instead of others."""
+    drawn_after: int = 0
+    """The step whose weights drew it."""
+    gap: Mapping[str, float] | None = None
+    """Where the weights have moved since: how far the sampler was from the learner when the batch
+    was drawn. The completions have the log-probs that ratios are measured against."""
 
     @property
     def rewards(self) -> np.ndarray:
@@ -46,6 +62,28 @@ class RolloutBatch:
     def take(self, rows: Sequence[int]) -> tuple[Group, ...]:
         """Some of the groups."""
         return tuple(self.groups[i] for i in rows)
+
+
+def recorded(groups: Sequence[Group]) -> LogProbs:
+    """The log-probs that completions were recorded with; -log π is the estimate of an entropy."""
+    tokens = tuple(
+        tuple(np.array(c.logprobs, dtype=np.float32) for c in group.completions) for group in groups
+    )
+    return LogProbs(tokens, tuple(tuple(-row for row in group) for group in tokens))
+
+
+def with_log_probs(groups: Sequence[Group], log_probs: LogProbs) -> tuple[Group, ...]:
+    """The groups with other log-probs of their tokens."""
+    return tuple(
+        replace(
+            group,
+            completions=tuple(
+                replace(c, logprobs=tuple(row.tolist()))
+                for c, row in zip(group.completions, rows, strict=True)
+            ),
+        )
+        for group, rows in zip(groups, log_probs.tokens, strict=True)
+    )
 
 
 def rewards_of(verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
@@ -73,3 +111,238 @@ def whole_groups(groups: int, passes: int, mini_batches: int) -> Iterator[tuple[
     for number in range(passes):
         for part in range(mini_batches):
             yield list(range(part, groups, mini_batches)), number == 0
+
+
+Generators = Sequence[np.random.Generator]
+
+
+def advantages_of(
+    objective: Objective,
+    rewards: np.ndarray,
+    *,
+    live: np.ndarray | None = None,
+    log_ratio: np.ndarray | None = None,
+    entropy: np.ndarray | None = None,
+    entropy_threshold: float | None = None,
+    progress: float | None = None,
+    generators: Generators | None = None,
+) -> np.ndarray:
+    """The objective's advantages (P, n), without its warnings: the loop counts what they say.
+
+    Args:
+        rewards, live, log_ratio: (P, n).
+        entropy: (P,), mean response entropy of each group (adaptive design).
+        generators: one for each group (`generators_for`), for objectives that draw random sets.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DroppedGroups)
+        warnings.simplefilter("ignore", ObjectiveWarning)
+        if generators is None:
+            advantages = objective(
+                rewards,
+                live=live,
+                log_ratio=log_ratio,
+                entropy=entropy,
+                entropy_threshold=entropy_threshold,
+                progress=progress,
+            )
+            return np.asarray(advantages)
+        rows = [
+            objective(
+                rewards[p : p + 1],
+                live=None if live is None else live[p : p + 1],
+                log_ratio=None if log_ratio is None else log_ratio[p : p + 1],
+                entropy=None if entropy is None else entropy[p : p + 1],
+                entropy_threshold=entropy_threshold,
+                progress=progress,
+                rng=own,
+            )
+            for p, own in enumerate(generators)
+        ]
+        return np.concatenate([np.asarray(row) for row in rows])
+
+
+def generators_for(
+    objective: Objective, slots: Iterable[int], *seed: int
+) -> list[np.random.Generator] | None:
+    """A generator for the group in each slot, where the objective draws random sets at all.
+
+    The draws of a slot do not depend on how many processes share the batch.
+    """
+    if "rng" not in objective.needs:
+        return None
+    return [np.random.default_rng([*seed, slot]) for slot in slots]
+
+
+def has_signal(advantages: np.ndarray) -> np.ndarray:
+    """(P,): groups that move the policy at all, by their advantages (P, n)."""
+    return np.abs(advantages).max(axis=1) > 1e-12 if len(advantages) else np.zeros(0, dtype=bool)
+
+
+def group_entropies(
+    old: LogProbs, live: np.ndarray, processes: ProcessGroup
+) -> tuple[np.ndarray, float]:
+    """Mean response entropy of each group (P,), and its median over the groups of all processes."""
+    counts = np.maximum(live.sum(axis=1), 1)
+    entropy = np.where(live, old.entropy, 0.0).sum(axis=1) / counts
+    counted = np.concatenate(processes.gather(entropy[live.any(axis=1)]))
+    return entropy, float(np.median(counted)) if counted.size else 0.0
+
+
+def ratio_statistics(
+    log_ratio: np.ndarray | None,
+    live: np.ndarray,
+    objective: Objective,
+    processes: ProcessGroup,
+    *,
+    progress: float,
+) -> dict[str, float]:
+    """How far the policy has moved from the samples of a coming step, over all processes.
+
+    Args:
+        log_ratio, live: (P, n).
+
+    Returns:
+        log_ratio_std, log_ratio_max; truncated (the share above `truncate`); ess, the effective
+        share of the samples. Nothing on policy, or without live samples.
+    """
+    if log_ratio is None:
+        return {}
+    used = np.concatenate(processes.gather(log_ratio[live]))
+    if not used.size:
+        return {}
+    k = max(term.k for term in objective.at(progress))
+    limit = objective.truncate
+    return {
+        "log_ratio_std": float(used.std()),
+        "log_ratio_max": float(used.max()),
+        "truncated": 0.0 if limit is None else float((used > limit).mean()),
+        "ess": effective_share(ratio_divergence(used), k, live.shape[1]),
+    }
+
+
+def share_of(chosen: np.ndarray, live: np.ndarray, processes: ProcessGroup) -> float:
+    """The share of live samples that were chosen, over all processes."""
+    counts = processes.gather((int((chosen & live).sum()), int(live.sum())))
+    return sum(count[0] for count in counts) / max(sum(count[1] for count in counts), 1)
+
+
+def merge_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Statistics of one batch's optimiser steps as one: totals, worst cases, means."""
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for stats in history for name in stats):
+        values = [stats[name] for stats in history if name in stats]
+        if name in ("tokens", "rows", "micro_batches"):
+            merged[name] = sum(values)
+        elif name.endswith("_max") or name == "grad_norm":
+            merged[name] = max(values)
+        elif name == "ess":
+            merged[name] = min(values)
+        elif name == "lr":
+            merged[name] = values[-1]
+        else:
+            merged[name] = float(np.mean(values))
+    return merged
+
+
+def sampled_entropy(groups: Sequence[Group], processes: ProcessGroup) -> float:
+    """Mean of -log π per sampled token over all processes: unbiased for the policy's entropy."""
+    rows = [completion.logprobs for group in groups for completion in group.completions]
+    gathered = processes.gather((-sum(map(sum, rows)), sum(map(len, rows))))
+    count = sum(part[1] for part in gathered)
+    return sum(part[0] for part in gathered) / count if count else float("nan")
+
+
+def overlong_penalty(tokens: int, *, limit: int, buffer: int, penalty: float) -> float:
+    """What a completion of so many tokens loses.
+
+    0 up to limit - buffer, then linear, and `penalty` at the limit:
+    penalty · max(0, tokens - (limit - buffer)) / buffer.
+
+    >>> [overlong_penalty(t, limit=100, buffer=20, penalty=1.0) for t in (80, 90, 100)]
+    [0.0, 0.5, 1.0]
+
+    References:
+        DAPO (Yu et al., 2025), soft overlong punishment, eq. 13, with penalty = 1.
+    """
+    over = max(0, tokens - (limit - buffer))
+    return penalty * min(over / buffer, 1.0) if buffer else 0.0
+
+
+def with_overlong_penalty(
+    groups: Sequence[Group],
+    verdicts: Sequence[Sequence[Verdict]],
+    *,
+    limit: int,
+    buffer: int,
+    penalty: float,
+) -> list[list[Verdict]]:
+    """The verdicts with the penalty taken off their rewards; unscored ones stay unscored."""
+    return [
+        [
+            _less(
+                verdict,
+                overlong_penalty(len(c.tokens), limit=limit, buffer=buffer, penalty=penalty),
+            )
+            for c, verdict in zip(group.completions, row, strict=True)
+        ]
+        for group, row in zip(groups, verdicts, strict=True)
+    ]
+
+
+def _less(verdict: Verdict, loss: float) -> Verdict:
+    if not loss or verdict.status == "unscored":
+        return verdict
+    reward = verdict.reward - loss
+    keeps = verdict.status not in ("correct", "partial") and reward <= 0.0
+    status = verdict.status if keeps else status_of(reward)
+    detail = f"{verdict.detail}; overlong: -{loss:.3g}".removeprefix("; ")
+    return replace(verdict, reward=reward, status=status, detail=detail)
+
+
+class JudgingAside:
+    """One thread judges what was submitted, all that waits as one batch.
+
+    Groups are known by identity: `collect` takes the objects that were submitted, in any order.
+    """
+
+    def __init__(self, judge: Callable[[Sequence[Group]], list[list[Verdict]]]) -> None:
+        self.judge = judge
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bestofk-judge")
+        self._lock = Lock()
+        self._waiting: list[Group] = []
+        self._running: list[Future[None]] = []
+        self._verdicts: dict[int, list[Verdict]] = {}
+
+    def submit(self, group: Group) -> None:
+        """Judge it when the thread is free."""
+        with self._lock:
+            self._waiting.append(group)
+        self._running.append(self._thread.submit(self._judge_waiting))
+
+    def collect(self, groups: Sequence[Group]) -> list[list[Verdict]]:
+        """The verdicts of these groups; waits for them, and judges those never submitted.
+
+        Raises:
+            Exception: the first that the verifier raised.
+        """
+        running, self._running = self._running, []
+        try:
+            for each in running:
+                each.result()
+            missing = [group for group in groups if id(group) not in self._verdicts]
+            if missing:
+                self._keep(missing)
+            return [self._verdicts[id(group)] for group in groups]
+        finally:
+            self._verdicts.clear()
+
+    def _judge_waiting(self) -> None:
+        with self._lock:
+            batch, self._waiting = self._waiting, []
+        if batch:
+            self._keep(batch)
+
+    def _keep(self, batch: Sequence[Group]) -> None:
+        for group, verdicts in zip(batch, self.judge(batch), strict=True):
+            self._verdicts[id(group)] = verdicts

@@ -1,4 +1,5 @@
-"""Settings that cannot work together, found before a model is loaded."""
+"""What stops a run: settings that cannot work together, before a model is loaded; prompts that do
+not fit into the model; weights and logits that are not finite."""
 
 from __future__ import annotations
 
@@ -6,12 +7,24 @@ import importlib.util
 import math
 import os
 import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bestofk.common import unknown
-from bestofk.config import Config, differences, leaves
+from bestofk.config import (
+    Config,
+    EvaluationSection,
+    ModelSection,
+    SamplingSection,
+    differences,
+    leaves,
+)
 from bestofk.objectives import Objective, objective
-from bestofk.rare_settings import engine_options, model_options, run_options
+from bestofk.objectives.objective import INPUTS
 from bestofk.sampling.openai_wire import local
+from bestofk.sampling.prompts import encode
+from bestofk.tasks import TASKS
+from bestofk.types import Prompt
 
 SECRET = re.compile(r"(api_?key|secret|passw(or)?d|credentials?|(^|_)token)$", re.IGNORECASE)
 
@@ -23,8 +36,7 @@ def check(config: Config) -> Objective:
         ValueError: the rule that is broken, the value, and the way out.
     """
     _no_secrets(config)
-    model_options(config), run_options(config)
-    _lora(config)
+    _lora(config.model)
     objective = make_objective(config)
     objective.require_samples(config.sampling.samples_per_prompt)
     _loss(config, objective)
@@ -36,15 +48,30 @@ def check(config: Config) -> Objective:
             f"weights, so groups cannot be refilled: set sampling.refill = 0, got "
             f"{config.sampling.refill}"
         )
-    _engine(config)
-    best_metric(config, objective)
-    _trackers(config)
+    if config.sampling.refill and config.off_policy.ahead:
+        raise ValueError(
+            f"off_policy.ahead = {config.off_policy.ahead} fixes the prompts of a batch before the "
+            "batches in front of it are judged, and sampling.refill takes more prompts by their "
+            f"verdicts: set sampling.refill = 0, got {config.sampling.refill}"
+        )
+    if config.sampling.server and config.off_policy.ahead and not config.off_policy.correct_sampler:
+        raise ValueError(
+            f"off_policy.ahead = {config.off_policy.ahead} with sampling.server draws while the "
+            "learner works, so ratios are measured against the server's log-probs: set "
+            "off_policy.correct_sampler = true"
+        )
+    _engine(config.sampling)
+    _overlong(config)
+    _sets(config)
+    _hub_name(config.run.advanced.push_to_hub)
+    best_metric(config.evaluation, objective)
+    _trackers(config.run.trackers)
     return objective
 
 
 def check_installed(config: Config) -> None:
     """Raise for a sampler or a tracker that is not installed; a dry run may name it."""
-    needed = "httpx" if engine_options(config).server else "vllm"
+    needed = "httpx" if config.sampling.server else "vllm"
     if config.sampling.engine == "vllm" and importlib.util.find_spec(needed) is None:
         raise ValueError(
             f"sampling.engine = 'vllm' needs {needed}: pip install 'bestofk[vllm,api]'; on CPU, "
@@ -67,12 +94,13 @@ def check_memory(config: Config, processes: int = 1, room: float | None = None) 
         room: Bytes; by default the machine's memory.
     """
     have = machine_memory() if room is None else room
-    requested, shown = config.sampling, config.evaluation
+    requested, shown, ahead = config.sampling, config.evaluation, config.off_policy.ahead
     drawn = {
         "a step": {
             "sampling.prompts_per_step": requested.prompts_per_step,
             "sampling.samples_per_prompt": requested.samples_per_prompt,
             "sampling.max_new_tokens": requested.max_new_tokens,
+            **({"off_policy.ahead + 1": ahead + 1} if ahead else {}),
         },
         "an evaluation": {
             "evaluation.prompts": shown.prompts if shown.every else 0,
@@ -99,18 +127,23 @@ def machine_memory() -> float:
 def make_objective(config: Config) -> Objective:
     """The objective by its string, with its options; weights by ratio with the exact loss only."""
     form = "exact" if config.loss.name == "exact" else "none"
+    for name in config.objective_options.keys() & {*INPUTS, "trust_region"}:
+        way = "set off_policy.trust_region" if name == "trust_region" else "leave it out"
+        raise ValueError(
+            f"objective_options.{name} is not an option of the objective, the run itself gives it "
+            f"at every step: {way}"
+        )
     return objective(config.objective, **{"off_policy": form, **config.objective_options})
 
 
-def best_metric(config: Config, objective: Objective) -> str:
+def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     """The metric that picks the best checkpoint."""
-    ks = config.evaluation.ks
-    chosen = run_options(config).best_by
+    ks, chosen = evaluation.ks, evaluation.best_by
     known = [f"{name}@{k}" for name in ("max", "pass") for k in ks]
     if chosen is None:
         return f"max@{max(k for k in ks if k <= max(objective.k, 1))}"
-    if chosen not in known and config.evaluation.every:
-        raise ValueError(f"run.options.best_by is one of {', '.join(known)}, got {chosen!r}")
+    if chosen not in known and evaluation.every:
+        raise ValueError(f"evaluation.best_by is one of {', '.join(known)}, got {chosen!r}")
     return chosen
 
 
@@ -125,11 +158,48 @@ def _steps(config: Config) -> None:
         raise ValueError("sampling.temperature is above 0 in training, got 0")
 
 
-def _lora(config: Config) -> None:
-    options = model_options(config)
-    if not config.model.lora_rank and (options.lora_alpha or options.lora_targets):
+def _overlong(config: Config) -> None:
+    zone, limit = config.task.advanced.overlong_tokens, config.sampling.max_new_tokens
+    if zone > limit:
         raise ValueError(
-            "model.options.lora_alpha and lora_targets belong to LoRA, and model.lora_rank = 0 "
+            f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "
+            f"{limit}, so it cannot be longer: every completion would be penalised; lower it"
+        )
+
+
+def _sets(config: Config) -> None:
+    for name, source in config.evaluation.sets.items():
+        if not re.fullmatch(r"[\w.-]+", name) or name == "final":
+            raise ValueError(
+                f"evaluation.sets names folders and metrics, by letters, digits, - and _ (and not "
+                f"final), got {name!r}"
+            )
+        if not isinstance(source, str) or (source not in TASKS and config.task.name != "dataset"):
+            raise ValueError(
+                f"evaluation.sets.{name} is a task (bestofk tasks lists them) or, where task.name "
+                f"= 'dataset', a source of rows like task.options.test; got {source!r}"
+            )
+
+
+def _hub_name(name: str | None) -> None:
+    if name is None:
+        return
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(
+            f"run.advanced.push_to_hub = {name!r} is not a name on the Hub, such as me/my-model: "
+            f"{error}"
+        ) from None
+
+
+def _lora(model: ModelSection) -> None:
+    options = model.advanced
+    if not model.lora_rank and (options.lora_alpha or options.lora_targets):
+        raise ValueError(
+            "model.advanced.lora_alpha and lora_targets belong to LoRA, and model.lora_rank = 0 "
             "trains every weight: set model.lora_rank, for example 16"
         )
 
@@ -163,12 +233,12 @@ def _loss(config: Config, objective: Objective) -> None:
                 f"{sampling.top_p:g}, top_k = {sampling.top_k}: leave both out, or use the clipped "
                 "loss with off_policy.correct_sampler = true"
             )
-        uses_ratios = off.inner_steps > 1 or off.correct_sampler
+        uses_ratios = off.inner_steps > 1 or off.correct_sampler or off.ahead > 0
         if uses_ratios and objective.off_policy != "none" and not objective.takes_log_ratio:
             raise ValueError(
                 f"objective {objective.text} has no exact off-policy form, and off_policy sets "
-                f"{off.inner_steps} optimiser steps per batch: use loss.name = 'clipped', one "
-                "step per batch, or max@k, pass@k or mean"
+                f"{off.inner_steps} optimiser steps per batch, {off.ahead} batches ahead: use "
+                "loss.name = 'clipped', one step per batch and ahead = 0, or max@k, pass@k or mean"
             )
         return
     if objective.off_policy != "none":
@@ -185,21 +255,21 @@ def _loss(config: Config, objective: Objective) -> None:
         )
 
 
-def _engine(config: Config) -> None:
-    options = engine_options(config)
-    if config.sampling.engine != "vllm":
-        if options.server:
+def _engine(sampling: SamplingSection) -> None:
+    server, vllm = sampling.server, sampling.vllm
+    if sampling.engine != "vllm":
+        if server or vllm:
             raise ValueError(
-                "sampling.engine_options.server is for sampling.engine = 'vllm', got "
-                f"{config.sampling.engine!r}"
+                f"sampling.{'server' if server else 'vllm'} is for sampling.engine = 'vllm', got "
+                f"{sampling.engine!r}"
             )
         return
-    if options.server:
-        local(options.server)
-        if options.vllm:
+    if server:
+        local(server)
+        if vllm:
             raise ValueError(
-                f"sampling.engine_options ({', '.join(options.vllm)}) are for the engine in each "
-                f"process; those of {options.server} are given where it is started"
+                f"sampling.vllm ({', '.join(vllm)}) is for the engine in each process; the "
+                f"options of {server} are given where it is started"
             )
 
 
@@ -207,40 +277,86 @@ def claim_of_run(config: Config, objective: Objective) -> tuple[str, str]:
     """What the expected update of a run is (exact, scaled or biased), and why."""
     off = config.off_policy
     if objective.claim == "biased":
-        return "biased", "its weights are normalised"
+        normalised = any(term.entry.claim == "biased" for term in objective.terms)
+        return "biased", (
+            "its weights are normalised" if normalised else "a term of the mixture is scaled"
+        )
     if config.loss.name != "exact":
         return "biased", f"loss.name = {config.loss.name}"
     if off.passes > 1:
         return "biased", f"off_policy.passes = {off.passes} reuse samples already learnt from"
-    if off.inner_steps > 1 and objective.off_policy_claim == "biased":
+    off_policy = off.inner_steps > 1 or off.ahead > 0
+    if off_policy and objective.off_policy_claim == "biased":
         return "biased", "its off-policy form is bounded or approximate"
-    if off.inner_steps > 1 and off.trust_region is not None:
+    if off_policy and off.trust_region is not None:
         return "biased", "off_policy.trust_region masks weights"
     if objective.claim == "scaled":
         return "scaled", "a constant multiple of the gradient"
     return "exact", "unbiased for the gradient"
 
 
-def cautions(config: Config, objective: Objective) -> list[str]:
-    """What a user should read once, before the run."""
+def cautions(config: Config, objective: Objective, rows: int | None = None) -> list[str]:
+    """What a user should read once, before the run.
+
+    Args:
+        rows: Prompts of the training split, where they have been read.
+    """
     notes = [f"{t.text}: {t.entry.caution}" for t in objective.terms if t.entry.caution]
     claim, why = claim_of_run(config, objective)
     if claim == "biased":
         notes.append(f"the expected update is biased for the gradient of {objective.text}: {why}")
     total, warmup = config.run.steps * config.off_policy.inner_steps, config.optimizer.warmup_steps
     if warmup >= total:
+        decay = config.optimizer.schedule
         notes.append(
             f"optimizer.warmup_steps = {warmup} and the run has {total} optimiser steps: the "
             "learning rate does not reach optimizer.learning_rate"
+            + (f", and the {decay} schedule never starts" if decay != "constant" else "")
         )
-    return notes
+    if config.off_policy.ahead and not warmup:
+        notes.append(
+            f"off_policy.ahead = {config.off_policy.ahead} without optimizer.warmup_steps: the "
+            "first steps of Adam move the policy far, and batches drawn before are worth little"
+        )
+    if rows is not None and config.sampling.prompts_per_step > rows:
+        notes.append(
+            f"sampling.prompts_per_step = {config.sampling.prompts_per_step} and the split "
+            f"{config.task.split!r} has {rows} prompts: a step holds some of them more than once"
+        )
+    return notes + [f"{name} has no effect: {why}" for name, why in unused(config, objective)]
+
+
+def unused(config: Config, objective: Objective) -> Iterator[tuple[str, str]]:
+    """Settings that differ from their defaults and that this run does not look at, and why."""
+    loss, off, shown, default = config.loss, config.off_policy, config.evaluation, Config()
+    on_policy = off.inner_steps == 1 and not off.correct_sampler and not off.ahead
+    ratios = (
+        f"with loss.name = {loss.name!r} the loss has its own ratios"
+        if loss.name != "exact"
+        else "there is one optimizer step per batch, so all ratios are 1"
+        if on_policy
+        else "objective_options.off_policy = 'none' uses no ratios"
+        if objective.off_policy == "none"
+        else ""
+    )
+    if ratios and off.trust_region is not None:
+        yield "off_policy.trust_region", ratios
+    for name in ("off_policy", "truncate", "self_normalise", "clamp"):
+        if on_policy and loss.name == "exact" and name in config.objective_options:
+            yield f"objective_options.{name}", ratios
+    if loss.name == "exact" and loss.clip != default.loss.clip:
+        yield "loss.clip", "the exact loss does not clip; loss.name = 'clipped' or 'gspo' does"
+    if not loss.kl and loss.kl_estimator != default.loss.kl_estimator:
+        yield "loss.kl_estimator", "loss.kl = 0"
+    if not shown.every and shown.best_by is not None:
+        yield "evaluation.best_by", "evaluation.every = 0 is never"
 
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def _trackers(config: Config) -> None:
-    for name in config.run.trackers:
+def _trackers(names: Sequence[str]) -> None:
+    for name in names:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
 
@@ -249,13 +365,40 @@ def check_resumed(old: Config, new: Config) -> None:
     """Raise where the steps already taken would have differed under the new config."""
     changed = differences(old, new)
     depends = old.optimizer.schedule != "constant" or "progress" in make_objective(old).needs
+    depends = depends or old.off_policy.ahead > 0  # nothing is drawn ahead of the last step
     if depends and old.run.steps != new.run.steps:
         changed.append(
-            f"run.steps: {old.run.steps} → {new.run.steps} (the learning rate or the objective "
-            "depends on the share of the run done)"
+            f"run.steps: {old.run.steps} → {new.run.steps} (the learning rate, the objective "
+            "or the batches drawn ahead depend on the length of the run)"
         )
     if changed:
         raise ValueError(
             "the config changed since the run was started, and a resumed run must equal one never "
             f"stopped: {'; '.join(changed)}; change it back, or start a new run"
+        )
+
+
+def unsound_weight(model: Any) -> str | None:
+    """The name of a weight that is not finite in this process's part of the model, or None."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        part = weight.to_local() if hasattr(weight, "to_local") else weight
+        if part.requires_grad and not bool(torch.isfinite(part).all()):
+            return name
+    return None
+
+
+def check_output(model: Any, tokenizer: Any, prompt: Prompt, step: int) -> None:
+    """Raise where the model gives logits that are not finite: it must not be sampled or saved."""
+    import torch
+
+    ids = torch.tensor([encode(tokenizer, prompt)], device=model.device)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError(
+            f"after step {step} the model gives logits that are NaN or infinite: the weights have "
+            "become too large. The last checkpoint may be good; in a new run, lower "
+            "optimizer.learning_rate"
         )

@@ -8,10 +8,13 @@ from typing import Any
 
 from bestofk.config import Config, leaves, to_toml
 from bestofk.objectives import Objective
-from bestofk.rare_settings import engine_options, model_options
 from bestofk.training.checks import cautions, check, check_memory, claim_of_run
 
 GIB = 2.0**30
+PROMPT = 256
+"""Tokens of a prompt, taken on average."""
+CHUNK = 2**24
+"""Logits that the learner holds at once, in about five float32 tensors."""
 
 
 def dry_run(config: Config, *, everything: bool = False) -> str:
@@ -28,6 +31,7 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
             *token_lines(config),
             task_line(config),
             *memory_lines(config),
+            *server_line(config),
             *(f"note: {line}" for line in (*cautions(config, objective), *_too_large(config))),
         ]
     )
@@ -64,7 +68,7 @@ def task_line(config: Config) -> str:
         task = tasks.task(config.task.name, **config.task.options)
     except OSError as error:
         return f"task: {config.task.name}; its data cannot be read from here ({error})"
-    make_verifier(config, task)
+    make_verifier(config.task, task)
     judged = config.task.verifier or task.verifier
     summary = task.summary.replace(f", judged by {task.verifier}", "") or "no summary"
     return (
@@ -106,7 +110,7 @@ def token_lines(config: Config) -> list[str]:
 
 def memory_lines(config: Config) -> list[str]:
     """Bytes by purpose; the model's shape is read from its config alone, or guessed by its name."""
-    lines, options = [], model_options(config)
+    lines, options = [], config.model.advanced
     try:
         from bestofk.models import describe
 
@@ -139,27 +143,50 @@ def memory_lines(config: Config) -> list[str]:
     ]
 
 
+def server_line(config: Config) -> list[str]:
+    """The command that starts the vLLM server of this run, where it samples from one."""
+    if not config.sampling.server:
+        return []
+    try:
+        from bestofk.sampling.vllm_server import start_line
+    except ImportError:  # torch is not here: the run is meant for another machine
+        return []
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
+    return ["server: " + start_line(config.model.path, config.sampling.server, dtype)]
+
+
 def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
-    """A rough upper estimate in bytes, by what it is for. Adam holds two float32 per weight."""
-    weights, options = float(shape["parameters"]), model_options(config)
+    """The largest need in bytes, by what it is for, when every completion has its full length.
+
+    Learning and sampling take turns, so that the larger of the two counts. A layer keeps about 46
+    bytes per token and hidden unit and 16 per unit of its feed-forward block for the backward pass
+    (43 and 10 in bf16, counted by PyTorch's saved tensors; half as much again with adapters, as
+    measured); with checkpointing 4 per hidden unit, and one layer all. AdamW holds two float32 per
+    trained weight.
+    """
+    weights, options, requested = float(shape["parameters"]), config.model.advanced, config.sampling
     hidden, layers = float(shape.get("hidden", 0)), float(shape.get("layers", 0))
-    low = 2.0 if config.model.precision == "bf16" else 4.0
-    trained = weights
-    if config.model.lora_rank and hidden:
-        trained = min(weights, 2.0 * config.model.lora_rank * hidden * layers * 7)
-    tokens = float(options.tokens_per_micro_batch or 16_384)
-    saved = 2.0 if options.gradient_checkpointing else 34.0
+    inner, rank = float(shape.get("inner", 0)), config.model.lora_rank
+    reduced = config.model.precision == "bf16"
+    trained = 2.0 * rank * layers * (5 * hidden + 3 * inner) if rank and hidden else weights
+    rows = requested.prompts_per_step * requested.samples_per_prompt
+    all_tokens = rows * requested.max_new_tokens + PROMPT * requested.prompts_per_step
+    tokens = float(min(options.tokens_per_micro_batch or 16_384, all_tokens))
+    layer = (43.0 * hidden + 10.0 * inner) if reduced else (46.0 * hidden + 16.0 * inner)
+    layer *= 1.5 if rank else 1.0
+    kept = 4.0 * hidden * layers + layer if options.gradient_checkpointing else layer * layers
     heads = shape.get("heads") or 1
-    cache = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low
-    rows = min(
-        engine_options(config).max_rows,
-        config.sampling.prompts_per_step * config.sampling.samples_per_prompt,
-    )
+    low = 2.0 if reduced else 4.0
+    token = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low
+    drawn = min(requested.advanced.max_rows, rows) * (requested.max_new_tokens + PROMPT)
+    logits = 5 * 4.0 * CHUNK if hidden else 0.0
+    learning = {"gradients": 4.0 * trained, "activations": tokens * kept + logits}
+    sampling = {"copy to sample from": low * weights if reduced else 0.0, "cache": drawn * token}
     return {
-        "weights": 4.0 * weights + (low * weights if low < 4 else 0.0),
-        "gradients": 4.0 * trained,
+        "Python and libraries": 0.4 * GIB,
+        "weights": (2.0 if rank and reduced and not options.fsdp else 4.0) * weights
+        + (4.0 * trained if rank else 0.0),
         "optimiser": 8.0 * trained,
-        "reference": 4.0 * weights if config.loss.kl > 0 and not config.model.lora_rank else 0.0,
-        "activations": tokens * hidden * layers * saved * low / 2.0,
-        "sampling cache": rows * cache * (config.sampling.max_new_tokens + 256),
+        "reference": 4.0 * weights if config.loss.kl > 0 and not rank else 0.0,
+        **max(learning, sampling, key=lambda part: sum(part.values())),
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ class Display:
                 },
             )
         if self.processes.main:
-            self.say(title)
+            if not is_quiet():
+                self.say(title)
             for line in notes:
                 self.say(f"note: {line}")
 
@@ -58,7 +61,7 @@ class Display:
         return (time.monotonic() - self._began) / done * (self.steps - step)
 
     def _track(self, line: Mapping[str, Any]) -> None:
-        prefix = "validation/" if line["kind"] == "evaluation" else "train/"
+        prefix = "train/" if line["kind"] == "train" else f"{line.get('set', 'validation')}/"
         numbers = {prefix + name: value for name, value in flat(line)}
         self.processes.accelerator.log(numbers, step=line["step"])
 
@@ -76,7 +79,6 @@ class LiveDisplay(Display):
         super().__init__(processes, steps, k)
         self.console = Console()
         self._line: Mapping[str, Any] = {}
-        self._checked: Mapping[str, Any] = {}
         self._live = Live(console=self.console, auto_refresh=False, transient=False)
         self._live.start()
 
@@ -87,10 +89,6 @@ class LiveDisplay(Display):
         self._track(line)
         self._line = line
         self._draw()
-
-    def evaluation(self, line: Mapping[str, Any]) -> None:
-        super().evaluation(line)
-        self._checked = line
 
     def _draw(self) -> None:
         from rich.table import Table
@@ -142,25 +140,29 @@ def groups_text(line: Mapping[str, Any]) -> str:
     for name, what in shown.items():
         if line.get(name):
             text += f", {line[name]} {what}"
+    if line.get("at_length_limit", 0.0) > 0.1:
+        text += f", {line['at_length_limit']:.0%} cut off"
     return text
 
 
 def evaluation_line(line: Mapping[str, Any]) -> str:
-    """One evaluation in one line, each figure with its interval."""
-    shown = "pass@" if "pass@1" in line["results"] else "max@"
+    """One evaluation in one line, each figure with its interval: max@k for graded rewards."""
+    cells = line["results"]
+    zero_one = cells.get("pass@1", {}).get("value") == cells.get("max@1", {}).get("value")
+    shown = "pass@" if "pass@1" in cells and zero_one else "max@"
     parts = [f"{name} {number(cell['value'])} [{number(cell['low'])}, {number(cell['high'])}]"
-             for name, cell in line["results"].items() if name.startswith(shown)]  # fmt: skip
+             for name, cell in cells.items() if name.startswith(shown)]  # fmt: skip
+    left_out = line.get("prompts_left_out", 0)
+    left_out = f"; {left_out} left out: too few of their samples are scored" if left_out else ""
     return (
-        f"validation at step {line['step']} ({line['prompts']} prompts × "
-        f"{line['samples_per_prompt']} samples, 95%): {'  '.join(parts)}"
+        f"{line.get('set', line['split'])} at step {line['step']} ({line['prompts']} prompts × "
+        f"{line['samples_per_prompt']} samples, 95%{left_out}): {'  '.join(parts)}"
     )
 
 
 def phases(line: Mapping[str, Any]) -> str:
-    """Seconds of each phase; on a GPU with the share of the card's speed that it reached."""
-    reached = line.get("floor_share", {})
-    peak = {name: f" ({share:.0%} of peak)" for name, share in reached.items()}
-    return " ".join(f"{name} {s:.1f}s{peak.get(name, '')}" for name, s in line["seconds"].items())
+    """Seconds of each phase."""
+    return " ".join(f"{name} {seconds:.1f}s" for name, seconds in line["seconds"].items())
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
@@ -185,3 +187,31 @@ def clock(seconds: float) -> str:
     """h:mm:ss."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+FIRST_WORD, NEXT_WORD = 5.0, 15.0
+"""Seconds until a long first phase is spoken of, and between two words."""
+
+
+@contextlib.contextmanager
+def patient(say: Callable[[str], None], what: str, *, is_on: bool) -> Iterator[None]:
+    """Say now and then that something still goes on: the first step compiles its kernels."""
+    if not is_on:
+        yield
+        return
+    over, began = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        wait = FIRST_WORD
+        while not over.wait(wait):
+            spent = time.monotonic() - began
+            say(f"{what} for {spent:.0f} s so far: the first step compiles for this GPU")
+            wait = NEXT_WORD
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

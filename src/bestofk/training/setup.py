@@ -9,13 +9,11 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
-from bestofk.config import Config
+from bestofk.config import Config, ModelSection, SamplingSection
 from bestofk.learning import Learner
-from bestofk.rare_settings import engine_options, model_options, run_options
 from bestofk.sampling import Sampler
-from bestofk.training.context import check_task_context
 from bestofk.training.processes import Processes, check_shards
-from bestofk.training.task_setup import Score, make_task
+from bestofk.training.task_setup import EvaluationSet, JudgeGroups, evaluation_sets, make_task
 from bestofk.types import Verifier
 
 
@@ -24,32 +22,35 @@ class RunParts:
     """What a run works with."""
 
     task: tasks.Task
-    score: Score
+    judge: JudgeGroups
+    sets: tuple[EvaluationSet, ...]
+    """That the policy is evaluated on; the first is of the task itself."""
     policy: models.Policy
     learner: Learner
     sampler: Sampler
 
 
 def make_parts(config: Config, processes: Processes, verifier: Verifier | None = None) -> RunParts:
-    """Load the task and the model. The task first: it is quick, and may not exist."""
-    task, score = make_task(config, verifier)
-    options = model_options(config)
-    check_task_context(
-        config,
-        task,
-        *models.describe_policy(
-            config.model.path,
-            trust_remote_code=options.trust_remote_code,
-            revision=options.revision,
-        ),
+    """Load the task and the model, whose weights come last: the rest is quick, and may fail."""
+    options = config.model.advanced
+    described = models.describe_policy(
+        config.model.path,
+        trust_remote_code=options.trust_remote_code,
+        revision=options.revision,
+        chat_template=options.chat_template,
     )
+    task, judge, chosen = make_task(config, verifier, processes, described)
+    own = EvaluationSet("", task, judge, chosen, config.evaluation.split)
+    sets = (own, *evaluation_sets(config, verifier, described))
     check_shards(options.fsdp, processes.device, torch.cuda.device_count())
-    policy, reference = load_policy(config, processes.device)
+    policy, reference = load_policy(
+        config.model, processes.device, with_reference=config.loss.kl > 0
+    )
     learner = Learner(
         policy.model,
         optimisation=config.optimizer,
         total_steps=config.run.steps * config.off_policy.inner_steps,
-        stop_grad_norm=run_options(config).stop_grad_norm,
+        stop_grad_norm=config.run.advanced.stop_grad_norm,
         max_new_tokens=config.sampling.max_new_tokens,
         temperature=config.sampling.temperature,
         tokens_per_micro_batch=options.tokens_per_micro_batch,
@@ -60,49 +61,60 @@ def make_parts(config: Config, processes: Processes, verifier: Verifier | None =
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
-    return RunParts(task, score, policy, learner, make_sampler(config, policy, processes.device))
+    sampler = make_sampler(config.sampling, config.model, policy, processes.device)
+    return RunParts(task, judge, sets, policy, learner, sampler)
 
 
-def load_policy(config: Config, device: str) -> tuple[models.Policy, Any]:
-    """The policy to train and, for KL without adapters, a frozen copy of it."""
+def load_policy(
+    section: ModelSection, device: str, *, with_reference: bool = False
+) -> tuple[models.Policy, Any]:
+    """The policy to train and, for KL without adapters, a frozen copy of it.
+
+    Trained weights are float32; those below LoRA adapters do not change and are in the run's
+    precision. FSDP2 wants one dtype in a layer, so there they are float32 too.
+    """
     disable_progress_bar()
-    options, rank = model_options(config), config.model.lora_rank
-    lora = None
+    options, rank = section.advanced, section.lora_rank
+    lora, reduced = None, section.precision == "bf16"
     if rank:
         lora = models.Lora(rank=rank, alpha=options.lora_alpha, targets=options.lora_targets)
 
     def load(lora: models.Lora | None) -> models.Policy:
         return models.load(
-            config.model.path,
+            section.path,
+            dtype="bfloat16" if lora and reduced and not options.fsdp else "float32",
             device=device,
             lora=lora,
             trust_remote_code=options.trust_remote_code,
             revision=options.revision,
+            chat_template=options.chat_template,
         )
 
-    reference = load(None).model if config.loss.kl > 0 and lora is None else None
+    reference = load(None).model if with_reference and lora is None else None
     return load(lora), reference
 
 
-def make_sampler(config: Config, policy: models.Policy, device: str = "cpu") -> Sampler:
+def make_sampler(
+    sampling: SamplingSection, model: ModelSection, policy: models.Policy, device: str
+) -> Sampler:
     """The engine that draws completions; `auto` is the group engine on CUDA, else transformers."""
-    options = engine_options(config)
-    dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
-    if options.server:
-        from bestofk.sampling.vllm_server import VLLMServer
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[model.precision]
+    if sampling.server:
+        from bestofk.sampling.vllm_server import VLLMServer, start_line
 
-        return VLLMServer(options.server, policy.model, policy.tokenizer, dtype=dtype)
-    if config.sampling.engine == "vllm":
+        start = start_line(model.path, sampling.server, dtype)
+        return VLLMServer(sampling.server, policy.model, policy.tokenizer, dtype=dtype, start=start)
+    if sampling.engine == "vllm":
         from bestofk.sampling.vllm import VLLMEngine
 
-        return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=options.vllm)
-    if config.sampling.engine == "group" and not str(device).startswith("cuda"):
+        return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=sampling.vllm)
+    if sampling.engine == "group" and not str(device).startswith("cuda"):
         raise ValueError(
             f"sampling.engine = 'group' needs a CUDA GPU and the device is {device}: use 'auto' or "
             "'transformers'"
         )
-    rows, precision = options.max_rows, config.model.precision
-    if config.sampling.engine == "transformers":
+    rows, precision = sampling.advanced.max_rows, model.precision
+    if sampling.engine == "transformers":
         from bestofk.sampling.decode import ModelSampler
 
         return ModelSampler(policy.model, policy.tokenizer, max_rows=rows, precision=precision)
@@ -113,5 +125,5 @@ def make_sampler(config: Config, policy: models.Policy, device: str = "cpu") -> 
         policy.tokenizer,
         max_rows=rows,
         precision=precision,
-        copied=model_options(config).fsdp,
+        copied=model.advanced.fsdp,
     )

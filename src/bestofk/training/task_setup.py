@@ -1,57 +1,125 @@
-"""The task of a run and the function that judges it; needs no model, and nothing that one needs."""
+"""The task of a run: its prompts, and who judges them. Needs no model, nor what one needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import inspect
+import json
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from bestofk import tasks
-from bestofk.config import Config
-from bestofk.rare_settings import run_options
-from bestofk.rewards import BatchVerifier, UnscoredGuard, score, verifier
-from bestofk.rewards.user_functions import BatchFunctionVerifier, FunctionVerifier
-from bestofk.types import Group, Verdict, Verifier
+import numpy as np
 
-Score = Callable[[Sequence[Group]], list[list[Verdict]]]
+from bestofk import __version__, tasks
+from bestofk.common import cache_folder, reaches, write_atomically
+from bestofk.config import Config, TaskAdvanced, TaskSection, merged
+from bestofk.rewards import BatchVerifier, UnscoredGuard, verifier
+from bestofk.rewards import judge as judge_groups
+from bestofk.rewards.base import way_to_import
+from bestofk.tasks import Split, Task
+from bestofk.training.display import is_quiet
+from bestofk.training.processes import Processes
+from bestofk.types import Group, Prompt, Verdict, Verifier
+
+JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
 """Judges whole groups as one batch."""
 
 
-def make_task(config: Config, own: Verifier | None = None) -> tuple[tasks.Task, Score]:
-    """The task and the function that judges its groups: `own`, or what the config names."""
-    options = run_options(config)
+def make_task(
+    config: Config,
+    own: Verifier | None = None,
+    processes: Processes | None = None,
+    described: tuple[Any, Any] | None = None,
+) -> tuple[tasks.Task, JudgeGroups, Verifier]:
+    """The task, the function that judges its groups, and the verifier that does: `own`, or what the
+    config names. `described`: the model's config and tokenizer, to leave out what does not fit."""
     task = make_prompts(config)
-    judge: Verifier = make_verifier(config, task) if own is None else own
-    guard = UnscoredGuard(options.unscored_share)
-    first = task.split(options.split).at(0)
-    if isinstance(judge, FunctionVerifier | BatchFunctionVerifier):
-        judge.check_prompt(first)
-    if config.evaluation.every:
-        task.split(config.evaluation.split)
+    if described is not None:
+        task = with_fitting_prompts(task, *described, config.sampling.max_new_tokens)
+    judge: Verifier = make_verifier(config.task, task) if own is None else own
+    guard = UnscoredGuard(config.task.advanced.unscored_share)
+    if processes is None:
+        task = with_accepted_references(task, judge)
+    else:
+        say = say_on_stderr if processes.main and not is_quiet() else None
+        task = with_accepted_references(
+            task, judge, say=say, share=processes.gather, rank=processes.rank
+        )
+    splits = [config.task.split, *([config.evaluation.split] if config.evaluation.every else [])]
+    for split in map(task.split, splits):
+        if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
+            judge.check_prompts(split[:] if config.task.name == "dataset" else split[:1])
 
-    def score_groups(groups: Sequence[Group]) -> list[list[Verdict]]:
+    if processes is not None and processes.main and not is_quiet():
+        for line in task.look(config.task.split):
+            say_on_stderr(line)
+
+    def judge_safely(groups: Sequence[Group]) -> list[list[Verdict]]:
         if not groups:
             return []
-        verdicts = score(groups, judge)
+        verdicts = judge_groups(groups, judge)
         guard.check(verdict for row in verdicts for verdict in row)
         return verdicts
 
-    return task, score_groups
+    return task, judge_safely, judge
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Prompts that a policy is evaluated on, and who judges them."""
+
+    name: str
+    """Empty for the run's own task."""
+    task: tasks.Task
+    judge: JudgeGroups
+    verifier: Verifier
+    split: str
+
+
+def evaluation_sets(
+    config: Config, own: Verifier | None, described: tuple[Any, Any]
+) -> tuple[EvaluationSet, ...]:
+    """The further sets that `evaluation.sets` names: tasks, or data read as the run's are."""
+    sets = []
+    for name, source in config.evaluation.sets.items() if config.evaluation.every else ():
+        if source in tasks.TASKS:
+            options = {}
+            if "style" in inspect.signature(tasks.factory(source)).parameters:
+                options = {k: v for k, v in config.task.options.items() if k == "style"}
+            section = TaskSection(name=source, options=options)
+            splits, verifier = tasks.task(source, **options).splits, None
+        else:
+            rest = {k: v for k, v in config.task.options.items() if k not in SOURCES}
+            section = config.task.changed(options={**rest, "test": source})
+            splits, verifier = ("test",), own
+        split = "test" if "test" in splits else splits[-1]
+        section = section.changed(split=split, advanced=TaskAdvanced())
+        evaluated = config.evaluation.changed(split=split)
+        changed = config.changed(task=section, evaluation=evaluated)
+        made = make_task(changed, verifier, described=described)
+        sets.append(EvaluationSet(name, *made, split))
+    return tuple(sets)
+
+
+SOURCES = ("train", "validation", "test")
 
 
 def make_prompts(config: Config) -> tasks.Task:
     """The task, with the training prompts that the run's options keep."""
-    stated, options = dict(config.task.options), run_options(config)
-    if config.task.name == "dataset" and config.task.verifier and ":" in config.task.verifier:
+    stated, options = dict(config.task.options), config.task.advanced
+    if config.task.name == "dataset" and config.task.verifier:
         stated.setdefault("verifier", config.task.verifier)  # its rows keep every field then
     task = tasks.task(config.task.name, **stated)
     if options.pass_rates is None:
         return task
-    from bestofk.training.prompt_filter import with_pass_rates
-
     low, high = options.pass_rate_range
     threshold = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
     return with_pass_rates(
         task,
-        options.split,
+        config.task.split,
         options.pass_rates,
         low=low,
         high=high,
@@ -60,8 +128,244 @@ def make_prompts(config: Config) -> tasks.Task:
     )
 
 
-def make_verifier(config: Config, task: tasks.Task) -> BatchVerifier:
+def with_style(config: Config) -> Config:
+    """The config with the style of prompts that the model's tokenizer can read, unless stated."""
+    options, model = config.model.advanced, config.model.path
+    how = (options.trust_remote_code, options.revision)
+    style = usual_style(model, config.task.name, config.task.options, *how)
+    return merged(config, {"task.options.style": style}) if style else config
+
+
+def usual_style(
+    model: str,
+    task: str,
+    stated: Mapping[str, Any],
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> str | None:
+    """The style of a task's prompts for a model; None where it is stated, or the task has none."""
+    if ":" in task or "style" in stated:
+        return None
+    if "style" not in inspect.signature(tasks.factory(task)).parameters:
+        return None
+    if model == f"tiny-{task}":
+        return "compact"  # all that it has ever read
+    return style_of(model, trust_remote_code, revision)
+
+
+def style_of(model: str, trust_remote_code: bool = False, revision: str | None = None) -> str:
+    """chat where the model's tokenizer has a chat template, else text."""
+    from bestofk.models import describe_policy
+
+    _, tokenizer = describe_policy(model, trust_remote_code=trust_remote_code, revision=revision)
+    return "chat" if getattr(tokenizer, "chat_template", None) else "text"
+
+
+def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
     """The verifier that the config names, or the task's own."""
-    name = config.task.verifier or task.verifier
-    own = {} if config.task.verifier else task.verifier_options
-    return verifier(name, **{**own, **config.task.verifier_options})
+    name = section.verifier or task.verifier
+    own = {} if section.verifier else task.verifier_options
+    return verifier(name, **{**own, **section.verifier_options})
+
+
+def with_pass_rates(
+    task: Task,
+    split: str,
+    file: str,
+    *,
+    low: float,
+    high: float,
+    threshold: float = 1.0,
+    seed: int = 0,
+) -> Task:
+    """The task with only those prompts in a split whose pass rate in a file lies in [low, high].
+
+    Args:
+        file: samples of prompts of this split, for example from `bestofk eval MODEL --task NAME
+            --split train`; rows are matched with prompts by id. A prompt without a scored sample
+            there is left out.
+
+    Raises:
+        ValueError: no prompt of the split is in the file, or none lies in the range.
+    """
+    from bestofk.evaluation import read
+
+    samples = read(file)
+    passed = samples.count(reaches(samples.rewards, threshold))
+    rates = np.divide(
+        passed, samples.live, out=np.full(len(passed), np.nan), where=samples.live > 0
+    )
+    rate_of = dict(zip(samples.problems, rates.tolist()))
+
+    def make(name: str) -> Split:
+        built = task.make(name)
+        if name != split:
+            return built
+        known = [prompt for prompt in built if prompt.id in rate_of]
+        kept = [prompt for prompt in known if low <= rate_of[prompt.id] <= high]
+        if not kept:
+            raise ValueError(
+                f"task.advanced.pass_rates: {len(known)} of {len(built)} prompts of split "
+                f"{split!r} are in {file}, and none has a pass rate in [{low:g}, {high:g}]: widen "
+                "task.advanced.pass_rate_range, or sample this split again"
+            )
+        return Split(kept, len(kept), seed=seed)
+
+    return replace(task, make=make, _cache={})
+
+
+def with_fitting_prompts(task: Task, model_config: Any, tokenizer: Any, new: int) -> Task:
+    """The task without prompts that leave the model fewer than `new` positions for an answer.
+
+    Raises:
+        ValueError: when a split is made, for more than a tenth of its prompts.
+    """
+    from bestofk.models.causal import context_length
+    from bestofk.sampling.prompts import encode
+
+    limit = context_length(model_config)
+    if limit is None:
+        return task
+    room = limit - new
+
+    def make(name: str) -> Split:
+        split = task.make(name)
+        seen, long = 0, dict[str, int]()
+        template = len(encode(tokenizer, split[0]))
+
+        def fits(prompt: Prompt) -> bool:
+            nonlocal seen
+            seen += 1
+            if template + _bytes(prompt) <= room:  # a token holds a byte at least
+                return True
+            length = len(encode(tokenizer, prompt))
+            if length <= room:
+                return True
+            long[prompt.id] = length
+            task.left_out[prompt.id] = "the prompt is too long for the model"
+            of = max(seen, 10) if split.is_lazy else len(split)
+            if len(long) > MOST_LEFT_OUT * of:
+                lower = (
+                    f"lower it to at most {limit - length}, or take" if limit > length else "take"
+                )
+                raise ValueError(
+                    f"too many prompts of split {name!r} are too long: {prompt.id!r} has {length} "
+                    f"tokens, sampling.max_new_tokens = {new}, and the model has positions for "
+                    f"{limit}: {lower} shorter prompts or a model with a longer context"
+                )
+            return False
+
+        return split.where(fits)
+
+    return replace(task, make=make, _cache={})
+
+
+def _bytes(prompt: Prompt) -> int:
+    texts = [prompt.text] if isinstance(prompt.text, str) else [m["content"] for m in prompt.text]
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+MOST = 5_000
+"""References judged per split; the problems after these are taken as they are."""
+MOST_LEFT_OUT = 0.1
+"""Share of a split; more is a fault of the setup or of the data."""
+
+
+def with_accepted_references(
+    task: Task,
+    judge: Verifier,
+    *,
+    say: Callable[[str], None] | None = None,
+    share: Callable[[Any], list[Any]] = lambda value: [value],
+    rank: int = 0,
+) -> Task:
+    """The task without problems whose reference `judge` does not accept, where it runs programs.
+
+    Verdicts are kept in the user's cache folder, by what is judged and how: a second start judges
+    nothing.
+
+    Args:
+        say: prints a line.
+        share: what all processes found, by rank: each judges a part.
+        rank: the number of this process.
+    """
+    if getattr(judge, "name", "") != "code":
+        return task
+    say = say or (lambda line: None)
+
+    def make(name: str) -> Split:
+        split = task.make(name)
+        prompts = [prompt for prompt in split[:MOST] if prompt.reference is not None]
+        refused = _refused(task.name, prompts, judge, say, share, rank)
+        task.left_out.update(dict.fromkeys(refused, "the reference solution is not accepted"))
+        if len(refused) > MOST_LEFT_OUT * len(split):
+            listed = "; ".join(f"{id}: {why}" for id, why in list(refused.items())[:20])
+            raise ValueError(
+                f"{task.name}: the reference solutions of {len(refused)} of {len(split)} problems "
+                f"in split {name!r} are not accepted: {listed}; repair or remove these problems"
+            )
+        if not refused:
+            return split
+        first, why = next(iter(refused.items()))
+        say(
+            f"{task.name}, {name}: {len(refused)} of {len(split)} problems left out, because their "
+            f"reference solutions are not accepted ({first}: {why})"
+        )
+        return split.where(lambda prompt: prompt.id not in refused)
+
+    return replace(task, make=make, _cache={})
+
+
+def _refused(
+    name: str,
+    prompts: Sequence[Prompt],
+    judge: Any,
+    say: Callable[[str], None],
+    share: Callable[[Any], list[Any]],
+    rank: int,
+) -> dict[str, str]:
+    """Ids and reasons; from the cache where the same was judged before."""
+    place = cache_folder() / "references" / f"{name}.json"
+    settings = repr((__version__, platform.python_version(), judge.settings))
+    keys = {prompt.id: _key(settings, prompt) for prompt in prompts}
+    known = _stored(place)
+    unknown = [prompt for prompt in prompts if keys[prompt.id] not in known]
+    if len(unknown) > 200:
+        say(f"{name}: judging {len(unknown):,} reference solutions, once")
+    ranks = len(share(None))
+    mine = unknown[rank::ranks]
+    verdicts = judge(mine, [str(prompt.reference) for prompt in mine])
+    judged: dict[str, str | None] = {}
+    for part in share(
+        [
+            (prompt.id, None if verdict.reward >= 1 else _why(verdict))
+            for prompt, verdict in zip(mine, verdicts, strict=True)
+        ]
+    ):
+        judged.update(part)
+    if rank == 0 and judged:
+        fresh = {keys[id]: why for id, why in judged.items() if not str(why).startswith("unscored")}
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, json.dumps({**_stored(place), **fresh}), sync=False)
+    found = {prompt.id: known.get(keys[prompt.id]) for prompt in prompts} | judged
+    return {id: why for id, why in found.items() if why is not None}
+
+
+def _why(verdict: Verdict) -> str:
+    return f"{verdict.status} {verdict.detail}"[:300] + way_to_import(verdict.detail)
+
+
+def _key(settings: str, prompt: Prompt) -> str:
+    content = json.dumps([settings, dict(prompt.spec), prompt.reference], sort_keys=True)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _stored(place: Any) -> Mapping[str, str | None]:
+    try:
+        return json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none yet, or another version wrote it
+        return {}
+
+
+def say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

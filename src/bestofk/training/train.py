@@ -1,4 +1,4 @@
-"""The training loop: sample → score → (log-ratios → weights → learner step) × inner steps → record.
+"""The training loop: sample → judge → (log-ratios → advantages → step) × inner steps → record.
 
 Everything else stands around it in `Session`: resuming, signals, processes, evaluation, display.
 A step depends on the weights, its number and the position in the data alone, and every seed is made
@@ -7,29 +7,41 @@ from those; so an interrupted run ends exactly like an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from bestofk.config import Config, OffPolicySection
-from bestofk.learning import Learner, Loss, Scores
+from bestofk.learning import Learner, LogProbs, Loss
 from bestofk.objectives import Objective, trust_region_mask
-from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_of, slots_of, whole_groups
-from bestofk.training.group_weights import generators_for, group_entropies, has_signal, weigh
-from bestofk.training.session import TrainingEnd, open_session, seed_of
-from bestofk.training.statistics import (
+from bestofk.training.agreement import sampler_gap, sampler_log_probs
+from bestofk.training.batch import (
+    ProcessGroup,
+    RolloutBatch,
+    advantages_of,
+    generators_for,
+    group_entropies,
+    has_signal,
     merge_statistics,
     ratio_statistics,
+    recorded,
+    rewards_of,
     sampled_entropy,
-    sampler_gap,
-    sampler_log_probs,
     share_of,
+    slots_of,
+    whole_groups,
+    with_log_probs,
 )
+from bestofk.training.session import Session, TrainingEnd, open_session, seed_of
 from bestofk.types import Group, Prompt, Verdict, Verifier
 
 LARGEST_SAMPLER_CORRECTION = float(np.log(2.0))
 """Bound on the log of the learner-to-sampler ratio in the clipped loss, unless truncate says."""
+FACTOR_OF_TWO = (LARGEST_SAMPLER_CORRECTION, LARGEST_SAMPLER_CORRECTION)
+"""Trust region of a first step below `ess_floor`, unless `trust_region` says."""
 
 
 def train(
@@ -38,6 +50,7 @@ def train(
     resume: bool = False,
     checkpoint: str | None = None,
     verifier: Verifier | None = None,
+    callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingEnd:
     """Train as the config says, in the folder it names.
 
@@ -45,25 +58,19 @@ def train(
         resume: Continue the run in that folder where it stopped.
         checkpoint: Continue from this checkpoint instead of the newest.
         verifier: Judges instead of the verifier that the config names.
+        callback: Gets every line of metrics once it is written; where it returns True, the run ends
+            there as if that step were the last.
     """
-    with open_session(config, resume=resume, checkpoint=checkpoint, verifier=verifier) as session:
+    with open_session(
+        config, resume=resume, checkpoint=checkpoint, verifier=verifier, callback=callback
+    ) as session:
         for step in session.steps():  # between steps it evaluates and saves
-            batch = sample_and_score(
-                session.prompt_at,
-                partial(session.sample, step),
-                session.score,
-                session.objective,
-                session.processes,
-                position=session.state.position,
-                prompts=config.sampling.prompts_per_step,
-                refill=config.sampling.refill,
-                progress=session.progress,
-                seed=seed_of(config.run.seed, step),
-            )
+            draw(session, step)
+            batch = session.queue[0].result()
             if session.leaving():
-                continue  # before the weights change: this step will be repeated
+                continue  # before the weights change: the queue is part of the checkpoint
             with session.learning(step, batch):
-                weights, stats = learn(
+                advantages, stats = learn(
                     session.learner,
                     session.objective,
                     batch,
@@ -74,14 +81,66 @@ def train(
                     seed=(config.run.seed, step),
                     watch_sampler=session.sampler_has_own_weights,
                 )
-            session.record(step, batch, weights, stats)
+            session.record(step, batch, advantages, stats)
     return session.end
 
 
-def sample_and_score(
+def draw(session: Session, step: int) -> None:
+    """Start the rollouts that are due with the weights after step - 1, into the queue.
+
+    On policy that is the batch of this step. With `off_policy.ahead` = s it is that of step + s:
+    it is drawn in turns with learning or, from a server, while the learner works.
+    """
+    config, queue = session.config, session.queue
+    while (number := step + len(queue)) <= config.run.steps:
+        if config.off_policy.drawn_after(number, config.optimizer.warmup_steps) >= step:
+            return
+        place = session.state.position + len(queue) * config.sampling.prompts_per_step
+        queue.append(session.rollouts.submit(roll_out, session, number, place, step - 1))
+
+
+def roll_out(session: Session, number: int, position: int, drawn_after: int) -> RolloutBatch:
+    """The batch of a step, sampled and judged; with its log-probs, if the weights will move."""
+    config = session.config
+    batch = sample_and_judge(
+        session.prompt_at,
+        partial(session.sample, number),
+        session.judge,
+        session.objective,
+        session.processes,
+        position=position,
+        prompts=config.sampling.prompts_per_step,
+        refill=config.sampling.refill,
+        progress=session.progress,
+        seed=seed_of(config.run.seed, number),
+    )
+    batch = replace(batch, drawn_after=drawn_after)
+    if number == drawn_after + 1:
+        return batch
+    if session.overlaps:  # the learner is at work: the gap is that of the probe
+        return replace(batch, gap=session.probed_gap)
+    with session.timed("learn"):
+        now = session.learner.log_probs(batch.groups)
+    return for_later(batch, now, session.processes, config.off_policy.correct_sampler)
+
+
+def for_later(
+    batch: RolloutBatch, now: LogProbs, processes: ProcessGroup, against_sampler: bool
+) -> RolloutBatch:
+    """A batch whose weights will have moved: ratios are measured against what is recorded now.
+
+    Args:
+        now: the learner's log-probs of its groups, while the weights that drew it are there.
+        against_sampler: keep the sampler's log-probs instead.
+    """
+    groups = batch.groups if against_sampler else with_log_probs(batch.groups, now)
+    return replace(batch, groups=groups, gap=sampler_gap(now, batch.groups, processes))
+
+
+def sample_and_judge(
     prompt_at: Callable[[int], Prompt],
     sample: Callable[[Sequence[Prompt], int], Sequence[Group]],
-    score: Callable[[Sequence[Group]], Sequence[Sequence[Verdict]]],
+    judge: Callable[[Sequence[Group]], Sequence[Sequence[Verdict]]],
     objective: Objective,
     processes: ProcessGroup,
     *,
@@ -91,7 +150,7 @@ def sample_and_score(
     progress: float = 0.0,
     seed: int = 0,
 ) -> RolloutBatch:
-    """Draw n completions for each of a step's prompts and score them: this process's groups.
+    """Draw n completions for each of a step's prompts and judge them: this process's groups.
 
     With `refill`, slots whose group has no signal are filled again, in order, with the prompts that
     come next in the stream, for at most that many rounds.
@@ -112,13 +171,13 @@ def sample_and_score(
         own = [slot for slot in mine if slot in place]
         sampled = sample([prompt_at(place[slot]) for slot in own], attempt)
         groups.update(zip(own, sampled))
-        verdicts.update(zip(own, score(sampled)))
+        verdicts.update(zip(own, judge(sampled)))
         if attempt == refill:
             break
         rewards = rewards_of([verdicts[slot] for slot in mine])
         generators = generators_for(objective, mine, seed)
-        weights = weigh(objective, rewards, progress=progress, generators=generators)
-        signal = np.concatenate(processes.gather(has_signal(weights)))
+        advantages = advantages_of(objective, rewards, progress=progress, generators=generators)
+        signal = np.concatenate(processes.gather(has_signal(advantages)))
         empty = np.flatnonzero(~signal).tolist()
         if not empty:
             break
@@ -145,92 +204,82 @@ def learn(
     """Take the optimiser steps on one batch.
 
     Before each step the objective gets the current log-ratios of all siblings. They are measured
-    against the learner's own log-probs before the first step or, with `correct_sampler`, against
-    the sampler's: then the difference between the two is corrected as well.
+    against the log-probs recorded when the batch was drawn, if that was before the last step;
+    else against the learner's own before the first step or, with `correct_sampler`, the sampler's.
 
     Args:
         seed: With a slot, fixes what objectives that draw random sets draw for its group.
         watch_sampler: Compare the sampler's log-probs with the learner's on every group.
 
     Returns:
-        The first weights of every group (P, n), and statistics.
+        The first advantages of every group (P, n), and statistics.
     """
-    groups, rewards = batch.groups, batch.rewards
-    live = batch.live(max(term.least for term in objective.at(progress)))
-    by_ratio = loss.name == "exact" and objective.off_policy != "none"
-    old = None
-    if watch_sampler or needs_old_scores(objective, loss, off_policy):
-        old = learner.score(groups)
-    reference = learner.score(groups, reference=True) if loss.kl > 0 else None
-    entropy = threshold = None
-    if "entropy" in objective.needs:
-        assert old is not None
-        entropy, threshold = group_entropies(old, live, processes)
-    slots = slots_of(processes, len(groups) * processes.size)
-    generators = generators_for(objective, slots, *seed)
+    rewards, live = batch.rewards, batch.live(max(term.least for term in objective.at(progress)))
+    needed = watch_sampler or needs_old_log_probs(objective, loss, off_policy)
+    old = old_log_probs(learner, batch, needed)
+    reference = learner.log_probs(batch.groups, reference=True) if loss.kl > 0 else None
+    further_inputs = inputs_beside_rewards(objective, old, live, processes, seed)
 
-    first_weights = np.zeros_like(rewards)
+    first, steps_before = np.zeros_like(rewards), learner.steps
     history: list[dict[str, float]] = []
-    parts = whole_groups(len(groups), off_policy.passes, off_policy.mini_batches)
+    parts = whole_groups(len(rewards), off_policy.passes, off_policy.mini_batches)
     for inner_step, (rows, is_first) in enumerate(parts):
-        part, stats = batch.take(rows), dict[str, float]()
-        log_ratio = None
-        if by_ratio and (inner_step > 0 or off_policy.correct_sampler):
-            assert old is not None
-            now = learner.sequence_log_probs(part) if inner_step else old.log_prob[rows]
-            before = sampler_log_probs(part) if off_policy.correct_sampler else old.log_prob[rows]
-            log_ratio = now - before
-            stats |= ratio_statistics(
-                log_ratio, live[rows], objective, processes, progress=progress
-            )
-            if inner_step and stats.get("ess", 1.0) < off_policy.ess_floor:
-                break  # the policy has moved too far from these samples
-        weights = weigh(
-            objective,
-            rewards[rows],
-            live=live[rows],
-            log_ratio=log_ratio,
-            entropy=None if entropy is None else entropy[rows],
-            entropy_threshold=threshold,
-            progress=progress,
-            generators=None if generators is None else [generators[row] for row in rows],
-        )
-        if log_ratio is not None and off_policy.trust_region is not None:
-            inside = trust_region_mask(weights, log_ratio, *off_policy.trust_region)
-            stats["masked"] = share_of(~inside, live[rows], processes)
-            weights = np.where(inside, weights, 0.0)
-        if off_policy.correct_sampler and not by_ratio:
-            assert old is not None
-            limit = LARGEST_SAMPLER_CORRECTION if objective.truncate is None else objective.truncate
-            gap = old.log_prob[rows] - sampler_log_probs(part)
-            weights = weights * np.exp(np.minimum(gap, limit))
-        stats |= learner.step(
-            part,
-            weights,
-            loss=loss,
-            old=None if old is None else rows_of_scores(old, rows),
-            reference=None if reference is None else rows_of_scores(reference, rows),
-            live=live[rows],
-        )
-        if is_first:
-            first_weights[rows] = weights
+        groups, old_here = batch.take(rows), old and old.take(rows)
+        moved = inner_step > 0 or batch.gap is not None
+        log_ratio = None  # on policy all ratios are 1
+        if (moved or off_policy.correct_sampler) and by_ratio(objective, loss):
+            now = learner.log_probs(groups) if moved else old_here
+            log_ratio = log_ratio_of(now, old_here, groups, off_policy.correct_sampler)
+        stats = ratio_statistics(log_ratio, live[rows], objective, processes, progress=progress)
         history.append(stats)
+        if inner_step and stats.get("ess", 1.0) < off_policy.ess_floor:
+            break  # the policy has moved too far from these samples
+        inputs: dict[str, Any] = {"live": live[rows], "log_ratio": log_ratio, "progress": progress}
+        advantages = advantages_of(objective, rewards[rows], **inputs, **further_inputs(rows))
+        if log_ratio is not None:
+            advantages, bounds = inside(off_policy, advantages, log_ratio, stats.get("ess", 1.0))
+            stats |= {name: share_of(each, live[rows], processes) for name, each in bounds.items()}
+        elif off_policy.correct_sampler:
+            advantages = advantages * sampler_correction(old_here, groups, objective.truncate)
+        known: dict[str, Any] = {"old": old_here, "reference": reference and reference.take(rows)}
+        stats |= learner.step(groups, advantages, loss=loss, live=live[rows], **known)
+        if is_first:
+            first[rows] = advantages
+    stats = merge_statistics(history) | {"inner_steps": learner.steps - steps_before}
+    return first, stats | statistics_of_batch(learner, batch, first, old, stats, processes)
 
-    merged = merge_statistics(history)
-    merged["inner_steps"] = len(history)
-    if old is not None:
-        merged |= sampler_gap(old, groups, processes)
-    elif "sampler_gap_mean" not in merged:  # no row entered a step: look at one group
-        merged |= sampler_gap(learner.score(groups[:1]), groups[:1], processes)
-    signal = np.concatenate(processes.gather(has_signal(first_weights)))
-    merged["entropy"] = sampled_entropy(groups, processes)
-    merged["groups_with_signal"] = int(signal.sum())
-    merged["groups_no_signal"] = int((~signal).sum())
-    return first_weights, merged
+
+def by_ratio(objective: Objective, loss: Loss) -> bool:
+    """Whether the advantages are made from ratios; other losses have ratios of their own."""
+    return loss.name == "exact" and objective.off_policy != "none"
 
 
-def needs_old_scores(objective: Objective, loss: Loss, off_policy: OffPolicySection) -> bool:
-    """Whether the log-probs before the first step enter a weight or the loss.
+def old_log_probs(learner: Learner, batch: RolloutBatch, needed: bool) -> LogProbs | None:
+    """Log-probs under the policy that drew the batch: recorded, or the learner's own now."""
+    if batch.gap is not None:
+        return recorded(batch.groups)
+    return learner.log_probs(batch.groups) if needed else None
+
+
+def inside(
+    off_policy: OffPolicySection, advantages: np.ndarray, log_ratio: np.ndarray, ess: float
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The advantages, 0 outside the trust region; and which samples are `masked`, `below_floor`.
+
+    A first step below `ess_floor` has a region even where none is set, and is taken: if batches
+    were skipped there, rounding alone (bf16, long answers) could end all learning in silence.
+    """
+    below = ess < off_policy.ess_floor
+    region = off_policy.trust_region or (FACTOR_OF_TWO if below else None)
+    if region is None:
+        return advantages, {}
+    kept = trust_region_mask(advantages, log_ratio, *region)
+    found = {"masked": ~kept, "below_floor": np.full_like(kept, below)}
+    return np.where(kept, advantages, 0.0), found
+
+
+def needs_old_log_probs(objective: Objective, loss: Loss, off_policy: OffPolicySection) -> bool:
+    """Whether the log-probs before the first step enter an advantage or the loss.
 
     On policy with the exact loss they do not: all ratios are 1.
     """
@@ -242,6 +291,67 @@ def needs_old_scores(objective: Objective, loss: Loss, off_policy: OffPolicySect
     )
 
 
-def rows_of_scores(scores: Scores, rows: Sequence[int]) -> Scores:
-    """The scores of some of the groups."""
-    return Scores(tuple(scores.tokens[i] for i in rows), tuple(scores.entropies[i] for i in rows))
+def inputs_beside_rewards(
+    objective: Objective,
+    old: LogProbs | None,
+    live: np.ndarray,
+    processes: ProcessGroup,
+    seed: Sequence[int],
+) -> Callable[[Sequence[int]], dict[str, Any]]:
+    """What few objectives get for some rows: each group's entropy, and generators of its own."""
+    entropy, inputs = None, dict[str, Any]()
+    if "entropy" in objective.needs:
+        assert old is not None
+        entropy, inputs["entropy_threshold"] = group_entropies(old, live, processes)
+    slots = slots_of(processes, len(live) * processes.size)
+    generators = generators_for(objective, slots, *seed)
+
+    def of_rows(rows: Sequence[int]) -> dict[str, Any]:
+        return inputs | {
+            "entropy": None if entropy is None else entropy[rows],
+            "generators": generators and [generators[row] for row in rows],
+        }
+
+    return of_rows
+
+
+def log_ratio_of(
+    now: LogProbs | None, old: LogProbs | None, groups: Sequence[Group], against_sampler: bool
+) -> np.ndarray:
+    """log π_θ / π_old of each completion (P, n), or log π_θ / π_sampler."""
+    assert now is not None
+    assert old is not None
+    return now.log_prob - (sampler_log_probs(groups) if against_sampler else old.log_prob)
+
+
+def sampler_correction(
+    old: LogProbs | None, groups: Sequence[Group], truncate: float | None
+) -> np.ndarray:
+    """π_learner / π_sampler of each completion (P, n), bounded: for losses with own ratios."""
+    assert old is not None
+    limit = LARGEST_SAMPLER_CORRECTION if truncate is None else truncate
+    return np.exp(np.minimum(old.log_prob - sampler_log_probs(groups), limit))
+
+
+def statistics_of_batch(
+    learner: Learner,
+    batch: RolloutBatch,
+    advantages: np.ndarray,
+    old: LogProbs | None,
+    steps: Mapping[str, float],
+    processes: ProcessGroup,
+) -> dict[str, float]:
+    """Statistics of the whole batch, beside those of its optimiser steps."""
+    groups, signal = batch.groups, np.concatenate(processes.gather(has_signal(advantages)))
+    stats = {
+        "entropy": sampled_entropy(groups, processes),
+        "groups_with_signal": int(signal.sum()),
+        "groups_no_signal": int((~signal).sum()),
+    }
+    if batch.gap is not None:
+        stats |= batch.gap
+    elif old is not None:
+        stats |= sampler_gap(old, groups, processes)
+    elif "sampler_gap_mean" not in steps:  # no row entered a step: look at one group
+        stats |= sampler_gap(learner.log_probs(groups[:1]), groups[:1], processes)
+    return stats

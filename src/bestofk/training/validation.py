@@ -3,54 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from bestofk.config import Config
+from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, Samples, curve, diversity, samples
-from bestofk.rewards.given_answers import given_answer
-from bestofk.sampling import Sampler
-from bestofk.tasks import Task
+from bestofk.rewards.maths.extract_answer import given_answer
+from bestofk.sampling import Sampling
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.processes import Processes
-from bestofk.training.task_setup import Score
-from bestofk.types import Group, Verdict
+from bestofk.training.task_setup import EvaluationSet
+from bestofk.types import Group, Prompt, Verdict
 
 
 def evaluate(
-    sampler: Sampler,
-    task: Task,
-    score: Score,
-    config: Config,
+    draw: Callable[[Sequence[Prompt], int, Sampling], list[Group]],
+    chosen: EvaluationSet,
+    section: EvaluationSection,
+    sampling: Sampling,
     processes: Processes,
     *,
     step: int,
     seed: int,
+    bootstrap_seed: int,
 ) -> tuple[dict[str, Any], RolloutBatch]:
     """pass@k and max@k of the policy as it is, over all processes; and the groups behind them.
 
     The draws are fixed by the seed alone: two steps, or two runs with one seed, differ by their
     weights and not by their luck.
     """
-    section, began = config.evaluation, time.perf_counter()
-    split = task.split(section.split)
-    numbers = range(processes.rank, min(section.prompts, len(split)), processes.size)
-    prompts = [split[i] for i in numbers]
-    params = replace(config.sampling, samples_per_prompt=section.samples_per_prompt)
-    groups = list(sampler.sample(prompts, seed=seed, params=params)) if prompts else []
-    pairs = list(zip(groups, score(groups)))
+    began = time.perf_counter()
+    split = chosen.task.split(chosen.split)
+    prompts = split[: section.prompts][processes.rank :: processes.size]
+    params = sampling.changed(samples_per_prompt=section.samples_per_prompt)
+    groups = draw(prompts, seed, params)
+    pairs = list(zip(groups, chosen.judge(groups)))
     judged = [pair for part in processes.gather(pairs) for pair in part]
     judged.sort(key=lambda pair: pair[0].prompt.id)
     batch = RolloutBatch(
         tuple(group for group, _ in judged), tuple(tuple(verdicts) for _, verdicts in judged)
     )
     table = evaluation_samples(batch.groups, batch.verdicts)
-    result = evaluation_results(table, section.ks, section.threshold, config.run.seed)
+    result = evaluation_results(table, section.ks, section.threshold, bootstrap_seed)
     seconds = {"validate": time.perf_counter() - began}
-    line = {"kind": "evaluation", "step": step, "split": section.split, **result}
+    line = {"kind": "evaluation", "step": step, "split": chosen.split, **result}
+    if chosen.name:
+        line |= {"kind": "evaluation_set", "set": chosen.name}
     return {**line, "seconds": seconds}, batch
 
 
@@ -112,7 +113,7 @@ def evaluation_results(
             )
             counted = len(line.problems)
             for k in ks:
-                at = line.at(k)
+                at = line.place(k)
                 cells[f"{metric[:-1]}{k}"] = {
                     "value": float(line.estimate[at]),
                     "low": float(line.interval.low[at]),

@@ -46,6 +46,8 @@ const signed = (value, digits = 3) => (isNumber(value) && value > 0 ? "+" : "") 
 const range = (low, high, write = fixed) => (isNumber(low) ? `[${write(low)}, ${write(high)}]` : "");
 const count = (value) => (isNumber(value) ? value.toLocaleString("en-US").replaceAll(",", "\u202f") : "–");
 const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
+const inClusters = (one) =>
+  plural(one.problems, "problem") + (one.clusters ? ` in ${count(one.clusters)} clusters` : "");
 const pValue = (p) => (!isNumber(p) ? "–" : p < 0.001 ? "< 0.001" : p.toFixed(3));
 // Training metrics span decades: four significant digits, with an exponent only where it helps.
 function general(value) {

@@ -32,6 +32,12 @@ function head() {
         ),
       ),
       el("h1", {}, DATA.title),
+      DATA.progress.length > 0 &&
+        el(
+          "ul",
+          { class: "verdicts", "aria-label": "Progress" },
+          DATA.progress.map((line) => el("li", {}, line)),
+        ),
       DATA.verdicts.length > 0 &&
         el(
           "ul",
@@ -46,13 +52,15 @@ function boot() {
   head();
   const browser = sampleBrowser();
   const open = (problems) => browser?.open(problems);
+  const following = DATA.progress.length > 0;
   const sections = [
+    following && training(),
     coverage(),
     summary(),
     differences(),
     scatter(open),
     diversity(),
-    training(),
+    !following && training(),
     extrapolation(),
     browser,
     settings(),

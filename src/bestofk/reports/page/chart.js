@@ -95,14 +95,14 @@ function xRange(spec) {
 const endText = (one, value, spec, width) => {
   if (!spec.names) return one.mark ?? letter(one.run);
   const name = width < 600 ? letter(one.run) : shorten(DATA.runs[one.run].name);
-  return `${name} ${fixed(value)}`;
+  return `${name} ${(spec.write ?? fixed)(value)}`;
 };
 const shorten = (name) => (name.length > 16 ? `${visible(name).slice(0, 15)}…` : visible(name));
 function endRoom(spec, width) {
   if (!spec.names) return 22;
   const pen = document.createElement("canvas").getContext("2d");
   pen.font = `700 13px ${colour("--sans")}`;
-  const room = (one) => pen.measureText(endText(one, 0.888, spec, width)).width;
+  const room = (one) => pen.measureText(endText(one, one.y.at(-1), spec, width)).width;
   return 14 + Math.ceil(Math.max(...spec.series.map(room)));
 }
 

@@ -29,7 +29,7 @@ function differenceSpec(d) {
     write: signed,
     horizontal: [0],
     vertical: mark || [],
-    series: [{ run: d.b, x: d.k, y: d.difference, low: d.band.low, high: d.band.high, mark: name, noLabel: true }],
+    series: [{ run: d.b, x: d.k, y: d.difference, low: d.low, high: d.high, mark: name, noLabel: true }],
   };
 }
 
@@ -54,12 +54,9 @@ const differenceTable = (d) =>
     [
       "k",
       `${letter(d.b)} − ${letter(d.a)}`,
-      "low",
-      "high",
       "band low",
       "band high",
       "p (corrected)",
-      "p (this k)",
       "wins",
       "losses",
       "ties",
@@ -69,10 +66,7 @@ const differenceTable = (d) =>
       signed(d.difference[i]),
       signed(d.low[i]),
       signed(d.high[i]),
-      signed(d.band.low[i]),
-      signed(d.band.high[i]),
       pValue(d.p[i]),
-      pValue(d.p_single[i]),
       count(d.wins[i]),
       count(d.losses[i]),
       count(d.ties[i]),
@@ -95,7 +89,7 @@ function differences() {
     const facts = [
       `n = ${letter(d.a)} ${span(d.n_a)}, ${letter(d.b)} ${span(d.n_b)}`,
       `k = 1…${count(d.k.at(-1))}`,
-      `${count(d.problems)} problems that both runs have`,
+      `${inClusters(d)} that both runs have`,
       seedsOf([d.a, d.b]),
       `band over all k and all pairs, ${percent(d.confidence)}, ${count(d.resamples)} sign flips, seed ${d.seed}`,
     ].join(" · ");

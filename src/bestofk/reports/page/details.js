@@ -177,12 +177,13 @@ function extrapolation() {
     ),
     e.holdout.n ? `${count(e.holdout.n)} samples each` : "–",
     check(e),
-    e.reasons.join("; ") || "–",
+    [...e.reasons, ...e.flags.map((flag, i) => flag && `k = ${count(e.k[i])}: ${flag}`)].filter(Boolean).join("; ") ||
+      "–",
   ]);
   return section(
     "beyond",
     "Beyond n",
-    "What more samples per problem would reach: an average over families of distributions of difficulty, with an interval over all that the samples allow. A model, not a measurement: it is checked on samples held out, and a prediction that fails its check is not drawn.",
+    "What more samples per problem would reach: the curve continued by the likeliest distribution of difficulty, with an interval over all that the samples allow. A model, not a measurement: it is checked on samples held out, and a prediction that fails its check is not drawn.",
     el(
       "div",
       { class: "figures" },
@@ -197,7 +198,7 @@ function extrapolation() {
       }),
     ),
     dataTable(
-      ["run", "check", "fitted on", "prediction against measurement", "why not drawn"],
+      ["run", "check", "fitted on", "prediction against measurement", "what is missing, and why"],
       rows,
       { left: [1, 2, 3, 4], caption: "Hold-out check of each prediction" },
     ),

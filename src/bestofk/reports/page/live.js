@@ -6,7 +6,7 @@
   let stamp = null;
   setInterval(async () => {
     try {
-      const now = await (await fetch("/stamp", { cache: "no-store" })).text();
+      const now = await (await fetch("stamp", { cache: "no-store" })).text();
       if (stamp !== null && now !== stamp) {
         sessionStorage.setItem(place, String(window.scrollY));
         location.reload();

@@ -68,7 +68,7 @@ function curveFacts(curves, band) {
   return [
     `n = ${perRun(curves, (c) => span(c.n))} samples per problem`,
     `k = ${perRun(curves, (c) => (c.k.length > 1 ? `1…${count(c.k.at(-1))}` : "1"))}`,
-    `${perRun(curves, (c) => count(c.problems))} problems`,
+    perRun(curves, inClusters),
     seedsOf(curves.map((c) => c.run)),
     `${band} (${percent(first.confidence)}, ${count(first.resamples)} resamples, seed ${first.seed})`,
   ].join(" · ");

@@ -17,6 +17,10 @@ _MARKED = re.compile(
 )
 _SESSION = re.compile(r"pycon|python-?repl|(?:i?python-?)?console", re.IGNORECASE)
 _TAG = re.compile(r"</?think>")
+_INDENTED = re.compile(
+    r"^ *+[\xa0\u2000-\u200a\u202f\u3000][ \xa0\u2000-\u200a\u202f\u3000]*+", re.M
+)
+"""Indentation with blanks that Python does not take for such."""
 _END_TOKEN = re.compile(r"\s*(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>)\Z")
 _FUTURE = re.compile(r"^from __future__ import (?:\([^)]*+\)|[^\n;]*+);?[ \t]*+\n?", re.MULTILINE)
 _WRAPPERS = {"<answer>": "</answer>", "<code>": "</code>", "[PYTHON]": "[/PYTHON]"}
@@ -36,6 +40,10 @@ _BINDS = re.compile(
 _ACTS = re.compile(
     r"^(?!\s|$|[#@)\]}]|(?:async|def|class|import|from)\b|\w++[ \t]*+(?::[^=\n]*+)?=(?!=))"
     r"|\binput\b|\bstdin\b",
+    re.MULTILINE,
+)
+_TOP_LEVEL = re.compile(
+    r"^(?!\s|$|[#@)\]}]|(?:async|def|class|import|from)\b|\w++[ \t]*+(?::[^=\n]*+)?=(?!=))",
     re.MULTILINE,
 )
 _WORD = re.compile(r"[^\W\d]\w*+")
@@ -74,7 +82,8 @@ def extract_code(completion: str, names: Collection[str] = (), *, prefix: str = 
     >>> extract_code("def f(): return 1")
     'def f(): return 1'
     """
-    text = answer_text(completion.replace("\r\n", "\n"))
+    text = _INDENTED.sub(lambda m: " " * len(m[0]), completion.replace("\r\n", "\n"))
+    text = answer_text(text)
     names = set(names)
     blocks = [
         Block(block.language, _dedented(block.code, names, prefix))
@@ -90,13 +99,27 @@ def extract_code(completion: str, names: Collection[str] = (), *, prefix: str = 
     if best[1] == 0 and best[0] == 0:
         return text  # shell, C, sample data: no block can be the program
     at = max(i for i, score in enumerate(scores) if score == best)
-    return _with_helpers(blocks, at, names)
+    code = _with_helpers(blocks, at, names)
+    return code if names else code + _call_after(blocks, at)
 
 
 def _score(block: Block, names: set[str]) -> tuple[int, int]:
     if names:
         return len(names & set(bound_names(block.code))), block.rank
     return int(block.rank > 0 and bool(_READS_STDIN.search(block.code))), block.rank
+
+
+def _call_after(blocks: list[Block], at: int) -> str:
+    """A later block that calls what this one only defines: the rest of a program over stdin."""
+    defined = set(bound_names(blocks[at].code, imports=False))
+    if _TOP_LEVEL.search(blocks[at].code):
+        return ""
+    for block in blocks[at + 1 :]:
+        own = set(bound_names(block.code, imports=False))
+        used = defined & set(_WORD.findall(block.code))
+        if block.rank and used and not own & defined and _TOP_LEVEL.search(block.code):
+            return f"\n{block.code}"
+    return ""
 
 
 def _is_session(block: Block) -> bool:

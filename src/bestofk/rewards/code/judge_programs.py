@@ -11,29 +11,42 @@ A prompt's `spec` (JSON values only) holds one of
 - a check function: `{"check": "def check(candidate): ...", "entry_point": "f", "setup": "..."}`:
   HumanEval (`entry_point: "f"`) and LeetCode (`"Solution().f"`). `setup` runs before the tests, in
   the checker; give HumanEval's prompt there.
-- stdin/stdout: `{"stdio": [{"input": "1 2\\n", "output": "3\\n"}], "tolerance": {...}}`.
+- stdin/stdout: `{"stdio": [{"input": "1 2\\n", "output": "3\\n"}], "tolerance": {...}}`. Words are
+  compared, not layout; numbers with a point may differ by 1e-6. Where several outputs are right,
+  `"checker"` is Python code with `def check(input, output, expected)`, which says whether one is.
 
-and optionally `"prefix"`: code put before the program (HumanEval's prompt, LeetCode's imports).
+and optionally `"prefix"`: code put before the program (HumanEval's prompt, LeetCode's imports), and
+`"time_limit"`: CPU seconds per test.
 
-The program and the tests run in two sandboxed processes (`bestofk.rewards.sandbox`): the tests call
+The program and the tests run in two sandboxed processes (`bestofk.sandbox`): the tests call
 the program by value, so nothing the program does to its own process changes how it is judged.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import math
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from bestofk.common import unknown
-from bestofk.rewards.base import BatchVerifier, check_options
+from bestofk.rewards.base import BatchVerifier, way_to_import
 from bestofk.rewards.code.extract_program import assembled, extract_code
 from bestofk.rewards.code.hoisting import with_plans
 from bestofk.rewards.code.spec import checked_spec, tolerances
-from bestofk.rewards.code.statements import Statements, split_asserts, split_check
+from bestofk.rewards.code.statements import (
+    Statements,
+    parse,
+    refuse_execution,
+    split_asserts,
+    split_check,
+)
 from bestofk.rewards.code.trivial_programs import (
     Null,
     constant_of_calls,
@@ -41,15 +54,18 @@ from bestofk.rewards.code.trivial_programs import (
     null_programs,
     reason,
 )
-from bestofk.rewards.sandbox import Limits, Sandbox
-from bestofk.rewards.sandbox.guest.codec import CodecError, decode, encode
-from bestofk.rewards.sandbox.guest.wire import RESULT, unpack
-from bestofk.rewards.sandbox.outcome import printable
-from bestofk.rewards.sandbox.pool import JobResult
+from bestofk.sandbox import RESULT, JobResult, Limits, Sandbox, encode, printable
+from bestofk.sections import check_options
 from bestofk.types import Prompt, Status, Verdict
 
 MAX_SOURCE = 1 << 20
 """Bytes of program text; longer ones are not run."""
+SECONDS_PER_TEST = 0.5
+"""CPU seconds that each test adds to a program's time, where a problem states no limit."""
+MOST_SECONDS = 120.0
+"""CPU seconds of a program over all its tests."""
+LOOP_SECONDS = 0.007
+"""What the loop of `slowness` takes on a usual machine, for which the limits are set."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -69,6 +85,8 @@ class PreparedTests:
     """What a constant that passes every test does, where comparing is enough to find one."""
     output: int = 0
     """Bytes that the largest right answer takes, where that is known ahead."""
+    time_limit: float = 0.0
+    """CPU seconds per test that the problem grants; 0 where it says nothing."""
     cut: Statements | None = None
     """The tests as statements, where it takes runs to find such a constant."""
 
@@ -78,17 +96,8 @@ class PreparedTests:
         return {path.partition(".")[0].removesuffix("()") for path in self.paths}
 
 
-def verifier(
-    *,
-    reward: Literal["fraction", "all"] = "fraction",
-    tier: int = 1,
-    workers: int | None = None,
-    packages: Sequence[str] | Literal["all"] = (),
-    limits: Limits | Mapping[str, Any] | None = None,
-    writable: bool = False,
-    sandbox: Sandbox | None = None,
-) -> CodeVerifier:
-    """The code verifier; see this module's docstring for the specs it understands.
+class CodeVerifier(BatchVerifier):
+    """Judges Python programs in a sandbox. Starts its workers when first used.
 
     Args:
         reward: "fraction" of the tests passed, or 1 only when "all" pass.
@@ -99,14 +108,6 @@ def verifier(
         writable: programs may write files, in a small folder of their own (tiers 3 and 2).
         sandbox: a sandbox of yours instead of a new one.
     """
-    return CodeVerifier(
-        reward=reward, tier=tier, workers=workers, packages=packages, limits=limits,
-        writable=writable, sandbox=sandbox,
-    )  # fmt: skip
-
-
-class CodeVerifier(BatchVerifier):
-    """Judges Python programs in a sandbox. Starts its workers when first used."""
 
     name = "code"
 
@@ -145,6 +146,11 @@ class CodeVerifier(BatchVerifier):
         return _rebuilt, ("all" if self.whole else "fraction", self._options)
 
     @property
+    def settings(self) -> tuple[Any, ...]:
+        """What verdicts depend on, beside the program and its tests."""
+        return self.whole, {key: self._options[key] for key in self._options if key != "workers"}
+
+    @property
     def sandbox(self) -> Sandbox:
         with self._lock:
             if self._sandbox is None:
@@ -170,7 +176,9 @@ class CodeVerifier(BatchVerifier):
     def _plan_or_reason(self, prompt: Prompt) -> PreparedTests | Verdict:
         """The plan, or the unscored verdict of a task that cannot be judged (no model's fault)."""
         try:
-            plan = self._plan(prompt.spec)
+            plan = replace(
+                self._plan(prompt.spec), time_limit=float(prompt.spec.get("time_limit") or 0.0)
+            )
         except Exception as error:  # whatever a spec holds: RecursionError for tests too deep, ...
             detail = f"task {prompt.id}: {type(error).__name__}: {error}"[:300]
             return Verdict(float("nan"), "unscored", total=0, detail=detail)
@@ -228,13 +236,16 @@ class CodeVerifier(BatchVerifier):
             )
         if form == "stdio":
             job |= {"mode": "stdio", "cases": [(c["input"], c["output"]) for c in spec["stdio"]]}
+            checker = spec.get("checker", "")
+            refuse_execution(list(ast.walk(parse(checker))))
             return PreparedTests(
-                encode(job, 1 << 30),
+                encode(job | {"checker": checker}, 1 << 30),
                 len(spec["stdio"]),
                 (),
                 prefix,
                 stdio=True,
-                constant=constant_of_stdio(spec["stdio"], absolute, relative),
+                pure=not checker,
+                constant="" if checker else constant_of_stdio(spec["stdio"], absolute, relative),
                 output=max((len(c["output"].encode()) for c in spec["stdio"]), default=0),
             )
         cut = _cut(form, spec)
@@ -256,8 +267,8 @@ class CodeVerifier(BatchVerifier):
             limits = replace(
                 limits,
                 output=RESULT // 2,  # it is trusted
-                cpu_per_test=max(limits.cpu_per_test, usual.cpu_per_test),
-                cpu_per_program=max(limits.cpu_per_program, usual.cpu_per_program),
+                cpu_per_test=slowness() * max(limits.cpu_per_test, usual.cpu_per_test),
+                cpu_per_program=slowness() * max(limits.cpu_per_program, usual.cpu_per_program),
             )
             run = self.sandbox.check(source, recording, pure=True, limits=limits)
             if run.status == "unscored":  # ours, and over when it is asked again
@@ -278,17 +289,44 @@ class CodeVerifier(BatchVerifier):
             return Verdict(0.0, "unparsed", total=plan.total, tier=self.sandbox.tier, detail=detail)
         return self._run(plan, code)
 
+    def _limits(self, plan: PreparedTests) -> Limits:
+        """Unless limits are stated, CPU time follows the problem's time limit, its tests and the
+        machine."""
+        limits = self.sandbox.limits
+        if self._options["limits"] is not None or limits != Limits():
+            return limits
+        each, slow = max(plan.time_limit, SECONDS_PER_TEST), slowness()
+        program = max(limits.cpu_per_program, min(each * plan.total, MOST_SECONDS))
+        return replace(
+            limits,
+            cpu_per_test=slow * max(limits.cpu_per_test, plan.time_limit),
+            cpu_per_program=slow * program,
+        )
+
     def _run(self, plan: PreparedTests, code: str) -> Verdict:
         tier = self.sandbox.tier
         source = assembled(plan.prefix, code).encode("utf-8", "surrogatepass")
         if len(source) > MAX_SOURCE:
             detail = f"a program has at most {MAX_SOURCE} bytes, got {len(source)}"
             return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail=detail)
-        limits = self.sandbox.limits
+        limits = self._limits(plan)
         if 2 * plan.output > limits.output:  # a right answer must fit, in other spaces too
             limits = replace(limits, output=2 * plan.output)
         run = self.sandbox.check(source, plan.job, stdio=plan.stdio, pure=plan.pure, limits=limits)
         return _verdict(run, plan.total, tier, self.whole)
+
+
+@lru_cache(1)
+def slowness() -> float:
+    """CPU time of plain Python here, in that of a usual machine; at least 1. Measured once, by the
+    quickest of a few tries, and in half steps, so that two starts on one machine agree."""
+    tries = []
+    for _ in range(7):
+        began, total = time.thread_time(), 0
+        for number in range(100_000):
+            total += number * number % 7
+        tries.append(time.thread_time() - began)
+    return max(1.0, math.ceil(2 * min(tries) / LOOP_SECONDS) / 2)
 
 
 def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> CodeVerifier:
@@ -297,12 +335,11 @@ def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> Cod
 
 def _recorded(run: JobResult) -> list[Any] | str:
     """What a reference returned, or why that cannot be expected of anybody."""
-    if run.status != "done" or run.report["code"] != 0 or run.report["reason"]:
+    values = run.results()
+    if values is None:
         return f"the reference did not run: {run.detail or run.report}"
-    try:
-        values = decode(run.data, RESULT)
-    except CodecError:
-        return f"what the reference returns does not fit: {unpack(run.data)['fault']}"
+    if isinstance(values, str):
+        return f"what the reference returns does not fit: {values}"
     failed = [why for ok, why in values if not ok]
     if failed:
         return f"the reference failed on {len(failed)} inputs: {failed[0]}"
@@ -328,11 +365,11 @@ def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
     if run.status == "killer":
         return Verdict(0.0, "crashed", total=total, tier=tier, detail=run.detail)
     cpu = run.report["cpu"]
-    results = _results(run, total)
+    results = run.results()
     if isinstance(results, str):
         detail = printable(f"the tests of this task are broken: {results}")
         return Verdict(float("nan"), "unscored", total=total, tier=tier, detail=detail)
-    if results is None:
+    if results is None or len(results) != total:
         status: Status = "timeout" if run.report["reason"] else "crashed"
         detail = f"the checker ended early ({run.report['reason'] or run.report['code']})"
         return Verdict(0.0, status, 0, total, cpu, tier, detail)
@@ -342,21 +379,9 @@ def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
     _, first, detail = next(result for result in results if not result[0])
     reward = 0.0 if whole else passed / total
     status = "partial" if reward > 0.0 else cast(Status, first)
-    return Verdict(reward, status, passed, total, cpu, tier, printable(_ADDRESS.sub("", detail)))
-
-
-def _results(run: JobResult, total: int) -> list[list[Any]] | str | None:
-    """The checker's (passed, status, detail), the reason why the task is at fault, or None when it
-    did not live to write any."""
-    if run.report["reason"] or run.report["code"] != 0:
-        return None
-    try:
-        results = unpack(run.data)
-    except CodecError:
-        return None
-    if isinstance(results, dict):
-        return str(results["fault"])
-    return results if len(results) == total else None
+    way = way_to_import(detail)
+    detail = printable(_ADDRESS.sub("", detail)) + ("" if "pip install" in way else way)
+    return Verdict(reward, status, passed, total, cpu, tier, detail)
 
 
 def reference_of(code: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from bestofk.common import unknown
 
 FORMS = ("calls", "asserts", "check", "stdio")
-_TEXTS = ("entry_point", "solution", "setup", "prefix")
-_KEYS = {*FORMS, *_TEXTS, "tolerance"}
+_TEXTS = ("entry_point", "solution", "setup", "prefix", "checker")
+_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit"}
 _CALL_KEYS = {"args", "kwargs", "expected"}
 _PATH = re.compile(r"[^\W\d]\w*(\(\))?(\.[^\W\d]\w*(\(\))?)*")
 
@@ -35,6 +35,11 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     entry_point = given.get("entry_point", "")
     if form in ("calls", "check") and not _PATH.fullmatch(entry_point):
         raise ValueError(f"entry_point reads like 'f' or 'Solution().f', got {entry_point!r}")
+    if "checker" in given and form != "stdio":
+        raise ValueError(f"`checker` judges what a program prints, and these tests are {form}")
+    seconds = given.get("time_limit", 1.0)
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    _need(is_number and 0 < seconds < math.inf, "`time_limit` is seconds per test", seconds)
     _CHECKS[form](given[form])
     tolerances(given)
     return form, given

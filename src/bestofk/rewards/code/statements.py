@@ -93,7 +93,7 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
     prepared = parse(setup).body
     inner = [node for statement in body for node in ast.walk(statement)]
     nodes = [*(node for statement in prepared for node in ast.walk(statement)), *inner]
-    _refuse_execution(nodes)
+    refuse_execution(nodes)
     _refuse_always_true(inner)
     _refuse_swallowed(inner)
     free = _free_names(nodes) - names.keys()
@@ -145,7 +145,7 @@ _EXECUTES = {
 }  # fmt: skip
 
 
-def _refuse_execution(nodes: Sequence[ast.AST]) -> None:
+def refuse_execution(nodes: Sequence[ast.AST]) -> None:
     """Tests that can execute what the program returns would let it write its own verdict."""
     for node in nodes:
         names = [node.id] if isinstance(node, ast.Name) else []

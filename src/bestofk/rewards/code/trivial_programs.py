@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestofk.rewards.code.statements import Statements
-from bestofk.rewards.sandbox.guest.same_values import same, same_text
+from bestofk.sandbox import same, same_text
 
 NOTHING: tuple[Any, ...] = (None, True, False, 0, [], "")
 """What a function that does nothing may return."""
@@ -110,12 +110,6 @@ def null_programs(cut: Statements) -> list[Null]:
                     constants.append(value)
     raising = [Null(f"always raises {name}", f"raise {name}") for name in _handled(cut.body)]
     return [*nothing, *map(_returning, constants), *raising]
-
-
-def has_one_answer(cut: Statements) -> bool:
-    """Whether every test reads `assert f(...) == answer`, all with the same answer."""
-    answers = list(_plain_answers(cut))
-    return len(answers) == cut.total > 0 and all(answer == answers[0] for answer in answers)
 
 
 def _plain_answers(cut: Statements) -> Iterator[tuple[Any]]:

@@ -1,8 +1,8 @@
 """Equality of what was parsed: terms, matrices, sets, relations. Runs in the worker process.
 
 Nothing is rounded. Decimals are exact fractions, rational values are compared exactly, and others
-(roots, logarithms) by whether their difference vanishes to 600 digits, 100 where a sum of more than
-200 terms is part of it. Terms with variables are compared at several points.
+(roots, logarithms) by whether their difference vanishes to 600 digits. Terms with variables are
+compared at several points.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import sympy
 from sympy.core.relational import Relational
 
 from bestofk.rewards.maths.residues import same_number
-from bestofk.rewards.maths.series import CANCELS, CANCELS_LONG, UNENDING, LongSum, closed_form
 
 DIGITS = 40
+CANCELS = 600
+"""Digits to which a difference of irrational numbers must vanish to be zero."""
+UNENDING = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
 # Values of the first three variables, and what is added for every three more. Both orders and both
 # signs occur, and integers, where floor and ceiling meet. The first two are never negative
 # together, as sqrt(x) sqrt(y) is sqrt(xy) in school.
@@ -44,6 +46,26 @@ _FLIPPED = {
     sympy.StrictGreaterThan: sympy.StrictLessThan,
     sympy.GreaterThan: sympy.LessThan,
 }
+
+
+class Undecided(ValueError):
+    """A value that cannot be worked out here."""
+
+
+def closed_form(term: sympy.Expr) -> sympy.Expr:
+    """The term with its sums, products and integrals between numbers worked out.
+
+    Raises:
+        Undecided: one that sympy cannot work out, and every infinite product.
+    """
+    values = {}
+    for part in term.atoms(*UNENDING):
+        if not part.free_symbols:
+            values[part] = part.doit()
+            infinite = isinstance(part, sympy.Product) and part.has(sympy.oo)
+            if infinite or values[part].has(*UNENDING):
+                raise Undecided("a sum, product, integral or limit that is not worked out")
+    return term.xreplace(values)
 
 
 def exact(value: Any) -> Any:
@@ -130,7 +152,7 @@ def _is_zero(term: sympy.Expr) -> bool | None:
         term = term.doit()
         if term.is_Rational:
             return bool(term == 0)
-    number = sympy.N(term, DIGITS, maxn=CANCELS_LONG if term.has(LongSum) else CANCELS)
+    number = sympy.N(term, DIGITS, maxn=CANCELS)
     if not number.is_number or number.has(sympy.nan, sympy.zoo, sympy.oo):
         return None
     for part in number.as_real_imag():

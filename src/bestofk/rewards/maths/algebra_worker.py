@@ -20,11 +20,10 @@ import sympy
 from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 
-from bestofk.rewards.maths.algebra import exact, is_matrix, same_object
+from bestofk.rewards.maths.algebra import Undecided, exact, is_matrix, same_object
 from bestofk.rewards.maths.equality import is_wrapped, same, same_scalar
 from bestofk.rewards.maths.plain_form import is_readable
 from bestofk.rewards.maths.quantities import quantity
-from bestofk.rewards.maths.series import Undecided
 
 MAX_NUMBERS = 20
 _CONVERSION = ConversionConfig(lowercase_symbols=False)  # R and r are two variables

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from math import gcd
 
 from bestofk.rewards.maths.quantities import CHANGES_MEANING, is_word, number, quantity
 
@@ -20,6 +21,9 @@ _CHOICE = re.compile(r"([A-Z])|\( ?([A-Za-z]) ?\)|\\text\{([A-Za-z])\}")
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 _HOUR = re.compile(r"\d ?[ap]\.?m\.?", re.IGNORECASE)
 _SPOKEN = frozenset(("no", "yes", "odd", "one", "two", "six", "ten"))
+_DATE = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6((?:\d\d)?\d\d)")
+_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::[0-5]\d)?")
+_CAPITALS = re.compile("[A-Z]{2,}|[A-Z][a-z]{2}")
 
 
 def same_scalar(gold: str, answer: str) -> bool | None:
@@ -39,6 +43,8 @@ def same_scalar(gold: str, answer: str) -> bool | None:
         written = _BASE.fullmatch(answer)
         digits = written[1] if written and written[2] == base[2] else answer
         return digits.lower() == base[1].lower()
+    if _is_date(gold) or _is_date(answer):
+        return _date(gold) == _date(answer)
     letter, chosen = _CHOICE.fullmatch(gold), _CHOICE.fullmatch(answer)
     if letter and chosen:
         a, b = letter[letter.lastindex or 0], chosen[chosen.lastindex or 0]
@@ -50,6 +56,22 @@ def same_scalar(gold: str, answer: str) -> bool | None:
     if expected is not None and response.core.isalpha() and is_word(response.core):
         return False
     return None
+
+
+def _is_date(text: str) -> bool:
+    """Whether it is a date or a time of day, not a difference or a ratio in lowest terms."""
+    if date := _DATE.fullmatch(text):
+        year, others = date[1] or date[8], (date[3] or date[5], date[4] or date[7])
+        month, day = sorted(map(int, others))
+        stroke_ratio = date[6] == "/" and len(year) == 2
+        return 1 <= month <= 12 and day <= 31 and not stroke_ratio
+    clock = _CLOCK.fullmatch(text)
+    return bool(clock and int(clock[1]) <= 24 and gcd(int(clock[1]), int(clock[2])) > 1)
+
+
+def _date(text: str) -> list[int | str]:
+    """Its figures and marks: 2023-1-2 is 2023-01-02."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([^0-9])", text)]
 
 
 def _same_number(a: Fraction, a_percent: bool, b: Fraction, b_percent: bool) -> bool:
@@ -70,8 +92,10 @@ def _is_in_base(digits: str, base: int) -> bool:
 
 
 def _is_spoken(text: str) -> bool:
-    """Whether it is words, which are never algebra: "yes" is not a product."""
-    if "\\text{" in text or text.lower() in _SPOKEN:
+    """Whether it is words, which are never algebra: "yes", CAT and HHT are not products."""
+    if "\\text{" in text or text.lower() in _SPOKEN or _CAPITALS.fullmatch(text):
+        return True
+    if len(text) == 3 and text.isalpha() and is_word(text):
         return True
     return bool(_LONG_WORD.search(text) or _HOUR.search(text))
 
@@ -227,8 +251,92 @@ def same(gold: str, answer: str, scalar: Scalar = same_scalar) -> bool | None:
     """
     if gold == answer:
         return True
+    named, given = _by_name(gold), _by_name(answer)
+    if named and given:
+        if named.keys() != given.keys():
+            return False
+        return _all(same(value, given[name], scalar) for name, value in named.items())
+    if named or (given and parts(gold)[0]):  # without brackets the expected values have no order
+        return _same_unnamed(named or given, answer if named else gold, bool(named), scalar)
+    gold, answer = _as_intervals(gold, answer)
     gold, stated = _comparable(gold, answer)
     return _all(_same_parts(gold, value, scalar) for value in stated)
+
+
+def _by_name(text: str) -> dict[str, str]:
+    """Values by their names, of "x = 1, y = 2" and "(x, y) = (1, 2)"; empty for anything else."""
+    if "=" not in text:
+        return {}
+    pairs = [_split(piece, _EQUALS) for piece in _split(text, _BETWEEN)]
+    if len(pairs) == 1 and len(pairs[0]) == 2:
+        names, values = map(parts, pairs[0])
+        if names[0] != "()" or values[0] != "()" or len(names[1]) != len(values[1]):
+            return {}
+        pairs = [list(pair) for pair in zip(names[1], values[1], strict=True)]
+    if len(pairs) < 2 or any(len(pair) != 2 or not _NAME.fullmatch(pair[0]) for pair in pairs):
+        return {}
+    found = {_LOOSE.sub("", name): value for name, value in pairs}
+    return found if len(found) == len(pairs) else {}
+
+
+_ORDERED = (set("xyz"), set("abcd"))
+
+
+def _same_unnamed(named: dict[str, str], other: str, is_gold: bool, scalar: Scalar) -> bool | None:
+    """Values with names against values without, which are in the order of the names.
+
+    Where the expected answer has no names, (y, x) is the wrong way round.
+    """
+    names, (_, values) = list(named), parts(other)
+    turned = any(set(names) <= letters for letters in _ORDERED) and names != sorted(names)
+    if len(values) != len(names) or (turned and not is_gold):
+        return False
+    pairs = zip(named.values(), values, strict=True)
+    return _all(same(*(pair if is_gold else pair[::-1]), scalar) for pair in pairs)
+
+
+_LESS = r" ?(<|\\le) ?"
+_MORE = r" ?(>|\\ge) ?"
+_BOUND = r"([^<>=,\\]{1,40}(?:\\(?!le|ge)[^<>=,]{1,40})?)"
+_INEQUALITY = re.compile(
+    rf"{_BOUND}{_LESS}([A-Za-z]){_LESS}{_BOUND}|{_BOUND}{_MORE}([A-Za-z]){_MORE}{_BOUND}"
+    rf"|([A-Za-z])(?:{_LESS}|{_MORE}){_BOUND}"
+)
+
+
+def _as_intervals(gold: str, answer: str) -> tuple[str, str]:
+    """Both as intervals, where one is an interval and the other an inequality of one variable."""
+    bare = [_MEMBER.sub("", text, count=1) for text in (gold, answer)]
+    brackets = [text[:1] in "([" and text[-1:] in ")]" and "," in text for text in bare]
+    if brackets == [True, False]:
+        return bare[0], _interval(answer)
+    if brackets == [False, True]:
+        return _interval(gold), bare[1]
+    return gold, answer
+
+
+def _interval(text: str) -> str:
+    """An inequality as an interval, several with "or" as a union; anything else as it is.
+
+    >>> _interval(r"1 < x \\le 2"), _interval("x > 3"), _interval("x < 1 or x > 2")
+    ('(1,2]', '(3,\\\\infty)', '(-\\\\infty,1)\\\\cup (2,\\\\infty)')
+    """
+    pieces = []
+    for piece in re.split(r",? or |,", text):
+        match = _INEQUALITY.fullmatch(piece.strip())
+        if match is None:
+            return text
+        if match[3]:
+            low, left, right, high = match[1], match[2], match[4], match[5]
+        elif match[8]:
+            low, left, right, high = match[10], match[9], match[7], match[6]
+        elif match[12]:
+            low, left, right, high = "-\\infty", "<", match[12], match[14]
+        else:
+            low, left, right, high = match[14], match[13], ">", "\\infty"
+        opened, closed = "(" if left in "<>" else "[", ")" if right in "<>" else "]"
+        pieces.append(f"{opened}{low.strip()},{high.strip()}{closed}")
+    return "\\cup ".join(pieces)
 
 
 def _same_parts(gold: str, answer: str, scalar: Scalar) -> bool | None:

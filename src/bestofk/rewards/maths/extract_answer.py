@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from bestofk.rewards.extract import final_text, tagged
+from bestofk.rewards.maths.plain_form import plain
+from bestofk.rewards.text import answer_of, final_text, tagged
+from bestofk.types import Prompt, Verdict
 
 MAX_ANSWER = 2000
 """Characters of an answer. Longer ones are not read."""
@@ -121,3 +123,22 @@ def _bare(answer: str) -> str:
 def _unstopped(answer: str) -> str:
     """Without a full stop, but with an ellipsis: 0.33... is not 0.33."""
     return answer if answer.endswith("..") else answer.removesuffix(".").rstrip()
+
+
+def given_answer(prompt: Prompt, text: str, verdict: Verdict) -> str | None:
+    r"""As the prompt asked for it: between tags, or the whole text; for an `expected` answer also
+    where mathematics writes it (a box, `####`, "Answer:"), without typography. None without one,
+    and where the verifier found none in such places.
+
+    >>> given_answer(
+    ...     Prompt("p", "", "t", {"expected": "5"}), r"so \boxed{\dfrac{1}{2}}",
+    ...     Verdict(0.0, "incorrect"),
+    ... )
+    '\\frac{1}{2}'
+    """
+    answer = answer_of(prompt, text)
+    if not answer and "expected" in prompt.spec and verdict.status != "unparsed":
+        answer = extract(text)
+        if answer and len(answer) <= MAX_ANSWER:
+            answer = plain(answer)
+    return answer or None

@@ -18,6 +18,7 @@ from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
 from bestofk.rewards.maths.equality import same
 from bestofk.rewards.maths.extract_answer import MAX_ANSWER, extract
 from bestofk.rewards.maths.plain_form import is_balanced, plain
+from bestofk.rewards.maths.quantities import other_measure
 from bestofk.rewards.maths.worker_pool import AlgebraPool, AlgebraWorkerLost, Reply
 from bestofk.types import Prompt, Status, Verdict, plain_text
 
@@ -43,6 +44,8 @@ def judge_text(gold: str, text: str) -> Verdict | tuple[str, str]:
     expected, response = plain_gold(gold), plain(answer)
     if not response:
         return wrong("an empty answer", "unparsed")
+    if other_measure(gold, answer):
+        return wrong("another currency or unit of angle")
     if expected == response:
         return right()
     if not is_balanced(response):

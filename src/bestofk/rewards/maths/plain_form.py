@@ -15,7 +15,8 @@ _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
     | {"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∈": "\\in "}
     | {"∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "√": "\\sqrt", "°": "^\\circ ", "²": "^{2}"}
-    | {"³": "^{3}", "$": " ", "~": " ", "€": " ", "£": " "}
+    | {"³": "^{3}"}
+    | dict.fromkeys("$~€£¥₹¢", " ")
     | dict.fromkeys("\xa0\u2002\u2003\u2009\u202f", " ")
     | dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")
 )
@@ -54,6 +55,12 @@ _TEXT = re.compile(
     r"\*? ?\{([^{}]*)\}"
 )
 _NESTED_TEXT = re.compile(r"\\text[a-z]* ?\{ ?(\\text\{[^{}]*\}) ?\}")
+_POWER_OF_TEN = re.compile(r"(?<![\w.^])(\d{1,100}(?:\.\d{1,100})?)[eE]([+-]?\d{1,3})(?![\w.])")
+_LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LARGE_NUMBER = re.compile(
+    rf"(?<![\w.,^])(\d[\d,]{{0,100}}(?:\.\d{{1,100}})?) ?(?:\\text\{{ ?)?({'|'.join(_LARGE)})"
+    r"(?![A-Za-z])(?:([^{}\\]*)\})?"
+)
 _WORDS = re.compile(r"[A-Za-z][A-Za-z ./-]*")
 _CONNECTIVE = re.compile(r",? ?(?:or|and) ?", re.IGNORECASE)
 _FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)|gcd|lcm|ln|log|max|min|det")
@@ -110,6 +117,7 @@ def plain(text: str) -> str:
     text = _ASCII_NAME.sub(r"\\\1 ", text)
     for _ in range(3):
         text = _NESTED_TEXT.sub(r"\1", _TEXT.sub(_worded, text))
+    text = _LARGE_NUMBER.sub(_written_out, text)
     text = _values(text)
     text = _EMPTY.sub(r"\\emptyset", _REALS.sub(r"(-\\infty,\\infty)", text))
     text = _PLUS_INFINITY.sub("", text)
@@ -158,8 +166,19 @@ def _worded(match: re.Match[str]) -> str:
     return f"\\text{{{inside}}}"
 
 
+def _written_out(match: re.Match[str]) -> str:
+    """2.5 million in figures, and the unit behind it."""
+    whole, _, behind = match[1].replace(",", "").partition(".")
+    places = _LARGE[match[2]]
+    figures = whole + behind.ljust(places, "0")[:places]
+    rest = f".{behind[places:]}" if len(behind) > places else ""
+    unit = (match[3] or "").strip()
+    return f"{figures}{rest}" + (f"\\text{{{unit}}}" if unit else "")
+
+
 def _values(text: str) -> str:
     """Fractions, roots, repeating decimals and angles in one spelling each."""
+    text = _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", text)
     if "\\" in text or "/" in text:
         text = _SHORT_FRACTION.sub(r"\\frac{\1}", text)
         text = _SHORT_BOTTOM.sub(r"\1{\2}", text)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from string import ascii_letters
 from typing import NamedTuple
 
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,400})"
 _DECIMAL = re.compile(rf"([+-]?) ?({_INTEGER})?(?:\.([0-9]{{0,400}}))?")
+_TIMES_TEN = re.compile(
+    r"(.{1,100}?) ?\\(?:times|cdot) ?10 ?\^ ?(?:\{ ?([+-]?[0-9]{1,3}) ?\}|([0-9]))"
+)
 _RATIO = re.compile(
     rf"([+-]?) ?(?:({_INTEGER})(?: | ?(?=\\)))??"
     rf"(?:\\frac ?\{{ ?([+-]?{_INTEGER}) ?\}} ?\{{ ?([+-]?{_INTEGER}) ?\}}"
@@ -25,6 +29,8 @@ def number(text: str) -> Fraction | None:
 
     >>> number("1,250.50"), number(r"-\\frac{3}{4}"), number("2 1/2")
     (Fraction(2501, 2), Fraction(-3, 4), Fraction(5, 2))
+    >>> number(r"2.5\\times 10^{3}")
+    Fraction(2500, 1)
     >>> number("2 or 3"), number("1,2"), number("5x"), number("٣")
     (None, None, None, None)
     """
@@ -36,6 +42,9 @@ def number(text: str) -> Fraction | None:
         behind = match[3] or ""
         value = Fraction(int(digits + behind or "0"), 10 ** len(behind))
         return -value if match[1] == "-" else value
+    if match := _TIMES_TEN.fullmatch(text):
+        before = number(match[1])
+        return None if before is None else before * Fraction(10) ** int(match[2] or match[3])
     match = _RATIO.fullmatch(text)
     if match is None:
         return None
@@ -114,6 +123,69 @@ _TEXT_UNIT = re.compile(r"((?:\\text\{[^{}]*\} ?/? ?){1,3})$")
 _POWER_NAMES = {"2": "square ", "3": "cubic "}
 
 
+_MEASURES = {
+    "dollar": r"(?<!\\)\$|\\\$|\b(?:dollars?|USD)\b",
+    "euro": r"€|\b(?:euros?|EUR)\b",
+    "pound": r"£|\b(?:pounds?|GBP)\b",
+    "yen or yuan": r"¥|\b(?:yen|yuan|JPY|CNY|RMB)\b",
+    "rupee": r"₹|\b(?:rupees?|INR|Rs)\b",
+    "cent": r"¢|\b(?:cents?|pence|penny|pennies)\b",
+    "degree": r"°|\\circ\b|\\degree\b|\b(?:degrees?|deg)\b",
+    "radian": r"\b(?:radians?|rad)\b",
+}
+_MEASURE = re.compile(
+    "|".join(f"({pattern})" for pattern in _MEASURES.values()), flags=re.IGNORECASE
+)
+_ANGLES = {"degree", "radian"}
+
+
+@lru_cache(maxsize=4096)
+def measures(text: str) -> frozenset[str]:
+    """Currencies and units of angle that an answer names, before its typography is taken away.
+
+    Dollar signs around a formula are no currency.
+
+    >>> measures("$18"), measures("$18$"), measures(r"90^\\circ")
+    (frozenset({'dollar'}), frozenset(), frozenset({'degree'}))
+    """
+    names = list(_MEASURES)
+    found = {names[(match.lastindex or 1) - 1] for match in _MEASURE.finditer(text)}
+    if "dollar" in found and "\\$" not in text and not _DOLLAR_WORD.search(text):
+        signs = text.count("$")
+        if signs % 2 == 0 and signs != len(_PRICE.findall(text)):
+            found.discard("dollar")
+    return frozenset(found)
+
+
+_DOLLAR_WORD = re.compile(r"dollar|USD", re.IGNORECASE)
+_PRICE = re.compile(r"\$ ?[0-9.]")
+
+
+def other_measure(gold: str, answer: str) -> bool:
+    """Whether two answers, typography and all, are in different currencies or units of angle.
+
+    Where one of them names none, it is taken for the other's; but a multiple of π is in radians.
+
+    >>> other_measure("$18", "€18"), other_measure("$18", "18"), other_measure("90°", "90 rad")
+    (True, False, True)
+    """
+    a, b = measures(gold), measures(answer)
+    if not a and not b:
+        return False
+    for kind in (a | b) & _ANGLES, (a | b) - _ANGLES:
+        if kind & a and kind & b and not kind & a & b:
+            return True
+    in_degrees, other = (gold, answer) if "degree" in a else (answer, gold)
+    if "degree" in a ^ b and not (a | b) & {"radian"}:
+        return _has_pi(in_degrees) and _has_pi(other)
+    return False
+
+
+def _has_pi(text: str) -> bool:
+    """Whether it is a multiple of π; 180/π is a number of degrees."""
+    return ("\\pi" in text or "π" in text) and "180" not in text
+
+
 class Quantity(NamedTuple):
     """A plain answer without its unit, and the unit in one spelling ("" where it names none)."""
 
@@ -156,7 +228,8 @@ def _split_unit(text: str) -> tuple[str, str]:
     words = tail.replace(".", "").replace("/", " per ").replace("per cent", "percent").split()
     is_number = number(core.rstrip("% ")) is not None
     glued = not worded and body[start] != " "
-    if not _is_unit(words, bool(worded), glued, is_number):
+    rate = "/" in tail and not glued and all(word in _ONE_NAME or word == "per" for word in words)
+    if not (rate and is_number) and not _is_unit(words, bool(worded), glued, is_number):
         return text, ""
     name = (_POWER_NAMES[power[1]] if power else "") + " ".join(map(_one_name, words))
     return core, " ".join(name.split())

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import partial as bind
 
 from bestofk.rewards.base import PairVerifier, one_of, right, wrong
-from bestofk.rewards.extract import answer_of
-from bestofk.types import Prompt, Verdict
+from bestofk.rewards.text import answer_of, unset
+from bestofk.types import ALMOST_ONE, Prompt, Verdict
 
 MAX_EXPRESSION = 2000
 """Characters. Far more than an honest expression over a few numbers needs."""
@@ -26,7 +26,8 @@ _TEXT = re.compile(r"[0-9+\-*/() \t\r\n]+")
 _TYPOGRAPHY = str.maketrans(
     {"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "\u00a0": " "}
 )
-_RESULT = re.compile(r"=[ \t]*(-?[0-9]{1,40})$")
+_COMMANDS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": ""}
+_RESULT = re.compile(r"=[ \t]*(-?[0-9]{1,40})(?:\.0{1,10})?$")
 
 
 class Malformed(ValueError):
@@ -44,23 +45,6 @@ def tokens_of(text: str) -> list[str]:
     if not _TEXT.fullmatch(text):
         raise Malformed("something else than numbers, + - * / and parentheses")
     return _TOKEN.findall(text)
-
-
-def unset(answer: str) -> str:
-    """An answer without what only sets it in type: a code fence, dollar signs, a full stop.
-
-    >>> unset("$3*8$."), unset("```python\\n3*8\\n```"), unset("3*8")
-    ('3*8', '3*8', '3*8')
-    """
-    text = answer.removesuffix(".").rstrip()
-    for sign in ("```", "`", "$$", "$"):
-        if len(text) > 2 * len(sign) and text.startswith(sign) and text.endswith(sign):
-            text = text[len(sign) : -len(sign)]
-            language, line, rest = text.partition("\n")
-            if sign == "```" and line and language.strip().isalpha():
-                text = rest
-            return text.strip()
-    return text
 
 
 def value_of(tokens: Sequence[str]) -> tuple[int, int] | None:
@@ -141,6 +125,8 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
     spoken = spec.get("answer", "tag") == "tag"  # a compact prompt is answered by the bare signs
     if spoken:
         answer = unset(answer)
+        for command, sign in _COMMANDS.items():
+            answer = answer.replace(command, sign)
     if "=" in answer:  # "3 * 8 = 24" is fine when it claims the target
         claim = _RESULT.search(answer)
         if claim is None or int(claim[1]) != target:
@@ -151,8 +137,7 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
         fault = _unlawful(tokens, spec["numbers"], spec["operators"], spec.get("use", "all"))
         if fault:
             return wrong(fault)
-        signed = spoken and tokens[:1] == ["-"]  # "-3 + 27" is 27 - 3
-        value = value_of(["0", *tokens] if signed else tokens)
+        value = value_of(_with_zeros(tokens) if spoken else tokens)
     except Malformed as error:
         return wrong(f"not an expression: {error}", "unparsed")
     if value is None:
@@ -166,8 +151,20 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
         miss = abs((numerator - target * denominator) / denominator)
     except OverflowError:
         return wrong("further from the target than a float can say")
-    close = min(1.0 / (1.0 + miss / scale), math.nextafter(1.0, 0.0))
+    close = min(1.0 / (1.0 + miss / scale), ALMOST_ONE)
     return Verdict(close, "partial", detail=f"misses the target by {miss:g}")
+
+
+def _with_zeros(tokens: list[str]) -> list[str]:
+    """Signs as subtractions: "-3 + 27" is 0 - 3 + 27, wherever an expression may begin.
+
+    >>> _with_zeros(tokens_of("-3*(-2)"))
+    ['0', '-', '3', '*', '(', '0', '-', '2', ')']
+    """
+    signed: list[str] = []
+    for before, token in zip(["(", *tokens], tokens, strict=False):
+        signed += ["0", token] if token == "-" and before == "(" else [token]
+    return signed
 
 
 def _unlawful(tokens: list[str], numbers: list[int], operators: str, use: str) -> str:

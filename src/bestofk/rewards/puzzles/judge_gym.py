@@ -1,8 +1,9 @@
 """reasoning-gym's puzzles behind an allow-list, judged by its scorers in the sandbox.
 
 Of its tasks only those are allowed whose own answer scores 1, whose scorer neither executes the
-answer nor pays for garbage or hedges, and that come out the same twice (`gym_audit`; a test derives
-the list again). Its partial credit is mostly a ratio of lengths, so only a full score counts.
+answer nor pays for garbage or hedges, and that come out the same twice (`research/gym_audit.py`; a
+test derives the list again). Its partial credit is mostly a ratio of lengths, so only a full score
+counts.
 """
 
 from __future__ import annotations
@@ -11,29 +12,13 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.common import TRUSTED_PUZZLES, unknown
 from bestofk.rewards.base import BatchVerifier, right, wrong
-from bestofk.rewards.extract import answer_of
 from bestofk.rewards.sandboxed import LazySandbox, caused_by_text
+from bestofk.rewards.text import answer_of, unset
 from bestofk.types import Prompt, Verdict
 
 MAX_ANSWER = 20_000
-# Derived by gym_audit from reasoning-gym 0.1.25.
-# fmt: off
-ALLOWED = (
-    "aiw", "arc_1d", "base_conversion", "bf", "binary_alternation", "caesar_cipher",
-    "calendar_arithmetic", "chain_sum", "color_cube_rotation", "count_bits", "count_primes",
-    "cryptarithm", "decimal_arithmetic", "decimal_chain_sum", "dice", "emoji_mystery",
-    "family_relationships", "figlet_font", "futoshiki", "group_anagrams", "jugs", "largest_island",
-    "lcm", "leg_counting", "manipulate_matrix", "mini_sudoku", "modulo_grid", "needle_haystack",
-    "number_filtering", "number_format", "number_sequence", "palindrome_generation",
-    "palindrome_partitioning", "path_star", "polynomial_equations", "pool_matrix", "power_function",
-    "products", "rectangle_count", "rotate_matrix", "rotten_oranges", "sentence_reordering",
-    "simple_equations", "simple_geometry", "string_manipulation", "string_splitting",
-    "string_synthesis", "sudoku", "tower_of_hanoi", "tsumego", "word_sequence_reversal",
-    "zebra_puzzles",
-)
-# fmt: on
 
 
 class GymVerifier(BatchVerifier):
@@ -42,8 +27,8 @@ class GymVerifier(BatchVerifier):
     def __init__(self, dataset: str, config: Mapping[str, Any], tier: int) -> None:
         if find_spec("reasoning_gym") is None:
             raise ValueError("this needs reasoning-gym: pip install 'bestofk[gym]'")
-        if dataset not in ALLOWED:
-            raise unknown("or untrustworthy reasoning-gym task", dataset, ALLOWED)
+        if dataset not in TRUSTED_PUZZLES:
+            raise unknown("or untrustworthy reasoning-gym task", dataset, TRUSTED_PUZZLES)
         self.name = f"gym {dataset}"
         self._dataset, self._config = dataset, dict(config)
         self._sandbox = LazySandbox(
@@ -51,17 +36,33 @@ class GymVerifier(BatchVerifier):
         )
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        answers = [
+            answer_of(prompt, text) or "" for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        entries = [prompt.spec["entry"] for prompt in prompts]
+        verdicts = self._scored(entries, answers)
+        plain = [unset(answer) if len(answer) <= MAX_ANSWER else answer for answer in answers]
+        again = [  # an answer that only its layout may have spoilt
+            at
+            for at, verdict in enumerate(verdicts)
+            if verdict.status == "incorrect" and plain[at] != answers[at]
+        ]
+        judged = self._scored([entries[at] for at in again], [plain[at] for at in again])
+        for at, verdict in zip(again, judged, strict=True):
+            verdicts[at] = verdict
+        return verdicts
+
+    def _scored(self, entries: Sequence[Any], answers: Sequence[str]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []
         batch: list[list[Any]] = []
-        for prompt, text in zip(prompts, texts, strict=True):
-            answer = answer_of(prompt, text)
+        for entry, answer in zip(entries, answers, strict=True):
             if not answer:
                 verdicts.append(wrong("no answer", "unparsed"))
             elif len(answer) > MAX_ANSWER:
                 verdicts.append(wrong(f"longer than {MAX_ANSWER} characters", "unparsed"))
             else:
                 verdicts.append(None)
-                batch.append([self._dataset, self._config, prompt.spec["entry"], answer])
+                batch.append([self._dataset, self._config, entry, answer])
         if not batch:
             return [verdict for verdict in verdicts if verdict is not None]
         outcomes = iter(

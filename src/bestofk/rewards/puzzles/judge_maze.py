@@ -10,7 +10,7 @@ from functools import lru_cache
 from functools import partial as bind
 
 from bestofk.rewards.base import PairVerifier, one_of, right, wrong
-from bestofk.rewards.extract import answer_of
+from bestofk.rewards.text import answer_of, unset
 from bestofk.types import Prompt, Verdict
 
 MAX_MOVES = 10_000
@@ -69,7 +69,8 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
         return wrong("no answer", "unparsed")
     if len(answer) > 4 * MAX_MOVES:
         return wrong(f"longer than {MAX_MOVES} moves", "unparsed")
-    moves = answer.translate(_CLEANED)
+    spoken = prompt.spec.get("answer", "tag") == "tag"
+    moves = (unset(answer) if spoken else answer).translate(_CLEANED)
     if not moves or not _MOVES.issuperset(moves):
         return wrong("something else than the moves U, D, L, R", "unparsed")
     if len(moves) > MAX_MOVES:

@@ -1,0 +1,232 @@
+"""The figures of research/ and the one on the front page, drawn from what make.py reads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from itertools import chain, cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from evaluations import Runs
+
+CONTROLS = ("grpo", "grpo, small steps")
+SHOWN = ("maxrl", "max@1+16+112, decay", "max@1+16+64 1:2:4, decay")
+TABLES_ONLY = ("max@1+16+64 3:4:5, decay", "max@1+16+64, decay")
+"""Arms whose points would cover that of `max@1+16+112, decay`."""
+COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
+           "#117733", "#332288", "#cc6677", "#44aa99", "#997700", "#994455")  # fmt: skip
+plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
+
+
+def coloured(names: Iterable[str], *first: str) -> Iterator[tuple[str, str]]:
+    """Each name with a colour, these before the others; colours repeat, no name is left out."""
+    return zip(names, chain(first, cycle(COLOURS)), strict=False)
+
+
+HERO = {
+    "start": ("before training", "#777777", 2, (10, -4), "left"),
+    "grpo": ("GRPO", "#bb5566", 128, (0, -17), "center"),
+    "grpo, small steps": ("GRPO, small steps", "#ddaa33", 128, (0, 9), "center"),
+    "max@1+16+112, decay": ("max@1+16+112", "#004488", 8, (-8, 6), "right"),
+}
+"""The lines of the front page: label, colour, and the label's k, offset and side."""
+
+
+def draw_hero(runs: Runs) -> None:
+    """pass@k over k: the start, GRPO at two rates, and the recommended mixture."""
+    figure, axis = plt.subplots(figsize=(7.2, 4.3))
+    for arm, (label, colour, at, away, side) in HERO.items():
+        values = runs.start() if arm == "start" else runs.last(arm)
+        curve = values.mean(axis=(0, 1))
+        width, marker = (1.6, "s") if arm == "start" else (2.2, "o")
+        axis.plot(runs.ks, curve, color=colour, lw=width, marker=marker, ms=4)
+        where: Any = {"textcoords": "offset points", "ha": side, "color": colour, "weight": "bold"}
+        axis.annotate(label, (at, curve[runs.ks.index(at)]), away, **where)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
+    axis.set(xlabel="k samples per problem", ylabel="pass@k", ylim=(0.1, 1.0))
+    axis.set_title("GRPO trades pass@64 for pass@1. Training for k gains pass@1 without that loss.",
+                   size=11, loc="left")  # fmt: skip
+    figure.tight_layout()
+
+
+def draw_front(runs: Runs) -> None:
+    """Left: pass@1 against pass@64, GRPO's checkpoints as a path. Right: curves over k."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))
+    one, many = 0, runs.ks.index(64)
+    for control, style in zip(CONTROLS, ("-", "--"), strict=True):
+        path = runs.path(control).mean(axis=1)
+        left.plot(path[:, one], path[:, many], style, color="black", marker=".", lw=1)
+        left.annotate(
+            control, path[-1, [one, many]], (4, -12), textcoords="offset points", ha="center"
+        )
+    start = runs.start().mean(axis=(0, 1))
+    left.plot(start[one], start[many], "s", color="gray")
+    left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
+    drawn = [arm for arm in runs.arms if arm not in CONTROLS + TABLES_ONLY]
+    for arm, colour in coloured(drawn):
+        path = runs.path(arm).mean(axis=1)[:, [one, many]]
+        left.plot(*path.T, color=colour, marker=".", ms=3, lw=0.6, alpha=0.5)
+        means = runs.last(arm).mean(axis=1)
+        middle, spread = means.mean(axis=0), means.std(axis=0, ddof=1)
+        left.errorbar(middle[one], middle[many], spread[many], spread[one], "o", color=colour, ms=5)
+        away, side = LABELS.get(arm, ((6, 6), "left"))
+        where = {"textcoords": "offset points", "ha": side, "color": colour, "size": 9}
+        left.annotate(arm, middle[[one, many]], away, **where)
+    left.set(xlabel="pass@1", ylabel="pass@64")
+    chosen = ("grpo", *(arm for arm in SHOWN if arm in runs.arms))
+    right.plot(runs.ks, start, color="gray", marker="s", ms=4, label="start")
+    for arm in chosen:
+        colour = "black" if arm in CONTROLS else COLOURS[drawn.index(arm) % len(COLOURS)]
+        right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
+    right.set_xscale("log", base=2)
+    right.set_xticks(runs.ks, [str(k) for k in runs.ks])
+    right.set(xlabel="k", ylabel="pass@k")
+    right.legend(frameon=False)
+    figure.tight_layout()
+
+
+def draw_tasks(maze: Runs, closeness: Runs) -> None:
+    """The front on the two other tasks: one sample against 64, the mean over seeds, and GRPO's
+    checkpoints as a path."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for axis, (runs, metric, title) in zip(
+        axes,
+        ((maze, "pass", "Mazes"), (closeness, "max", "Countdown with partial credit")),
+        strict=True,
+    ):
+        many = runs.ks.index(64)
+        points = {"start": runs.start()} | {arm: runs.last(arm) for arm in runs.arms}
+        if len(runs.steps("grpo")) > 2:
+            path = runs.path("grpo").mean(axis=1)[:, [0, many]]
+            axis.plot(*path.T, color="black", marker=".", ms=3, lw=0.6, alpha=0.5)
+        for arm, colour in coloured(points, "gray", "black"):
+            means = points[arm].mean(axis=1)
+            (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
+            axis.errorbar(x, y, spread[many], spread[0], "s" if arm == "start" else "o",
+                          color=colour, ms=5)  # fmt: skip
+            away, side = TASK_LABELS.get(arm, ((7, 6), "left"))
+            axis.annotate(arm, (x, y), away, textcoords="offset points", ha=side, color=colour,
+                          size=9)  # fmt: skip
+        axis.margins(0.15)
+        axis.set(title=title, xlabel=f"{metric}@1", ylabel=f"{metric}@64")
+    figure.tight_layout()
+
+
+def draw_real_model(runs: Runs, start: np.ndarray) -> None:
+    """SmolLM2: pass@k over k, and how far above the start, one thin line per seed."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    left.plot(runs.ks, start.mean(axis=(0, 1)), color="gray", marker="s", ms=4, label="start")
+    for arm, colour in coloured(runs.arms, "black"):
+        last = runs.last(arm)
+        left.plot(runs.ks, last.mean(axis=(0, 1)), color=colour, marker=".", label=arm)
+        above = last.mean(axis=1) - start.mean(axis=(0, 1))
+        right.plot(runs.ks, above.T, color=colour, lw=0.6, alpha=0.5)
+        right.plot(runs.ks, above.mean(axis=0), color=colour, marker=".", label=arm)
+    right.axhline(0, color="gray", lw=1)
+    for axis, label in ((left, "pass@k"), (right, "pass@k above the start")):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
+        axis.set(xlabel="k", ylabel=label)
+    left.legend(frameon=False)
+    figure.tight_layout()
+
+
+def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
+    """max@k over rollouts and over time: lines, with a constant rate; points, with one that falls
+    to 0, where every point is a run of its own length. 1,024 rollouts a batch."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    at = constant.ks.index(k)
+    for arm, colour in coloured(constant.arms, "black"):
+        steps = constant.steps(arm)
+        seconds = [constant.seconds[arm, step] for step in steps]
+        values = constant.path(arm).mean(axis=1)[:, at]
+        for axis, x in zip(axes, ([1.024 * step for step in steps], seconds), strict=True):
+            axis.plot(x, values, color=colour, marker=".", lw=1, label=arm)
+    for ending, marker, colour in ((" 1 step", "s", "black"), (" 6 passes, exact", "D", "#cc3311")):
+        arms = [arm for arm in falling.arms if arm.endswith(ending)]
+        ends = sorted((falling.steps(arm)[-1], arm) for arm in arms)
+        values = [falling.last(arm)[..., at].mean() for _, arm in ends]
+        seconds = [falling.seconds[arm, step] for step, arm in ends]
+        label = f"{ending.strip()}, rate falls to 0"
+        for axis, x in zip(axes, ([1.024 * step for step, _ in ends], seconds), strict=True):
+            axis.plot(x, values, marker, color=colour, ms=6, mfc="none", label=label)
+    axes[0].set(xlabel="thousand rollouts", ylabel=f"max@{k}")
+    axes[1].set(xlabel="seconds of training on a CPU core")
+    axes[0].legend(frameon=False)
+    figure.tight_layout()
+
+
+def draw_staleness(runs: Runs, control: str) -> None:
+    """Loss of max@1 and max@8 against how many steps ahead batches were drawn, one line per
+    correction; bars are standard errors over seeds of the difference to the control."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    names = dict.fromkeys(arm.rpartition(", ")[0] for arm in runs.arms if arm != control)
+    for axis, k in zip(axes, (1, 8), strict=True):
+        at = runs.ks.index(k)
+        for place, (name, colour) in enumerate(coloured(names, "black")):
+            found = {
+                int(arm.rpartition(", ")[2].split()[0]): 100
+                * (runs.last(control) - runs.last(arm))[..., at].mean(axis=1)
+                for arm in runs.arms
+                if arm.rpartition(", ")[0] == name
+            }
+            shown = [s * 1.03 ** (place - 2) for s in sorted(found)]
+            middle = [found[s].mean() for s in sorted(found)]
+            spread = [found[s].std(ddof=1) / len(found[s]) ** 0.5 for s in sorted(found)]
+            axis.errorbar(shown, middle, spread, color=colour, marker="o", ms=4, lw=1.4, label=name)
+        axis.axhline(0, color="gray", lw=1)
+        axis.axhline(3, color="gray", lw=1, ls=":")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted(found), [str(s) for s in sorted(found)])
+        axis.set(xlabel="steps ahead", ylabel=f"points of max@{k} lost")
+    axes[0].legend(frameon=False)
+    figure.tight_layout()
+
+
+LABELS = {
+    "maxrl": ((8, -9), "left"),
+    "max@1+64": ((8, 1), "left"),
+    "max@1+16+64, KL": ((9, 3), "left"),
+    "max@1+16+64 1:2:4, decay": ((9, 3), "left"),
+    "max@1+16+112, decay": ((9, 3), "left"),
+    "maxrl+max@64, KL": ((-8, -31), "right"),
+    "passk-training@16": ((-8, 6), "right"),
+    "max@1..16": ((-8, -7), "right"),
+    "max@64": ((0, -15), "center"),
+    "maxrl, KL": ((0, -27), "center"),
+}
+"""Where names stand beside their points: in points, and which end."""
+TASK_LABELS = {
+    "max@8": ((7, -13), "left"),
+    "max@8:loo": ((-7, -13), "right"),
+    "grpo": ((-8, -13), "right"),
+    "grpo, small steps": ((-8, -4), "right"),
+    "max@16": ((13, -4), "left"),
+    "max@32": ((6, 8), "left"),
+    "max@64": ((-2, 8), "center"),
+    "max@112": ((0, -15), "center"),
+    "maxrl": ((-8, -4), "right"),
+    "passk-training@16": ((-2, 9), "center"),
+    "max@8:zscore": ((-7, -4), "right"),
+    "max@1+4+16": ((8, 1), "left"),
+    "max@2": ((8, -8), "left"),
+    "bon-max-mean": ((-7, -10), "right"),
+    "bon-max-second": ((-4, 11), "center"),
+}
+
+
+def picture() -> str:
+    """The figure that was drawn last, as SVG."""
+    file = io.StringIO()
+    plt.savefig(file, metadata={"Date": None})
+    plt.close()
+    return file.getvalue()

@@ -1,0 +1,108 @@
+"""What the committed counts say: pass@k or max@k of every problem, evaluation by evaluation."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from count_files import read_counts
+from run import arms_of
+
+HERE = Path(__file__).parent
+KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def best_of_k(rewards: Any, shares: np.ndarray) -> np.ndarray:
+    """max@k of one problem from how often each reward came: Σ_v v (P(max ≤ v) - P(max < v)).
+
+    Args:
+        rewards: the number of successes, or pairs of a reward and how often it came, ascending.
+        shares: (n + 1, k) the probability that k of the n samples lie among the t lowest.
+    """
+    if isinstance(rewards, int):
+        return 1.0 - shares[len(shares) - 1 - rewards]
+    values, counts = np.array(rewards, dtype=float).T
+    upto = shares[np.cumsum(counts.astype(int))]
+    return values @ np.diff(upto, axis=0, prepend=0.0)
+
+
+def shares_of(samples: int, ks: Sequence[int]) -> np.ndarray:
+    """(n + 1, k): C(t, k) / C(n, k)."""
+    rows = range(samples + 1)
+    return np.array([[math.comb(t, k) / math.comb(samples, k) for k in ks] for t in rows])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All evaluations of a study."""
+
+    ks: tuple[int, ...]
+    values: dict[tuple[str, int], np.ndarray]
+    """(seeds, problems, k) by arm and step."""
+    seconds: dict[tuple[str, int], float]
+    """Of training until then, on average over seeds, by arm and step."""
+
+    @property
+    def arms(self) -> list[str]:
+        """In the order of the study."""
+        return list(dict.fromkeys(arm for arm, _ in self.values))
+
+    def steps(self, arm: str) -> list[int]:
+        """At which it was evaluated, ascending."""
+        return sorted(step for name, step in self.values if name == arm)
+
+    def last(self, arm: str) -> np.ndarray:
+        """(seeds, problems, k) at the end of training."""
+        return self.values[arm, self.steps(arm)[-1]]
+
+    def start(self) -> np.ndarray:
+        """(seeds, problems, k) before training, with the seeds of the first arm."""
+        return self.values[self.arms[0], 0]
+
+    def only(self, *arms: str) -> Runs:
+        """Some of the arms, in this order."""
+        chosen = {(a, s): v for name in arms for (a, s), v in self.values.items() if a == name}
+        return Runs(self.ks, chosen, self.seconds)
+
+    def until(self, step: int) -> Runs:
+        """Evaluations up to a step."""
+        return Runs(
+            self.ks, {key: v for key, v in self.values.items() if key[1] <= step}, self.seconds
+        )
+
+    def joined(self, other: Runs, names: dict[str, str]) -> Runs:
+        """With arms of another study, under new names, in front."""
+        values = {(names[a], s): v for (a, s), v in other.values.items() if a in names}
+        seconds = {(names[a], s): t for (a, s), t in other.seconds.items() if a in names}
+        return Runs(self.ks, values | self.values, seconds | self.seconds)
+
+    def path(self, arm: str) -> np.ndarray:
+        """(steps, problems, k), the mean over seeds at each evaluation."""
+        return np.stack([self.values[arm, step].mean(axis=0) for step in self.steps(arm)])
+
+
+def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
+    """The counts of a study, its arms in the order they are stated (in the study `of`, where these
+    counts are its unseen problems); where rewards are graded, `solved` counts those that are 1."""
+    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
+    order = {arm: place for place, arm in enumerate(arms_of(stated))}
+    lines = read_counts(HERE / "counts" / f"{study}.parquet")
+    ks = tuple(k for k in KS if k <= lines[0]["samples"])
+    shares = shares_of(lines[0]["samples"], ks)
+    by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
+        counts = line["counts"]
+        if solved:
+            counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
+        problems = [best_of_k(rewards, shares) for rewards in counts]
+        key = line["arm"], line["step"]
+        by_seed.setdefault(key, {})[line["seed"]] = np.array(problems)
+        seconds.setdefault(key, []).append(line["seconds"])
+    values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
+    return Runs(ks, values, {key: float(np.mean(spent)) for key, spent in seconds.items()})

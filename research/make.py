@@ -1,0 +1,407 @@
+"""Makes the tables and figures of research/ from research/counts: python research/make.py
+
+`--check` changes nothing and fails where a table or figure is not what the counts give.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from count_files import read_counts
+from draw import (
+    CONTROLS,
+    draw_curves,
+    draw_front,
+    draw_hero,
+    draw_real_model,
+    draw_staleness,
+    draw_tasks,
+    picture,
+)
+from evaluations import Runs, read
+
+from bestofk.evaluation.sign_flips import sign_flip_tests
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+PAGES = (
+    *sorted(HERE.glob("*.md")),
+    DOCS / "results.md",
+    HERE.parent / "README.md",
+    HERE.parent / "recipes" / "countdown-tiny" / "README.md",
+    HERE.parent / "recipes" / "gsm8k-smollm2" / "README.md",
+    HERE.parent / "recipes" / "code-smollm2" / "README.md",
+    HERE.parent / "recipes" / "code-qwen" / "README.md",
+)
+
+
+FIVE = ("grpo", "grpo, small steps", "maxrl", "max@1+16+112, decay")
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+
+
+def reward_kinds(exact: Runs) -> Runs:
+    """pass@k of arms trained on 0/1 rewards, and of the same trained with partial credit: there a
+    problem is solved where the reward is 1."""
+    graded = read("closeness", solved=True)
+    names = [arm for arm in exact.arms if arm in graded.arms]
+    partial = {arm: f"{arm}, partial credit" for arm in names}
+    runs = exact.only(*names).joined(graded.only(*names), partial)
+    return runs.only(*(name for arm in names for name in (arm, partial[arm])))
+
+
+def number(value: float, signed: bool = False) -> str:
+    """Three digits, as the tables have them: .385, +.012, −.100."""
+    text = f"{abs(value):.3f}".removeprefix("0")
+    return ("−" if value < 0 else "+" if signed else "") + text
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in (list(head), *map(list, rows))]
+    lines.insert(1, "|" + "---|" * (lines[0].count("|") - 1))
+    return "\n".join(lines)
+
+
+def reached(
+    runs: Runs,
+    metric: str,
+    shown: Sequence[int],
+    arms: Sequence[str] | None = None,
+    start: np.ndarray | None = None,
+) -> str:
+    """What every arm reached: mean and standard deviation over seeds."""
+    places = [runs.ks.index(k) for k in shown]
+
+    def row(name: str, values: np.ndarray) -> list[str]:
+        means = values.mean(axis=1)
+        cells = [number(means[:, p].mean()) for p in places]
+        if len(means) > 1:
+            spread = means[:, places].std(axis=0, ddof=1)
+            cells = [f"{cell} ± {number(float(s))}" for cell, s in zip(cells, spread, strict=True)]
+        return [name, str(len(values)), *cells]
+
+    rows = [
+        row("start", runs.start() if start is None else start),
+        *(row(f"`{arm}`", runs.last(arm)) for arm in arms or runs.arms),
+    ]
+    return table(["", "seeds", *(f"{metric}@{k}" for k in shown)], rows)
+
+
+def against(runs: Runs, other: np.ndarray, metric: str, shown: Sequence[int], but: str = "") -> str:
+    """Differences to `other` (seeds, problems, k), with simultaneous 95 % intervals: one max-T test
+    over all arms and all k, on problems, each problem's values averaged over seeds."""
+    arms = [arm for arm in runs.arms if arm != but]
+    gaps = [runs.last(arm).mean(axis=0) - other.mean(axis=0) for arm in arms]
+    tests = sign_flip_tests(np.hstack(gaps), 0.95, 20_000, np.random.default_rng(0))
+    size = len(runs.ks)
+    rows = []
+    for place, (arm, gap) in enumerate(zip(arms, gaps, strict=True)):
+        own = tests.of(slice(place * size, (place + 1) * size))
+        cells = []
+        for k in shown:
+            at = runs.ks.index(k)
+            middle, half = float(gap[:, at].mean()), tests.critical * float(own.error[at])
+            cells.append(
+                f"{number(middle, True)} [{number(middle - half, True)}, "
+                f"{number(middle + half, True)}]{'*' if own.p_value[at] < 0.01 else ''}"
+            )
+        rows.append([f"`{arm}`", *cells])
+    return table(["", *(f"{metric}@{k}" for k in shown)], rows)
+
+
+def headline(runs: Runs) -> str:
+    """Five rows: pass@1 and pass@64 of the lines of the front page and of MaxRL, and how far they
+    are from the start (intervals over all arms and k of the study)."""
+    differences = against(runs, runs.start(), "pass", (1, 64)).splitlines()[2:]
+    gained = {line.split("`")[1]: line.split(" | ")[1:3] for line in differences}
+    places = [runs.ks.index(k) for k in (1, 64)]
+    rows = [["start", number(runs.start()[..., places[0]].mean()), "",
+             number(runs.start()[..., places[1]].mean()), ""]]  # fmt: skip
+    for arm in FIVE:
+        one, many = (number(runs.last(arm)[..., place].mean()) for place in places)
+        rows.append([f"`{arm}`", one, gained[arm][0], many, gained[arm][1].removesuffix(" |")])
+    return table(["", "pass@1", "minus start", "pass@64", "minus start"], rows)
+
+
+def compared(
+    name: str, runs: Runs, start: np.ndarray, metric: str, shown: Sequence[int]
+) -> dict[str, str]:
+    """What every arm reached, and the differences to the start and to GRPO."""
+    return {
+        name: reached(runs, metric, shown, start=start),
+        f"{name}-start": against(runs, start, metric, shown),
+        f"{name}-grpo": against(runs, runs.last("grpo"), metric, shown, "grpo"),
+    }
+
+
+def at_equal_pass_1(runs: Runs, k: int, metric: str = "pass") -> str:
+    """pass@k (or max@k) above GRPO's own checkpoints at the same pass@1, interpolated between
+    evaluations, with bootstrap intervals over problems."""
+    at, problems = runs.ks.index(k), runs.start().shape[1]
+    counts = np.random.default_rng(0).multinomial(problems, [1 / problems] * problems, 2000)
+    weights = np.vstack([np.ones(problems), counts]) / problems  # the problems, then 2,000 draws
+    rows = []
+    for arm in [arm for arm in runs.arms if arm not in CONTROLS]:
+        mine = weights @ runs.last(arm).mean(axis=0)
+        cells = []
+        for control in CONTROLS:
+            path = np.einsum("dp,spk->dsk", weights, runs.path(control)[..., [0, at]])
+            rising = np.maximum.accumulate(path[..., 0], axis=1)
+            there = [
+                np.interp(one, x, y)
+                for one, x, y in zip(mine[:, 0], rising, path[..., 1], strict=True)
+            ]
+            gain = mine[:, at] - there
+            low, high = np.quantile(gain[1:], [0.025, 0.975])
+            cells.append(f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]")
+        rows.append([f"`{arm}`", number(mine[0, 0]), number(mine[0, at]), *cells])
+    one, many = f"{metric}@1", f"{metric}@{k}"
+    head = ["", one, many, *(f"above `{name}` at that {one}" for name in CONTROLS)]
+    return table(head, rows)
+
+
+def curve(runs: Runs, metric: str, k: int) -> str:
+    """One k at the evaluations that all arms have, the mean over seeds, and the seconds."""
+    at = runs.ks.index(k)
+    steps = sorted(set.intersection(*(set(runs.steps(arm)) for arm in runs.arms)))
+    rows = [
+        [f"`{arm}`", *(number(float(runs.values[arm, s][..., at].mean())) for s in steps),
+         f"{runs.seconds[arm, steps[-1]]:.0f} s"]
+        for arm in runs.arms
+    ]  # fmt: skip
+    return table([f"{metric}@{k} after", *(f"{s} batches" for s in steps), "time"], rows)
+
+
+def tried(study: str, metric: str, shown: Sequence[int], *, solved: bool = False) -> str:
+    """Every configuration of a search, one line each."""
+    runs = read(study, solved=solved)
+    places = [runs.ks.index(k) for k in shown]
+    rows = [["start", *(number(float(runs.start()[..., p].mean())) for p in places)]]
+    for arm in runs.arms:
+        means = runs.last(arm).mean(axis=(0, 1))
+        rows.append([f"`{arm}`", *(number(float(means[p])) for p in places)])
+    return table(["", *(f"{metric}@{k}" for k in shown)], rows)
+
+
+def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
+    """Studies whose start or whose control another study has: the same problems and seeds."""
+    shown, start = (1, 4, 8, 16, 64, 256), small.start()
+    analytical, then = "passk-training@8, analytical", "passk-training@8, then grpo"
+    designs = read("designs").joined(small, {"passk-training@8": analytical})
+    clean = [arm for arm in designs.arms if "noise" not in arm]
+    own = designs.only(*(arm for arm in clean if arm not in ("grpo", then)))
+    transfer = designs.only("grpo", then)
+    noise = designs.only(
+        *(f"{arm}{share}" for arm in ("grpo", "passk-training@8")
+          for share in ("", ", analytical", ", 10 % noise", ", 30 % noise", ", 50 % noise"))
+    )  # fmt: skip
+    names = {arm: f"{arm}, 32 × 32" for arm in ("grpo", "maxrl", "max@8")}
+    sizes = read("group-size").joined(small, names)
+    by_arm = sorted(sizes.arms, key=lambda arm: (arm.split(",")[0], int(arm.split("× ")[1])))
+    real, hot = read("gsm8k-decay"), read("gsm8k")
+    others = closeness.only(*(arm for arm in closeness.arms if arm not in CONTROLS))
+    above = others.joined(read("closeness-path"), {name: name for name in CONTROLS})
+    large, warm = (1, 4, 16, 32, 64, 128), [arm for arm in hot.arms if arm != "start"]
+    return (
+        code_tables()
+        | maze_tables()
+        | off_policy_tables(closeness.start())
+        | {
+            "tried-aim": tried("countdown-aim-screen", "pass", (1, 4, 16, 64, 128, 256)),
+            "designs": reached(designs.only(*clean), "pass", shown, start=start),
+            "designs-analytical": against(own, own.last(analytical), "pass", shown, analytical),
+            "transfer": against(transfer, transfer.last("grpo"), "pass", shown, "grpo"),
+            "noise": reached(noise, "pass", shown, start=start),
+            "group-size": reached(sizes.only(*by_arm), "pass", shown, start=start),
+            "neighbours": reached(read("neighbours"), "pass", shown, start=start),
+            "maze-neighbours": reached(
+                read("maze-neighbours"), "pass", shown, start=read("maze").start()
+            ),
+            "closeness-neighbours": reached(
+                read("closeness-neighbours"), "max", shown, start=closeness.start()
+            ),
+            "closeness-equal": at_equal_pass_1(above, 64, "max"),
+            "reward-kinds": reached(reward_kinds(small), "pass", shown, start=start),
+            "gsm8k": reached(real, "pass", large),
+            "gsm8k-start": against(real, real.start(), "pass", large),
+            "gsm8k-grpo": against(real, real.last("grpo at 1e-5"), "pass", large, "grpo at 1e-5"),
+            "gsm8k-hot": reached(hot, "pass", large, warm, hot.values["start", 0]),
+            "tried-gsm8k": tried("gsm8k-decay-screen", "pass", (1, 4, 16, 64)),
+            "tried-gsm8k-hot": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
+        }
+    )
+
+
+def maze_tables() -> dict[str, str]:
+    """Mazes with groups of 128, for 150 and for 450 steps."""
+    texts: dict[str, str] = {}
+    shown = (1, 4, 8, 16, 64, 256)
+    for study in ("maze-n128", "maze-long"):
+        mazes = read(study)
+        texts |= compared(study, mazes, mazes.start(), "pass", shown)
+        texts[f"{study}-equal"] = at_equal_pass_1(mazes, 64)
+        texts[f"tried-{study}"] = tried(f"{study}-screen", "pass", shown)
+    return texts
+
+
+def off_policy_tables(start: np.ndarray) -> dict[str, str]:
+    """Several optimiser steps a batch: a constant rate, and one that falls to 0."""
+    shown, passes, falling = (1, 4, 8, 16, 64, 256), read("off-policy"), read("off-policy-decay")
+    texts = {
+        "off-policy": reached(passes, "max", shown, start=start),
+        "off-policy-one": against(passes, passes.last("1 step"), "max", shown, "1 step"),
+        "off-policy-curves": curve(read("off-policy-curves"), "max", 8),
+        "off-policy-decay": reached(falling, "max", shown, start=start),
+        "staleness": staleness_table(),
+        "tried-off-policy-large": curve(read("off-policy-large-screen"), "max", 8),
+        "tried-off-policy-decay": tried("off-policy-decay-screen", "max", (1, 4, 8, 16, 64)),
+    }
+    for batches, others in ((50, ("50 ", "30 ")), (30, ("30 ",)), (20, ("20 ", "12 "))):
+        one = f"{batches} batches, 1 step"
+        own = falling.only(*(arm for arm in falling.arms if arm.startswith(others)))
+        texts[f"off-policy-decay-{batches}"] = against(own, own.last(one), "max", shown, one)
+    return texts
+
+
+def staleness_table(control: str = "on policy", k: int = 8, limit: float = 0.03) -> str:
+    """Each arm at the end: max@1, 8 and 64, pass@64, entropy; and its loss of max@8."""
+    runs, solved = read("staleness"), read("staleness", solved=True)
+    lines = read_counts(HERE / "counts" / "staleness.parquet")
+    last = max(line["step"] for line in lines)
+    before = [runs.start()[..., runs.ks.index(j)].mean() for j in (1, 8, 64)]
+    before += [solved.start()[..., solved.ks.index(64)].mean()]
+    before += [np.mean([line["entropy"] for line in lines if line["step"] == 0])]
+    rows = [["start", *(number(float(value)) for value in before), ""]]
+    for arm in runs.arms:
+        spread = [each["entropy"] for each in lines if (each["arm"], each["step"]) == (arm, last)]
+        lost = (runs.last(control) - runs.last(arm))[..., runs.ks.index(k)].mean(axis=1)
+        error = float(lost.std(ddof=1)) / len(lost) ** 0.5
+        mark = "**" if lost.mean() > limit else ""
+        best = runs.last(arm).mean(axis=(0, 1))
+        found = [
+            *(best[runs.ks.index(j)] for j in (1, 8, 64)),
+            solved.last(arm)[..., solved.ks.index(64)].mean(),
+            np.mean(spread),
+        ]
+        loss = f"{mark}{number(float(lost.mean()), True)}{mark} ± {number(error)}"
+        rows.append([f"`{arm}`", *(number(float(x)) for x in found), loss * (arm != control)])
+    head = ["", "max@1", "max@8", "max@64", "pass@64", "entropy", f"max@{k} lost"]
+    return table(head, rows)
+
+
+def code_tables() -> dict[str, str]:
+    """MBPP, and problems that no arm was trained on: solutions, and the fraction of tests."""
+    texts: dict[str, str] = {}
+    own, unseen = (1, 4, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32)
+    for name, study, of, shown in (
+        ("mbpp", "mbpp-long", "mbpp-long", own),
+        ("mbppplus", "mbpp-long-mbppplus", "mbpp-long", unseen),
+        ("humaneval", "mbpp-long-humaneval", "mbpp-long", unseen),
+        ("mbpp-short", "mbpp", "mbpp", own),
+        ("humaneval-short", "mbpp-humaneval", "mbpp", unseen),
+        ("qwen", "qwen-leetcode", "qwen-leetcode", own),
+    ):
+        for metric, solved in (("pass", True), ("max", False)):
+            start, trained = code_runs(study, of, solved)
+            mark = name if solved else f"{name}-fraction"
+            texts |= compared(mark, trained, start, metric, shown)
+    start, trained = code_runs("qwen-leetcode", "qwen-leetcode", solved=True)
+    texts |= compared("qwen-80", trained.until(80), start, "pass", own)
+    _, trained = code_runs("mbpp-long", "mbpp-long", solved=True)
+    small = "grpo at 1e-5"
+    return texts | {
+        "mbpp-rate": against(trained, trained.last(small), "pass", own, small),
+        "tried-mbpp": tried("mbpp-screen", "pass", (1, 4, 16, 64, 128), solved=True),
+    }
+
+
+def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
+    """The start, an arm of its own that learned nothing, and the arms that were trained."""
+    runs = read(study, solved=solved, of=of)
+    return runs.last("start"), runs.only(*(arm for arm in runs.arms if arm != "start"))
+
+
+def tables() -> dict[str, str]:
+    """By the name of the mark in the page."""
+    texts = {}
+    front = read("countdown")
+    shown = (1, 4, 16, 64, 128, 256)
+    texts["front"] = reached(front, "pass", shown)
+    texts["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), FIVE)
+    texts["headline"] = headline(front)
+    texts["front-start"] = against(front, front.start(), "pass", shown)
+    texts["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
+    texts["front-equal"] = at_equal_pass_1(front, 64)
+    small = read("countdown-n32")
+    texts["n32"] = reached(small, "pass", shown)
+    texts["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
+    texts["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
+    texts["tried-n32"] = tried("countdown-screen", "pass", (1, 4, 16, 64, 128))
+    texts["tried-maze"] = tried("maze-screen", "pass", (1, 4, 16, 64, 128))
+    texts["tried-closeness"] = tried("closeness-screen", "max", (1, 4, 8, 16, 64, 128))
+    for name, metric in (("maze", "pass"), ("closeness", "max"), ("closeness-n128", "max")):
+        runs = read(name)
+        texts |= compared(name, runs, runs.start(), metric, (1, 4, 8, 16, 64, 256))
+    return texts | more_tables(small, read("closeness"))
+
+
+def filled(page: str, texts: dict[str, str]) -> str:
+    """The page with every table between its marks."""
+    for name, text in texts.items():
+        begin, end = f"<!-- results: {name} -->", f"<!-- /results: {name} -->"
+        escaped = text.replace("\\", "\\\\")
+        page = re.sub(f"{begin}.*?{end}", f"{begin}\n{escaped}\n{end}", page, flags=re.S)
+    return page
+
+
+def same(old: str, new: str, suffix: str) -> bool:
+    """Whether two texts are equal; pictures, whether they show the same to a hundredth of a point
+    (the last digits of coordinates depend on the processor)."""
+    if suffix != ".svg":
+        return old == new
+    shown = [re.sub(r'(?:id="|url\(#|href="#)[^")]*', "", text) for text in (old, new)]
+    (words, numbers), (others, values) = (
+        (NUMBER.sub("", text), np.array(NUMBER.findall(text), dtype=float)) for text in shown
+    )
+    return words == others and np.allclose(numbers, values, rtol=0, atol=0.01)
+
+
+def main() -> int:
+    check, stale = sys.argv[1:] == ["--check"], []
+    texts = tables()
+    new = {page: filled(page.read_text(encoding="utf-8"), texts) for page in PAGES if page.exists()}
+    draw_hero(read("countdown"))
+    new[DOCS / "images" / "hero.svg"] = picture()
+    draw_front(read("countdown"))
+    new[HERE / "images" / "front.svg"] = picture()
+    draw_tasks(read("maze"), read("closeness"))
+    new[HERE / "images" / "tasks.svg"] = picture()
+    draw_tasks(read("maze-n128"), read("closeness-n128"))
+    new[HERE / "images" / "tasks-n128.svg"] = picture()
+    draw_curves(read("off-policy-curves"), read("off-policy-decay"), 8)
+    new[HERE / "images" / "curves.svg"] = picture()
+    draw_staleness(read("staleness"), "on policy")
+    new[DOCS / "images" / "staleness.svg"] = picture()
+    real = read("gsm8k-decay")
+    draw_real_model(real, real.start())
+    new[HERE / "images" / "gsm8k.svg"] = picture()
+    start, programs = code_runs("mbpp-long", "mbpp-long", solved=True)
+    draw_real_model(programs, start)
+    new[HERE / "images" / "mbpp.svg"] = picture()
+    for path, text in new.items():
+        old = path.read_text(encoding="utf-8") if path.exists() else None
+        if old is None or not same(old, text, path.suffix):
+            stale.append(path)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(f"{path.name} {'is not what the counts give: make results' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

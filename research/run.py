@@ -1,0 +1,277 @@
+"""Runs a study: every arm and seed of a file in research/studies, several at a time.
+
+    python research/run.py countdown --jobs 2                # all of it; continues where it stopped
+    python research/run.py countdown --arms grpo,maxrl --seeds 0 --device cuda
+
+An arm is a recipe with changed settings; `bestofk train RECIPE --flags` is all that is run, and the
+flags are printed by `--dry-run`. What remains of a run is one row per evaluation in
+research/counts/STUDY.parquet: the rewards of every problem, as counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from count_files import read_counts, write_counts
+
+HERE = Path(__file__).parent
+
+
+def arms_of(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by the arm's name; lists under `grid` make one arm for each combination."""
+    arms = {}
+    for name, own in study["arms"].items():
+        grid = study.get("grid", {}) | own.get("grid", {})
+        for values in itertools.product(*grid.values()):
+            chosen = dict(zip(grid, values, strict=True))
+            label = " ".join([name, *(f"{key.split('.')[-1]}={chosen[key]}" for key in chosen)])
+            plain = {key: value for key, value in own.items() if key != "grid"}
+            arms[label] = study.get("settings", {}) | plain | chosen
+    return arms
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Settings as flags of `bestofk train`."""
+    words = []
+    for key, value in settings.items():
+        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return words
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    """What a file of counts holds; nothing, where there is none."""
+    return read_counts(path) if path.exists() else []
+
+
+def ask(process: subprocess.Popen[str], words: list[str], log: str) -> str:
+    """What a worker answers when it has done this: "0", another code, or nothing if it ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        print(json.dumps([words, log]), file=process.stdin, flush=True)
+        return process.stdout.readline().strip()
+    except BrokenPipeError:
+        return ""
+
+
+def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
+    """One record for each evaluation of a finished run."""
+    metrics = json_lines(folder / "metrics.jsonl")
+    seconds = 0.0
+    spent = {0: 0.0}
+    for line in metrics:
+        if line["kind"] == "train":
+            seconds += sum(line["seconds"].values())
+            spent[line["step"]] = round(seconds, 1)
+    for line in metrics:
+        if line["kind"] != "evaluation":
+            continue
+        samples = json_lines(folder / "evaluations" / f"{line['step']:06d}.jsonl")
+        yield {
+            "step": line["step"],
+            "samples": line["samples_per_prompt"],
+            "seconds": spent[line["step"]],
+            "entropy": round(line["entropy"], 4),
+            "distinct_wrong": (line.get("distinct_wrong") or {}).get("value"),
+            "counts": counted(samples, "prompt_id"),
+        }  # fmt: skip
+
+
+def counted(samples: Iterable[dict[str, Any]], problem: str) -> list[Any]:
+    """The number of successes of each problem, or how often each reward came, by problem id."""
+    rewards: dict[str, collections.Counter[float]] = {}
+    for sample in samples:
+        counter = rewards.setdefault(sample[problem], collections.Counter())
+        counter[round(sample["reward"], 6)] += 1
+    problems = [dict(sorted(rewards[name].items())) for name in sorted(rewards)]
+    if all(set(one) <= {0.0, 1.0} for one in problems):
+        return [one.get(1.0, 0) for one in problems]
+    return [sorted(one.items()) for one in problems]
+
+
+def work() -> None:
+    """Train what each line of the input says, in this process: libraries and compiled kernels are
+    loaded once. One line of the output for each."""
+    from bestofk.cli import main as bestofk
+
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        words, log = json.loads(line)
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            code = bestofk(words) or 0
+        except SystemExit as stop:
+            code = int(bool(stop.code))
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        print(code, file=answers, flush=True)
+
+
+class Study:
+    """The runs that wait, and the file their counts go to."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        text = (HERE / "studies" / f"{options.study}.toml").read_text(encoding="utf-8")
+        study = tomllib.loads(text)
+        self.options, self.recipe, self.arms = options, study["recipe"], arms_of(study)
+        self.unseen: dict[str, dict[str, Any]] = study.get("unseen", {})
+        self.out = options.out / f"{options.study}.parquet"
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        one = [options.arms] if options.arms in self.arms else None  # a name may hold commas
+        chosen = one or (options.arms.split(",") if options.arms else list(self.arms))
+        seeds = (
+            [int(seed) for seed in options.seeds.split(",")] if options.seeds else study["seeds"]
+        )
+        for name in set(chosen) - set(self.arms):
+            sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
+        files = [self.out, *(self.counts_of(task) for task in self.unseen)]
+        done = set.intersection(*({(line["arm"], line["seed"]) for line in kept(f)} for f in files))
+        jobs = [(arm, seed) for seed in seeds for arm in chosen]
+        self.waiting = collections.deque(job for job in jobs if job not in done)
+        self.failed: list[str] = []
+        self.began = time.monotonic()
+        self.lock = threading.Lock()
+
+    def words(self, arm: str, seed: int) -> tuple[list[str], Path]:
+        """The training of one arm with one seed, as words after `bestofk`, and its folder."""
+        folder = self.options.work / self.options.study / re.sub(r"[^\w@+.-]", "_", f"{arm}-{seed}")
+        settings = self.arms[arm] | {"model.device": self.options.device}
+        settings |= {"run.seed": seed, "run.dir": folder}
+        return ["train", self.recipe, *flags(settings)], folder
+
+    def unseen_words(self, task: str, folder: Path) -> list[str]:
+        """Samples of the trained model on a task it was not trained on."""
+        words = ["sample", str(folder / "final"), "--task", task]
+        return words + flags({"out": folder / f"{task}.jsonl"} | self.unseen[task])
+
+    def counts_of(self, task: str) -> Path:
+        """The file of what was counted on an unseen task."""
+        return self.out.with_name(f"{self.out.stem}-{task}.parquet")
+
+    def keep(self, path: Path, arm: str, seed: int, records: list[dict[str, Any]]) -> None:
+        """Add what was counted to a file of the study, in the place of an earlier try."""
+        others = [line for line in kept(path) if (line["arm"], line["seed"]) != (arm, seed)]
+        new = [{"arm": arm, "seed": seed} | record for record in records]
+        write_counts(path, others + new)
+
+    def run(self, arm: str, seed: int, process: subprocess.Popen[str]) -> str:
+        """Train, then sample the unseen tasks; what is counted is kept as soon as it is there."""
+        words, folder = self.words(arm, seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if (answer := ask(process, words, f"{folder}.log")) != "0":
+            return answer
+        shutil.copy(folder / "metrics.jsonl", f"{folder}.metrics.jsonl")
+        own = list(evaluations(folder))
+        with self.lock:
+            self.keep(self.out, arm, seed, own)
+        last = {key: own[-1][key] for key in ("step", "seconds")}
+        for task, settings in self.unseen.items():
+            words = self.unseen_words(task, folder)
+            if (answer := ask(process, words, f"{folder}.{task}.log")) != "0":
+                return answer
+            counts = counted(json_lines(folder / f"{task}.jsonl"), "problem_id")
+            with self.lock:
+                record = last | {"samples": settings["n"], "counts": counts}
+                self.keep(self.counts_of(task), arm, seed, [record])
+        shutil.rmtree(folder)
+        return answer
+
+    def serve(self, process: subprocess.Popen[str]) -> None:
+        """Give a worker one run after the other."""
+        while True:
+            with self.lock:
+                if not self.waiting:
+                    return
+                arm, seed = self.waiting.popleft()
+            answer = self.run(arm, seed, process)
+            took = f"{time.monotonic() - self.began:5.0f} s"
+            with self.lock:
+                if answer != "0":
+                    self.failed.append(arm)
+                    logs = self.words(arm, seed)[1]
+                    print(f"{took}  {arm} seed {seed} did not end well: {logs}*.log", flush=True)
+                    if not answer:
+                        return
+                    continue
+                print(f"{took}  {arm} seed {seed}", flush=True)
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--worker"]:
+        work()
+        return 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", help="name of a file in research/studies")
+    parser.add_argument("--arms", help="only these, separated by commas, or one name")
+    parser.add_argument("--seeds", help="only these, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--first-core", type=int, default=0, help="of those the runs are bound to")
+    parser.add_argument("--cores-each", type=int, default=1, help="more where programs are judged")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=float, help="seconds; what is not done then is dropped")
+    parser.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=HERE / "counts")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
+    options = parser.parse_args()
+    study = Study(options)
+    if options.dry_run:
+        for job in study.waiting:
+            print("bestofk", shlex.join(study.words(*job)[0]))
+        return 0
+    workers, threads = [], []
+    each = options.cores_each
+    for core in range(options.first_core, options.first_core + options.jobs * each, each):
+        cores = f"{core}-{core + each - 1}"
+        pin = ["taskset", "-c", cores] if shutil.which("taskset") else []
+        process = subprocess.Popen(
+            [*pin, sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        workers.append(process)
+        threads.append(threading.Thread(target=study.serve, args=(process,), daemon=True))
+        threads[-1].start()
+    for thread in threads:
+        left = options.limit and max(0.0, options.limit - (time.monotonic() - study.began))
+        thread.join(left)
+    for process in workers:
+        process.kill()
+    for thread in threads:
+        thread.join(5)
+    for process in workers:
+        process.communicate()
+    print(f"{len(study.waiting)} not begun, {len(study.failed)} did not end well")
+    return int(bool(study.failed or study.waiting))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

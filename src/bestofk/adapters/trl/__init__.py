@@ -1,0 +1,237 @@
+"""bestofk's objectives in TRL: `GRPOTrainer` with the advantages of any objective.
+
+    from bestofk.adapters.trl import BestOfKTrainer
+    BestOfKTrainer(model, rewards, args=GRPOConfig(num_generations=16), objective="max@8", ...)
+
+TRL has the rewards of all processes on every process, and the n samples of a prompt side by side,
+until it makes its advantages. There ours are made over whole groups and replace TRL's own. With
+several optimiser steps per batch they are made again for each step, from the log-ratios of its
+groups. Checked with TRL 1.8 to 1.16.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
+
+from bestofk.adapters.inner_steps import check_version, warn_first_step
+from bestofk.objectives import Objective, ObjectiveWarning
+
+from .grpo_rows import (
+    BestOfKLog,
+    InnerStepsEnded,
+    check_rows,
+    combined,
+    for_loss,
+    in_loss,
+    keep_rewards,
+    log_best_of_k,
+    progress_of,
+    renew_advantages,
+    replace_last,
+    score_rows,
+    shared,
+)
+from .grpo_settings import (
+    as_objective,
+    check_model,
+    check_trainer,
+    exact_steps,
+    floor_of,
+    prepared,
+)
+
+__all__ = ["BestOfKMixin", "BestOfKTrainer", "log_best_of_k"]
+
+check_version("TRL", version("trl"), (1, 8))
+_Host: Any = object
+
+
+class BestOfKMixin(_Host):
+    """In front of a `GRPOTrainer` (Unsloth's, Axolotl's, your own) it trains an objective.
+
+    class Mine(BestOfKMixin, SomeGRPOTrainer):
+        training_objective = "max@8"  # or objective="max@8" as an argument
+    """
+
+    training_objective: Any = None
+    """The Objective; on a class, its default. (`Trainer.objective` belongs to transformers.)"""
+    _buffered_inputs: Any
+    _ended = False
+    """Whether the inner steps on the present batch have ended."""
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        *others: Any,
+        objective: str | Objective | None = None,
+        truncate: float | None = None,
+        trust_region: float | tuple[float, float] | None = None,
+        ess_floor: float = 0.5,
+        loss_type: str | None = None,
+        passing: float = 1.0,
+        **named: Any,
+    ) -> None:
+        """
+        Args:
+            model, reward_funcs, args, others, named: the host trainer's, passed on by name.
+            objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`.
+            truncate, trust_region: options of `bestofk.objective` for several optimiser steps per
+                batch, where the objective is given as a string.
+            ess_floor: with several optimiser steps per batch, the steps on a batch end when the
+                effective share of its samples falls below this; 0 never ends them.
+            loss_type: TRL's; None replaces TRL's default by the unbiased "dr_grpo".
+            passing: rewards of at least this count as a pass in the logged pass@k; an objective
+                with a threshold uses that.
+
+        Raises:
+            ValueError: n is too small for the objective, or a setting would make the update
+                something else than the objective's gradient.
+        """
+        if not isinstance(self, GRPOTrainer):
+            raise TypeError(
+                f"{type(self).__name__}: BestOfKMixin goes in front of a trainer made from TRL's "
+                "GRPOTrainer, as in class Mine(BestOfKMixin, GRPOTrainer)"
+            )
+        given = type(self).training_objective if objective is None else objective
+        self.training_objective: Objective = as_objective(
+            given, truncate=truncate, trust_region=trust_region
+        )
+        threshold = self.training_objective.threshold
+        self._best_of_k = BestOfKLog(
+            self.training_objective.k, passing if threshold is None else threshold
+        )
+        args = prepared(self.training_objective, GRPOConfig() if args is None else args, loss_type)
+        self.exact_steps = exact_steps(self.training_objective, args)
+        self.ess_floor = floor_of(ess_floor, args, several_steps=self.exact_steps)
+        cautions = check_trainer(type(self), BestOfKMixin, several_steps=self.exact_steps)
+        theirs = inspect.signature(GRPOTrainer.__init__)
+        given_by_place = theirs.bind_partial(self, model, reward_funcs, args, *others).arguments
+        del given_by_place["self"]
+        super().__init__(**given_by_place, **named)
+        cautions += check_model(self.model, several_steps=self.exact_steps)
+        for caution in cautions:
+            if args.process_index == 0:
+                warnings.warn(caution, ObjectiveWarning, stacklevel=2)
+
+    def _calculate_rewards(self, *args: Any, **named: Any) -> Tensor:
+        self._columns: Tensor | None = super()._calculate_rewards(*args, **named)
+        self._judged = named["completion_ids_list"] if named else args[-1]
+        return self._columns
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        mode = "train" if self.model.training else "eval"
+        n = self.num_generations if mode == "train" else self.num_generations_eval
+        metrics, self._columns, self._judged = self._metrics[mode], None, ()
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        theirs = output["advantages"]
+        columns = check_rows(self._columns, self._judged, output, self.accelerator.num_processes)
+        start = self.accelerator.process_index * len(theirs)
+        own = slice(start, start + len(theirs))
+        rewards = combined(columns.cpu(), self.reward_weights.cpu(), n)  # a few numbers
+        live = self._live(rewards, output)
+        advantages = self._advantages(rewards, live, output, metrics).reshape(-1)
+        output["advantages"] = advantages[own].to(theirs)
+        if self.exact_steps and mode == "train":
+            keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
+        replace_last(self._logs["advantages"], advantages.tolist())
+        self._best_of_k.add(metrics, rewards)
+        silent = advantages.reshape(-1, n).abs().amax(dim=1) <= 1e-12
+        metrics["no_signal"].extend(silent.float().tolist())
+        return output
+
+    def _live(self, rewards: Tensor, output: dict[str, Any]) -> Tensor:
+        """(P, n): False for a row that is unscored, or that TRL leaves out of the loss."""
+        live = ~rewards.isnan()
+        if self.mask_truncated_completions:
+            kept = self.accelerator.gather(in_loss(output).any(dim=1))
+            live &= kept.cpu().reshape(rewards.shape)
+        return live
+
+    def _advantages(
+        self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any
+    ) -> Tensor:
+        """(P, n): the objective's advantages of samples that were just drawn."""
+        objective, state = self.training_objective, self.state
+        inputs: dict[str, Any] = {"progress": progress_of(state)}
+        least = max(term.least for term in objective.at(inputs["progress"]))
+        if rewards.shape[-1] < least and not self.model.training:
+            return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
+        if "rng" in objective.needs:
+            seed = [self.args.seed, state.global_step, self._step]
+            inputs["rng"] = np.random.default_rng(seed)
+        if "entropy" in objective.needs:
+            inputs["entropy"] = self._entropy(output).cpu().reshape(rewards.shape)
+        if self.exact_steps:
+            inputs["log_ratio"] = torch.zeros_like(rewards)
+        advantages, whole = shared(objective, rewards, live, **inputs)
+        metrics["dropped"].extend((~whole).float().flatten().tolist())
+        return advantages
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """As TRL does it; for several exact steps without its shuffling, which splits groups."""
+        if not (self.exact_steps and self.model.training):
+            batch: dict[str, Any] = super()._prepare_inputs(generation_batch)
+            return batch
+        micro, accumulated = self.args.steps_per_generation, self.args.gradient_accumulation_steps
+        inner = self._step % (micro * self.num_iterations)
+        if inner == 0 or self._buffered_inputs is None:
+            steps = micro * self.num_iterations // accumulated
+            if self._step == 0 and self.state.global_step % steps:
+                warnings.warn(
+                    f"resumed at step {self.state.global_step}, inside a generation batch of "
+                    f"{steps} optimiser steps: TRL does not save its samples, so a new batch is "
+                    f"drawn here; a save_steps that is a multiple of {steps} avoids it",
+                    ObjectiveWarning,
+                    stacklevel=2,
+                )
+            rows = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs, self._ended = split_tensor_dict(rows, micro), False
+        at = self._step % micro
+        if at % accumulated == 0:
+            if not self._ended:
+                share = renew_advantages(self, self._buffered_inputs[at : at + accumulated])
+                self._ended = inner >= accumulated and share < self.ess_floor
+                if inner == 0 and self.accelerator.is_main_process:
+                    warn_first_step(share, self.ess_floor, "ess_floor")
+            self._metrics["train"]["inner_steps_ended"].append(float(self._ended))
+        if self._ended:
+            raise InnerStepsEnded
+        return for_loss(self._buffered_inputs[at])
+
+    def training_step(self, *args: Any, **named: Any) -> Tensor:
+        """As TRL does it; after the inner steps of a batch have ended, nothing is computed.
+
+        Without a gradient the optimiser changes neither the weights nor its own state.
+        """
+        try:
+            loss: Tensor = super().training_step(*args, **named)
+        except InnerStepsEnded:
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        return loss
+
+    @torch.no_grad()
+    def _entropy(self, output: dict[str, Any]) -> Tensor:
+        """Mean entropy over the tokens of each completion, of all processes."""
+        if "pixel_values" in output:
+            raise ValueError(
+                f"objective {self.training_objective} looks at entropy: text models only"
+            )
+        spread = score_rows(self, output, compute_entropy=True)[1]
+        kept = in_loss(output)
+        return self.accelerator.gather((spread * kept).sum(1) / kept.sum(1).clamp(min=1))
+
+
+class BestOfKTrainer(BestOfKMixin, GRPOTrainer):
+    """TRL's `GRPOTrainer`, trained for best-of-k. Arguments: see `BestOfKMixin`."""

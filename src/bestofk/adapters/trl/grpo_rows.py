@@ -1,0 +1,222 @@
+"""TRL's rows as groups: rewards, advantages and what is logged; the rows of an optimiser step.
+
+With several optimiser steps per batch, each has whole groups. Before its first micro-batch all of
+them are scored under the current weights; `bestofk.objectives` turns rewards and log-ratios into
+advantages, plain numbers, and the loss is the unclipped −(1/rows) Σ A_i Σ_t log π(y_it): TRL's
+own, once π_old is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bestofk.adapters.groups import best_of_k_metrics, group_advantages
+from bestofk.adapters.inner_steps import advantages_of_step
+from bestofk.objectives import Objective
+
+REWARDS, OLD = "bestofk_rewards", "old_per_token_logps"
+
+
+class InnerStepsEnded(Exception):
+    """The policy has moved too far from this batch: its remaining optimiser steps are left out."""
+
+
+def check_rows(columns: Tensor | None, judged: Any, output: dict[str, Any], ranks: int) -> Tensor:
+    """The rewards, if the rows of the batch are those that were scored, in that order.
+
+    Raises:
+        RuntimeError: the host dropped, repeated, reordered or replaced rows (a replay buffer).
+    """
+    rows = output["completion_ids"]
+    if columns is None or len(columns) != len(rows) * ranks:
+        got = "no rewards" if columns is None else f"{len(columns)} rewards"
+        raise RuntimeError(
+            f"the host trainer made {got} for {len(rows)} rows on each of {ranks} processes: one "
+            "reward per row is needed to know the groups, so a trainer that drops or repeats rows "
+            "cannot be used"
+        )
+    for place, (row, ids) in enumerate(zip(rows.tolist(), judged, strict=True)):
+        if row[: len(ids)] != list(ids):
+            raise RuntimeError(
+                f"row {place} of the batch is not the completion that was scored as row {place}: a "
+                "host trainer that reorders or replays rows cannot be used, since their advantages "
+                "would be those of other rows"
+            )
+    return columns
+
+
+def combined(columns: Tensor, weights: Tensor, n: int) -> Tensor:
+    """(P, n): the weighted sum of the reward functions' columns (P·n, F); NaN where unscored.
+
+    A function that judges no sample of a prompt is not meant for that prompt, and left out. One
+    that judges some siblings and not others failed on those: they are unscored, never worth 0.
+    """
+    judged = columns[:, weights != 0].reshape(-1, n, int((weights != 0).sum()))
+    missing = judged.isnan()
+    failed = missing & ~missing.all(dim=1, keepdim=True)
+    total = (judged * weights[weights != 0]).nansum(dim=-1)
+    return total.masked_fill(failed.any(dim=-1) | missing.all(dim=-1), torch.nan)
+
+
+def replace_last(log: deque[float], values: Iterable[float]) -> None:
+    """TRL just appended its advantages to the log: replace them by ours."""
+    values = list(values)
+    for _ in range(min(len(values), len(log))):
+        log.pop()
+    log.extend(values)
+
+
+def in_loss(output: dict[str, Any]) -> Tensor:
+    """(rows, tokens): 1 for the tokens that enter TRL's loss."""
+    mask = output["completion_mask"]
+    return mask * output["tool_mask"] if "tool_mask" in output else mask
+
+
+def shared(
+    objective: Objective, rewards: Tensor, live: Tensor, **inputs: Any
+) -> tuple[Tensor, Tensor]:
+    """Advantages (P, n) whose mean over all rows is the mean over prompts; which prompts count.
+
+    TRL's loss divides by all rows. A row that is not live leaves its share to its siblings, and a
+    group that is too small to the other groups.
+    """
+    least = max(term.least for term in objective.at(inputs.get("progress")))
+    ids = torch.arange(len(rewards)).repeat_interleave(rewards.shape[1])
+    by_row: Any = {name: value.reshape(-1) if isinstance(value, Tensor) else value
+              for name, value in inputs.items()}  # fmt: skip
+    found = group_advantages(rewards.reshape(-1), ids, objective, live=live.reshape(-1), **by_row)
+    return found.reshape(rewards.shape), live.sum(dim=1, keepdim=True) >= least
+
+
+def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, ...]:
+    """TRL's per-token log-probs of the completions (and entropies) under the current weights."""
+    names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
+    prompt, completion, before, after = (rows[name] for name in names)
+    result: tuple[Any, ...] = trainer._get_per_token_logps_and_entropies(
+        trainer.model, torch.cat([prompt, completion], 1), torch.cat([before, after], 1),
+        completion.shape[1], trainer.args.per_device_train_batch_size, **named,
+    )  # fmt: skip
+    return result
+
+
+POOLED = 4096
+"""Groups whose figures are logged together at most."""
+
+
+class BestOfKLog:
+    """Unbiased max@k and pass@k of all groups since TRL last logged, with their bands."""
+
+    def __init__(self, k: int, passing: float) -> None:
+        self.k, self.passing = k, passing
+        self.groups: dict[int, list[list[float]]] = {}
+
+    def add(self, metrics: Any, rewards: Tensor) -> None:
+        """Write into TRL's metrics of this mode, which it empties when it logs.
+
+        Args:
+            metrics: TRL's, name → list of values.
+            rewards: (P, n) of this batch.
+        """
+        if "unscored" not in metrics:
+            self.groups[id(metrics)] = []
+        kept = self.groups[id(metrics)]
+        kept += rewards.tolist()
+        del kept[:-POOLED]
+        metrics["unscored"].extend(rewards.isnan().float().mean(dim=1).tolist())
+        values = [reward for group in kept for reward in group]
+        ids = [place for place, group in enumerate(kept) for _ in group]
+        for name, value in best_of_k_metrics(values, ids, k=self.k, passing=self.passing).items():
+            metrics[name] = [value]
+
+
+def log_best_of_k(trainer: Any, *, k: int = 1, passing: float = 1.0) -> None:
+    """Let any `GRPOTrainer` log unbiased pass@k and max@k with bands, in training and evaluation.
+
+    Call it once, before `train`. The trainer's own objective stays as it is.
+
+    Args:
+        trainer: TRL's GRPOTrainer, or one made from it.
+        k: logged beside 1, 2, 4, … up to the samples of a prompt.
+        passing: a reward of at least this is a pass.
+    """
+    calculate, log = trainer._calculate_rewards, BestOfKLog(k, passing)
+
+    def calculated(*args: Any, **named: Any) -> Tensor:
+        columns: Tensor = calculate(*args, **named)
+        training = trainer.model.training
+        n = trainer.num_generations if training else trainer.num_generations_eval
+        rewards = combined(columns.cpu(), trainer.reward_weights.cpu(), n)
+        log.add(trainer._metrics["train" if training else "eval"], rewards)
+        return columns
+
+    trainer._calculate_rewards = calculated
+
+
+def progress_of(state: Any) -> float:
+    """Share of the run done, for schedules."""
+    return min(float(state.global_step / max(state.max_steps, 1)), 1.0)
+
+
+def keep_rewards(output: dict[str, Any], rewards: Tensor, live: Tensor) -> None:
+    """Let each row carry its reward (NaN where it is not live) to the optimiser steps.
+
+    Args:
+        output: the rows of this process, as TRL made them.
+        rewards, live: of the same rows.
+    """
+    if any(output.get(name) is not None for name in ("pixel_values", "num_images")):
+        raise ValueError(
+            "num_iterations or steps_per_generation above one step per batch: images have no exact "
+            "off-policy advantages here yet; take one optimiser step per batch (num_iterations=1, "
+            "steps_per_generation left out)"
+        )
+    output[REWARDS] = rewards.masked_fill(~live, torch.nan).to(output["advantages"].device)
+
+
+def for_loss(batch: dict[str, Any]) -> dict[str, Any]:
+    """The micro-batch without π_old: TRL's ratio is then 1 and its gradient A ∇log π."""
+    return {name: value for name, value in batch.items() if name not in (REWARDS, OLD)}
+
+
+def renew_advantages(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
+    """Write the exact advantages of one optimiser step's groups, of all processes together.
+
+    Returns:
+        The effective share of their samples, the same on all processes.
+    """
+    known = torch.cat([batch[REWARDS] for batch in batches]).double()
+    mine = torch.stack([known, log_ratios(trainer, batches)], dim=1)
+    everyone = trainer.accelerator.gather(mine).cpu().reshape(-1, trainer.num_generations, 2)
+    rewards, log_ratio = everyone.unbind(dim=-1)
+    live = ~rewards.isnan()
+    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": progress_of(trainer.state)}
+    advantages, result = advantages_of_step(
+        trainer.training_objective,
+        lambda objective: shared(objective, rewards, live, **inputs)[0],
+        log_ratio,
+        live,
+        inputs["progress"],
+        trainer.num_generations,
+    )
+    start = trainer.accelerator.process_index * len(mine)
+    own = advantages.reshape(-1)[start : start + len(mine)]
+    for batch, part in zip(batches, own.split([len(batch[REWARDS]) for batch in batches])):
+        batch["advantages"] = part.to(batch["advantages"])
+    for name, value in result.items():
+        trainer._metrics["train"][name].append(value)
+    return result["effective_share"]
+
+
+@torch.no_grad()
+def log_ratios(trainer: Any, batches: Sequence[dict[str, Any]]) -> Tensor:
+    """(rows,): log π_θ − log π_old of each completion, over the tokens of the loss, in float64."""
+    result = []
+    for batch in batches:
+        moved = score_rows(trainer, batch)[0].double() - batch[OLD].double()
+        result.append(torch.where(in_loss(batch).bool(), moved, 0.0).sum(dim=1))
+    return torch.cat(result)

@@ -1,0 +1,109 @@
+"""What verl imports in each of its processes, by entry point (group `verl.plugins`) or by
+`VERL_USE_EXTERNAL_MODULES=bestofk.adapters.verl.plugin`: the estimator, the loss, the hooks.
+
+Groups are verl's uids, wherever their rows are. Not counted in n: padding, rows whose response is
+masked out whole (rejected), rewards that are NaN (could not be scored). A rollout of several rows
+is one sample.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+import torch
+from verl.trainer.ppo import core_algos
+
+from .ppo_settings import NAME, chosen
+from .ppo_steps import renew_before_each_step, unclipped
+from .ppo_trainer import PROGRESS, extend_trainer, refuse_legacy_trainer
+from .rollouts import RolloutRow, by_rollout, row_advantages
+
+V1 = "verl.trainer.ppo.v1.utils"
+TRAINER = "verl.trainer.ppo.v1.trainer_base"
+LEGACY_TRAINER = "verl.trainer.ppo.ray_trainer"
+WORKERS = "verl.workers.engine_workers"
+
+
+def estimate(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Sequence[Any] | None = None,
+    config: Any = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns (B, T), the same tensor twice: a rollout's on its live tokens.
+
+    Args:
+        token_level_rewards: (B, T); a row's reward is their sum.
+        response_mask: (B, T), 1 where a token is trained on.
+        index: a uid per row, or a RolloutRow (the V1 trainer's keys name the rollout).
+        config: verl's `algorithm`, with a `bestofk` table.
+    """
+    objective = chosen(config)
+    if index is None:
+        raise ValueError("adv_estimator=bestofk needs a uid for every row; this batch has none")
+    by_row = row_advantages(
+        objective,
+        token_level_rewards.sum(-1),
+        [
+            r if isinstance(r, RolloutRow) else RolloutRow(str(r), str(i))
+            for i, r in enumerate(index)
+        ],
+        response_mask.bool().any(-1),
+        progress=PROGRESS.get(),
+        rng=int(torch.randint(2**31, ())) if "rng" in objective.needs else None,
+    )
+    advantages = by_row.unsqueeze(-1) * response_mask
+    return advantages, advantages
+
+
+def _name_rollouts(module: Any) -> None:
+    """verl's function gets the rows' keys; the trainer's module has a name for it, too."""
+    name = "compute_advantage_for_multi_trajectories"
+    for each in (module, sys.modules.get(TRAINER)):
+        if each is not None and hasattr(each, name):
+            setattr(each, name, by_rollout(getattr(each, name), NAME))
+
+
+def when_imported(name: str, then: Callable[[Any], None]) -> None:
+    """Call `then(module)` now, or right after the module of that name is imported.
+
+    A plug-in that imported verl's trainer or workers would settle verl's choice of hardware before
+    the other plug-ins are loaded.
+    """
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _WhenImported(name, then))
+
+
+class _WhenImported(MetaPathFinder):
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_then(module: Any) -> None:
+                execute(module)
+                self.then(module)
+
+            spec.loader.exec_module = execute_then  # type: ignore[method-assign]
+        return spec
+
+
+core_algos.register_adv_est(NAME)(estimate)
+core_algos.register_policy_loss(NAME)(unclipped)
+when_imported(V1, _name_rollouts)
+when_imported(TRAINER, extend_trainer)
+when_imported(LEGACY_TRAINER, refuse_legacy_trainer)
+when_imported(WORKERS, renew_before_each_step)

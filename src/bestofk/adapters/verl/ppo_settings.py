@@ -1,0 +1,216 @@
+"""What verl's settings mean for an objective. Pure: a configuration comes in, sentences go out.
+
+With `policy_loss.loss_mode=bestofk` every optimiser step gets exact off-policy advantages. With any
+other loss they are those of samples that were just drawn: one optimiser step per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from bestofk.adapters.inner_steps import check_version, needs_sibling_ratios
+from bestofk.objectives import Objective, objective
+
+NAME = "bestofk"
+MODULE = "bestofk.adapters.verl.plugin"
+FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp", "ess_floor",
+         "correct_sampler")  # fmt: skip
+OWN = ("objective", "passing", "ess_floor", "correct_sampler")
+"""Entries of `algorithm.bestofk` that are not options of `bestofk.objective`."""
+ESS_FLOOR = 0.5
+"""Inner steps on a batch end below this effective share, unless `algorithm.bestofk.ess_floor`."""
+LEAST = (0, 9)
+"""The first verl with the V1 trainer, which this adapter extends."""
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+WITHOUT_LENGTHS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
+LEGACY = (
+    f"trainer.use_v1=False chooses verl's legacy trainer, in which adv_estimator={NAME} would "
+    "train without its checks, schedules and groups: set trainer.use_v1=True"
+)
+
+
+def options_of(algorithm: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The table `algorithm.bestofk`; empty if there is none."""
+    table = (algorithm or {}).get(NAME)
+    options = OmegaConf.to_container(table) if OmegaConf.is_config(table) else table
+    if options is not None and not isinstance(options, dict):
+        raise ValueError(
+            f"algorithm.bestofk is a table, got {options!r}: add "
+            f"+algorithm.bestofk.objective={options}"
+        )
+    return options or {}
+
+
+def chosen(algorithm: Mapping[str, Any] | None) -> Objective:
+    """The objective of `algorithm.bestofk`: `objective` and the options of `bestofk.objective`."""
+    options = options_of(algorithm)
+    if "objective" not in options:
+        raise ValueError(
+            "adv_estimator=bestofk needs an objective: add +algorithm.bestofk.objective=max@8 "
+            f"(algorithm.bestofk is {options})"
+        )
+    named = {key: value for key, value in options.items() if key not in OWN}
+    built = objective(options["objective"], **named)
+    if "entropy" in built.needs:
+        raise ValueError(
+            f"objective {built} needs entropy, which verl does not give: choose another design"
+        )
+    return built
+
+
+def ess_floor_of(options: Mapping[str, Any]) -> float:
+    """The effective share below which the inner steps on a batch end.
+
+    Raises:
+        ValueError: not a number in [0, 1].
+    """
+    floor = options.get("ess_floor", ESS_FLOOR)
+    if not isinstance(floor, int | float) or not 0 <= floor <= 1:
+        raise ValueError(
+            f"algorithm.bestofk.ess_floor={floor} is a share of the samples, in [0, 1]; 0 never "
+            "ends the inner steps on a batch"
+        )
+    return float(floor)
+
+
+def exact_loss(config: Any) -> bool:
+    """Whether optimiser steps get exact off-policy advantages."""
+    loss = config.actor_rollout_ref.actor.get("policy_loss") or {}
+    return bool(loss.get("loss_mode") == NAME)
+
+
+def steps_per_batch(config: Any) -> int:
+    """Optimiser steps that verl takes with the rollouts of one batch."""
+    actor = config.actor_rollout_ref.actor
+    return int(-(-config.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs)
+
+
+def check_settings(config: Any) -> tuple[Objective, list[str]]:
+    """The objective, and a sentence for every setting that makes the update biased.
+
+    Args:
+        config: verl's whole configuration.
+
+    Raises:
+        ValueError: a setting under which the update is not the objective's gradient at all.
+    """
+    if config.algorithm.adv_estimator != NAME:
+        loss = f", and {ACTOR}.policy_loss.loss_mode=bestofk needs it" if exact_loss(config) else ""
+        raise ValueError(
+            f"algorithm.adv_estimator is {config.algorithm.adv_estimator}{loss}: set it to {NAME}"
+        )
+    check_version("verl", version("verl"), LEAST)
+    if not config.trainer.get("use_v1", True):
+        raise ValueError(LEGACY)
+    built = chosen(config.algorithm)
+    ess_floor_of(options_of(config.algorithm))
+    n = config.actor_rollout_ref.rollout.n
+    try:
+        built.require_samples(n)
+    except ValueError as error:
+        raise ValueError(f"{ROLLOUT}.n={n}: {error}") from error
+    inexact = _holding(_inexact(config, built))
+    if exact_loss(config):
+        errors = [*_holding(_unsupported(config, built)), *inexact]
+        errors = [f"{ACTOR}.policy_loss.loss_mode=bestofk: {error}" for error in errors]
+    else:
+        errors = _holding(_without_ratios(config, built))
+    for error_ in errors:
+        raise ValueError(error_)
+    return built, [*inexact, *_holding(_biasing(config))]
+
+
+def _holding(rules: Mapping[str, Any]) -> list[str]:
+    return [sentence for sentence, holds in rules.items() if holds]
+
+
+def _without_ratios(config: Any, objective: Objective) -> dict[str, Any]:
+    """Errors where advantages are those of fresh samples, and the loss is not ours."""
+    steps, actor = steps_per_batch(config), config.actor_rollout_ref.actor
+    options = options_of(config.algorithm)
+    rules = {
+        f"algorithm.bestofk.{name}={options.get(name)} acts on ratios that the loss "
+        f"{actor.policy_loss.loss_mode!r} does not give: leave it out, or set "
+        f"{ACTOR}.policy_loss.loss_mode=bestofk":
+            options.get(name) is not None and (name, options[name]) != ("off_policy", "none")
+        for name in FORMS
+    }  # fmt: skip
+    form = objective.takes_log_ratio
+    exact = f"or set {ACTOR}.policy_loss.loss_mode=bestofk; " if form else ""
+    sentence = (
+        f"verl takes {steps} optimiser steps per batch (data.train_batch_size="
+        f"{config.data.train_batch_size}, {ACTOR}.ppo_mini_batch_size="
+        f"{actor.ppo_mini_batch_size}, ppo_epochs={actor.ppo_epochs}), and the advantages of "
+        f"{objective} are those of the first: set ppo_mini_batch_size to train_batch_size and "
+        f"ppo_epochs=1, {exact}+algorithm.bestofk.off_policy=none accepts the clipped loss"
+    )
+    several = steps > 1 and needs_sibling_ratios(objective) and objective.off_policy != "none"
+    return rules | {sentence: several}
+
+
+def _unsupported(config: Any, objective: Objective) -> dict[str, Any]:
+    """What would keep the advantages of an optimiser step from being exact."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    bypass = (config.algorithm.get("rollout_correction") or {}).get("bypass_mode")
+    sharded = actor.get("fsdp_config") or {}
+    ulysses = max(each.get("ulysses_sequence_parallel_size", 1) for each in (actor, sharded))
+    mode = config.trainer.v1.trainer_mode
+    corrected = options_of(config.algorithm).get("correct_sampler")
+    form = "off_policy=none" if objective.takes_log_ratio else "no off-policy form"
+    return {
+        f"objective {objective} has {form}; set loss_mode=vanilla, or choose max@k or mean":
+            not objective.takes_log_ratio or objective.off_policy == "none",
+        f"data.train_batch_size={batch} is not a multiple of {ACTOR}.ppo_mini_batch_size={mini}, "
+        "so groups would not stay whole; change one of them": batch % mini,
+        f"{ACTOR}.shuffle=True scatters groups; set it to False": actor.shuffle,
+        "algorithm.rollout_correction.bypass_mode=True replaces the learner's old "
+        "log-probabilities; set it to False": bypass,
+        f"algorithm.bestofk.correct_sampler needs {ROLLOUT}.calculate_log_probs=True":
+            corrected and not rollout.calculate_log_probs,
+        f"trainer.v1.trainer_mode={mode} is not supported; set it to sync": mode != "sync",
+        f"{ACTOR}.strategy={actor.strategy} is not supported; set it to fsdp2":
+            actor.strategy not in ("fsdp", "fsdp2"),
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size={ulysses} is not supported; set it "
+        "to 1": ulysses > 1,
+    }  # fmt: skip
+
+
+def _inexact(config: Any, objective: Objective) -> dict[str, Any]:
+    """Settings of the loss that bias the update: errors with exact steps, else warnings."""
+    actor = config.actor_rollout_ref.actor
+    own_ratio = (config.algorithm.get("rollout_correction") or {}).get("rollout_is")
+    unscaled = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None
+    return {
+        f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode} weighs a sample by sampled lengths; set it "
+        "to seq-mean-token-sum, or to seq-mean-token-sum-norm with actor.loss_scale_factor":
+            actor.loss_agg_mode not in WITHOUT_LENGTHS or unscaled,
+        "algorithm.use_kl_in_reward=True makes the penalty a part of what is maximised over k; "
+        f"use {ACTOR}.use_kl_loss": config.algorithm.use_kl_in_reward,
+        f"algorithm.rollout_correction.rollout_is={own_ratio} multiplies the loss with each "
+        f"sample's own ratio, and {objective} would need its siblings' too; set it to null":
+            own_ratio and (objective.k > 1 or exact_loss(config)),
+    }  # fmt: skip
+
+
+def _biasing(config: Any) -> dict[str, Any]:
+    """Further settings that make the update a biased one, each by name."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    steps, exact = steps_per_batch(config), exact_loss(config)
+    return {
+        f"{ROLLOUT}.{name}={rollout[name]} changes what is sampled, and the learner assumes it "
+        f"does not; set it to {neutral[0]}": rollout[name] not in neutral
+        for name, neutral in {"top_p": (1, 1.0), "top_k": (-1, 0)}.items()
+    } | {
+        "algorithm.filter_groups.enable=True changes how often each prompt counts":
+            (config.algorithm.get("filter_groups") or {}).get("enable"),
+        f"{ACTOR}.ppo_epochs={actor.ppo_epochs} reuses samples that the policy has already "
+        "learnt from; one pass in mini-batches (ppo_mini_batch_size) is exact":
+            exact and actor.ppo_epochs > 1,
+        f"verl takes {steps} optimiser steps per batch, and the advantages are those of the first":
+            steps > 1 and not exact,
+    }  # fmt: skip

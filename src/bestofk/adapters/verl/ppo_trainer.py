@@ -1,0 +1,248 @@
+"""verl's V1 trainer: settings checked at its start, whole groups in mini-batches, unbiased metrics.
+
+Methods are wrapped, so that every trainer made from `PPOTrainer` has them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import Any
+
+from bestofk.adapters.groups import best_of_k_metrics
+from bestofk.adapters.inner_steps import check_version
+from bestofk.objectives import ObjectiveWarning
+
+from .ppo_settings import (
+    LEAST,
+    LEGACY,
+    NAME,
+    check_settings,
+    chosen,
+    exact_loss,
+    options_of,
+)
+from .rollouts import RolloutRow
+
+PROGRESS: ContextVar[float | None] = ContextVar("progress", default=None)
+"""Share of the run done, while advantages are computed."""
+
+
+def extend_trainer(module: Any) -> None:
+    """Wrap the methods of `PPOTrainer` in `verl.trainer.ppo.v1.trainer_base`."""
+    trainer = module.PPOTrainer
+    for name, wrapper in WRAPPERS.items():
+        setattr(trainer, name, wrapper(getattr(trainer, name)))
+
+
+def refuse_legacy_trainer(module: Any) -> None:
+    """`verl.trainer.ppo.ray_trainer`: its trainer hands over neither rollouts nor progress."""
+    init = module.RayPPOTrainer.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, config: Any, *args: Any, **named: Any) -> None:
+        if config.algorithm.adv_estimator == NAME or exact_loss(config):
+            check_version("verl", version("verl"), LEAST)
+            raise ValueError(LEGACY)
+        init(self, config, *args, **named)
+
+    module.RayPPOTrainer.__init__ = checked
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def checked(self: Any, config: Any, *args: Any, **named: Any) -> None:
+        if config.algorithm.adv_estimator == NAME or exact_loss(config):
+            for caution in check_settings(config)[1]:
+                warnings.warn(f"biased update: {caution}", ObjectiveWarning, stacklevel=2)
+        init(self, config, *args, **named)
+
+    return checked
+
+
+def _in_progress(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def in_progress(self: Any, *args: Any, **named: Any) -> Any:
+        token = PROGRESS.set(progress_of(self))
+        try:
+            return compute(self, *args, **named)
+        finally:
+            PROGRESS.reset(token)
+
+    return in_progress
+
+
+def _with_objective(update: Callable[..., Any]) -> Callable[..., Any]:
+    """The workers learn the objective and the progress with each batch."""
+
+    @functools.wraps(update)
+    def update_with_objective(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        if exact_loss(self.config):
+            options = options_of(self.config.algorithm)
+            news = {"options": options, "progress": progress_of(self), "step": self.global_steps}
+            batch.extra_info[NAME] = json.dumps(news)
+        return update(self, batch, *args, **named)
+
+    return update_with_objective
+
+
+def _whole(balance: Callable[..., Any]) -> Callable[..., Any]:
+    """After verl's balancing, which scatters siblings over mini-batches."""
+
+    @functools.wraps(balance)
+    def whole(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        batch = balance(self, batch, *args, **named)
+        if exact_loss(self.config):
+            settings = self.config.actor_rollout_ref
+            rows = settings.actor.ppo_mini_batch_size * settings.rollout.n
+            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+            lengths = [tag["seq_len"] for tag in batch.tags]
+            batch.reorder(whole_groups(batch.keys, lengths, rows=rows, ranks=ranks))
+        return batch
+
+    return whole
+
+
+def whole_groups(
+    keys: Sequence[str], lengths: Sequence[int], *, rows: int, ranks: int
+) -> list[int]:
+    """An order of the batch in which every mini-batch has whole groups, on all ranks together.
+
+    verl gives rank r the r-th part of the batch, and mini-batch j is the j-th piece of every part.
+    Groups come in the order of their uids, which are random; padding fills up. Inside a mini-batch
+    rows go to the ranks by length, as verl balances them.
+
+    Args:
+        keys: `{uid}_{session}_{part}` of every row.
+        lengths: tokens of every row.
+        rows: of a mini-batch, on all ranks together.
+        ranks: data-parallel ranks.
+
+    Raises:
+        ValueError: a rollout of several rows, or groups that do not fit.
+    """
+    from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
+
+    groups: dict[str, list[int]] = defaultdict(list)
+    padding: list[int] = []
+    for i, key in enumerate(keys):
+        row = RolloutRow.of_key(key.rsplit("_", 2)[0], key)
+        if row.part > 0:
+            raise ValueError(
+                "actor_rollout_ref.actor.policy_loss.loss_mode=bestofk: the agent loop returned a "
+                "rollout as several rows, which has no exact off-policy advantages here; set "
+                "loss_mode=vanilla and take one optimiser step per batch"
+            )
+        (padding if row.padding else groups[row.uid]).append(i)
+    count = len(keys) // rows
+    batches: list[list[int]] = [[] for _ in range(count)]
+    for place, uid in enumerate(sorted(groups)):
+        batches[place * count // len(groups)] += groups[uid]
+    parts: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for batch in batches:
+        if len(batch) > rows:
+            raise ValueError(
+                f"a mini-batch of {rows} rows cannot hold the {len(batch)} rows of its whole "
+                "groups: too many rollouts of this batch failed"
+            )
+        batch += [padding.pop() for _ in range(rows - len(batch))]
+        sizes = [lengths[i] for i in batch]
+        split = get_seqlen_balanced_partitions(sizes, k_partitions=ranks, equal_size=True)
+        for part, places in zip(parts, split, strict=True):
+            part.append([batch[place] for place in places])
+    return [i for part in parts for piece in part for i in piece]
+
+
+def _with_metrics(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """With an `algorithm.bestofk`, whatever the estimator: unbiased figures of each batch."""
+
+    @functools.wraps(compute)
+    def with_metrics(self: Any, batch: Any, metrics: Any, *args: Any, **named: Any) -> Any:
+        if options_of(self.config.algorithm):
+            metrics.update(training_metrics(self, batch))
+        return compute(self, batch, metrics, *args, **named)
+
+    return with_metrics
+
+
+def _unbiased(update: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    """Beside verl's `best@k`, which draws with replacement."""
+
+    @functools.wraps(update)
+    def unbiased(
+        self: Any, data_sources: Any, sample_uids: Any, infos: Any, *args: Any, **named: Any
+    ) -> dict[str, float]:
+        metrics = update(self, data_sources, sample_uids, infos, *args, **named)
+        options = options_of(self.config.algorithm)
+        if options:
+            metrics |= validation_metrics(data_sources, sample_uids, infos, **_logged(options))
+        return metrics
+
+    return unbiased
+
+
+def validation_metrics(
+    sources: Sequence[str],
+    uids: Sequence[Any],
+    infos: Mapping[str, Sequence[Any]],
+    *,
+    k: int = 1,
+    passing: float = 1.0,
+) -> dict[str, float]:
+    """max@k and pass@k per data source, unbiased for each prompt and averaged over prompts.
+
+    See `best_of_k_metrics`.
+    """
+    result: dict[str, float] = {}
+    for name in [name for name in ("reward", "acc") if name in infos]:
+        for source in dict.fromkeys(sources):
+            here = [i for i, each in enumerate(sources) if each == source]
+            values, ids = [infos[name][i] for i in here], [str(uids[i]) for i in here]
+            found = best_of_k_metrics(values, ids, k=k, passing=passing)
+            result |= {f"val-core/{source}/{name}/{key}": one for key, one in found.items()}
+    return result
+
+
+def training_metrics(trainer: Any, batch: Any) -> dict[str, float]:
+    """The same of the rollouts that are trained on, whatever the estimator: `bestofk/pass@4`, …"""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    options = options_of(trainer.config.algorithm)
+    data = trainer_base.tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"]
+    )
+    last: dict[tuple[str, str], tuple[int, float]] = {}
+    for key, scores in zip(batch.keys, data["rm_scores"].unbind(), strict=True):
+        row = RolloutRow.of_key(key.rsplit("_", 2)[0], key)
+        if not row.padding:
+            last[row[:2]] = max(last.get(row[:2], (-1, 0.0)), (row.part, float(scores.sum())))
+    found = best_of_k_metrics(
+        [reward for _, reward in last.values()], [uid for uid, _ in last], **_logged(options)
+    )
+    return {f"bestofk/{name}": value for name, value in found.items()}
+
+
+def _logged(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The k and the passing reward of the logged metrics."""
+    k = chosen({NAME: options}).k if "objective" in options else 1
+    return {"k": k, "passing": options.get("passing", 1.0)}
+
+
+def progress_of(trainer: Any) -> float:
+    """Share of the run done: verl counts its steps from 1."""
+    return min(max(trainer.global_steps - 1, 0) / max(trainer.total_training_steps, 1), 1.0)
+
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "__init__": _checked,
+    "_balance_batch": _whole,
+    "_compute_advantage": _in_progress,
+    "_compute_metrics": _with_metrics,
+    "_update_actor": _with_objective,
+    "_val_metrics_update": _unbiased,
+}

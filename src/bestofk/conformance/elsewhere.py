@@ -1,0 +1,148 @@
+"""Does what was enumerated hold on groups that are not: large, distinct, negative, far off policy?
+
+Enumeration has three or four answers and about eight samples. Beyond it one identity is left: in
+every unbiased estimator we know, A_i = c n ∂J_k/∂log ρ_i - b_i, where b_i does not see sample i.
+So when the reward of sample i alone changes, A_i moves by c times the move of max@k without a
+baseline, which is known for every n. A function that obeys this on groups like the enumerated
+ones and not on others is wrong on those others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from bestofk.objectives import objective
+
+from .behaviour import Finding, _group, distinct
+from .calling import JudgedFunction
+from .policies import real_rewards
+
+SIZES = (12, 24, 64, 256)
+"""Samples per group; factorials leave float64 above 170."""
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Groups of a kind that was not enumerated."""
+
+    name: str
+    rewards: np.ndarray
+    log_ratio: np.ndarray
+    tolerance: float = CLOSE
+
+
+def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: bool) -> Finding:
+    """One finding: bad where the identity fails, or where the advantages carry a gradient.
+
+    Args:
+        estimator: found exact or scaled by enumeration.
+        k, n: of the judgement.
+        real: whether it takes real rewards.
+        exact: in the mean convention, so that c = 1 for every n.
+    """
+    small = 0.2 * np.random.default_rng(4).standard_normal(n)
+    if estimator.off_policy and _flows(estimator, distinct(n) if real else _group(n, 1), small):
+        text = (
+            "a gradient flows from the advantages into log_ratio, so a loss that multiplies them "
+            "with log π has another gradient: detach them"
+        )
+        return Finding("detached", "bad", text)
+    known = [_slope(estimator, k, Probe("", _group(n, max(1, n // 3)), small))]
+    if real:
+        known += [
+            _slope(estimator, k, Probe("", np.resize(levels, n), small))
+            for levels in real_rewards(3).values()
+        ]
+    if any(slope is None for slope in known) or np.ptp(np.array(known, float)) > CLOSE:
+        return Finding("elsewhere", "note", "of another form: only what was enumerated is judged")
+    tried = []
+    for probe in _probes(k, n, real, estimator.off_policy):
+        try:
+            slope = _slope(estimator, k, probe)
+        except Exception:  # to raise is an answer
+            continue
+        wanted = 1.0 if exact else known[0] if len(probe.rewards) == n else slope
+        if slope is None or not np.isclose(slope, wanted or 0.0, rtol=10 * probe.tolerance):
+            return Finding("elsewhere", "bad", f"wrong on {probe.name}, which are not enumerated")
+        tried.append(probe.name)
+    return Finding("elsewhere", "ok", f"holds on {', '.join(dict.fromkeys(tried))}")
+
+
+def _probes(k: int, n: int, real: bool, off_policy: bool) -> Iterator[Probe]:
+    def ratios(size: int, spread: float = 0.2) -> np.ndarray:
+        return spread * np.random.default_rng(size).standard_normal(size)
+
+    if real:
+        yield Probe("rewards that all differ", distinct(n), ratios(n))
+        yield Probe("negative rewards", -distinct(n), ratios(n))
+    for size in SIZES:
+        if size > max(n, k):
+            yield Probe(f"groups of {size}", _group(size, size // 3), ratios(size))
+            if real:
+                yield Probe(f"groups of {size}", distinct(size), ratios(size))
+    for size in (n, SIZES[-1]) if real else ():
+        yield Probe("rewards around 1,000", 1000 + distinct(size), ratios(size), 5e-4)
+    if off_policy:
+        for far in (5.0, 40.0):
+            logs = ratios(n)
+            logs[:2] = far, -far
+            rewards = distinct(n) if real else _group(n, n // 2)
+            yield Probe(f"log-ratios of ±{far:g}", rewards, logs)
+
+
+def _slope(estimator: JudgedFunction, k: int, probe: Probe) -> float | None:
+    """c, by which A_i moves with its own reward; None where the samples do not agree on one."""
+    rewards, n = probe.rewards, len(probe.rewards)
+    plain = objective(f"max@{k}:none")
+    logs = probe.log_ratio if estimator.off_policy else None
+    low, high = rewards.min(), rewards.max()
+    ours, wanted = [], []
+    for i in {0, 1, n // 2, int(rewards.argmax()), int(rewards.argmin())}:
+        moved = rewards.copy()
+        moved[i] = high if rewards[i] < (low + high) / 2 else low
+        ours.append(estimator.one(rewards, logs)[i] - estimator.one(moved, logs)[i])
+        one, other = (plain(each, log_ratio=logs)[i] for each in (rewards, moved))
+        wanted.append(one - other)
+    seen, known = np.array(ours), np.array(wanted)
+    if not np.isfinite(seen).all() or not known.any():
+        return None
+    slope = float(seen @ known / (known @ known))
+    error = np.abs(seen - slope * known).max()
+    return slope if error <= probe.tolerance * abs(slope) * np.abs(known).max() else None
+
+
+def _flows(estimator: JudgedFunction, rewards: np.ndarray, logs: np.ndarray) -> bool:
+    """Whether the advantages have a gradient in log_ratio, by the autograd of torch or JAX."""
+    row = (slice(None), None)[estimator.wrapped]
+    mix = np.linspace(1.0, 2.0, len(rewards))
+    for library in ("torch", "jax"):
+        if library not in sys.modules:
+            continue
+        try:
+            if library == "torch":
+                torch = sys.modules["torch"]
+                given = torch.tensor(logs[row], requires_grad=True)
+                result = estimator.fn(torch.tensor(rewards[row]), given)
+                result = result[0] if isinstance(result, tuple) else result
+                (gradient,) = torch.autograd.grad(
+                    (result * torch.tensor(mix)).sum(), given, allow_unused=True
+                )
+            else:
+                jax = sys.modules["jax"]
+
+                def mixed(given, jax=jax):
+                    result = estimator.fn(jax.numpy.asarray(rewards[row]), given)
+                    result = result[0] if isinstance(result, tuple) else result
+                    return (result * mix).sum()
+
+                gradient = jax.grad(mixed)(jax.numpy.asarray(logs[row]))
+        except Exception:  # it does not take these arrays, or has no graph
+            continue
+        if gradient is not None and np.abs(np.asarray(gradient)).max() > 1e-9:
+            return True
+    return False

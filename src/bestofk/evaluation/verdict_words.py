@@ -1,0 +1,282 @@
+"""Numbers in words: the verdict of a comparison, the sentence to quote, a paragraph, LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+POWER = 0.84
+"""The normal quantile of 80% power."""
+
+
+def powers_of_two(k: np.ndarray) -> tuple[int, ...]:
+    """The k that are shown unless others are named: powers of two and the last; or all, where only
+    some were computed.
+
+    >>> powers_of_two(np.arange(1, 13)), powers_of_two(np.array([3, 7]))
+    ((1, 2, 4, 8, 12), (3, 7))
+    """
+    if len(k) < k[-1]:
+        return tuple(k.tolist())
+    return tuple(sorted({*(2**i for i in range(int(k[-1]).bit_length())), int(k[-1])}))
+
+
+def one_or_range(numbers: Any) -> str:
+    """
+    >>> one_or_range((8, 8)), one_or_range((4, 16))
+    ('8', '4 to 16')
+    """
+    low, high = int(min(numbers)), int(max(numbers))
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def in_clusters(problems: int, clusters: int | None) -> str:
+    """
+    >>> in_clusters(60, None), in_clusters(1, None), in_clusters(60, 6)
+    ('60 problems', '1 problem', '60 problems in 6 clusters')
+    """
+    inside = "" if clusters is None else f" in {clusters} clusters"
+    return f"{problems:,} problem{'s' * (problems != 1)}{inside}"
+
+
+def spans(mask: np.ndarray) -> list[tuple[int, int]]:
+    """Runs of True as (first, last) k, counted from 1.
+
+    >>> spans(np.array([True, False, True, True]))
+    [(1, 1), (3, 4)]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    return [(int(start) + 1, int(stop)) for start, stop in zip(edges[::2], edges[1::2])]
+
+
+def at_k(mask: np.ndarray, k: np.ndarray | None = None) -> str:
+    """The k where mask holds, in words.
+
+    Args:
+        k: of each entry of mask; by default 1, 2, 3, ...
+
+    >>> at_k(np.array([True, False, True, True]))
+    'k = 1 and k ≥ 3'
+    >>> at_k(np.array([True, True]), np.array([1, 64]))
+    'k = 1 and k = 64'
+    """
+    if k is not None and not np.array_equal(k, np.arange(1, len(mask) + 1)):
+        return " and ".join(f"k = {each}" for each in k[mask])
+    last = len(mask)
+    parts = []
+    for start, stop in spans(mask):
+        if start == stop:
+            parts.append(f"k = {start}")
+        elif (start, stop) == (1, last):
+            parts.append(f"every k ≤ {last}")
+        elif stop == last:
+            parts.append(f"k ≥ {start}")
+        elif start == 1:
+            parts.append(f"k ≤ {stop}")
+        else:
+            parts.append(f"k = {start} to {stop}")
+    return " and ".join(parts)
+
+
+def p_text(p: float, *, bare: bool = False) -> str:
+    """A p-value as papers write it, or as the cell of a table; never 0.
+
+    >>> p_text(0.0131), p_text(0.2), p_text(1.6e-5), p_text(1.0), p_text(0.013, bare=True)
+    ('p = .013', 'p = .2', 'p < .0001', 'p = 1', '.013')
+    """
+    text = "< .0001" if p < 1e-4 else f"{p:.2g}".removeprefix("0")
+    return text if bare else f"p {text}" if p < 1e-4 else f"p = {text}"
+
+
+def per_problem(n: Iterable[int]) -> str:
+    low, high = min(n), max(n)
+    return f"{low} sample{'s' * (low != 1)}" if low == high else f"{low} to {high} samples"
+
+
+def quote(result: Any, k: int) -> str:
+    """The sentence that people quote: the number, its interval, what it is over, how many.
+
+    "pass@1: +0.099 [0.063, 0.135], p < .0001, paired, 60 problems × 16 samples".
+    """
+    one, at = result.at(k), result.place(k)
+    name = "mean reward" if result.metric == "mean" else result.metric.replace("k", str(k))
+    problems = in_clusters(len(result.problems), result.clusters)
+    if not result.signed:
+        size = f"{problems} × {per_problem(result.n)}"
+        return (
+            f"{name} = {one.value:.3f} [{one.low:.3f}, {one.high:.3f}] "
+            f"({result.confidence:.0%} over {_drawn(result)}), {size}"
+        )
+    size = f"{problems} × {per_problem((*result.n_a, *result.n_b))}"
+    return (
+        f"{name}: {one.value:+.3f} [{one.low:.3f}, {one.high:.3f}], "
+        f"{p_text(result.p_value[at])}, paired, {size}"
+    )
+
+
+def _drawn(result: Any) -> str:
+    """What intervals and tests are over."""
+    return "problems" if result.clusters is None else "clusters of problems"
+
+
+FAMILY = {
+    "pass@k": "the chance that at least one of k samples passes",
+    "max@k": "the expected best reward among k samples",
+    "maj@k": "the chance that the most frequent answer among k samples is right",
+    "pass^k": "the chance that all k samples pass",
+    "mean": "the mean reward",
+}
+
+
+def methods(result: Any) -> str:
+    """A paragraph for a paper: what was estimated and how, from what was computed."""
+    unbiased = ", by the unbiased estimator over all k-subsets of a problem's samples"
+    what = FAMILY[result.metric] + unbiased * (result.metric not in ("maj@k", "mean"))
+    problems = in_clusters(len(result.problems), result.clusters)
+    passes = f" A reward of {result.threshold:g} or more passes." if result.threshold else ""
+    sure, drawn = f"{result.confidence:.0%}", _drawn(result)
+    if not result.signed:
+        lost = f" {result.unscored} samples could not be scored and are not counted."
+        return (
+            f"We report {result.metric}, {what}, on {problems} with {per_problem(result.n)} each."
+            f"{passes} {sure} intervals are over {drawn}, by a bounded bootstrap (Gaffke, 2005) "
+            f"with {result.resamples:,} draws and seed {result.seed}, for rewards between "
+            f"{result.bounds[0]:g} and {result.bounds[1]:g}." + lost * (result.unscored > 0)
+        )
+    every = at_k(np.ones(len(result.k), bool), result.k)
+    scope = f", over {every}" * (len(result.k) > 1)
+    return (
+        f"We compare {result.b} with {result.a} in {result.metric}, {what}, paired by problem on "
+        f"{problems} with {per_problem((*result.n_a, *result.n_b))} each.{passes} p-values and "
+        f"{sure} intervals come from one test. The signs of the differences of {drawn} are flipped "
+        f"({result.resamples:,} flips, seed {result.seed}), and the largest studentised mean is "
+        f"the reference (max-T, Westfall and Young{scope}). A second test allows for rare losses "
+        "as large as the range of rewards; the larger p-value and the wider interval count."
+    )
+
+
+def latex(result: Any) -> str:
+    """A table for a paper (booktabs), with what it is about in its caption."""
+    head = [
+        "",
+        "difference" if result.signed else "estimate",
+        rf"{result.confidence:.0%}".replace("%", r"\%"),
+    ]
+    lines = []
+    for k in result.shown or powers_of_two(result.k):
+        one, sign = result.at(k), "+" if result.signed else ""
+        cells = [
+            "mean" if result.metric == "mean" else result.metric.replace("k", str(k)),
+            f"${one.value:{sign}.3f}$",
+            f"$[{one.low:.3f}, {one.high:.3f}]$",
+        ]
+        if result.signed:
+            cells.append(f"${p_text(result.p_value[result.place(k)], bare=True)}$")
+        lines.append(" & ".join(map(_escaped, cells)) + r" \\")
+    columns = "l" + "r" * (len(head) - 1 + result.signed)
+    titles = " & ".join([*head, *(["$p$"] if result.signed else [])]) + r" \\"
+    caption = _escaped(f"{result.title}.")
+    rows = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+    ]
+    rows += [
+        r"\toprule",
+        titles,
+        r"\midrule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(rows)
+
+
+def _escaped(text: str) -> str:
+    """Text for LaTeX: names come from files.
+
+    >>> _escaped("a_b & 5%"), _escaped("pass^k")
+    ('a\\\\_b \\\\& 5\\\\%', 'pass\\\\textasciicircum{}k')
+    """
+    return re.sub(r"[&%#_{}]", r"\\\g<0>", text).replace("^", r"\textasciicircum{}")
+
+
+def verdict(
+    names: tuple[str, str],
+    k: np.ndarray,
+    difference: np.ndarray,
+    p_value: np.ndarray,
+    visible: np.ndarray,
+    level: float,
+    problems: str,
+    identical: bool = False,
+) -> str:
+    """What the comparison shows, in one or two sentences.
+
+    Args:
+        p_value: corrected; only these count.
+        visible: the difference that would have been found four times out of five.
+        problems: how many there are, in words.
+        identical: no problem differs at any k.
+    """
+    a, b = names
+    if identical:
+        return f"{a} and {b} are identical on each of their {problems}."
+    sure = p_value <= level
+    contiguous = np.array_equal(k, np.arange(1, len(k) + 1))
+    scope = f"any k ≤ {k[-1]}" if contiguous and len(k) > 1 else at_k(np.ones(len(k), bool), k)
+    how = f"p ≤ {level:.2g}, corrected over all k" if len(k) > 1 else f"p ≤ {level:.2g}"
+    if not sure.any():
+        top = int(np.abs(difference).argmax())
+        where = f"largest {difference[top]:+.3f} at k = {k[top]}"
+        size = where if len(k) > 1 else f"{difference[top]:+.3f}"
+        result = (
+            f"No significant difference between {a} and {b} at {scope} "
+            f"({size}, {p_text(p_value[top])})"
+        )
+        if not np.isfinite(visible[top]):
+            return f"{result}; {problems} are too few for this test (6 or more)."
+        if visible[top] > 1:
+            return f"{result}; {problems} are too few to show any but a complete change."
+        return f"{result}; {problems} would have shown one of about {visible[top]:.3f}."
+    parts = []
+    for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
+        if mask.any():
+            top = int(np.where(mask, np.abs(difference), -1.0).argmax())
+            parts.append(f"{word} at {at_k(mask, k)} ({difference[top]:+.3f} at k = {k[top]})")
+    text = f"{b} is {', '.join(parts)} than {a} ({problems}, {how})"
+    if not sure.all():
+        text += f"; no significant difference at {at_k(~sure, k)}"
+    return text + "."
+
+
+def effects(comparison: Any) -> str:
+    """The sizes of the difference at the first and the last k, and where the curves cross.
+
+    An effect that is not significant says so; where both are not, the largest significant one
+    between them is told too. "b against a: +0.195 at pass@1, −0.185 at pass@64; crossing at
+    k ≈ 11."
+    """
+    level = 1.0 - comparison.confidence
+    if comparison.metric == "mean":
+        places = [(0, "mean reward")]
+    else:
+        sure = comparison.p_value <= level
+        shown = {0, len(comparison.k) - 1}
+        if sure.any() and not sure[[*shown]].any():
+            shown.add(int(np.where(sure, np.abs(comparison.difference), -1.0).argmax()))
+        named = comparison.metric.replace
+        places = [(at, named("k", str(comparison.k[at]))) for at in sorted(shown)]
+    parts = []
+    for at, name in places:
+        note = "" if comparison.p_value[at] <= level else " (not significant)"
+        parts.append(f"{comparison.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
+    text = f"{comparison.b} against {comparison.a}: {', '.join(parts)}"
+    if comparison.crossing is not None:
+        text += f"; crossing at k ≈ {comparison.crossing.k:.2g}"
+    return text + "."

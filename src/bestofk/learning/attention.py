@@ -1,0 +1,278 @@
+"""Attention over packed groups, as an attention backend of transformers.
+
+Outside attention a packed batch has no padding and one copy of each prompt. On CPU, here and only
+here, rows are gathered to rectangles: prompts attend causally to themselves, completions to their
+prompt and to themselves. Models that pass keyword arguments down to their attention (all that
+support transformers' attention interface) run it unchanged.
+
+On CUDA it is two passes of FlashAttention, and no padding. A packed sequence is
+[prompt | y_1 | y_2 | ... | prompt | y_1 | ...]. Every part attends causally to itself; then all
+completions of a group, as one run of queries, attend to their prompt, which is read once. The two
+results are one softmax over both: with L the log of a softmax's denominator,
+
+    L = log(e^L_a + e^L_b),    out = e^(L_a − L) out_a + e^(L_b − L) out_b.
+
+The gradient needs no more than this L and this out: each pass's backward, given them in the place
+of its own, yields exactly its share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from bestofk.learning.layout import FlatSegments, Segments
+
+BACKEND = "bestofk_groups"
+
+
+def group_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    segments: Segments | FlatSegments | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention; over packed groups where `segments` says how they lie.
+
+    Args:
+        query, key, value: (1, heads, T, d) when packed.
+
+    Returns:
+        (1, T, heads, d).
+    """
+    if segments is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if isinstance(segments, FlatSegments):
+        return flash_attention(module, query, key, value, segments, kwargs.get("scaling"))
+    kwargs.pop("is_causal", None)
+    keys, values, queries = _flat(key), _flat(value), _flat(query)
+    shape = (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
+    prompts, _ = sdpa_attention_forward(
+        module,
+        _take(queries, segments.prompts, shape[0], shape[2]),
+        _take(keys, segments.prompts, shape[1], shape[2]),
+        _take(values, segments.prompts, shape[1], shape[3]),
+        None,
+        is_causal=True,
+        **kwargs,
+    )
+    rows, _ = sdpa_attention_forward(
+        module,
+        _take(queries, segments.rows, shape[0], shape[2]),
+        _take(keys, segments.context, shape[1], shape[2]),
+        _take(values, segments.context, shape[1], shape[3]),
+        segments.visible,
+        is_causal=False,
+        **kwargs,
+    )
+    width = shape[0] * shape[3]
+    both = torch.cat([prompts.reshape(-1, width), rows.reshape(-1, width)])
+    return F.embedding(segments.back, both).view(1, -1, shape[0], shape[3]), None
+
+
+def _flat(states: Tensor) -> Tensor:
+    """(1, heads, T, d) → (T, heads · d)."""
+    return states[0].transpose(0, 1).flatten(1)
+
+
+def _take(states: Tensor, places: Tensor, heads: int, size: int) -> Tensor:
+    """(T, heads · d) gathered at (B, L) → (B, heads, L, d).
+
+    `embedding` and not indexing: its backward pass adds up repeated places fast, and in a fixed
+    order on CPU.
+    """
+    return F.embedding(places, states).view(*places.shape, heads, size).transpose(1, 2)
+
+
+def install(model: nn.Module) -> bool:
+    """Put the backend into the model if its attention can be replaced; whether it was.
+
+    Without `segments` it is plain SDPA, so sampling and everything else go on as before.
+    """
+    config: PretrainedConfig = model.config  # type: ignore[assignment]
+    if not getattr(model, "_supports_attention_backend", False) or _special(config):
+        return False
+    if config._attn_implementation not in ("sdpa", BACKEND):
+        return False
+    AttentionInterface.register(BACKEND, group_attention)
+    AttentionMaskInterface.register(BACKEND, sdpa_mask)
+    config._attn_implementation = BACKEND
+    return True
+
+
+def _special(config: PretrainedConfig) -> bool:
+    """Windows, soft caps, sinks and recurrent layers are not computed here."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    capped = getattr(config, "attn_logit_softcapping", None)
+    return kinds != {"full_attention"} or capped is not None or bool(_window(config))
+
+
+def _window(config: PretrainedConfig) -> int | None:
+    if not getattr(config, "use_sliding_window", True):
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("bestofk::flash_groups", mutates_args=())
+def flash_groups(
+    query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, keys: Tensor,
+    prompt_at: Tensor, a: int, b: int, c: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output (T, heads, d) and the log of the softmax's denominators (heads, T)."""
+    if not query.is_cuda:
+        return _plain(query, key, value, parts, queries, prompt_at, scale)
+    from bestofk.learning.merge_kernel import merge
+
+    out, total = _forward(query, key, value, parts, parts, a, a, True, scale)
+    shared = key[prompt_at], value[prompt_at]
+    other, other_total = _forward(query, *shared, queries, keys, b, c, False, scale)
+    merge(out, total, other, other_total)
+    return out, total
+
+
+@flash_groups.register_fake
+def _(query, key, value, parts, queries, keys, prompt_at, a, b, c, scale):
+    return torch.empty_like(query), query.new_empty(
+        query.shape[1], query.shape[0], dtype=torch.float32
+    )
+
+
+@torch.library.custom_op("bestofk::flash_groups_backward", mutates_args=())
+def flash_groups_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
+    parts: Tensor, queries: Tensor, keys: Tensor, prompt_at: Tensor, a: int, b: int, c: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key and value."""
+    if not query.is_cuda:
+        return _plain_backward(grad, query, key, value, parts, queries, prompt_at, scale)
+    known = (out, total)
+    grad = grad.contiguous()
+    dq, dk, dv = _backward(grad, query, key, value, *known, parts, parts, a, a, True, scale)
+    shared = key[prompt_at], value[prompt_at]
+    more, pk, pv = _backward(grad, query, *shared, *known, queries, keys, b, c, False, scale)
+    return dq.add_(more), dk.index_add_(0, prompt_at, pk), dv.index_add_(0, prompt_at, pv)
+
+
+@flash_groups_backward.register_fake
+def _(grad, query, key, value, *rest):
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, a, b, c, scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.sizes = (a, b, c, scale)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, parts, queries, keys, prompt_at, out, total = ctx.saved_tensors
+    result = flash_groups_backward(
+        grad, query, key, value, out, total, parts, queries, keys, prompt_at, *ctx.sizes
+    )
+    return *result, *[None] * 8
+
+
+flash_groups.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, ends_q: Tensor, ends_k: Tensor, most_q: int, most_k: int,
+    causal: bool, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    result = torch.ops.aten._flash_attention_forward(
+        q, k, v, ends_q, ends_k, most_q, most_k, 0.0, causal, False, scale=scale
+    )
+    return result[0], result[1]
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, ends_q: Tensor,
+    ends_k: Tensor, most_q: int, most_k: int, causal: bool, scale: float,
+) -> Three:  # fmt: skip
+    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is not
+    result: Three = torch.ops.aten._flash_attention_backward(
+        grad, q, k, v, out, total, ends_q, ends_k, most_q, most_k, 0.0, causal, seed, seed,
+        scale=scale,
+    )  # fmt: skip
+    return result
+
+
+def _chances(
+    query: Tensor, key: Tensor, parts: Tensor, queries: Tensor, prompt_at: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The softmax over the whole sequence (heads, T, T) and the logs of its denominators."""
+    length = len(query)
+    place = torch.arange(length)
+    part = torch.searchsorted(parts.long(), place, right=True) - 1
+    run = torch.searchsorted(queries.long(), place, right=True) - 1
+    is_prompt = torch.zeros(length, dtype=torch.bool)
+    is_prompt[prompt_at] = True
+    own = (part[:, None] == part) & (place[:, None] >= place)
+    to_prompt = (run[:, None] // 2 == run // 2) & is_prompt & ~is_prompt[:, None]
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
+    scores = scores.masked_fill(~(own | to_prompt), -torch.inf)
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, prompt_at: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same by one mask over the whole sequence."""
+    share = query.shape[1] // key.shape[1]
+    k, v = (each.repeat_interleave(share, 1) for each in (key, value))
+    chances, total = _chances(query, k, parts, queries, prompt_at, scale)
+    return torch.einsum("hqk,khd->qhd", chances, v.float()).to(query.dtype), total
+
+
+def _plain_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor,
+    prompt_at: Tensor, scale: float,
+) -> Three:  # fmt: skip
+    share = query.shape[1] // key.shape[1]
+    k, v = (each.repeat_interleave(share, 1).float() for each in (key, value))
+    chances, _ = _chances(query, k, parts, queries, prompt_at, scale)
+    grad = grad.float()
+    by_chance = torch.einsum("qhd,khd->hqk", grad, v)
+    by_score = chances * (by_chance - (chances * by_chance).sum(-1, keepdim=True)) * scale
+    dq = torch.einsum("hqk,khd->qhd", by_score, k)
+    dk = torch.einsum("hqk,qhd->khd", by_score, query.float())
+    dv = torch.einsum("hqk,qhd->khd", chances, grad)
+    shape = (len(key), key.shape[1], share, -1)
+    return (
+        dq.to(query.dtype),
+        dk.view(shape).sum(2).to(key.dtype),
+        dv.view(shape).sum(2).to(value.dtype),
+    )
+
+
+def flash_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, segments: FlatSegments,
+    scaling: float | None,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """For transformers' attention interface: query (1, heads, T, d) → (1, T, heads, d)."""
+    scale = scaling or query.shape[-1] ** -0.5
+    q, k, v = (each[0].transpose(0, 1).to(value.dtype).contiguous() for each in (query, key, value))
+    out, _ = flash_groups(
+        q, k, v, segments.parts, segments.queries, segments.keys, segments.prompt_at,
+        *segments.longest, scale,
+    )  # fmt: skip
+    return out[None], None
+
+
+def fits(size: int, dtype: torch.dtype) -> bool:
+    """What FlashAttention computes."""
+    return size % 8 == 0 and size <= 256 and dtype in (torch.bfloat16, torch.float16)

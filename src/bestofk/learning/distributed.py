@@ -1,0 +1,212 @@
+"""Several processes: what the learner must know of the others, FSDP2, and a state that fits all.
+
+Without an accelerator, or with one process, the collectives are the identity.
+
+FSDP2 is torch's `fully_shard`, applied here and not by a launcher, so that CPU and GPU take one
+path. Layers are gathered one at a time while they compute. Sampling cannot work so (every token
+would gather every layer, and ranks draw different numbers of tokens): for the time of the rollouts
+the weights are gathered into a plain copy of the model, which is emptied again afterwards.
+
+A learner's state is whole tensors by name: what one process wrote several can read, shared out or
+not, and the other way round.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+
+
+def _many(accelerator: Any) -> bool:
+    return accelerator is not None and accelerator.num_processes > 1
+
+
+def most(accelerator: Any, count: int) -> int:
+    """The largest count of any rank: forward passes are collective, so all make as many."""
+    if not _many(accelerator):
+        return count
+    return int(accelerator.gather(torch.tensor([max(count, 1)], device=accelerator.device)).max())
+
+
+def mean(accelerator: Any, values: dict[str, float]) -> dict[str, float]:
+    """Each value's mean over ranks."""
+    if not _many(accelerator):
+        return values
+    return _reduce(accelerator, values, "mean")
+
+
+def total(accelerator: Any, values: dict[str, float]) -> dict[str, float]:
+    """Each sum's total over ranks; the loss is a mean, and what ends in _max a maximum."""
+    if not _many(accelerator):
+        return values
+    summed = _reduce(accelerator, values, "sum")
+    summed["loss"] /= accelerator.num_processes
+    names = sorted(name for name in values if name.endswith("_max"))
+    here = torch.tensor([[values[name] for name in names]], device=accelerator.device)
+    largest = accelerator.gather(here).amax(dim=0).tolist()
+    return summed | dict(zip(names, largest))
+
+
+def _reduce(accelerator: Any, values: dict[str, float], how: str) -> dict[str, float]:
+    names = sorted(values)
+    packed = torch.tensor([values[name] for name in names], device=accelerator.device)
+    reduced = accelerator.reduce(packed, reduction=how)
+    return dict(zip(names, reduced.tolist()))
+
+
+def accumulate(scorer: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Gradients meet once, after the last micro-batch."""
+    if isinstance(scorer, FSDPModule):
+        scorer.set_requires_gradient_sync(last)
+    return scorer.no_sync() if isinstance(scorer, DDP) and not last else nullcontext()
+
+
+def share_out(scorer: nn.Module) -> None:
+    """Share the weights out over all processes, in place, each layer gathered as a unit.
+
+    Which modules are layers the model says itself, by class.
+    """
+    device = next(scorer.parameters()).device
+    gpu = device.type == "cuda"
+    if not dist.is_initialized():
+        # One process that nobody launched: a group of its own.
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=dist.HashStore(),
+            rank=0,
+            world_size=1,
+            device_id=device if gpu else None,
+        )
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    names = set(getattr(scorer, "_no_split_modules", None) or ())
+    for layer in [module for module in scorer.modules() if type(module).__name__ in names]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(scorer, mesh=mesh)
+
+
+def settle(scorer: nn.Module) -> None:
+    """Every weight back to its shard: the last forward pass left the outermost gathered."""
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be shared out; all processes ask together."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor shared out as another one is; every process brings all of it."""
+    own = tensor.to(like.device, like.dtype, copy=True)  # out of a file's memory
+    if isinstance(like, DTensor):
+        return distribute_tensor(own, like.device_mesh, like.placements, src_data_rank=None)
+    return own
+
+
+def hollow(model: Any) -> Any:
+    """A copy of the model's modules and buffers, with weights that take no memory."""
+    weights = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+               for p in model.parameters()}  # fmt: skip
+    return copy.deepcopy(model, dict(weights))
+
+
+@contextmanager
+def filled(copied: nn.Module, scorer: nn.Module, model: nn.Module) -> Iterator[None]:
+    """While inside, the hollow copy has the model's weights, all of them; all processes enter."""
+    settle(scorer)
+    empty = [dict(module._parameters) for module in copied.modules()]
+    built: dict[int, nn.Parameter] = {}
+    try:
+        for mine, theirs in zip(copied.modules(), model.modules(), strict=True):
+            for name, p in theirs._parameters.items():
+                if p is not None:
+                    if id(p) not in built:
+                        built[id(p)] = nn.Parameter(full(p), p.requires_grad)
+                    mine._parameters[name] = built[id(p)]
+        yield
+    finally:
+        for mine, before in zip(copied.modules(), empty, strict=True):
+            mine._parameters.update(before)
+
+
+Moments = Mapping[str, Mapping[str, Tensor]]
+
+
+def taken(
+    model: nn.Module, optimiser: Optimizer, *, keep: bool
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Trained weights, and what the optimiser remembers of each, by the weight's name.
+
+    Args:
+        keep: False on processes that take part in the gathering and have no use for its result.
+    """
+    remembered = unwrapped(optimiser).state
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in trained(model).items():
+        result = {what: _own(value, keep) for what, value in remembered[parameter].items()}
+        weight = _own(parameter, keep)
+        if keep:
+            weights[name] = weight
+        if keep and result:
+            moments[name] = result
+    return weights, moments
+
+
+def put(
+    model: nn.Module, optimiser: Optimizer, weights: Mapping[str, Tensor], moments: Moments
+) -> None:
+    """The opposite of `taken`; every process brings all of the state.
+
+    Raises:
+        ValueError: the state is not this model's.
+    """
+    own = trained(model)
+    differ = sorted(
+        name
+        for name in own.keys() | weights.keys() | moments.keys()
+        if name not in own or name not in weights or own[name].shape != weights[name].shape
+    )
+    if differ:
+        raise ValueError(
+            f"the state is of another model: {len(differ)} parameters differ, first {differ[0]!r}"
+        )
+    remembered = unwrapped(optimiser).state
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(placed(weights[name], parameter))
+            remembered[parameter] = {
+                what: (
+                    placed(value, parameter)
+                    if value.dim()
+                    else value.to(parameter.device, copy=True)
+                )
+                for what, value in moments.get(name, {}).items()
+            }
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def unwrapped(optimiser: Any) -> Optimizer:
+    """torch's own optimiser inside accelerate's."""
+    return getattr(optimiser, "optimizer", optimiser)
+
+
+def _own(value: Tensor, keep: bool) -> Tensor:
+    gathered = full(value)
+    return gathered.cpu() if keep else gathered

@@ -1,0 +1,256 @@
+"""What was found, as the plain data that the page's script reads.
+
+Every block carries the n, k, number of problems, seeds and confidence that its figure states.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bestofk.evaluation.charts import curve_data, difference_data, thin
+from bestofk.evaluation.results import Curve, Diversity, Extrapolation, Measure
+from bestofk.evaluation.verdict_words import effects
+
+from .chosen_samples import Excerpts
+from .report_results import Findings
+from .sources import Source
+from .training import training_curves, validation_curves
+
+SUBSETS = "by the unbiased estimate over all k-subsets"
+ABOUT = {
+    "pass@k": f"The chance that at least one of k samples passes, {SUBSETS}",
+    "max@k": f"The expected best reward among k samples, {SUBSETS}",
+    "maj@k": "The chance that the most frequent answer among k samples passes",
+    "pass^k": "The chance that all k samples pass",
+}
+DIVERSITY = (
+    ("distinct", "distinct answers", "in a draw of m samples"),
+    ("effective", "effective number of answers", "1 / Σ share²; 1 = always the same"),
+    ("distinct_wrong", "distinct wrong answers", "among the wrong ones of m samples"),
+    ("distinct_correct", "distinct correct answers", "among the correct ones of m samples"),
+    (
+        "distinct_among_wrong",
+        "distinct answers among 4 wrong",
+        "1 = always the same, 4 = no repeats",
+    ),
+    ("compression", "compression ratio", "text size over compressed size; more = more repetitive"),
+    ("entropy", "entropy per completion", "mean −log-probability, nats"),
+    ("entropy_per_token", "entropy per token", "nats"),
+)
+METHODS = (
+    "pass@k and max@k are unbiased: averages over all k-subsets of the scored samples of each "
+    "problem, then over problems. No number is given for k above the number of scored samples.",
+    "Unscored samples (the verifier broke, not the answer) are left out of n and counted; they are "
+    "never zeros.",
+    "Intervals over problems speak of the population the problems were drawn from, by a bounded "
+    "bootstrap that keeps its width at 0 and 1. Intervals for these problems only are narrower: "
+    "they speak of drawing samples again.",
+    "Differences are paired by problem; p-values and bands come from one test, corrected over k "
+    "and over all pairs of runs in that metric (max-T by sign flips): p ≤ .05 exactly where the "
+    "95% band excludes 0.",
+    "Beyond n, the curve is continued by the likeliest distribution of difficulty; its interval is "
+    "over every distribution that the samples allow. It is checked on samples held out, and not "
+    "drawn where the check fails.",
+)
+
+
+def page_data(
+    findings: Findings, excerpts: Excerpts | None, *, title: str, version: str, created: str | None
+) -> dict[str, Any]:
+    """Everything the page shows, as JSON values."""
+    sources = findings.sources
+    when = created or datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    names = [source.name for source in sources]
+    first = next(iter(findings.curves.values()), ())
+    return {
+        "title": title,
+        "version": version,
+        "created": when,
+        "verdicts": verdicts(findings),
+        "notes": [*findings.notes, *(note for source in sources for note in source.notes)],
+        "runs": [run_facts(source) for source in sources],
+        "measures": [measure(key, curves, names) for key, curves in findings.curves.items()],
+        "means": [mean(curve, names) for curve in findings.means],
+        "summary_k": summary_k(first),
+        "differences": [difference_data(one, names) for one in findings.comparisons],
+        "per_problem": per_problem(findings),
+        "solved": solved(findings),
+        "diversity": diversity(findings.diversities, names),
+        "training": training_curves(sources),
+        "validation": validation_curves(sources),
+        "extrapolation": [
+            extrapolation(one, findings, names) for one in findings.extrapolations
+        ],
+        "samples": None if excerpts is None else excerpts.data(),
+        "config": settings(sources),
+        "methods": list(METHODS),
+    }  # fmt: skip
+
+
+def verdicts(findings: Findings) -> list[str]:
+    """The effect of every run against the first, in the first metric."""
+    if not findings.comparisons:
+        return []
+    lead = findings.comparisons[0]
+    return [
+        effects(one)
+        for one in findings.comparisons
+        if one.metric == lead.metric and one.a == lead.a
+    ]
+
+
+def run_facts(source: Source) -> dict[str, Any]:
+    samples = source.samples
+    live = samples.live if samples is not None else np.zeros(0, int)
+    low, high = (int(live.min()), int(live.max())) if live.size else (0, 0)
+    return {
+        "name": source.name,
+        "source": source.path,
+        "format": source.format,
+        "task": source.fact("task"),
+        "model": source.fact("model"),
+        "sampling": source.fact("sampling"),
+        "seeds": source.fact("seed") or "not recorded",
+        "n": "–" if not live.size else str(low) if low == high else f"{low}–{high}",
+        "n_max": high,
+        "problems": 0 if samples is None else len(samples.problems),
+        "samples": 0 if samples is None else int(samples.rewards.size),
+        "unscored": 0 if samples is None else samples.unscored,
+    }
+
+
+def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str, Any]:
+    rewards = key == "max@k" and any(curve.bounds != (0.0, 1.0) for curve in curves)
+    about = ABOUT[key]
+    threshold = curves[0].threshold
+    if threshold is not None and key != "max@k":
+        about += f"; a sample passes when its reward is at least {threshold:g}"
+    return {
+        "key": key,
+        "label": key,
+        "about": about + ".",
+        "ceiling": None if rewards else 1,
+        "curves": [curve_data(curve, names.index(curve.name)) for curve in curves],
+    }
+
+
+def mean(curve: Curve, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "run": names.index(curve.name),
+        "mean": curve.estimate[0],
+        "low": curve.interval.low[0],
+        "high": curve.interval.high[0],
+    }
+
+
+def summary_k(curves: Sequence[Curve]) -> list[int]:
+    """1, then every power of four, then the last k that every run has."""
+    if not curves:
+        return []
+    last = min(int(curve.k[-1]) for curve in curves)
+    return sorted({1, last} | {4**i for i in range(1, 7) if 4**i < last})
+
+
+def per_problem(findings: Findings) -> dict[str, Any]:
+    """Each problem's estimate in each run, at a few k, for the scatter."""
+    ids = findings.problems
+    position = {problem: i for i, problem in enumerate(ids)}
+    measures = []
+    for key, curves in findings.curves.items():
+        last = min(int(curve.k[-1]) for curve in curves)
+        ks = sorted({1, last} | {4**i for i in range(1, 7) if 4**i < last})
+        values = np.full((len(ks), len(findings.sources), len(ids)), np.nan)
+        for curve in curves:
+            rows = [position[problem] for problem in curve.problems]
+            run = findings.run(curve.name)
+            values[:, run, rows] = curve.values[:, [curve.place(k) for k in ks]].T
+        low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=1.0)
+        measures.append({"key": key, "k": ks, "limits": [low, high], "values": values.round(4)})
+    return {"ids": list(ids), "measures": measures}
+
+
+def solved(findings: Findings) -> dict[str, Any] | None:
+    """The problems that every run has, by the set of runs with at least one passing sample."""
+    if not findings.passes.size:
+        return None
+    table = findings.passes
+    common = [i for i in range(len(findings.problems)) if not np.isnan(table[:, i]).any()]
+    runs = [i for i, source in enumerate(findings.sources) if source.samples is not None]
+    sets: dict[tuple[int, ...], list[int]] = {}
+    for i in common:
+        by = tuple(run for run, hits in zip(runs, table[:, i]) if hits > 0)
+        sets.setdefault(by, []).append(i)
+    order = sorted(sets, key=lambda by: (len(by) in (0, len(runs)), -len(sets[by])))
+    rule = (
+        "A problem counts as solved when at least one of its n samples has a reward of at least "
+        f"{findings.threshold:g}. With few samples, unsolved may only mean unlucky."
+    )
+    listed = [{"runs": list(by), "problems": sets[by]} for by in order]
+    return {"sets": listed, "rule": rule, "total": len(common)}
+
+
+def diversity(measured: Sequence[Diversity], names: Sequence[str]) -> dict[str, Any] | None:
+    if not measured:
+        return None
+    rows = []
+    for field, label, about in DIVERSITY:
+        values: list[Measure] = [getattr(one, field) for one in measured]
+        if any(not math.isnan(value.value) for value in values):
+            cells = [{"value": v.value, "low": v.low, "high": v.high} for v in values]
+            rows.append({"label": label, "about": about, "values": cells})
+    blank = [{"value": one.no_answer, "low": None, "high": None} for one in measured]
+    if any(not math.isnan(one.no_answer) for one in measured):
+        rows.append({"label": "share without an answer", "about": "of samples", "values": blank})
+    return {
+        "runs": [names.index(one.name) for one in measured],
+        "m": [one.m for one in measured],
+        "rows": rows,
+        "confidence": measured[0].confidence,
+        "notes": [f"{one.name}: {note}" for one in measured for note in one.notes],
+    }
+
+
+def extrapolation(one: Extrapolation, findings: Findings, names: Sequence[str]) -> dict[str, Any]:
+    curve = next(c for c in findings.curves["pass@k"] if c.name == one.name)
+    ks = [k for k in thin(int(curve.k[-1])) if k <= one.n[0]]
+    return {
+        "run": names.index(one.name),
+        "observed": {"k": ks, "mean": curve.estimate[np.searchsorted(curve.k, ks)]},
+        "k": one.k,
+        "mean": one.estimate,
+        "low": one.interval.low,
+        "high": one.interval.high,
+        "flags": list(one.flags),
+        "n": one.n,
+        "problems": one.problems,
+        "unreliable": one.unreliable,
+        "reasons": list(one.reasons),
+        "holdout": {
+            "n": one.holdout_n,
+            "k": one.holdout_k,
+            "predicted": one.holdout_predicted,
+            "observed": one.holdout_observed,
+            "low": one.holdout_interval.low,
+            "high": one.holdout_interval.high,
+        },
+        "confidence": one.confidence,
+        "seed": one.seed,
+    }  # fmt: skip
+
+
+def settings(sources: Sequence[Source]) -> dict[str, Any]:
+    """Every recorded setting of every run that recorded any; where they differ comes first."""
+    runs = [i for i, source in enumerate(sources) if source.config]
+    keys = dict.fromkeys(key for i in runs for key in sources[i].config)
+    rows = []
+    for key in keys:
+        values = [
+            None if key not in sources[i].config else str(sources[i].config[key]) for i in runs
+        ]
+        rows.append({"key": key, "values": values, "same": len(set(values)) == 1})
+    return {"runs": runs, "rows": sorted(rows, key=lambda row: bool(row["same"]))}

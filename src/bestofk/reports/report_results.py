@@ -1,0 +1,180 @@
+"""Everything a report shows, computed once: curves, comparisons, diversity, extrapolation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from bestofk import evaluation
+from bestofk.common import reaches
+from bestofk.evaluation import Comparison, Curve, Diversity, Extrapolation, Metric, Samples
+from bestofk.evaluation.per_problem import is_zero_one
+
+from .sources import Source
+
+MOST_PAIRED = 6
+"""Every two of so many runs are compared; of more, each with the first."""
+NAMED = 5
+"""Problem ids named in a note before it says "and so many more"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found in the samples of the sources; each result carries its source's name."""
+
+    sources: tuple[Source, ...]
+    curves: dict[Metric, tuple[Curve, ...]]
+    means: tuple[Curve, ...]
+    """Mean rewards, where rewards are not just 0 and 1 (there the mean is pass@1)."""
+    comparisons: tuple[Comparison, ...]
+    extrapolations: tuple[Extrapolation, ...]
+    diversities: tuple[Diversity, ...]
+    problems: tuple[str, ...]
+    """Every problem of any run, sorted."""
+    passes: np.ndarray
+    """(runs with samples, problems) passing samples of each problem; NaN where the run has none."""
+    threshold: float | None
+    notes: tuple[str, ...] = ()
+
+    def run(self, name: str) -> int:
+        return [source.name for source in self.sources].index(name)
+
+
+def evaluate(
+    sources: Sequence[Source],
+    *,
+    metrics: Sequence[Metric] | None = None,
+    threshold: float | None = None,
+    bounds: tuple[float, float] | None = None,
+    k_max: int | None = None,
+    beyond: int = 16,
+    confidence: float = 0.95,
+    resamples: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Findings:
+    """Compute what the page shows.
+
+    Args:
+        metrics: which curves; by default pass@k, and max@k where rewards are graded.
+        threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
+        bounds: the least and greatest reward there can be, where that is not 0 and 1.
+        k_max: the largest k; problems with fewer scored samples are then left out and counted.
+        beyond: pass@k is extrapolated to this many times n; 0 for not at all.
+        say: told what is being computed, for a progress line.
+
+    Raises:
+        ValueError: runs without a common problem; no scored sample; n < k.
+    """
+    runs = [source.samples for source in sources if source.samples is not None]
+    problems = tuple(sorted(set().union(*(run.problems for run in runs))))
+    notes = list(differing(runs))
+    graded = any(not is_zero_one(run) for run in runs)
+    if threshold is None and graded:
+        threshold, doubt = default_threshold(runs)
+        notes += doubt
+    wanted = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
+    options: dict[str, Any] = {"threshold": threshold, "confidence": confidence, "seed": seed}
+    drawn: dict[str, Any] = {**options, "bounds": bounds, "resamples": resamples}
+    depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
+    curves: dict[Metric, tuple[Curve, ...]] = {}
+    comparisons: list[Comparison] = []
+    for metric in wanted if runs else ():
+        say(metric)
+        curves[metric] = tuple(evaluation.curve(run, metric, **drawn, **depth) for run in runs)
+        if len(runs) > 1:
+            say(f"{metric}, paired")
+            pairs: Literal["first", "all"] = "all" if len(runs) <= MOST_PAIRED else "first"
+            comparisons += evaluation.compare(runs, metric, pairs=pairs, **drawn, **depth)
+    judged = threshold is not None or not graded
+    say("diversity, beyond n")
+    return Findings(
+        sources=tuple(sources),
+        curves=curves,
+        means=tuple(evaluation.curve(run, "mean", **drawn) for run in runs if graded),
+        comparisons=tuple(comparisons),
+        extrapolations=extrapolations(runs, beyond, options) if judged else (),
+        diversities=diversities(runs, threshold, confidence) if judged else (),
+        problems=problems,
+        passes=passes(runs, problems, threshold) if judged else np.empty((0, len(problems))),
+        threshold=threshold if graded or threshold is not None else 1.0,
+        notes=tuple(notes),
+    )
+
+
+def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, list[str]]:
+    """What counts as passing where nobody said it (every figure states it), and what to warn of."""
+    rewards = np.concatenate([run.rewards for run in runs])
+    if np.nanmin(rewards) >= 0 and np.nanmax(rewards) <= 1:
+        return 1.0, []
+    return None, [
+        f"Rewards reach from {np.nanmin(rewards):g} to {np.nanmax(rewards):g} and nobody said "
+        "which of them pass: pass@k is not shown (set --threshold)."
+    ]
+
+
+def default_metrics(graded: bool, threshold: float | None) -> tuple[Metric, ...]:
+    chosen: list[Metric] = []
+    if threshold is not None or not graded:
+        chosen.append("pass@k")
+    if graded:
+        chosen.append("max@k")
+    return tuple(chosen)
+
+
+def differing(runs: Sequence[Samples]) -> list[str]:
+    """A sentence for every run that has problems which another lacks."""
+    everywhere = set.intersection(*(set(run.problems) for run in runs)) if runs else set()
+    notes = []
+    for run in runs:
+        own = sorted(set(run.problems) - everywhere)
+        if own:
+            named = ", ".join(own[:NAMED])
+            more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
+            notes.append(
+                f"{run.name} has {len(own)} of its {len(run.problems)} problems that not every run "
+                f"has ({named}{more}): its curve counts them, the comparisons leave them out."
+            )
+    return notes
+
+
+def passes(runs: Sequence[Samples], problems: Sequence[str], threshold: float | None) -> np.ndarray:
+    """(runs, problems) passing samples; NaN where a run has no scored sample of a problem."""
+    row = {problem: i for i, problem in enumerate(problems)}
+    table = np.full((len(runs), len(problems)), np.nan)
+    least = 1.0 if threshold is None else threshold
+    for number, run in enumerate(runs):
+        hits = np.concatenate([[0], np.cumsum(reaches(run.rewards, least))])
+        counts = hits[run.offsets[1:]] - hits[run.offsets[:-1]]
+        at = np.array([row[problem] for problem in run.problems], dtype=int)
+        table[number, at] = np.where(run.live > 0, counts, np.nan)
+    return table
+
+
+def diversities(
+    runs: Sequence[Samples], threshold: float | None, confidence: float
+) -> tuple[Diversity, ...]:
+    """Diversity of every run, counted at the same number of samples so that they compare."""
+    if not runs:
+        return ()
+    m = min(int(run.sizes[run.sizes > 0].min()) for run in runs)
+    return tuple(
+        evaluation.diversity(run, m=m, threshold=threshold, confidence=confidence) for run in runs
+    )
+
+
+def extrapolations(
+    runs: Sequence[Samples], beyond: int, options: dict[str, Any]
+) -> tuple[Extrapolation, ...]:
+    """pass@k from n to `beyond` times n, evenly spaced on a log axis."""
+    if beyond < 2:
+        return ()
+    result = []
+    for run in runs:
+        n = int(run.live[run.live > 0].min())
+        reach = np.unique(np.geomspace(n, min(beyond, 16) * n, 5).round().astype(int))
+        result.append(evaluation.extrapolate(run, reach.tolist(), **options))
+    return tuple(result)

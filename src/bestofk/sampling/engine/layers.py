@@ -1,0 +1,394 @@
+"""What a decoding step of the group engine computes: attention, the draw, and fused layers.
+
+Attention and the draw are operators that torch.compile takes as a whole. On CUDA they are Triton
+kernels (`kernels`), elsewhere plain functions that say what the kernel computes.
+
+Layers of RMSNorm, rotary attention, RMSNorm and gated SiLU (Llama, Qwen2, Qwen3, SmolLM, Mistral)
+run by fewer kernels. A model is taken for one of them by its parts and by its numbers: on a few
+tokens, logits by these layers must be those of its own forward pass. A model that fails is run by
+its own modules, as all others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bestofk.sampling.draw import draw
+from bestofk.sampling.engine.memory import Field, Rotation
+from bestofk.sampling.sampler import Sampling
+
+
+@torch.library.custom_op(
+    "bestofk::group_attend", mutates_args=("own_keys", "own_values"), device_types=None
+)
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix_keys: Tensor,
+    prefix_values: Tensor,
+    own_keys: Tensor,
+    own_values: Tensor,
+    slots: Tensor,
+    tiles: Tensor,
+    span: Tensor,
+    scale: float,
+    window: int,
+    cap: float,
+    split: bool,
+) -> Tensor:
+    """Attention of one new token per row to its prompt, its own earlier tokens and itself.
+
+    Args:
+        query: (R, heads, 1, d); row r is in slot r.
+        key, value: (R, shared heads, 1, d), stored in `own_*` at the row's next place.
+        prefix_keys, prefix_values: (C, shared heads, d), the prompts one after another.
+        own_keys, own_values: flat, (S, shared heads, T, d) with T in `span`.
+        slots: (6, S), see `Field`.
+        tiles: (S / TILED, 2 + rows): start and length of a prompt, then slots of its rows or -1.
+        window: keys a token sees, itself included; 0 is all.
+        cap: of the scores (cap · tanh(x / cap)); 0 is none.
+        split: read each prompt once per tile, not once per row.
+
+    Returns:
+        (R, 1, heads, d); zeros where the slot has ended.
+    """
+    given = (query, key, value, prefix_keys, prefix_values, own_keys, own_values, slots)
+    if query.is_cuda:
+        from bestofk.sampling.engine import kernels
+
+        return kernels.attend(*given, tiles, span, scale, window, cap, split)
+    return attend_plain(*given, span, scale, window, cap)
+
+
+@attend.register_fake
+def _(  # type: ignore[no-untyped-def]
+    query, key, value, prefix_keys, prefix_values, own_keys, own_values, slots, tiles, span,
+    scale, window, cap, split,
+) -> Tensor:  # fmt: skip
+    rows, heads, _, size = query.shape
+    return query.new_empty(rows, 1, heads, size)
+
+
+def attend_plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix_keys: Tensor,
+    prefix_values: Tensor,
+    own_keys: Tensor,
+    own_values: Tensor,
+    slots: Tensor,
+    span: Tensor,
+    scale: float,
+    window: int,
+    cap: float,
+) -> Tensor:
+    """`attend`, row by row."""
+    rows, heads, _, size = query.shape
+    shared, limit = key.shape[1], int(span)
+    row = shared * limit * size
+    keys, values = (
+        store[: store.numel() // row * row].view(-1, shared, limit, size)
+        for store in (own_keys, own_values)
+    )
+    out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
+    table = slots.tolist()
+    for r in range(rows):
+        if table[Field.ENDED][r]:
+            continue
+        t, start, length = (table[f][r] for f in (Field.DRAWN, Field.START, Field.LENGTH))
+        home = table[Field.HOME][r]
+        keys[home, :, t], values[home, :, t] = key[r, :, 0], value[r, :, 0]
+        prompt = slice(start, start + length)
+        k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[home, :, : t + 1]], dim=1)
+        v = torch.cat([prefix_values[prompt].transpose(0, 1), values[home, :, : t + 1]], dim=1)
+        requested = query[r, :, 0].view(shared, heads // shared, size).float()
+        scores = requested @ k.float().transpose(1, 2) * scale
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
+        if window:
+            scores[:, :, : max(0, k.shape[1] - window)] = -torch.inf
+        out[r, 0] = (scores.softmax(-1) @ v.float()).reshape(heads, size).to(query.dtype)
+    return out
+
+
+def pick(
+    logits: Tensor,
+    slots: Tensor,
+    span: Tensor,
+    uniform: Tensor,
+    ends: Tensor,
+    tokens: Tensor,
+    places: Tensor,
+    out: Tensor,
+    log_probs: Tensor,
+    temperature: float,
+) -> None:
+    """Draw the next token of every slot that has not ended, and move the slot on.
+
+    Args:
+        logits: (R, V), tokens that cannot be drawn at -inf.
+        uniform, out, log_probs: flat, (rows, T): the numbers to draw with, and where to write.
+        ends: token ids that end a row, -1 for none.
+        tokens, places: (S,), what the next step feeds, and at which position.
+        temperature: 0 takes the likeliest token.
+    """
+    given = (logits, slots, span, uniform, ends, tokens, places, out, log_probs)
+    if logits.is_cuda:
+        from bestofk.sampling.engine import kernels
+
+        kernels.pick(*given, temperature)
+    else:
+        pick_plain(*given, temperature)
+
+
+def pick_plain(
+    logits: Tensor,
+    slots: Tensor,
+    span: Tensor,
+    uniform: Tensor,
+    ends: Tensor,
+    tokens: Tensor,
+    places: Tensor,
+    out: Tensor,
+    log_probs: Tensor,
+    temperature: float,
+) -> None:
+    """`pick`, by the present sampler's own draw."""
+    live = (slots[Field.ENDED, : len(logits)] == 0).nonzero()[:, 0]
+    drawn = slots[Field.DRAWN, live]
+    here = slots[Field.ROW, live].long() * span + drawn
+    picked, logp = draw(
+        logits[live].float(), uniform[here].double(), Sampling(temperature=temperature)
+    )
+    out[here], log_probs[here] = picked.to(out.dtype), logp
+    over = torch.isin(picked, ends.long()) | (drawn + 1 >= span)
+    slots[Field.DRAWN, live] = drawn + 1
+    slots[Field.ENDED, live] = over.to(slots.dtype)
+    tokens[live] = picked
+    places[live] = (slots[Field.LENGTH, live] + drawn + (~over).to(drawn.dtype)).long()
+
+
+ALIKE = {torch.float32: 1e-4, torch.bfloat16: 0.04}
+"""Largest ‖difference‖ / ‖logits‖ to the model's own forward pass."""
+FIXED = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotary positions whose angles do not depend on a sequence's length."""
+
+
+@dataclass(eq=False)
+class FusedLayer:
+    """The weights of one layer."""
+
+    site: Any
+    first: Tensor
+    first_eps: float
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    second: Tensor
+    second_eps: float
+    gate_up: Tensor
+    down: Tensor
+    query_gain: Tensor | None = None
+    key_gain: Tensor | None = None
+    head_eps: float = 0.0
+
+    def rotation(self, cos: Tensor, sin: Tensor) -> Rotation:
+        return Rotation(cos, sin, self.query_gain, self.key_gain, self.head_eps)
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(R, (heads + 2 shared) d) → query, key and value (R, heads, 1, d), as views."""
+        site = self.site
+        sizes = [site.heads, site.shared, site.shared]
+        parts = qkv.view(len(qkv), sum(sizes), 1, site.size).split(sizes, 1)
+        return parts[0], parts[1], parts[2]
+
+
+@dataclass(eq=False)
+class FusedModel:
+    """A model of such layers, between its embedding and its head."""
+
+    embedding: nn.Module
+    layers: list[FusedLayer]
+    last: Tensor
+    last_eps: float
+    head: Tensor
+    rotary: nn.Module
+
+    def angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin (length, d) of all places."""
+        device = self.head.device
+        cos, sin = self.rotary(self.head, torch.arange(length, device=device)[None])
+        return cos[0].contiguous(), sin[0].contiguous()
+
+    def forward(self, ids: Tensor, attend: Callable[[FusedLayer, Tensor], Tensor]) -> Tensor:
+        """Logits (R, V) of ids (R,), attention given: (layer, qkv) → (R, heads · d)."""
+        ops = _ops(self.head)
+        x = self.embedding(ids)
+        for layer in self.layers:
+            qkv = ops.normed_linear(x, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias)
+            x = ops.add_linear(attend(layer, qkv), layer.out, x)
+            inner = ops.gated(x, layer.second, layer.second_eps, layer.gate_up)
+            x = ops.add_linear(inner, layer.down, x)
+        return F.linear(ops.norm(x, self.last, self.last_eps), self.head)
+
+    @torch.no_grad()
+    def alike(self, model: Any, dtype: torch.dtype) -> bool:
+        """Whether it computes the model's own logits, on a few tokens."""
+        count = 8
+        ids = torch.arange(3, 3 + count, device=self.head.device) % self.head.shape[0]
+        cos, sin = self.angles(count)
+        if any(layer.site.size != cos.shape[-1] for layer in self.layers):
+            return False  # only a part of each head is rotated
+        place = torch.arange(count, device=ids.device)
+
+        def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
+            rotation, site = layer.rotation(cos, sin), layer.site
+            q, k, v = (part[:, :, 0].transpose(0, 1) for part in layer.heads(qkv))
+            q = rotation.turned(q, place, layer.query_gain)
+            k = rotation.turned(k, place, layer.key_gain)
+            share = site.heads // site.shared
+            k, v = (part.repeat_interleave(share, 0) for part in (k, v))
+            scores = (q.float() @ k.float().transpose(1, 2)) * site.scale
+            distance = place[:, None] - place
+            hidden = (distance < 0) | (distance >= (site.window or count))
+            chances = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            return (chances @ v.float()).transpose(0, 1).flatten(1).to(qkv.dtype)
+
+        logits = self.forward(ids, attend).float()
+        expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        gap = float((logits - expected).norm() / expected.norm().clamp_min(1e-12))
+        return gap <= ALIKE[dtype]
+
+
+def fused_model(model: Any, sites: list[Any]) -> FusedModel | None:
+    """The model's weights as such layers, or None where its parts are others.
+
+    Its products of one input must have been joined; `FusedModel.alike` is still to be asked.
+    """
+    try:
+        decoder = model.get_decoder()
+        rotary = decoder.rotary_emb
+        head = model.get_output_embeddings()
+        if getattr(rotary, "rope_type", "default") not in FIXED or head.bias is not None:
+            return None
+        layers = [_layer(each, site) for each, site in zip(decoder.layers, sites, strict=True)]
+        last, eps = _norm(decoder.norm)
+        return FusedModel(decoder.embed_tokens, layers, last, eps, head.weight, rotary)
+    except (AttributeError, NotImplementedError, TypeError, ValueError, _Other):
+        return None
+
+
+class _Other(Exception):
+    """A part is not of that kind."""
+
+
+def _norm(module: Any) -> tuple[Tensor, float]:
+    if set(dict(module.named_parameters())) != {"weight"}:
+        raise _Other
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if eps is None:
+        raise _Other
+    return module.weight, float(eps)
+
+
+def _layer(module: Any, site: Any) -> FusedLayer:
+    attention, mlp = module.self_attn, module.mlp
+    parts = {name for name, _ in module.named_children()}
+    if parts != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+        raise _Other
+    if site.module is not attention or site.cap or type(mlp.act_fn) is not _silu():
+        raise _Other
+    qkv, gate_up = attention.q_proj, mlp.gate_proj
+    for joined, count in ((qkv, 3), (gate_up, 2)):
+        if len(getattr(joined, "sizes", ())) != count:
+            raise _Other
+    plain = (attention.o_proj, mlp.down_proj)
+    if any(type(each) is not nn.Linear or each.bias is not None for each in plain):
+        raise _Other
+    if gate_up.bias is not None:
+        raise _Other
+    gains: dict[str, Any] = {}
+    if hasattr(attention, "q_norm"):
+        (query, eps), (key, _) = _norm(attention.q_norm), _norm(attention.k_norm)
+        if query.shape != (site.size,) or key.shape != (site.size,):
+            raise _Other
+        gains = {"query_gain": query, "key_gain": key, "head_eps": eps}
+    return FusedLayer(
+        site,
+        *_norm(module.input_layernorm),
+        qkv.weight,
+        qkv.bias,
+        attention.o_proj.weight,
+        *_norm(module.post_attention_layernorm),
+        gate_up.weight,
+        mlp.down_proj.weight,
+        **gains,
+    )
+
+
+def _silu() -> type:
+    from transformers.activations import ACT2FN
+
+    return type(ACT2FN["silu"])
+
+
+def attend_fused(
+    layer: FusedLayer, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, tiles: Tensor,
+    span: Tensor, split: bool,
+) -> Tensor:  # fmt: skip
+    """`attend` with rotation: (R, (heads + 2 shared) d) → (R, heads · d)."""
+    site, rotation = layer.site, layer.rotation(cos, sin)
+    module = site.module
+    query, key, value = layer.heads(qkv)
+    store = (module.engine_pk, module.engine_pv, module.engine_ok, module.engine_ov, slots)
+    settings = (site.scale, site.window, site.cap)
+    if qkv.is_cuda:
+        from bestofk.sampling.engine import kernels
+
+        out = kernels.attend(query, key, value, *store, tiles, span, *settings, split, rotation)
+        return out.flatten(1)
+    place = (slots[Field.LENGTH, : len(qkv)] + slots[Field.DRAWN, : len(qkv)]).long()[:, None]
+    place = place.clamp(max=len(cos) - 1)  # of slots that have ended
+    query = rotation.turned(query, place, layer.query_gain)
+    key = rotation.turned(key, place, layer.key_gain)
+    return attend_plain(query, key, value, *store, span, *settings).flatten(1)
+
+
+class PlainOps:
+    """The kernels of `kernels`, in PyTorch."""
+
+    @staticmethod
+    def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        z = x.float()
+        return (z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain.float()).to(x.dtype)
+
+    @staticmethod
+    def normed_linear(
+        x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        return F.linear(PlainOps.norm(x, gain, eps), weight, bias)
+
+    @staticmethod
+    def gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+        gate, up = F.linear(PlainOps.norm(x, gain, eps), weight).chunk(2, -1)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def add_linear(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
+        return into + F.linear(x, weight)
+
+
+def _ops(weight: Tensor) -> Any:
+    if not weight.is_cuda:
+        return PlainOps
+    from bestofk.sampling.engine import kernels
+
+    return kernels

@@ -1,0 +1,332 @@
+"""The policy as the group engine runs it: its own modules again, with attention replaced.
+
+Weights are the policy's own tensors where their dtype is the one to sample in. Otherwise they are
+cast, all together, once per call; LoRA adapters are added in on the way. Products of one input
+(queries, keys and values; gate and up) are then one product.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from bestofk.common import base_model
+from bestofk.sampling.engine.layers import FusedModel, attend, fused_model
+from bestofk.sampling.weights import merged
+
+BACKEND = "bestofk_engine"
+PLAIN = {
+    "dropout", "scaling", "position_ids", "use_cache", "is_causal", "cache_position",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
+}  # fmt: skip
+"""Keyword arguments of attention that ask for nothing special."""
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linear layers that are applied to one input, in this order."""
+AT_ONCE = 64
+"""Tensors cast by one call: bounds what adapters need in between."""
+
+
+class CannotRun(Exception):
+    """Why the group engine does not run a model."""
+
+
+@dataclass(eq=False)
+class Site:
+    """One place where the model attends, and the keys and values kept for it."""
+
+    module: nn.Module
+    heads: int
+    shared: int
+    size: int
+    scale: float
+    window: int = 0
+    cap: float = 0.0
+
+
+class Mirror:
+    """The policy's modules with weights shared or cast, and its attention sites."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        *,
+        copied: bool = False,
+        fused: bool = True,
+    ) -> None:
+        """
+        Args:
+            model: the policy, LoRA adapters included, with all of its weights.
+            copied: copy the weights whatever their dtype: the policy's tensors do not stay.
+            fused: run the common kind of layer by kernels of ours (`layers`).
+
+        Raises:
+            CannotRun: with the reason.
+        """
+        base = base_model(model)
+        _check(base)
+        self.dtype = dtype
+        adapted = any(hasattr(module, "get_delta_weight") for module in base.modules())
+        floats = {p.dtype for p in base.parameters() if p.is_floating_point()}
+        self.own = copied or adapted or floats != {dtype}
+        """Whether the weights are a copy, to be refreshed."""
+        self.casts = 0
+        self.model = _copied(base, dtype, self.own)
+        self.weights = dict(self.model.named_parameters())
+        self.model.eval()  # its modules are its own; shared weights stay as the learner has them
+        AttentionInterface.register(BACKEND, engine_attention)
+        AttentionMaskInterface.register(BACKEND, lambda *args, **kwargs: None)
+        self.plain = self.model.config._attn_implementation
+        if str(self.plain).startswith("bestofk"):
+            self.plain = "sdpa"
+        self.refresh(model)
+        self.sites = self._look()
+        names = set(getattr(base, "_no_split_modules", None) or ())
+        inside = {id(m) for s in self.sites for m in [s.module]}
+        self.layers = [
+            module
+            for module in self.model.modules()
+            if type(module).__name__ in names and inside & {id(m) for m in module.modules()}
+        ]
+        self.fused_model: FusedModel | None = None
+        """The same weights as fused layers, if the model is of that kind."""
+        candidate = fused_model(self.model, self.sites) if fused and self.own else None
+        if candidate is not None:
+            with self.as_before():
+                self.fused_model = candidate if candidate.alike(self.model, dtype) else None
+
+    @torch.no_grad()
+    def refresh(self, model: Any) -> None:
+        """Take the policy's present weights, in one go; nothing to do where they are shared."""
+        if not self.own:
+            return
+        into: list[Tensor] = []
+        new: list[Tensor] = []
+        for name, tensor in merged(base_model(model)):
+            if name not in self.weights:
+                raise CannotRun(f"its weight {name} is adapted in a way that cannot be merged")
+            into.append(self.weights[name])
+            new.append(tensor)
+            if len(new) >= AT_ONCE:
+                torch._foreach_copy_(into, new)
+                into, new = [], []
+        if new:
+            torch._foreach_copy_(into, new)
+        self.casts += 1
+
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return sum(2 * s.shared * s.size for s in self.sites) * self.dtype.itemsize
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Logits (R, V) after the last of ids (R, L)."""
+        out = self.model(
+            input_ids=ids, position_ids=places, use_cache=False, attention_mask=None,
+            logits_to_keep=1,
+        )  # fmt: skip
+        return out.logits[:, -1]
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """With the attention the policy came with."""
+        config = self.model.config.get_text_config()
+        before = config._attn_implementation
+        self._set(self.plain)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    def _set(self, name: str) -> None:
+        for config in {
+            id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")
+        }.values():
+            config._attn_implementation = name
+
+    @torch.no_grad()
+    def _look(self) -> list[Site]:
+        """Run two tokens through the model and note where and how it attends."""
+        self._set(BACKEND)
+        seen: list[Site] = []
+        calls: list[tuple[nn.Module, int]] = []
+        hooks = [
+            module.register_forward_pre_hook(lambda m, args: calls.append((m, id(args[0]))))
+            for module in self.model.modules()
+            if type(module) is nn.Linear
+        ]
+        for module in self.model.modules():
+            module.engine_look = seen
+        device = next(self.model.parameters()).device
+        ids = torch.tensor([[0, 1]], device=device)
+        try:
+            self.forward(ids, torch.arange(2, device=device)[None])
+        except (TypeError, NotImplementedError, AttributeError) as error:
+            raise CannotRun(f"its forward pass raised {type(error).__name__}: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for module in self.model.modules():
+                del module.engine_look
+        layers = getattr(self.model.config.get_text_config(), "num_hidden_layers", len(seen))
+        if not seen or len({id(site.module) for site in seen}) != layers:
+            raise CannotRun(f"{len(seen)} of its {layers} layers use the attention interface")
+        if self.own:
+            _join_products(self.model, calls)
+        return seen
+
+
+def _check(base: Any) -> None:
+    config = base.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise CannotRun("it is an encoder-decoder model")
+    if not getattr(base, "_supports_attention_backend", False):
+        raise CannotRun(f"{type(base).__name__} does not use transformers' attention interface")
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
+    strange = kinds - {"full_attention", "sliding_attention"}
+    if strange:
+        raise CannotRun(f"it has layers of the kind {', '.join(sorted(strange))}")
+
+
+def _copied(base: Any, dtype: torch.dtype, own: bool) -> Any:
+    """The module tree again; parameters shared, or new ones of the given dtype."""
+    memo: dict[int, Any] = {}
+    for p in base.parameters():
+        kind = dtype if p.is_floating_point() else p.dtype
+        memo[id(p)] = (
+            nn.Parameter(torch.empty_like(p, dtype=kind), requires_grad=False) if own else p
+        )
+    copied = copy.deepcopy(base, memo)
+    for parent in list(copied.modules()):
+        for name, child in list(parent.named_children()):
+            if hasattr(child, "base_layer") and hasattr(child, "get_delta_weight"):
+                setattr(parent, name, child.base_layer)
+    return copied
+
+
+class Joined(nn.Module):
+    """One of several linear layers of the same input: the first computes the product of all."""
+
+    def __init__(self, joined: tuple[Tensor, Tensor | None], box: list[Any], sizes: list[int],
+                 part: int) -> None:  # fmt: skip
+        super().__init__()
+        self.weight, self.bias = joined
+        self.box, self.sizes, self.part = box, sizes, part
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.part == 0:
+            self.box[0] = F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        mine: Tensor = self.box[0][self.part]
+        if self.part == len(self.sizes) - 1:
+            self.box[0] = None
+        return mine
+
+
+def _join_products(model: nn.Module, calls: list[tuple[nn.Module, int]]) -> None:
+    """Make one product of those that were seen to follow each other with the same input."""
+    order = {id(module): (at, given) for at, (module, given) in enumerate(calls)}
+    once = len(order) == len(calls)
+    for parent in list(model.modules()):
+        for names in TOGETHER:
+            parts = [getattr(parent, name, None) for name in names]
+            if not once or any(type(p) is not nn.Linear or id(p) not in order for p in parts):
+                continue
+            places = [order[id(p)] for p in parts]
+            follow = [at for at, _ in places] == list(
+                range(places[0][0], places[0][0] + len(parts))
+            )
+            if not follow or len({given for _, given in places}) != 1:
+                continue
+            _replace(parent, names, parts)
+
+
+def _replace(parent: nn.Module, names: tuple[str, ...], parts: list[Any]) -> None:
+    if len({p.bias is None for p in parts}) != 1:
+        return
+    sizes = [p.out_features for p in parts]
+
+    def one(tensors: list[Tensor]) -> Tensor:
+        whole = torch.cat(tensors).detach()
+        for tensor, view in zip(tensors, whole.split(sizes)):
+            tensor.data = view  # what `refresh` copies into
+        return whole
+
+    weight = one([p.weight for p in parts])
+    bias = None if parts[0].bias is None else one([p.bias for p in parts])
+    box: list[Any] = [None]
+    for at, name in enumerate(names):
+        setattr(parent, name, Joined((weight, bias), box, sizes, at))
+
+
+def engine_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What the mirror's layers call: noting how they attend, prompts, or one token per row."""
+    scale = scaling or query.shape[-1] ** -0.5
+    window, cap = sliding_window or 0, softcap or 0.0
+    if hasattr(module, "engine_look"):
+        _note(module, query, key, value, attention_mask, scale, window, cap, kwargs)
+    elif not module.engine_prefill:
+        out = attend(
+            query, key, value, module.engine_pk, module.engine_pv, module.engine_ok,
+            module.engine_ov, module.engine_slots, module.engine_tiles, module.engine_span,
+            scale, window, cap, module.engine_split,
+        )  # fmt: skip
+        return out, None
+    else:
+        for store, new in ((module.engine_pk, key), (module.engine_pv, value)):
+            rows = new.transpose(1, 2).flatten(0, 1)
+            store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator,arg-type]
+    return causal(query, key, value, scale, window, cap).transpose(1, 2), None
+
+
+def causal(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, cap: float
+) -> Tensor:
+    """Attention of whole prompts, (P, heads, L, d)."""
+    length = query.shape[2]
+    if not cap and not (window and window < length):
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+    share = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    places = torch.arange(length, device=query.device)
+    distance = places[:, None] - places
+    hidden = (distance < 0) | (distance >= (window or length))
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
+
+
+def _note(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float,
+    window: int, cap: float, kwargs: dict[str, Any],
+) -> None:  # fmt: skip
+    special = sorted(k for k, given in kwargs.items() if given is not None and k not in PLAIN)
+    if special:
+        raise CannotRun(f"its attention takes {', '.join(special)}")
+    if mask is not None:
+        raise CannotRun("its attention takes a mask of its own")
+    if key.shape[-1] != value.shape[-1] or query.shape[-1] != key.shape[-1]:
+        raise CannotRun("its keys and values differ in size")
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
+        raise CannotRun("it does not attend causally")
+    heads, shared, size = query.shape[1], key.shape[1], query.shape[-1]
+    module.engine_look.append(Site(module, heads, shared, size, scale, window, cap))

