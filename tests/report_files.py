@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import random
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,20 @@ def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
         "addEventListener('securitypolicyviolation', (e) => console.error('policy', e.blockedURI))"
     )
     page.goto(path.as_uri())
-    page.wait_for_function("document.querySelectorAll('canvas').length > 0")
+    page.locator("canvas").first.wait_for(state="attached")
     yield page
     context.close()
     assert trouble == []
     assert asked == [path.as_uri()]
+
+
+def wait_until(page: Any, question: str, *, seconds: float = 900) -> None:
+    """Ask the page from outside until it says yes.
+
+    Playwright's `wait_for_function` evaluates a string inside the page at every frame, which the
+    page's own policy forbids: it works only where the first answer is yes.
+    """
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(question):
+        assert time.monotonic() < deadline, f"never true: {question}"
+        page.wait_for_timeout(20)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bestofk.demo import KS, Results, page, rows, sentence
-from report_files import opened
+from report_files import opened, wait_until
 
 
 class Cells(HTMLParser):
@@ -106,7 +106,7 @@ def test_no_width_scrolls_sideways_and_dark_is_dark(browser: Any, file: Path, sc
     with opened(browser, file, color_scheme=scheme) as view:
         for width in (320, 640, 1400):
             view.set_viewport_size({"width": width, "height": 800})
-            view.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
+            wait_until(view, f"document.documentElement.scrollWidth <= {width}")
         paper = view.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (int(re.findall(r"\d+", paper)[0]) < 64) == (scheme == "dark")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bestofk.reports import load, make
-from report_files import make_file, make_run, opened, write_lines
+from report_files import make_file, make_run, opened, wait_until, write_lines
 
 ATTACKS = (
     "<script>window.pwned = 1</script>",
@@ -256,7 +256,7 @@ def test_page_fits_screens_of_all_sizes(browser: Any, report: Path) -> None:
         assert f"{last['mean'][-1]:.3f}" in tables.first.inner_text()
         for width in (375, 320, 768, 1600):
             page.set_viewport_size({"width": width, "height": 812})
-            page.wait_for_function(FITTED)
+            wait_until(page, FITTED)
             assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
