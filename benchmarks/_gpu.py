@@ -17,6 +17,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from bestofk.models.load import Lora, with_adapters
 from bestofk.types import Prompt
 
 
@@ -42,6 +43,22 @@ def qwen_15b(**changes: Any) -> Any:
     return Qwen2ForCausalLM(Qwen2Config(**{**shape, **changes}))
 
 
+def qwen_3b(**changes: Any) -> Any:
+    """Qwen2.5-3B's shape: 36 layers, 2048, 16/2 heads of 128, vocabulary 151,936."""
+    shape = {"hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36,
+             "num_attention_heads": 16}  # fmt: skip
+    return qwen_15b(**{**shape, **changes})
+
+
+def qwen_7b(**changes: Any) -> Any:
+    """Qwen2.5-7B's shape: 28 layers, 3584, 28/4 heads of 128, vocabulary 152,064."""
+    shape = {
+        "hidden_size": 3584, "intermediate_size": 18_944, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False,
+    }  # fmt: skip
+    return qwen_15b(**{**shape, **changes})
+
+
 def needs_cuda() -> None:
     """Leave, with a word, where there is no GPU."""
     if not torch.cuda.is_available():
@@ -49,11 +66,17 @@ def needs_cuda() -> None:
         sys.exit(0)
 
 
-def made(make: Callable[..., Any], **changes: Any) -> Any:
-    """On the GPU in float32, always the same weights."""
+def made(make: Callable[..., Any], *, lora_rank: int = 0, **changes: Any) -> Any:
+    """On the GPU in float32, always the same weights; with adapters, the base in bfloat16."""
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        return make(**changes).eval()
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if lora_rank else usual)
+    try:
+        with torch.device("cuda"):
+            model = make(**changes).eval()
+    finally:
+        torch.set_default_dtype(usual)
+    return with_adapters(model, Lora(rank=lora_rank)) if lora_rank else model
 
 
 def words(vocabulary: int, **special: Any) -> Any:

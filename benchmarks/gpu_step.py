@@ -1,6 +1,6 @@
 """Whole RL steps on one GPU: sample, score, weigh, learn; needs CUDA.
 
-    python benchmarks/gpu_step.py [135m] [15b]
+    python benchmarks/gpu_step.py [135m] [15b] [3b-lora] [7b-lora]
 
 Random weights and no end token, so that every completion has its full length. The reward is the
 length of the text modulo 7: noise, so that every group has signal.
@@ -16,18 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from _gpu import made, needs_cuda, prompts, qwen_15b, smollm_135m, words
+from _gpu import made, needs_cuda, prompts, qwen_3b, qwen_7b, qwen_15b, smollm_135m, words
 from bestofk import objective
 from bestofk.learning import Learner, Optimisation
 from bestofk.sampling import Sampling
 from bestofk.sampling.engine.group_sampler import GroupSampler
 
-SHAPES = {"135m": (smollm_135m, "32x16x64x128"), "15b": (qwen_15b, "32x16x128x256")}
+SHAPES: dict[str, Any] = {
+    "135m": {"make": smollm_135m, "shape": "32x16x64x128"},
+    "15b": {"make": qwen_15b, "shape": "32x16x128x256"},
+    "3b-lora": {"make": qwen_3b, "shape": "32x16x128x256", "lora_rank": 16},
+    "7b-lora": {"make": qwen_7b, "shape": "32x16x128x256", "lora_rank": 16},
+}
 
 
-def measured(make: Any, shape: str, steps: int = 6) -> dict[str, Any]:
+def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[str, Any]:
     count, n, length, new = map(int, shape.split("x"))
-    model = made(make)
+    model = made(make, lora_rank=lora_rank)
     vocabulary = model.config.vocab_size
     learner = Learner(
         model,
@@ -72,7 +77,7 @@ def measured(make: Any, shape: str, steps: int = 6) -> dict[str, Any]:
 def main(asked: list[str]) -> dict[str, Any]:
     results = {}
     for name in asked or list(SHAPES):
-        results[name] = measured(*SHAPES[name])
+        results[name] = measured(**SHAPES[name])
         print(name, json.dumps(results[name]), flush=True)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
