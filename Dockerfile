@@ -1,7 +1,5 @@
 # docker build -t bestofk . && docker run --rm --gpus all -v "$PWD:/work" bestofk train countdown-tiny
 FROM python:3.12-slim
-RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap \
-    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src

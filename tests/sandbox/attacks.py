@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bestofk.rewards.code.judge_programs import CodeVerifier
-from bestofk.sandbox import Limits, Sandbox, pool
+from bestofk.sandbox import Limits, Sandbox
 from bestofk.types import Prompt, Verdict
 
 sys.path.insert(0, os.path.dirname(__file__))  # pytest loads this file by its path
@@ -552,7 +552,5 @@ def run_all(tier: int, quick: bool, writable: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if "bubblewrap" in sys.argv:
-        pool._ways = lambda least, most: iter([(2, True)])
     found = run_all(int(sys.argv[1]), "quick" in sys.argv, "writable" in sys.argv)
     print(json.dumps({"uid": os.getuid(), "cases": found}))

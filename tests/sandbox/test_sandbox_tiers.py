@@ -20,7 +20,7 @@ from bestofk.sandbox.selftest import attack
 from bestofk.types import Prompt
 from sandbox_watch import New, descendants, prompts
 
-Ways = dict[tuple[int, bool], Sandbox]
+Tiers = dict[int, Sandbox]
 
 
 def test_a_lower_tier_is_loud() -> None:
@@ -48,10 +48,9 @@ def test_a_tier_that_is_not_there_is_an_error(run_script: Callable[..., Any]) ->
 def test_a_tier_that_is_not_offered_leaves_nothing_open(
     new_sandbox: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "bubblewrap", lambda: None)
-    monkeypatch.setattr(pool, "_ways", lambda *_: iter([(2, True)]))
+    monkeypatch.setattr(worker_module, "_START", "import sys; sys.exit(1)")
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(SandboxError, match="bwrap is not installed"):
+    with pytest.raises(SandboxError, match="a sandbox worker did not start"):
         new_sandbox(tier=2, at_most=2)
     assert os.listdir("/proc/self/fd") == before
 
@@ -121,17 +120,14 @@ def test_tests_given_as_iterators_serve_every_program_of_a_batch(new_sandbox: Ne
 
 
 @pytest.fixture(scope="module")
-def every_way(new_sandbox: New) -> Iterator[Ways]:
-    """A sandbox of each tier that this machine offers; of tier 2 also the one by bubblewrap."""
+def every_tier(new_sandbox: New) -> Iterator[Tiers]:
+    """A sandbox of each tier that this machine offers."""
     found = {}
-    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        for way in [(3, False), (2, False), (2, True), (1, False)]:
-            patch.setattr(pool, "_ways", lambda *_, way=way: iter([way]))
+    with contextlib.ExitStack() as stack:
+        for tier in (3, 2, 1):
             with contextlib.suppress(SandboxError):
-                found[way] = stack.enter_context(
-                    new_sandbox(tier=way[0], at_most=way[0], workers=1)
-                )
-        patch.undo()
+                sandbox = new_sandbox(tier=tier, at_most=tier, workers=1)
+                found[tier] = stack.enter_context(sandbox)
         yield found
 
 
@@ -191,23 +187,23 @@ READS_STDIN = [  # as a regular file behaves: every opening starts at its beginn
 WHO = "import os\ndef f(): return 0 in (os.getuid(), os.geteuid(), os.getgid())"
 
 
-def test_programs_are_judged_alike_at_every_tier(every_way: Ways) -> None:
+def test_programs_are_judged_alike_at_every_tier(every_tier: Tiers) -> None:
     """Those that write files or read standard input by its name, and look for packages."""
     writes = {"asserts": [f"assert f({way!r}) == {told!r}" for way, told in WRITING.items()]}
     reads = {"stdio": [{"input": "1\n2\n", "output": "['1', '2']\n"}]}
     hidden = {"asserts": ["assert attack() == []", "assert later() == 1"]}
     asked = [*prompts(1, writes), *prompts(1, hidden), *prompts(len(READS_STDIN), reads)]
-    assert every_way
-    for way, sandbox in every_way.items():
+    assert every_tier
+    for tier, sandbox in every_tier.items():
         verdicts = CodeVerifier(sandbox=sandbox)(asked, [WRITER, LIST_HIDDEN, *READS_STDIN])
-        assert [v.reward for v in verdicts] == [1.0] * len(asked), (way, verdicts)
+        assert [v.reward for v in verdicts] == [1.0] * len(asked), (tier, verdicts)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_no_program_runs_as_root_at_tier_3_or_1(every_way: Ways) -> None:
+def test_no_program_runs_as_root_at_tier_3_or_1(every_tier: Tiers) -> None:
     """Wherever Python is installed: in root's own home programs can read it, and nothing else."""
-    for way in {(3, False), (1, False)} & every_way.keys():
-        verifier = CodeVerifier(sandbox=every_way[way])
+    for tier in {3, 1} & every_tier.keys():
+        verifier = CodeVerifier(sandbox=every_tier[tier])
         (verdict,) = verifier(prompts(1, {"asserts": ["assert f() is False"]}), [WHO])
         assert verdict.reward == 1.0, verdict
 
@@ -224,13 +220,12 @@ def test_only_the_packages_named_can_be_imported(at_tier: New, most: int) -> Non
     assert missing.detail.startswith(("ModuleNotFoundError", "PermissionError"))  # tier 1: listed
 
 
-@pytest.mark.parametrize(("tier", "by_bubblewrap"), [(3, False), (2, False), (2, True), (1, False)])
+@pytest.mark.parametrize("tier", [3, 2, 1])
 def test_programs_may_write_files_where_that_is_asked_for_or_it_is_an_error(
-    at_tier: New, new_sandbox: New, tier: int, by_bubblewrap: bool, monkeypatch: pytest.MonkeyPatch
+    at_tier: New, new_sandbox: New, tier: int
 ) -> None:
     """Never 1 at one tier and 0 at another: tiers without a folder of their own are not used."""
-    monkeypatch.setattr(pool, "_ways", lambda *_: iter([(tier, by_bubblewrap)]))
-    if tier == 1 or by_bubblewrap:
+    if tier == 1:
         with pytest.raises(SandboxError, match="writable=True needs a file system of its own"):
             new_sandbox(tier=tier, at_most=tier, workers=1, writable=True)
         return
@@ -247,8 +242,7 @@ AS_ROOT = """
 import os, sys
 from bestofk.sandbox.guest import confinement, kernel
 sys.path.insert(0, sys.argv[1])
-config = {"tier": 1, "guest": "", "readable": [], "import_path": [], "all_packages": False,
-          "wrapped": False}
+config = {"tier": 1, "guest": "", "readable": [], "import_path": [], "all_packages": False}
 kernel.set_capabilities(1 << 6 | 1 << 7)  # to change its user and group
 try:
     confinement.enter(config)

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import sys
 import warnings
 from typing import Any
@@ -48,8 +47,7 @@ ADVICE = {
     3: "run as root with CAP_SYS_ADMIN (a container: --cap-add SYS_ADMIN); tier 2 or 1 will do "
     "for most",
     2: "let users make namespaces (sysctl user.max_user_namespaces=10000; on Ubuntu "
-    "kernel.apparmor_restrict_unprivileged_userns=0), or install Debian's bubblewrap: apt-get "
-    "install bubblewrap (PyPI's `bubblewrap` is something else)",
+    "kernel.apparmor_restrict_unprivileged_userns=0); tier 1 will do for most",
     1: "use Linux 6.2 or newer with Landlock switched on (lsm=...,landlock on the kernel's command "
     "line), on x86-64 or AArch64",
 }
@@ -114,7 +112,6 @@ def examine() -> dict[str, Any]:
         "user": os.geteuid(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"),
-        "bubblewrap": shutil.which("bwrap"),
         "tier": max((tier for tier, reason in tiers.items() if not reason), default=0),
         "tiers": {str(tier): reason or "offered" for tier, reason in tiers.items()},
         "extras": extras,

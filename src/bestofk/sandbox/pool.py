@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,7 +20,7 @@ from .guest.codec import CodecError, decode, encode
 from .guest.wire import RESULT, unpack
 from .outcome import CallOutcome, CallStatus, Limits, printable
 from .selftest import attack
-from .worker import Worker, WorkerLost, bubblewrap, configuration, request
+from .worker import Worker, WorkerLost, configuration, request
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -66,18 +66,17 @@ class Sandbox:
 
     Args:
         tier: the least tier that will do; a machine that offers less raises `SandboxError`.
-            3 = root: own namespaces and user id per worker; 2 = user namespaces (bubblewrap where
-            it is needed for that); 1 = landlock and seccomp; 0 = limits only,
-            an error without `allow_unsafe=True`.
+            3 = root: own namespaces and user id per worker; 2 = user namespaces; 1 = landlock and
+            seccomp; 0 = limits only, an error without `allow_unsafe=True`.
         at_most: use no more than this tier (to test a lower one); loud when it costs safety.
         workers: programs run at once; the number of usable cores unless told.
         limits: default limits of every run.
         packages: what can be imported besides the standard library: names, or "all".
         paths: further folders on the import path.
         preload: modules imported once, in the fork server.
-        writable: programs have an empty folder of their own to write in (tiers 3 and 2 without
-            bubblewrap; an error elsewhere). Without it no program can write a file at any tier,
-            so that verdicts do not depend on the tier.
+        writable: programs have an empty folder of their own to write in (tiers 3 and 2; an error
+            elsewhere). Without it no program can write a file at any tier, so that verdicts do not
+            depend on the tier.
     """
 
     def __init__(
@@ -117,28 +116,27 @@ class Sandbox:
     def _first_worker(self, least: int, most: int) -> tuple[Worker, int]:
         """The strongest tier that withstands the self-test, and the worker that did."""
         not_offered = []
-        for tier, self._wrapped in _ways(least, most):
-            if self._writable and (tier < 2 or self._wrapped):
+        for tier in range(most, least - 1, -1):
+            if self._writable and tier < 2:
                 not_offered.append(
-                    f"tier {tier}{' by bubblewrap' * self._wrapped}: writable=True needs "
-                    "a file system of its own, which only tiers 3 and 2 have"
+                    f"tier {tier}: writable=True needs a file system of its own, which only "
+                    "tiers 3 and 2 have"
                 )
                 continue
             if tier == 3 and os.geteuid() != 0:
                 not_offered.append("tier 3: needs root")
                 continue
-            way = f"tier {tier}" + " by bubblewrap" * self._wrapped
             worker = None
             try:
                 worker = Worker(self._configuration(tier))
                 worked = attack(worker, self.limits) if tier else []
             except OSError as error:
-                not_offered.append(f"{way}: {error}")
+                not_offered.append(f"tier {tier}: {error}")
             else:
                 if not worked:
                     _warn_of_low_tier(tier, most, not_offered)
                     return worker, tier
-                not_offered.append(f"{way}: a hostile program could {', '.join(worked)}")
+                not_offered.append(f"tier {tier}: a hostile program could {', '.join(worked)}")
             if worker is not None:
                 worker.close()
         raise SandboxError(
@@ -148,9 +146,7 @@ class Sandbox:
 
     def _configuration(self, tier: int) -> dict[str, Any]:
         packages, paths, preload = self._describe
-        config = configuration(
-            tier, self.limits, packages, paths, preload, self._wrapped, self._writable
-        )
+        config = configuration(tier, self.limits, packages, paths, preload, self._writable)
         return config | {"core": next(self._cores)}
 
     def call(
@@ -383,14 +379,6 @@ def _shuffled_cores() -> list[int]:
     cores = list(os.sched_getaffinity(0))
     random.Random(os.urandom(8)).shuffle(cores)
     return cores
-
-
-def _ways(least: int, most: int) -> Iterator[tuple[int, bool]]:
-    """Tiers to try, strongest first, each with whether bubblewrap makes the namespaces."""
-    for tier in range(most, least - 1, -1):
-        yield tier, False
-        if tier == 2 and bubblewrap():
-            yield tier, True
 
 
 def _warn_of_low_tier(tier: int, most: int, not_offered: list[str]) -> None:

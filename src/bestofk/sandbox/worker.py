@@ -6,12 +6,10 @@ import contextlib
 import importlib.util
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from .guest import confinement, wire
+from .guest import wire
 from .guest.codec import CodecError
 from .outcome import Limits
 
@@ -45,11 +43,9 @@ _STARVED = 50.0
 """Wall seconds per CPU second allowed after which a run counts as starved: it is tried again."""
 _LEAVE = 1.0
 _KILLED = {
-    status
-    for number in (signal.SIGKILL, signal.SIGTERM)
-    for status in (-number, -number & 0xFF, 128 + number)
+    status for number in (signal.SIGKILL, signal.SIGTERM) for status in (-number, -number & 0xFF)
 }
-"""How a worker ends by a signal: itself, or what it waited for inside (128 + n: bubblewrap)."""
+"""How a worker ends by a signal: itself, or what it waited for inside."""
 
 
 @lru_cache(64)
@@ -93,8 +89,6 @@ class Worker:
         self._tests: tuple[bytes, int] | None = None
         self._result = -1
         command = [sys.executable, "-P", "-s", "-S", "-B", "-c", _START, _HERE]
-        if config["wrapped"]:
-            command[:1] = [*_bubblewrapped(config, _HERE), _interpreter()]
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._poller = select.poll()
         self._poller.register(self.socket, select.POLLIN)
@@ -110,24 +104,11 @@ class Worker:
                     cwd="/",
                     start_new_session=True,
                 )
-            self._send_config(config)
+            wire.send(self.socket, wire.pack(config | {"guest": _HERE}))
             self._answer(_START_SECONDS)
         except (WorkerLost, OSError) as error:
             self.close()
             raise OSError(f"a sandbox worker did not start: {error}") from error
-
-    def _send_config(self, config: dict[str, Any]) -> None:
-        """Inside bubblewrap there is no /proc to read the clocks of programs from: it gets ours,
-        which no program ever holds."""
-        packet = wire.pack(config | {"guest": _HERE})
-        if not config["wrapped"] or not os.path.isdir("/proc/self"):
-            wire.send(self.socket, packet)
-            return
-        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            wire.send(self.socket, packet, [proc])
-        finally:
-            os.close(proc)
 
     def check(
         self, request: bytes, wall: float, program: bytes, tests: bytes
@@ -242,11 +223,9 @@ def configuration(
     packages: Sequence[str] | Literal["all"],
     paths: Sequence[str],
     preload: Sequence[str],
-    wrapped: bool = False,
     writable: bool = False,
 ) -> dict[str, Any]:
-    """The message a worker starts from; `wrapped`: bubblewrap makes the namespaces; `writable`:
-    programs have a folder to write in."""
+    """The message a worker starts from; `writable`: programs have a folder to write in."""
     folders = [os.path.abspath(path) for path in paths]
     for folder in folders:
         if not os.path.isdir(folder):
@@ -264,7 +243,6 @@ def configuration(
         "import_path": [*import_path, *folders],
         "all_packages": packages == "all",
         "preload": list(preload),
-        "wrapped": wrapped,
         "writable": writable,
     }
 
@@ -293,51 +271,3 @@ def _parts_of_packages(packages: Sequence[str]) -> tuple[list[str], list[str]]:
         parts += [str(p) for p in sorted(folder.glob(f"{stem}.libs"))]
         parts += [str(p) for p in sorted(folder.glob(f"{stem}-*.dist-info"))]
     return list(dict.fromkeys(folders)), list(dict.fromkeys(parts))
-
-
-def bubblewrap() -> str | None:
-    """The path of bwrap, where it is installed."""
-    return shutil.which("bwrap", path="/usr/bin:/usr/local/bin:/bin")
-
-
-def _interpreter() -> str:
-    """The interpreter itself: a virtual environment's link is not shown inside."""
-    return os.path.realpath(sys.executable)
-
-
-def _bubblewrapped(config: dict[str, Any], guest: str) -> list[str]:
-    """The command that runs the rest of a command line in namespaces and a read-only root.
-
-    For users who may not make namespaces themselves, where a set-uid or specially allowed `bwrap`
-    may. What it cannot bound is left out: there is never a writable folder (its tmpfs has no limit
-    on inodes), no /proc and no /dev but harmless devices. It starts with an empty environment and
-    no capability.
-    """
-    program = bubblewrap()
-    if program is None:
-        raise OSError("bwrap is not installed")
-    paths = sysconfig.get_paths()
-    standard = [paths["stdlib"], paths["platstdlib"]]
-    library = os.path.join(sys.base_prefix, "lib")
-    shared = [os.path.join(library, n) for n in os.listdir(library) if n.startswith("libpython")]
-    folders = [*standard, *confinement.SYSTEM_LIBRARIES, *config["readable"], guest]
-    folders = [path for path in dict.fromkeys(folders) if os.path.exists(path)]
-    # inside there is no /proc to say it in: when memory is short, programs go before the host
-    first_to_go = 'echo 1000 > /proc/self/oom_score_adj; exec "$0" "$@"'
-    command = ["/bin/sh", "-c", first_to_go, program, "--unshare-all", "--as-pid-1"]
-    command += ["--new-session", "--cap-drop", "ALL"]
-    for path in folders:
-        command += _shown(path)
-    for spot in confinement.hidden_folders(folders, config):
-        command += ["--tmpfs", spot, "--remount-ro", spot]
-    for path in (*config["readable"], *shared, _interpreter()):
-        command += _shown(path)
-    for device in confinement.DEVICES:
-        command += ["--dev-bind", device, device]
-    return [*command, "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/"]
-
-
-def _shown(path: str) -> list[str]:
-    if os.path.islink(path) and path in confinement.SYSTEM_LIBRARIES:
-        return ["--symlink", os.readlink(path), path]
-    return ["--ro-bind", path, path]

@@ -100,10 +100,7 @@ def enter(config: dict[str, Any]) -> Confinement:
     tier = config["tier"]
     folders = library_folders(config)
     hidden = hidden_folders(folders, config)
-    if config["wrapped"]:  # bubblewrap made the namespaces and the root already
-        confinement = Confinement(tier, own_pids=True)
-        confinement.counts_threads = _counts_threads()
-    elif tier >= 2:
+    if tier >= 2:
         confinement = Confinement(tier, own_pids=True, box=config["writable"])
         _enter_namespaces(confinement)
         _build_root(confinement, folders, hidden, config)

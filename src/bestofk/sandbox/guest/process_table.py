@@ -39,21 +39,16 @@ def tick_milliseconds() -> int:
 
 
 class ProcFiles:
-    """Reads a /proc through a descriptor; every answer is empty where it cannot be read.
+    """Reads a /proc through a descriptor; every answer is empty where it cannot be read."""
 
-    `foreign`: the numbers in it are those of a parent's namespace (bubblewrap mounts no /proc).
-    """
-
-    def __init__(self, descriptor: int | None, foreign: bool = False) -> None:
-        self.descriptor, self.foreign = descriptor, foreign
-        self._outer: dict[int, str] = {}
+    def __init__(self, descriptor: int | None) -> None:
+        self.descriptor = descriptor
 
     def read(self, pid: int, name: str) -> bytes:
         if self.descriptor is None:
             return b""
         try:
-            path = f"{self._directory(pid)}/{name}"
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor)
+            file = os.open(f"{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor)
         except OSError:
             return b""
         try:
@@ -101,7 +96,7 @@ class ProcFiles:
 
     def _list(self, pid: int, name: str) -> list[str]:
         try:
-            file = os.open(f"{self._directory(pid)}/{name}", os.O_RDONLY, dir_fd=self.descriptor)
+            file = os.open(f"{pid}/{name}", os.O_RDONLY, dir_fd=self.descriptor)
         except OSError:
             return []
         try:
@@ -110,32 +105,6 @@ class ProcFiles:
             return []
         finally:
             os.close(file)
-
-    def _directory(self, pid: int) -> str:
-        if not self.foreign:
-            return str(pid)
-        if pid not in self._outer:
-            self._outer = self._children()
-        return self._outer.get(pid, "none")
-
-    def _children(self) -> dict[int, str]:
-        """The children of this process: their number here, and their number in this /proc."""
-        numbers: dict[int, str] = {}
-        me = os.readlink("self", dir_fd=self.descriptor)
-        for outer in self._read_path(f"{me}/task/{me}/children").split():
-            for line in self._read_path(f"{outer.decode()}/status").splitlines():
-                if line.startswith(b"NSpid:"):
-                    numbers[int(line.split()[-1])] = outer.decode()
-        return numbers
-
-    def _read_path(self, path: str) -> bytes:
-        with contextlib.suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor)
-            try:
-                return os.read(file, 1 << 16)
-            finally:
-                os.close(file)
-        return b""
 
 
 class BlockedClock:

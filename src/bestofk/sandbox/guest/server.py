@@ -289,8 +289,7 @@ PRELOAD = (
 class Server:
     """Waits for jobs on the host's socket."""
 
-    def __init__(self, host: _socket.socket, config: dict[str, Any], files: list[int]) -> None:
-        """`files`: the host's /proc, where bubblewrap mounts none."""
+    def __init__(self, host: _socket.socket, config: dict[str, Any]) -> None:
         self.host = host
         confinement = confinements.enter(config)
         _prepare_interpreter(config)  # confined: imports read and write what programs can
@@ -299,12 +298,12 @@ class Server:
         if confinement.own_pids:
             kernel.drop_bounding_set()
             keep = sum(1 << bit for bit in (1, 5, 6, 7, 21))  # DAC KILL SETGID SETUID SYS_ADMIN
-            kernel.set_capabilities(0 if config["wrapped"] else keep)
+            kernel.set_capabilities(keep)
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
             seccomp.install(seccomp.server_program(confinement.box))
-        proc = ProcFiles(files[0], foreign=True) if files else ProcFiles(confinement.proc)
+        proc = ProcFiles(confinement.proc)
         self.table = ProcessTable(host, confinement, proc, _address_space(confinement.proc))
         self.known: dict[bytes, dict[str, Any]] = {}
 
@@ -398,15 +397,14 @@ def main(descriptor: int) -> None:
     """Entry point of a worker: configure, confine itself, report that, serve."""
     _usual_signals()
     host = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, _high(descriptor))
-    packet, files = wire.receive(host)
-    config, files = wire.unpack(packet), [_high(file) for file in files]
+    config = wire.unpack(wire.receive(host)[0])
     _die_before_the_host()
     with contextlib.suppress(OSError):  # the core may be gone: then anywhere
         os.sched_setaffinity(0, [config["core"]])
     try:
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
         zygote.code_on_huge_pages()
-        server = Server(host, config, files)
+        server = Server(host, config)
     except BaseException as error:
         with contextlib.suppress(OSError):
             reason = f"{type(error).__name__}: {error}"[:2000]
