@@ -185,29 +185,29 @@ def test_a_path_may_name_a_function_or_a_verifier(monkeypatch: pytest.MonkeyPatc
         verifier("of_the_user:whole", threads=4)
 
 
-def hangs(prompt: Prompt, completion: str) -> float:
-    """Waits as a server that never answers would, loops, or is done."""
-    if completion == "wait":
-        threading.Event().wait(30)
-    end = time.monotonic() + 30 * (completion == "loop")
-    while time.monotonic() < end:
-        pass
-    return 0.5
-
-
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("from_thread", [False, True])
 def test_a_call_that_takes_too_long_is_named_and_spoils_no_other(
     threads: int, from_thread: bool
 ) -> None:
-    judge = from_function(hangs, time_limit=0.5, threads=threads)
+    stop, finished = threading.Event(), list[str]()
+
+    def hangs(prompt: Prompt, completion: str) -> float:
+        """Waits as a server that never answers would, loops, or is done."""
+        if completion == "wait":
+            stop.wait()
+        while completion == "loop" and not stop.is_set():
+            pass
+        finished.append(completion)
+        return 0.5
+
+    judge = from_function(hangs, time_limit=1.0, threads=threads)
     prompts = [Prompt(f"sample-{i}", "say", "test", {}) for i in range(5)]
     verdicts: list[Verdict] = []
 
     def ask() -> None:
         verdicts.extend(judge(prompts, ["", "wait", "", "loop", ""]))
 
-    started = time.monotonic()
     if from_thread:
         thread = threading.Thread(target=ask)
         thread.start()
@@ -215,14 +215,18 @@ def test_a_call_that_takes_too_long_is_named_and_spoils_no_other(
     else:
         ask()
     assert [v.status for v in verdicts] == ["partial", "unscored"] * 2 + ["partial"]
-    assert verdicts[1].detail == "hangs timed out on sample sample-1: no answer within 0.5 s"
-    assert time.monotonic() - started < 28  # it waits for none of them
+    assert verdicts[1].detail == "hangs timed out on sample sample-1: no answer within 1 s"
+    assert finished == ["", "", ""]  # it waits for none of the others
+    stop.set()
 
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_retry_loop_does_not_swallow_the_time_limit(batch: bool) -> None:
+    tries = 0
+
     def ask(completion: str) -> float:
-        for _ in range(100):
+        nonlocal tries
+        for tries in range(1, 100):
             try:
                 time.sleep(30)
             except Exception:
@@ -232,10 +236,9 @@ def test_a_retry_loop_does_not_swallow_the_time_limit(batch: bool) -> None:
     def ask_all(completions: list[str]) -> list[float]:
         return list(map(ask, completions))
 
-    begun = time.monotonic()
     (verdict,) = from_function(ask_all if batch else ask, time_limit=0.2)([PROMPT], ["x"])
     assert "no answer within 0.2 s" in verdict.detail
-    assert time.monotonic() - begun < 28
+    assert tries == 1
 
 
 def test_a_function_may_use_alarms_of_its_own_under_a_time_limit() -> None:
@@ -260,7 +263,7 @@ def test_a_function_may_use_alarms_of_its_own_under_a_time_limit() -> None:
 
 
 def test_a_thousand_calls_are_watched_by_one_thread() -> None:
-    judge = from_function(hangs, time_limit=5.0)
+    judge = from_function(lambda completion: 0.5, time_limit=60.0)
     judge([PROMPT], ["x"])
     before = threading.active_count()
     verdicts = judge([PROMPT] * 1000, ["x"] * 1000)
