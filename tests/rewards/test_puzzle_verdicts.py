@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.rewards import refusals, verifier
-from bestofk.rewards.text import final_text, tagged
+from bestofk.rewards.text import _PAIRS, final_text, tagged, unset
 from bestofk.types import Prompt
 
 
@@ -33,6 +33,13 @@ def test_exact_answers_are_compared_up_to_white_space() -> None:
     rewards = [v.reward for v in judge([prompt] * 6, [f"<answer>{s}</answer>" for s in said])]
     assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert verifier("exact", ignore_case=True)([prompt], ["<answer>new york</answer>"])[0].reward
+
+
+@pytest.mark.parametrize(("opened", "closed"), [*_PAIRS, ("So the answer is ", ""), ("", ".")])
+def test_what_only_sets_an_answer_in_type_is_taken_away(opened: str, closed: str) -> None:
+    for answer in ("(3+5)*8", "UDLR", "-12"):
+        assert unset(answer) == answer
+        assert unset(f" {opened}{answer}{closed}\n") == answer
 
 
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf, ["5", "6"], {"a": 1}])

@@ -125,8 +125,9 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
     spoken = spec.get("answer", "tag") == "tag"  # a compact prompt is answered by the bare signs
     if spoken:
         answer = unset(answer)
-        for command, sign in _COMMANDS.items():
-            answer = answer.replace(command, sign)
+        if "\\" in answer:
+            for command, sign in _COMMANDS.items():
+                answer = answer.replace(command, sign)
     if "=" in answer:  # "3 * 8 = 24" is fine when it claims the target
         claim = _RESULT.search(answer)
         if claim is None or int(claim[1]) != target:
@@ -137,7 +138,7 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
         fault = _unlawful(tokens, spec["numbers"], spec["operators"], spec.get("use", "all"))
         if fault:
             return wrong(fault)
-        value = value_of(_with_zeros(tokens) if spoken else tokens)
+        value = value_of(_with_zeros(tokens) if spoken and "-" in tokens else tokens)
     except Malformed as error:
         return wrong(f"not an expression: {error}", "unparsed")
     if value is None:
