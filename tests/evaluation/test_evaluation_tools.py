@@ -106,11 +106,6 @@ def test_a_folder_of_logs_is_the_newest_of_one_evaluation(tmp_path: Path) -> Non
     shutil.copy(FILES / "inspect_graded.eval", tmp_path / "2026-01-03_graded.eval")
     with pytest.raises(BadFile, match=r"several evaluations.*graded on mockllm"):
         read(tmp_path)
-    as_json = tmp_path / "json"
-    as_json.mkdir()
-    shutil.copy(FILES / "inspect_match.json", as_json / "2026-01-01_match.json")
-    (as_json / "logs.json").write_text("{}")
-    assert rewards(read(as_json)) == MATCH
 
 
 def test_damaged_logs_say_so(tmp_path: Path) -> None:
@@ -250,49 +245,20 @@ def test_compressed_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
     for module, suffix in ((zstandard, "zst"), (bz2, "bz2"), (lzma, "xz")):
         cut = tmp_path / f"cut.jsonl.{suffix}"
         cut.write_bytes(module.compress(data)[:40])
-        with pytest.raises(BadFile, match=r"cut off|damaged"):
+        with pytest.raises(BadFile, match=r"cut off|damaged|holds no sample"):
             read(cut)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "gz", "rewards"])
-def test_standard_input_is_read_whatever_it_holds(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_json_lines_are_read_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = jsonl(tmp_path / "a.jsonl", PLAIN).read_bytes()
-    table = "id,correct\n" + "".join(f"{r['id']},{r['correct']}\n" for r in PLAIN)
-    by_problem = {f"q{i}": [r["correct"] for r in PLAIN[4 * i : 4 * i + 4]] for i in range(6)}
-    data = {
-        "jsonl": plain,
-        "json": json.dumps(PLAIN).encode(),
-        "csv": table.encode(),
-        "gz": gzip.compress(plain),
-        "rewards": json.dumps(by_problem).encode(),
-    }[kind]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert main(["eval", "-", "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)
-    assert found["name"] == "stdin"
-    assert found["curves"][0]["estimate"][0] == pytest.approx(8 / 24)
-
-
-def test_a_log_of_openai_evals_is_its_matches(tmp_path: Path) -> None:
-    spec = {"eval_name": "sums.dev.v0", "completion_fns": ["gpt-x"], "run_id": "1"}
-    events: list[dict[str, Any]] = [{"spec": spec}]
-    for number, right in enumerate([True, False, True, True]):
-        about = {"run_id": "1", "event_id": number, "sample_id": f"sums.dev.{number // 2}"}
-        events.append({**about, "type": "sampling", "data": {"prompt": "p", "sampled": ["4"]}})
-        match = {
-            "correct": right,
-            "expected": "4",
-            "picked": "4" if right else None,
-            "sampled": f"it is {number}",
-        }
-        events.append({**about, "type": "match", "data": match})
-    events.append({"final_report": {"accuracy": 0.75}})
-    run = read(jsonl(tmp_path / "log.jsonl", events))
-    assert rewards(run) == {"sums.dev.0": [1.0, 0.0], "sums.dev.1": [1.0, 1.0]}
-    assert run.metadata["format"] == "OpenAI evals log"
-    assert run.metadata["model"] == "gpt-x"
+    for data in (plain, gzip.compress(plain)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert main(["eval", "-", "--json"]) == 0
+        [found] = json.loads(capsys.readouterr().out)
+        assert found["name"] == "stdin"
+        assert found["curves"][0]["estimate"][0] == pytest.approx(8 / 24)
 
 
 def test_results_of_promptfoo_by_their_variables(tmp_path: Path) -> None:
@@ -321,7 +287,9 @@ def test_results_of_promptfoo_by_their_variables(tmp_path: Path) -> None:
     assert read(file, columns={"reward": "score"}).rewards[2] == 0.25
     assert rewards(read(jsonl(tmp_path / "output.jsonl", results))) == rewards(run)
     other = result(0, True, provider={"id": "openai:other"})
-    with pytest.raises(BadFile, match=r"provider is openai:other, but openai:m in line 1.*--where"):
+    with pytest.raises(
+        BadFile, match=r"provider is .*openai:other.*, but .*openai:m.* in line 1.*--where"
+    ):
         read(jsonl(tmp_path / "two.jsonl", [*results, other]))
 
 
@@ -347,11 +315,9 @@ def test_a_dataset_in_parts_is_read_as_one(tmp_path: Path) -> None:
         parquet.write_table(table, folder / f"test-0000{part}-of-00002.parquet")
     truth = rewards(read(jsonl(tmp_path / "a.jsonl", PLAIN)))
     assert rewards(read(tmp_path / "hub")) == truth
-    assert rewards(read(tmp_path / "hub" / "test")) == truth
     shutil.copy(folder / "test-00000-of-00002.parquet", folder / "train-00000-of-00001.parquet")
-    with pytest.raises(BadFile, match=r"several runs.*hub/test.*hub/train"):
+    with pytest.raises(BadFile, match=r"3 files of samples .*name one of them"):
         read(tmp_path / "hub")
-    assert rewards(read(tmp_path / "hub" / "test")) == truth
 
 
 def test_shards_of_one_run_are_read_together_and_anything_else_is_listed(tmp_path: Path) -> None:
@@ -527,22 +493,14 @@ def test_lighteval_means_that_are_no_count_are_not_rounded(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"metric": 3}, "'metric' of a lighteval record is a table, got '3'"),
         ({"metric": {}}, r"0 metrics \(none\)"),
         ({"metric": {"a": 1, "b": 0}}, r"2 metrics \(a, b\): choose one with --map reward=a"),
-        ({"doc": None}, "'doc' of a lighteval record"),
-        ({"model_response": []}, "'model_response' of a lighteval record"),
+        ({"doc": None}, "line 1: not a record as its tool writes it"),
     ],
 )
 def test_damaged_lighteval_records_are_named(
     tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:
     record = {"doc": {"id": 1}, "metric": {"em": 1}, "model_response": {"text": ["a"]}}
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({**record, **change}) + "\n", encoding="utf-8")
     with pytest.raises(BadFile, match=told):
-        read(path)
-    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    assert rewards(read(path)) == {"1": [1.0]}
-    with pytest.raises(BadFile, match="no target"):
-        read(path, judge="target")
+        read(jsonl(tmp_path / "a.jsonl", [{**record, **change}]))

@@ -28,7 +28,8 @@ class EvalOptions(FileOptions):
     }
 
     targets: tuple[str, ...] = argument("FILE ...")
-    """Files, log folders or run folders, each PATH or NAME=PATH; - is standard input."""
+    """Files, log folders or run folders, each PATH or NAME=PATH; - is JSON lines on
+    standard input."""
     beyond: str = option("128,256", default="")
     """Extrapolate pass@k to these k > n, where the data allow it."""
     diversity: bool = True

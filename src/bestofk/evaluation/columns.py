@@ -18,7 +18,7 @@ import numpy as np
 
 from bestofk.common import choices
 
-from .tool_formats import JUDGED, TOOLS, Record, Tool, arrays, check_judge, counts, plain
+from .tool_formats import BY_JUDGE, JUDGE_NOTE, JUDGED, TOOLS, Record, Tool, arrays, counts, plain
 
 UNIFORM = (
     *("task", "data_source", "filter", "step", "model", "run_id", "temperature", "sampling"),
@@ -54,6 +54,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
 """By role, the names that columns of files of no known tool are found by."""
 
 
+NEVER_SCORED = (
+    "; if these samples were never scored, run the tool that scores them (for HumanEval, "
+    "evaluate_functional_correctness; for evalplus, evalplus.evaluate) and read its result"
+)
+
+
 @dataclass(frozen=True)
 class Mapped:
     """How the columns of one file are understood."""
@@ -76,16 +82,17 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
     Raises:
         ValueError: an override that names no role or no column; no problem id or reward found.
     """
-    tool = next((each for each in TOOLS if each.known_by <= record.keys()), None)
+    tool = next((each for each in TOOLS if each.wrote(record)), None)
     _check_overrides(record, overrides, tool)
-    check_judge(judge)
-    if judge and (tool is None or tool.name not in JUDGED):
-        raise ValueError(f"--judge is for files of {' and '.join(JUDGED)}: this file has scores")
     name, samples = (tool.name, tool.samples) if tool else ("columns found by name", plain)
     columns = {**(tool.columns if tool else _guess(record)), **overrides}
     notes: tuple[str, ...] = ()
-    if tool and tool.choose:
-        chosen, notes = tool.choose(record, overrides, judge)
+    if judge:
+        _check_judge(judge, tool)
+        columns["reward"] = BY_JUDGE + judge
+        notes = (JUDGE_NOTE.format(BY_JUDGE + judge),)
+    elif tool and tool.choose:
+        chosen, notes = tool.choose(record, overrides)
         columns |= chosen
     if not (tool and tool.inside):
         columns = {role: column for role, column in columns.items() if column in record}
@@ -102,7 +109,7 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
             what = "which problem a sample answers" if role == "problem_id" else "its score"
             raise ValueError(
                 f"no column says {what}; the columns are {', '.join(record)}: name one with "
-                f"--map {role}=..." + _unscored_hint(record, role)
+                f"--map {role}=..." + (NEVER_SCORED if role == "reward" else "")
             )
     return Mapped(name, columns, samples, notes)
 
@@ -115,6 +122,17 @@ def _check_overrides(record: Record, overrides: Mapping[str, str], tool: Tool | 
             raise ValueError(f"no column {column!r} for {role}; {choices(column, list(record))}")
 
 
+def _check_judge(judge: str, tool: Tool | None) -> None:
+    if tool is None or tool.name not in JUDGED:
+        raise ValueError(f"--judge is for files of {' and '.join(JUDGED)}: this file has scores")
+    if judge != "target" and not judge.startswith("regex:"):
+        raise ValueError(f"--judge is 'target' or 'regex:PATTERN', got {judge!r}")
+    try:
+        re.compile(judge.removeprefix("regex:"))
+    except re.error as error:
+        raise ValueError(f"--judge has a pattern that is not valid ({error}): {judge!r}") from None
+
+
 def _guess(record: Record) -> dict[str, str]:
     """Columns by common names; capitals, spaces and dashes do not matter."""
     spelled = {re.sub(r"[\s-]+", "_", name.strip().lower()): name for name in reversed([*record])}
@@ -123,15 +141,6 @@ def _guess(record: Record) -> dict[str, str]:
         for role, names in ALIASES.items()
     }
     return {role: column for role, column in found.items() if column is not None}
-
-
-def _unscored_hint(record: Record, role: str) -> str:
-    if role == "reward" and {"completion", "solution", "output"} & record.keys():
-        return (
-            ". These samples were never scored: run the tool that scores them (for HumanEval, "
-            "evaluate_functional_correctness; for evalplus, evalplus.evaluate) and read its result"
-        )
-    return ""
 
 
 def problem_name(value: Any) -> str:

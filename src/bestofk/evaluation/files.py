@@ -63,7 +63,8 @@ def read(
 
     Args:
         path: JSONL, JSON, CSV, TSV (also packed), Parquet, an inspect log, or a folder: of a run,
-            of its parts, of inspect logs, of a dataset as the Hub keeps it; "-" is standard input.
+            of its parts, of inspect logs, of a dataset as the Hub keeps it; "-" is JSON lines on
+            standard input.
         name: what to call the run; by default the file's name.
         columns: role → column, to override what was detected (`reward="score"`).
         where: column → value: only such records count.
@@ -91,9 +92,8 @@ def from_records(
     >>> from_records([{"id": "a", "score": "yes"}, {"id": "a", "score": "no"}]).rewards
     array([1., 0.])
     """
-    given = {"columns": {}, "where": {}, "judge": None, "cluster": None, **options}
     numbered = enumerate((dict(row) for row in rows), start=1)
-    return _gathered(_Records(Path(name), numbered, **given), name, ())
+    return _gathered(_Records(Path(name), numbered, **options), name, ())
 
 
 def _gathered(loop: _Records, name: str, notes: tuple[str, ...]) -> Samples:
@@ -103,21 +103,20 @@ def _gathered(loop: _Records, name: str, notes: tuple[str, ...]) -> Samples:
             gathered.add(row)
         except ValueError as error:
             raise BadFile(loop.file, row.line, str(error)) from None
-    if not gathered.problems:
+    mapped = loop.mapped
+    if not gathered.problems or mapped is None:
         said = ", ".join(f"{column}={value}" for column, value in loop.where.items())
         raise BadFile(loop.file, None, "it holds no sample" + (f" with {said}" if said else ""))
     if loop.cluster is None:
         notes += _alike(list(gathered.problems))
-    if loop.mapped.format == "TRL completions":
+    if mapped.format == "TRL completions":
         notes += _repeated(loop, gathered)
     metadata = {
         **{column: value for column, (_, value) in loop.uniform.items()},
         "path": str(loop.file),
-        "format": loop.mapped.format,
-        "mapping": dict(loop.mapped.columns),
-        "notes": loop.mapped.notes
-        + check_samples(loop.file, gathered, loop.mapped.columns)
-        + notes,
+        "format": mapped.format,
+        "mapping": dict(mapped.columns),
+        "notes": mapped.notes + check_samples(loop.file, gathered, mapped.columns) + notes,
     }
     return gathered.finish(name, metadata)
 
@@ -191,8 +190,7 @@ def rows(
 ) -> Iterator[SampleRow]:
     """The samples of a file one by one, with their texts. Arguments as in `read` and `records`."""
     file = locate(path)
-    given = {"columns": {}, "where": {}, "judge": None, "cluster": None, **options}
-    return iter(_Records(file, records(file, encoding=encoding, only=only), **given))
+    return iter(_Records(file, records(file, encoding=encoding, only=only), **options))
 
 
 def run_name(path: Path) -> str:
@@ -216,21 +214,21 @@ class _Records:
 
     file: Path
     numbered: Iterable[tuple[int, dict[str, Any]]]
-    columns: Mapping[str, str]
-    where: Mapping[str, str]
-    judge: str | None
-    cluster: str | None
-    mapped: Mapped = field(init=False)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    judge: str | None = None
+    cluster: str | None = None
+    mapped: Mapped | None = None
     uniform: dict[str, tuple[int, Any]] = field(default_factory=dict)
     """Column → the line it was first met in, and its value."""
 
     def __iter__(self) -> Iterator[SampleRow]:
         steady: tuple[str, ...] = ()
-        where, first = self.where.items(), True
-        for line, record in self.numbered:
-            try:
-                if first:
-                    self.mapped, first = self._settle(record), False
+        line, where = None, self.where.items()
+        try:
+            for line, record in self.numbered:
+                if not self.mapped:
+                    self.mapped = self._settle(record)
                     taken = {*self.mapped.columns.values(), self.cluster}
                     steady = tuple(column for column in UNIFORM if column not in taken)
                 if where and any(str(record.get(column)) != value for column, value in where):
@@ -243,10 +241,13 @@ class _Records:
                     if self.cluster:
                         fields["cluster"] = self._cluster(record, problem)
                     yield SampleRow(line, problem, reward_of(fields["reward"]), fields)
-            except BadFile:
-                raise
-            except ValueError as error:
-                raise BadFile(self.file, line, str(error)) from None
+        except BadFile:
+            raise
+        except ValueError as error:
+            raise BadFile(self.file, line, str(error)) from None
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise BadFile(self.file, line, f"not a record as its tool writes it ({told})") from None
 
     def _settle(self, record: Mapping[str, Any]) -> Mapped:
         for column in self.where:

@@ -28,7 +28,7 @@ from typing import IO, Any, TypeAlias
 
 from bestofk.common import did_you_mean
 
-from .tool_formats import evalplus_records, inspect_record, logged
+from .tool_formats import evalplus_records, inspect_record
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Told the bytes (or rows, or parts) done, and how many there are."""
@@ -89,7 +89,7 @@ def records(
     elif kind in (".csv", ".tsv"):
         yield from _csv(path, encoding, "\t" if kind == ".tsv" else ",", progress)
     else:
-        yield from logged(_jsonl(path, encoding, progress, only))
+        yield from _jsonl(path, encoding, progress, only)
 
 
 def kind_of(path: Path) -> str:
@@ -135,29 +135,17 @@ def tables(folder: Path) -> dict[Path, str]:
 
 
 def shards(path: Path) -> list[Path]:
-    """The parts of one run, in the order of their numbers; [] where there are none.
-
-    Args:
-        path: a folder, or FOLDER/RUN where the parts are called RUN-00000-of-00002, ...
+    """The parts of one run in a folder, in the order of their numbers; [] where there are none.
 
     Raises:
         BadFile: parts of several runs, parts beside other files, a part missing or there twice.
     """
-    if path.is_file():
-        return []
-    folders = (path, path / "data") if path.exists() else (path.parent, path.parent / "data")
-    for folder in folders:
+    for folder in (path, path / "data") if path.is_dir() else ():
         files = tables(folder)
         found = {file: match for file, stem in files.items() if (match := SHARD.fullmatch(stem))}
-        if not path.exists():
-            found = {file: match for file, match in found.items() if match["run"] == path.name}
-        runs = sorted({match["run"] for match in found.values()})
-        if len(runs) > 1:
-            named = ", ".join(f"{path}/{run}" for run in runs)
-            raise BadFile(
-                path, None, f"the folder holds parts of several runs: name one of {named}"
-            )
-        if found and path.exists() and len(found) < len(files):
+        if not found:
+            continue
+        if len(found) < len(files) or len({match["run"] for match in found.values()}) > 1:
             raise BadFile(path, None, listed(folder))
         numbered = {int(match["part"] or match["number"]): file for file, match in found.items()}
         stated = {int(match["count"]) for match in found.values() if match["count"]}
@@ -166,8 +154,7 @@ def shards(path: Path) -> list[Path]:
             raise BadFile(
                 path, None, f"{len(found)} parts of {many}: some are missing, or twice here"
             )
-        if found:
-            return [numbered[number] for number in sorted(numbered)]
+        return [numbered[number] for number in sorted(numbered)]
     return []
 
 
@@ -185,7 +172,8 @@ def locate(path: str | Path) -> Path:
 
     Our runs keep evaluations/ (preferred) and samples/, TRL completions/, verl files that are
     called by their step: of these the last step is read. inspect writes one log per evaluation:
-    the newest. Parts of one run are read as one, and the folder is returned. "-" is standard input.
+    the newest. Parts of one run are read as one, and the folder is returned. "-" is JSON lines on
+    standard input.
 
     Raises:
         BadFile: no samples, or files of which none is the obvious one; they are listed.
@@ -195,8 +183,7 @@ def locate(path: str | Path) -> Path:
         return _standard_input()
     if not path.is_dir():
         return path
-    logs = [*path.glob("*.eval")] or ([] if tables(path) else [*path.glob("*.json")])
-    if newest := _newest_log(path, logs):
+    if newest := _newest_log(path):
         return newest
     for folder in (path / "evaluations", path / "samples", path / "completions", path):
         files = tables(folder)
@@ -273,18 +260,17 @@ def _bad_json(path: Path, line: int | None, text: str, error: Exception) -> BadF
         return BadFile(path, line, "the JSON is nested too deeply to be a sample: remove the line")
     if not isinstance(error, json.JSONDecodeError):
         return BadFile(path, line, f"a number is too long ({error}): repair the line")
-    if line is None:
-        if error.msg == "Extra data":
-            return BadFile(path, error.lineno, "one object per line: name the file .jsonl")
-        return BadFile(path, error.lineno, f"not JSON ({error.msg}): is it cut off?")
-    if not text.endswith("\n") or error.pos >= len(text.rstrip()):
+    if line is None and error.msg == "Extra data":
+        return BadFile(path, error.lineno, "one object per line: name the file .jsonl")
+    if line is not None and (not text.endswith("\n") or error.pos >= len(text.rstrip())):
         return BadFile(
             path,
             line,
             "the line is cut off in the middle of a sample, as when its writer was killed: delete "
             f"it (sed -i '{line}d' FILE), or resume the run that wrote it",
         )
-    return BadFile(path, line, f"not JSON ({error.msg} at column {error.colno}): repair the line")
+    told = f"{error.msg} at column {error.colno}"
+    return BadFile(path, line or error.lineno, f"not JSON ({told}): repair it, or is it cut off?")
 
 
 def _document(path: Path, encoding: str) -> Numbered:
@@ -294,11 +280,12 @@ def _document(path: Path, encoding: str) -> Numbered:
         document = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise _bad_json(path, None, text, error) from None
-    spec = log_spec(document)
-    if spec is not None:
-        yield from _log_samples(path, document.get("samples") or [], spec)
-        return
-    listed = listed_in(document)
+    if isinstance(document, dict) and isinstance(document.get("eval"), dict):
+        spec = document["eval"]
+        if {"task", "model", "run_id"} <= spec.keys():
+            yield from _log_samples(path, document.get("samples") or [], spec)
+            return
+    listed = _listed_in(document)
     if listed is None:
         raise BadFile(
             path,
@@ -306,10 +293,10 @@ def _document(path: Path, encoding: str) -> Numbered:
             "a .json file of samples is a list of objects, {problem: [rewards]}, a log of "
             "inspect_ai, or results of evalplus or promptfoo; one object per line is .jsonl",
         )
-    yield from logged(enumerate(listed, start=1))
+    yield from enumerate(listed, start=1)
 
 
-def listed_in(document: Any) -> list[dict[str, Any]] | None:
+def _listed_in(document: Any) -> list[dict[str, Any]] | None:
     """The records of a JSON document; None where it holds none."""
     if isinstance(document, dict):
         results, inner = document.get("eval"), document.get("results")
@@ -320,12 +307,6 @@ def listed_in(document: Any) -> list[dict[str, Any]] | None:
         if document and all(map(_is_rewards, document.values())):
             return [{"problem_id": name, "reward": each} for name, each in document.items()]
     return document if _is_records(document) else None
-
-
-def log_spec(document: Any) -> dict[str, Any] | None:
-    """What was evaluated, if this is a log of inspect_ai."""
-    spec = document.get("eval") if isinstance(document, dict) else None
-    return spec if isinstance(spec, dict) and {"task", "model", "run_id"} <= spec.keys() else None
 
 
 def _is_rewards(value: Any) -> bool:
@@ -391,63 +372,35 @@ def _archive(path: Path, progress: Progress) -> Numbered:
 
 def _log_samples(path: Path, samples: Any, spec: Mapping[str, Any]) -> Numbered:
     number = 0
-    try:
-        for number, sample in enumerate(samples, start=1):
-            yield number, inspect_record(sample, spec)
-    except (AttributeError, TypeError) as error:
-        problem = f"sample {number or 1} is not that of an inspect log ({error})"
-        raise BadFile(path, None, problem) from None
+    for number, sample in enumerate(samples, start=1):
+        yield number, inspect_record(sample, spec)
     if not number:
         raise BadFile(path, None, "this inspect log holds no samples (run with log_samples)")
 
 
-def _newest_log(folder: Path, files: list[Path]) -> Path | None:
+def _newest_log(folder: Path) -> Path | None:
     """The newest of the logs in a folder, if all are of one task and model; None without logs."""
-    about: dict[tuple[str, str], Path] = {}
-    created = {}
-    for log in sorted(files):
-        if log.suffix == ".eval":
-            with Archive(log) as archive:
-                spec = archive.spec()
-        else:
-            try:
-                found = log_spec(json.loads(log.read_bytes()))
-            except ValueError:
-                continue
-            if found is None:
-                continue
-            spec = found
-        about[str(spec.get("task")), str(spec.get("model"))] = log
-        created[log] = (str(spec.get("created", "")), log.name)
+    about: dict[str, Path] = {}
+    created: dict[tuple[str, str], Path] = {}
+    for log in sorted(folder.glob("*.eval")):
+        with Archive(log) as archive:
+            spec = archive.spec()
+        about[f"{spec.get('task')} on {spec.get('model')}"] = log
+        created[str(spec.get("created", "")), log.name] = log
     if len(about) > 1:
-        named = "; ".join(f"{log.name}: {task} on {model}" for (task, model), log in about.items())
+        named = "; ".join(f"{log.name}: {evaluated}" for evaluated, log in about.items())
         raise BadFile(folder, None, f"logs of several evaluations: name one of them ({named})")
-    return max(created, key=lambda log: created[log]) if created else None
+    return created[max(created)] if created else None
 
 
 def _standard_input() -> Path:
-    """Standard input as a file, which can be read twice; it goes when the program ends."""
+    """JSON lines on standard input as a file, which can be read twice; it goes when the program
+    ends."""
     folder = Path(tempfile.mkdtemp(prefix="bestofk-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "stdin"
+    path = folder / "stdin.jsonl"
     path.write_bytes(sys.stdin.buffer.read())
-    with path.open("rb") as raw:
-        data = unpacked(path, raw).read()
-    return path.rename(folder / f"stdin{_kind_of_content(data)}")
-
-
-def _kind_of_content(data: bytes) -> str:
-    """The suffix that a file with this content would have."""
-    text = data.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text.startswith(b"PAR1"):
-        return ".parquet"
-    if not text.startswith((b"{", b"[")):
-        return ".tsv" if b"\t" in text.split(b"\n", 1)[0] else ".csv"
-    try:
-        document = json.loads(data)
-    except ValueError:  # more than one object, or damaged: the lines say where
-        return ".jsonl"
-    return ".jsonl" if listed_in(document) is None and log_spec(document) is None else ".json"
+    return path
 
 
 # Packed files, known by what they hold and not by what they are called
@@ -468,17 +421,18 @@ def unpacked(path: Path, raw: IO[bytes]) -> Any:
     if head.startswith(XZ):
         return lzma.LZMAFile(raw)
     if head.startswith(ZSTD):
-        return io.BufferedReader(ZstdStream(raw, _package("zstandard", "zstd", path)))
+        tool = _package("zstandard", "zstd", path)
+        return tool.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
     if head.startswith(ZIP):
         raise BadFile(path, None, "this is a zip archive: unpack it, or name an inspect log .eval")
     return raw
 
 
-def unpacking_errors() -> tuple[type[Exception], ...]:
-    """What is raised by a packed file that is cut off or damaged."""
+def unpacking_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What is raised by a packed file that is cut off or damaged; and more."""
     zstandard = sys.modules.get("zstandard")
     known = EOFError, OSError, lzma.LZMAError, zlib.error
-    return (*known, *([zstandard.ZstdError] if zstandard else []))
+    return (*known, *more, *([zstandard.ZstdError] if zstandard else []))
 
 
 def _package(name: str, what: str, path: Path) -> Any:
@@ -489,36 +443,6 @@ def _package(name: str, what: str, path: Path) -> Any:
         raise BadFile(path, None, way) from None
 
 
-class ZstdStream(io.RawIOBase):
-    """A zstd stream that notices when it is cut off, which the package's own reader does not."""
-
-    def __init__(self, raw: IO[bytes], tool: Any) -> None:
-        self.raw, self.tool = raw, tool
-        self.frame, self.rest, self.begun = tool.ZstdDecompressor().decompressobj(), b"", False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer.
-
-        Raises:
-            EOFError: the file ends within a frame.
-        """
-        while not self.rest:
-            packed = (self.frame.unused_data if self.frame.eof else b"") or self.raw.read(1 << 16)
-            if not packed:
-                if self.begun and not self.frame.eof:
-                    raise EOFError("the file ends within a frame")
-                return 0
-            if self.frame.eof:
-                self.frame = self.tool.ZstdDecompressor().decompressobj()
-            self.begun, self.rest = True, self.frame.decompress(packed)
-        count = min(len(buffer), len(self.rest))
-        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
-        return count
-
-
 class Archive:
     """An `.eval` log: a zip archive of JSON, packed by zstd (method 93, which Python's zipfile
     does not know before 3.14). Use as a context."""
@@ -526,7 +450,7 @@ class Archive:
     HEADER = struct.Struct("<4s5H3L2H")
     """Of an entry, before its name, its extra field and its data."""
     ERRORS = (zipfile.BadZipFile, struct.error, OSError, ValueError, RuntimeError, IndexError)
-    """What zipfile raises for an entry that is damaged, encrypted or packed in an unknown way."""
+    """What an entry raises that is damaged, encrypted, packed in an unknown way or not JSON."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -555,20 +479,14 @@ class Archive:
         """An entry.
 
         Raises:
-            BadFile: it is damaged, encrypted, packed in a way that is not known, or not JSON.
+            BadFile: it is damaged, encrypted, packed in an unknown way, or not JSON.
         """
         try:
-            data = self._read(name)
+            return json.loads(self._read(name))
         except BadFile:
             raise
-        except unpacking_errors() as error:
+        except unpacking_errors(*self.ERRORS) as error:
             raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
-        except self.ERRORS as error:
-            raise BadFile(self.path, None, f"{name} cannot be unpacked ({error})") from None
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise BadFile(self.path, None, f"{name} is not JSON ({error})") from None
 
     def _read(self, name: str) -> bytes:
         entry = self.zip.getinfo(name)

@@ -2,14 +2,15 @@
 
 A new tool needs an entry: the columns that it is known by, and role → column. If a record holds
 several samples, or a score of its own kind, `samples` turns it into samples by role; if the column
-of the reward depends on the file, `choose` finds it.
+of the reward depends on the file, `choose` finds it. Records are read as the tool writes them:
+whatever a damaged one raises becomes an error with its line (`files`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,22 +19,6 @@ Columns: TypeAlias = Mapping[str, str]
 Samples: TypeAlias = Iterable[dict[str, Any]]
 Choice: TypeAlias = tuple[dict[str, str], tuple[str, ...]]
 """Columns, and notes for whoever reads the numbers."""
-
-
-@dataclass(frozen=True)
-class Tool:
-    """How one tool writes samples."""
-
-    name: str
-    known_by: frozenset[str]
-    """Columns that every record has."""
-    columns: Columns
-    """Role → column."""
-    samples: Callable[[Record, Columns], Samples]
-    choose: Callable[[Record, Columns, str | None], Choice] | None = None
-    """(record, overrides, judge) → the columns that depend on the file."""
-    inside: bool = False
-    """Columns name something inside a record: a metric, a reward function."""
 
 
 def plain(record: Record, columns: Columns) -> Samples:
@@ -51,18 +36,38 @@ def plain(record: Record, columns: Columns) -> Samples:
     if fields.get("status") == "unscored":
         fields["reward"] = None
     completion = fields.get("completion")
-    if isinstance(completion, list):
-        fields["completion"] = _assistant_text(completion)
+    if isinstance(completion, list):  # chat messages: what the assistant wrote
+        fields["completion"] = "\n".join(
+            str(message.get("content") or "")
+            for message in completion
+            if isinstance(message, Mapping) and message.get("role") in (None, "assistant")
+        )
     yield fields
 
 
-def _assistant_text(messages: list[Any]) -> str:
-    """What the assistant wrote in a list of chat messages."""
-    return "\n".join(
-        str(message.get("content") or "")
-        for message in messages
-        if isinstance(message, Mapping) and message.get("role") in (None, "assistant")
-    )
+@dataclass(frozen=True)
+class Tool:
+    """How one tool writes samples."""
+
+    name: str
+    known_by: str
+    """Columns that every record has."""
+    mapping: str
+    """Words role=column, or the name of both."""
+    samples: Callable[[Record, Columns], Samples] = plain
+    choose: Callable[[Record, Columns], Choice] | None = None
+    """(record, overrides) → the columns that depend on the file."""
+    inside: bool = False
+    """Columns name something inside a record: a metric, a reward function."""
+
+    def wrote(self, record: Record) -> bool:
+        return set(self.known_by.split()) <= record.keys()
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Role → column."""
+        pairs = (word.partition("=") for word in self.mapping.split())
+        return {role: column or role for role, _, column in pairs}
 
 
 # Any tool: one record per problem, with an array of rewards, or with counts
@@ -109,47 +114,16 @@ def counts(record: Record, columns: Columns) -> Samples:
         raise ValueError(f"n and c are whole numbers, got {n!r} and {c!r}") from None
     if not 0 <= passed <= total <= MOST_COUNTED:
         raise ValueError(f"c of n samples passed, so 0 ≤ c ≤ n; got c = {passed}, n = {total}")
-    for number in range(total):
-        yield {"problem_id": record.get(columns["problem_id"]), "reward": float(number < passed)}
+    for reward in _counted(passed, total):
+        yield {"problem_id": record.get(columns["problem_id"]), "reward": reward}
+
+
+def _counted(passed: int, total: int) -> list[float]:
+    """Scores of samples of which only the number that passed is known."""
+    return [1.0] * passed + [0.0] * (total - passed)
 
 
 # Responses that a tool did not score one by one: `--judge` compares each with the target
-
-
-def check_judge(judge: str | None) -> None:
-    """
-    Raises:
-        ValueError: a rule that does not exist, or a pattern that is not one.
-    """
-    if not judge or judge == "target":
-        return
-    if not judge.startswith("regex:"):
-        raise ValueError(f"--judge is 'target' or 'regex:PATTERN', got {judge!r}")
-    try:
-        re.compile(judge.removeprefix("regex:"))
-    except re.error as error:
-        raise ValueError(f"--judge has a pattern that is not valid ({error}): {judge!r}") from None
-
-
-def judged(text: Any, judge: str) -> str | None:
-    """The answer that a response gives, or None.
-
-    >>> judged("the answer is 42.", r"regex:answer is (\\d+)"), judged("yes ", "target")
-    ('42', 'yes')
-    """
-    if judge == "target":
-        return stripped(text)
-    found = re.search(judge.removeprefix("regex:"), str(text))
-    return None if found is None else found.group(1 if found.re.groups else 0)
-
-
-def stripped(value: Any) -> str:
-    return str(value).strip()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value)
-
 
 BY_JUDGE = "judged by "
 JUDGE_NOTE = "each response is {} and compared with the target, as text"
@@ -159,17 +133,36 @@ JUDGE_HINT = (
 )
 
 
+def judged(texts: Sequence[Any], rule: str, targets: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """The answer that each response gives, or None, and whether it is one of the targets.
+
+    >>> judged(["the answer is 42.", "no"], r"judged by regex:answer is (\\d+)", [42])
+    [('42', 1.0), (None, 0.0)]
+    """
+    right = {stripped(target) for target in targets}
+    _, is_pattern, pattern = rule.partition("regex:")
+    answers: list[str | None] = [stripped(text) for text in texts]
+    if is_pattern:
+        found = [re.search(pattern, str(text)) for text in texts]
+        answers = [match and match.group(1 if match.re.groups else 0) for match in found]
+    return [(answer, float(answer is not None and stripped(answer) in right)) for answer in answers]
+
+
+def stripped(value: Any) -> str:
+    return str(value).strip()
+
+
 # lm-evaluation-harness: one record per document and filter, all its responses in `resps`
 
+PASS_AT_1 = ("pass@1", "pass_at_1")
 
-def lm_eval_metric(record: Record, overrides: Columns, judge: str | None) -> Choice:
-    """The metric that scores a document, or how its responses are judged one by one."""
-    if judge:
-        return {"reward": BY_JUDGE + judge}, (JUDGE_NOTE.format(BY_JUDGE + judge),)
+
+def lm_eval_metric(record: Record, overrides: Columns) -> Choice:
+    """The metric that scores a document."""
     many = len(_listed(record, "resps")) > 1
     names = [str(name) for name in record.get("metrics", ())]
     known = [name for name in names if isinstance(record.get(name), int | float)]
-    preferred = [name for name in ("pass@1", "pass_at_1", "exact_match", "acc") if name in known]
+    preferred = [name for name in (*PASS_AT_1, "exact_match", "acc") if name in known]
     reward = next(iter([*filter(None, [overrides.get("reward")]), *preferred, *known]), "")
     if reward and reward not in record:
         raise ValueError(f"no column {reward!r} for reward; have {', '.join(record)}")
@@ -179,7 +172,7 @@ def lm_eval_metric(record: Record, overrides: Columns, judge: str | None) -> Cho
             "name one with --map reward=..."
         )
     note = "each filtered response is compared with the target, as text"
-    if reward in ("pass@1", "pass_at_1"):
+    if reward in PASS_AT_1:
         note = f"lm-eval keeps one {reward} per document: the passes are counted from it"
     return {"reward": reward or "filtered_resps == target"}, (note,) if many else ()
 
@@ -187,34 +180,30 @@ def lm_eval_metric(record: Record, overrides: Columns, judge: str | None) -> Cho
 def _listed(record: Record, name: str) -> list[Any]:
     """A list, which is the first of a list in most files."""
     value = record.get(name) or []
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is a list of responses, got {value!r:.60}")
     return list(value[0]) if value and isinstance(value[0], list) else list(value)
 
 
 def lm_eval(record: Record, columns: Columns) -> Samples:
     """The responses of one document."""
-    texts, problem, reward = _listed(record, "resps"), record["doc_id"], columns["reward"]
-    target = stripped(record.get("target"))
-    answers = _listed(record, "filtered_resps") or [None]
+    texts, reward, target = _listed(record, "resps"), columns["reward"], record.get("target")
+    kept, scored = _listed(record, "filtered_resps") or [None], list[tuple[Any, Any]]()
     if reward.startswith(BY_JUDGE):
-        answers = [judged(text, reward.removeprefix(BY_JUDGE)) for text in texts]
-        scores: list[Any] = [float(a is not None and stripped(a) == target) for a in answers]
+        scored = judged(texts, reward, [target])
     elif len(texts) == 1:
-        scores = [record.get(reward)]
-    elif reward in ("pass@1", "pass_at_1"):
+        scored = [(kept[0], record.get(reward))]
+    elif reward in PASS_AT_1:  # which samples passed is not recorded
         passes = round(float(record[reward]) * len(texts))
-        scores = [1.0] * passes + [0.0] * (len(texts) - passes)
-        answers = [None] * len(texts)  # which samples passed is not recorded
-    elif len(answers) == len(texts):
-        scores = [float(stripped(answer) == target) for answer in answers]
+        scored = [(None, score) for score in _counted(passes, len(texts))]
+    elif len(kept) == len(texts):
+        scored = [(each, float(stripped(each) == stripped(target))) for each in kept]
     else:
         raise ValueError(
-            f"document {problem} has {len(texts)} responses, and the filter "
-            f"{record.get('filter')!r} kept {len(answers)}: {JUDGE_HINT}"
+            f"document {record['doc_id']} has {len(texts)} responses, and the filter "
+            f"{record.get('filter')!r} kept {len(kept)}: {JUDGE_HINT}"
         )
-    for text, score, answer in zip(texts, scores, answers):
-        yield {"problem_id": problem, "completion": text, "reward": score, "answer": answer}
+    for text, (answer, score) in zip(texts, scored):
+        about = {"problem_id": record["doc_id"], "completion": text}
+        yield {**about, "reward": score, "answer": answer}
 
 
 # lighteval details: one record per document, with all its responses and one metric each
@@ -223,11 +212,9 @@ COUNTED = re.compile(r"(pass@k:k=1&n=|avg@n:n=)\d+")
 """Metrics that are a mean over the responses, so that the passes can be counted from them."""
 
 
-def lighteval_metric(record: Record, overrides: Columns, judge: str | None) -> Choice:
-    """The metric that scores a document, or how its responses are judged one by one."""
-    if judge:
-        return {"reward": BY_JUDGE + judge}, (JUDGE_NOTE.format(BY_JUDGE + judge),)
-    metrics = [name for name, value in _table(record, "metric").items() if _is_number(value)]
+def lighteval_metric(record: Record, overrides: Columns) -> Choice:
+    """The metric that scores a document."""
+    metrics = [name for name, value in record["metric"].items() if _is_number(value)]
     many = len(_texts(record)) > 1
     counted = [name for name in metrics if many and COUNTED.fullmatch(name)]
     reward = overrides.get("reward") or next(iter(counted), "")
@@ -244,60 +231,42 @@ def lighteval_metric(record: Record, overrides: Columns, judge: str | None) -> C
     return {"reward": reward}, (note,) if many else ()
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not math.isnan(value)
+
+
+def _texts(record: Record) -> list[Any]:
+    response = record["model_response"]
+    texts = response.get("text_post_processed") or response.get("text") or []
+    return list(texts) if isinstance(texts, list | tuple) else [texts]
+
+
 def lighteval(record: Record, columns: Columns) -> Samples:
     """The responses of one document."""
-    document, reward, texts = _table(record, "doc"), columns["reward"], _texts(record)
+    document, metrics, reward = record["doc"], record["metric"], columns["reward"]
+    texts = _texts(record)
     about = {"problem_id": document.get("id"), "prompt": document.get("query")}
     if reward.startswith(BY_JUDGE):
-        golds = _golds(document)
-        for text in texts:
-            answer = judged(text, reward.removeprefix(BY_JUDGE))
-            right = float(answer is not None and stripped(answer) in golds)
+        at = document["gold_index"]
+        golds = [document["choices"][index] for index in (at if isinstance(at, list) else [at])]
+        for text, (answer, right) in zip(texts, judged(texts, reward, golds)):
             yield {**about, "completion": text, "reward": right, "answer": answer}
         return
-    metrics = _table(record, "metric")
     if reward not in metrics:
         raise ValueError(f"no metric {reward!r} in this document; have {', '.join(metrics)}")
     value = metrics[reward] if _is_number(metrics[reward]) else None
     scores: list[Any] = [value] * len(texts)
     if len(texts) > 1 and value is not None:
         passes = round(value * len(texts))
-        if not (
-            COUNTED.fullmatch(reward) and math.isclose(passes, value * len(texts), abs_tol=1e-6)
-        ):
+        whole = math.isclose(passes, value * len(texts), abs_tol=1e-6)
+        if not (whole and COUNTED.fullmatch(reward)):
             raise ValueError(
                 f"document {document.get('id')} has {len(texts)} responses and one {reward} of "
                 f"{value}, from which passes cannot be counted: {JUDGE_HINT}"
             )
-        scores = [1.0] * passes + [0.0] * (len(texts) - passes)
+        scores = _counted(passes, len(texts))
     for text, score in zip(texts, scores):
         yield {**about, "completion": text, "reward": score}
-
-
-def _table(record: Record, name: str) -> Mapping[str, Any]:
-    value = record[name]
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name!r} of a lighteval record is a table, got {str(value)[:60]!r}")
-    return value
-
-
-def _texts(record: Record) -> list[Any]:
-    response = _table(record, "model_response")
-    texts = response.get("text_post_processed") or response.get("text") or []
-    return list(texts) if isinstance(texts, list | tuple) else [texts]
-
-
-def _golds(document: Mapping[str, Any]) -> set[str]:
-    at = document.get("gold_index")
-    try:
-        return {
-            stripped(document["choices"][index])
-            for index in (at if isinstance(at, list | tuple) else [at])
-        }
-    except (KeyError, IndexError, TypeError):
-        raise ValueError(
-            "the document has no choice at its gold_index, so --judge has no target"
-        ) from None
 
 
 # inspect_ai: a log has one record per sample and epoch, with a score and an answer per scorer
@@ -332,7 +301,7 @@ def inspect_record(sample: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[s
     return record
 
 
-def inspect_scorer(record: Record, overrides: Columns, judge: str | None) -> Choice:
+def inspect_scorer(record: Record, overrides: Columns) -> Choice:
     """The scorer of a log, and its answers."""
     scores = [name for name in record if name.startswith("score_")]
     if len(scores) != 1 and "reward" not in overrides:
@@ -366,41 +335,16 @@ def evalplus_records(results: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
             yield {"task_id": task, "solution": one.get("solution"), **passed}
 
 
-# OpenAI evals: one line per event, after a line with the specification; promptfoo: one per result
-
-
-def logged(lines: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Lines of a log as samples: the matches of OpenAI evals, the results of promptfoo; others as
-    they are."""
-    spec: Record | None = None
-    for number, record in lines:
-        if isinstance(record.get("spec"), Mapping) and "eval_name" in record["spec"]:
-            spec = record["spec"]
-        elif spec is not None:
-            if record.get("type") == "match":
-                models = spec.get("completion_fns") or [None]
-                about = {"openai_eval": spec["eval_name"], "model": models[0]}
-                yield number, {**about, "sample_id": record.get("sample_id"), **record["data"]}
-        elif "success" in record and "vars" in record and "provider" in record:
-            yield number, promptfoo_record(record)
-        else:
-            yield number, record
-
-
-def promptfoo_record(result: Record) -> dict[str, Any]:
+def promptfoo(result: Record, columns: Columns) -> Samples:
     """A result of promptfoo; a request that failed (failureReason 2) is unscored."""
-    provider, response = result["provider"], result.get("response") or {}
+    response, prompt = result.get("response") or {}, result.get("prompt") or {}
     broken = result.get("failureReason") == 2 or (result.get("error") and not response)
-    prompt = result.get("prompt") or {}
     raw = prompt.get("raw") if isinstance(prompt, Mapping) else prompt
-    return {
-        "vars": result["vars"] or raw,
-        "provider": provider.get("id") if isinstance(provider, Mapping) else provider,
-        "promptIdx": result.get("promptIdx"),
+    yield {
+        "problem_id": result["vars"] or raw,
         "prompt": raw,
-        "output": response.get("output") if isinstance(response, Mapping) else response,
-        "success": None if broken else result["success"],
-        "score": None if broken else result.get("score"),
+        "completion": response.get("output") if isinstance(response, Mapping) else response,
+        "reward": None if broken else result[columns["reward"]],
     }
 
 
@@ -448,7 +392,7 @@ def verifiers_rollout(record: Record, columns: Columns) -> Samples:
 # TRL: step, prompt, completion, one column per reward function, extra columns, advantage
 
 
-def trl_reward(record: Record, overrides: Columns, judge: str | None) -> Choice:
+def trl_reward(record: Record, overrides: Columns) -> Choice:
     """The column of TRL's only reward function."""
     taken = {"step", "prompt", "completion", "advantage"}
     numeric = [
@@ -466,119 +410,37 @@ def trl_reward(record: Record, overrides: Columns, judge: str | None) -> Choice:
     return {"reward": "reward" if "reward" in numeric else numeric[0]}, ()
 
 
-def _same(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-OURS = _same(
-    *("problem_id", "sample_id", "prompt", "completion", "answer", "reward", "status"),
-    *("finish_reason", "n_tokens", "logprob_sum"),
-)
+OURS = "prompt completion answer reward status finish_reason"
 LM_EVAL, LIGHTEVAL = "lm-evaluation-harness", "lighteval details"
 JUDGED = (LM_EVAL, LIGHTEVAL)
 """Tools whose responses `--judge` can score."""
-
-
-def _tool(name: str, known_by: str, columns: Columns, samples: Any = plain, **more: Any) -> Tool:
-    return Tool(name, frozenset(known_by.split()), columns, samples, **more)
-
-
+# fmt: off
 TOOLS = (
-    _tool("bestofk samples", "problem_id sample_id reward completion", OURS),
-    _tool(
-        "bestofk run",
-        "prompt_id sample reward completion",
-        {
-            **OURS,
-            "problem_id": "prompt_id",
-            "sample_id": "sample",
-            "n_tokens": "tokens",
-            "logprob_sum": "logprob",
-        },
-    ),
-    _tool(
-        LM_EVAL,
-        "doc_id resps filtered_resps",
-        {"problem_id": "doc_id"},
-        lm_eval,
-        choose=lm_eval_metric,
-        inside=True,
-    ),
-    _tool(
-        LIGHTEVAL,
-        "doc metric model_response",
-        {"problem_id": "doc"},
-        lighteval,
-        choose=lighteval_metric,
-        inside=True,
-    ),
-    _tool(
-        "inspect log",
-        "id epoch target log completion",
-        {"problem_id": "id", "sample_id": "epoch", "prompt": "input", **_same("completion")},
-        inspect_sample,
-        choose=inspect_scorer,
-    ),
-    _tool(
-        "inspect samples_df",
-        "sample_id eval_id id epoch",
-        {"problem_id": "id", "sample_id": "epoch", "prompt": "input"},
-        inspect_sample,
-        choose=inspect_scorer,
-    ),
-    _tool(
-        "verifiers traces",
-        "task traces env",
-        {"problem_id": "task", "reward": "rewards"},
-        verifiers_episode,
-        inside=True,
-    ),
-    _tool(
-        "verifiers results",
-        "example_id prompt completion reward",
-        {"problem_id": "example_id", **_same("prompt", "completion", "reward")},
-        verifiers_rollout,
-    ),
-    _tool(
-        "verl rollouts",
-        "input output score",
-        {
-            "problem_id": "input",
-            "prompt": "input",
-            "completion": "output",
-            "reward": "score",
-            "answer": "pred",
-        },
-    ),
-    _tool(
-        "TRL completions",
-        "step prompt completion advantage",
-        {"problem_id": "prompt", **_same("prompt", "completion")},
-        choose=trl_reward,
-    ),
-    _tool(
-        "HumanEval results",
-        "task_id completion passed",
-        {"problem_id": "task_id", "reward": "passed", **_same("completion")},
-    ),
-    _tool(
-        "OpenAI evals log",
-        "openai_eval sample_id correct",
-        {
-            "problem_id": "sample_id",
-            "reward": "correct",
-            "completion": "sampled",
-            "answer": "picked",
-        },
-    ),
-    _tool(
-        "promptfoo results",
-        "vars provider promptIdx success",
-        {"problem_id": "vars", "completion": "output", "reward": "success", **_same("prompt")},
-    ),
-    _tool(
-        "evalplus results",
-        "task_id solution passed base_passed",
-        {"problem_id": "task_id", "completion": "solution", "reward": "passed"},
-    ),
+    Tool("bestofk samples", "problem_id sample_id reward completion",
+         f"problem_id sample_id {OURS} n_tokens logprob_sum"),
+    Tool("bestofk run", "prompt_id sample reward completion",
+         f"problem_id=prompt_id sample_id=sample {OURS} n_tokens=tokens logprob_sum=logprob"),
+    Tool(LM_EVAL, "doc_id resps filtered_resps", "problem_id=doc_id",
+         lm_eval, lm_eval_metric, inside=True),
+    Tool(LIGHTEVAL, "doc metric model_response", "problem_id=doc",
+         lighteval, lighteval_metric, inside=True),
+    Tool("inspect log", "id epoch target log completion",
+         "problem_id=id sample_id=epoch prompt=input completion", inspect_sample, inspect_scorer),
+    Tool("inspect samples_df", "sample_id eval_id id epoch",
+         "problem_id=id sample_id=epoch prompt=input", inspect_sample, inspect_scorer),
+    Tool("verifiers traces", "task traces env", "problem_id=task reward=rewards",
+         verifiers_episode, inside=True),
+    Tool("verifiers results", "example_id prompt completion reward",
+         "problem_id=example_id prompt completion reward", verifiers_rollout),
+    Tool("verl rollouts", "input output score",
+         "problem_id=input prompt=input completion=output reward=score answer=pred"),
+    Tool("TRL completions", "step prompt completion advantage",
+         "problem_id=prompt prompt completion", choose=trl_reward),
+    Tool("HumanEval results", "task_id completion passed",
+         "problem_id=task_id completion reward=passed"),
+    Tool("promptfoo results", "vars provider success",
+         "problem_id=vars prompt completion=response reward=success", promptfoo),
+    Tool("evalplus results", "task_id solution passed base_passed",
+         "problem_id=task_id completion=solution reward=passed"),
 )
+# fmt: on

@@ -117,7 +117,8 @@ def load(arguments: Sequence[str], reading: Reading | None = None) -> list[Sourc
 
 
 def split_name(argument: str) -> tuple[str | None, Path]:
-    """The name given to a run, if any, and its path; "-" is standard input.
+    """The name given to a run, if any, and its path; "-" is JSON lines on standard
+    input.
 
     Raises:
         FileNotFoundError: there is no such path.
