@@ -1,7 +1,8 @@
 """Processes that begin with everything imported: PyTorch and transformers take seconds to import.
 
 A server that has imported them and done nothing else forks a process for each command. `bestofk`
-and `python` in its folder are clients that pass on their words, folder, environment and streams.
+and `python` in its folder are clients that pass on their words, folder, environment and streams,
+then signals, and end as the process ends. It is killed when its client is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -23,12 +25,19 @@ from pathlib import Path
 from typing import Any
 
 CLIENT = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect(sys.argv[1])
     asked = {"words": sys.argv[2:], "folder": os.getcwd(), "environment": dict(os.environ)}
     socket.send_fds(server, [json.dumps(asked).encode()], [0, 1, 2])
-    sys.exit(int(server.recv(16) or b"1"))
+    process = int(server.recv(16))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(process, number))
+    end = int(server.recv(16) or b"1")
+if end < 0:
+    signal.signal(-end, signal.SIG_DFL)
+    os.kill(os.getpid(), -end)
+sys.exit(end)
 """
 
 
@@ -57,6 +66,7 @@ def serve(path: str) -> None:
     import bestofk.training.train  # noqa: F401
 
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+    os.fsync = lambda fd: None  # no test cuts the power
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that answer
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -73,8 +83,13 @@ def serve(path: str) -> None:
     message, streams, _, _ = socket.recv_fds(client, 1 << 20, 3)
     child = os.fork()
     if child:
+        client.send(str(child).encode())
+        ended = os.pidfd_open(child)
+        if ended not in select.select([ended, client.fileno()], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        client.send(str(code if code >= 0 else 128 - code).encode())
+        with contextlib.suppress(OSError):
+            client.send(str(code).encode())
         os._exit(0)
     client.close()
     for number, stream in enumerate(streams):

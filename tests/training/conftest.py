@@ -63,7 +63,7 @@ def command(warm):
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-        python = str(warm / "python") if wait and not cold else sys.executable
+        python = sys.executable if cold else str(warm / "python")
         arguments = [python, *map(str, words)]
         if wait:
             return subprocess.run(arguments, env=environment, timeout=1800, **options)

@@ -1,23 +1,21 @@
-"""End runs at given moments and go on with them: python killing.py [[RUN.toml, FOLDER, SIGNAL,
-SHARES], ...], as JSON.
+"""Runs that end themselves and are resumed: python killing.py [[RUN.toml, FOLDER, MOMENTS], ...],
+as JSON.
 
-A process that has everything imported forks one child per life of a run, so that a moment is a
-moment of training and not of importing. SHARES are moments of a life as shares of the untouched
-run, which is made first and left in FOLDER/whole; the other one is FOLDER/ended. The clock is the
-run's own: lines of metrics, and the mean time between them for the part of a line; so a busy
-machine changes nothing. SIGNAL is KILL, INT, TERM, or TWICE (TERM and, at once, TERM again); or IN,
-and each of SHARES is PHASE:CALL, where the life kills itself at that call. Prints how each life of
-each run ended.
+This process makes the untouched run, FOLDER/whole, and forks one child per life of the other one,
+FOLDER/ended. Each of MOMENTS is PHASE:CALL:SIGNAL: the life sends itself that signal at that call,
+before anything of the call. SIGNAL is KILL, INT, TERM, or TWICE (TERM and, at once, TERM again).
+After its moments the run is resumed to the end. Prints how each life of each run ended.
 """
 
+import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
-import time
 from pathlib import Path
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that used a device cannot be forked
 
 from bestofk.config import merged, read
 from bestofk.learning import Learner
@@ -40,96 +38,46 @@ PHASES = {
 }
 
 
-def die_in(phase, call):
-    """This process kills itself when it is called that often, before anything of that call."""
+def end_in(phase, call, how):
+    """This process gets the signals when it is called that often, before anything of that call."""
     place, name = PHASES[phase]
     real, calls = getattr(place, name), itertools.count(1)
 
     def once_too_often(*args, **named):
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if next(calls) == int(call):
+            for number in ENDS[how]:
+                os.kill(os.getpid(), number)
         return real(*args, **named)
 
     setattr(place, name, once_too_often)
 
 
-def life(config, folder, phase=None):
-    """One child: create or resume, and train to the end. Exits as the verb does."""
+def train(config, folder):
+    """Create or resume a run and train to the end, or to a signal."""
+    there = (folder / "config.toml").exists()
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        return training.train(merged(config, {"run.dir": str(folder)}), resume=there)
+
+
+def life(config, folder, moment):
+    """How a child ended: -n died of signal n, 128 + n left because of it, as the verb does."""
     child = os.fork()
     if child:
-        return child
-    if phase:
-        die_in(phase[0], int(phase[1]))
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    end_in(*moment.split(":"))
     try:
-        there = (folder / "config.toml").exists()
-        outcome = training.train(merged(config, {"run.dir": str(folder)}), resume=there)
+        outcome = train(config, folder)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         os._exit(1)
     os._exit(128 + outcome.signal if outcome.signal else 0)
 
 
-def written(metrics):
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def is_over(child):
-    """Whether the child has ended; it stays to be waited for."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def ended(child):
-    """0 done, -n died of signal n, 128 + n left because of signal n."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def keep(folder, copy):
-    """A copy of the folder as it is, or of none."""
-    shutil.rmtree(copy, ignore_errors=True)
-    if folder.exists():
-        shutil.copytree(folder, copy)
-
-
-def signalled(config, folder, numbers, target, pace):
-    """How a life ended that gets the signals after so many lines."""
-    metrics = folder / "metrics.jsonl"
-    before = written(metrics)
-    child = life(config, folder)
-    whole, part = divmod(target, 1)
-    while written(metrics) < before + whole and not is_over(child):
-        before = min(before, written(metrics))  # a resumed run drops what no checkpoint holds
-        time.sleep(0.002)
-    time.sleep(part * pace)
-    for number in numbers:
-        os.kill(child, number)
-        time.sleep(0.02)
-    return ended(child)
-
-
-def end(recipe, folder, name, shares):
+def end(recipe, folder, moments):
     config, folder = read(recipe), Path(folder)
-    began = time.monotonic()
-    assert ended(life(config, folder / "whole")) == 0
-    length = time.monotonic() - began
-    lines = written(folder / "whole" / "metrics.jsonl")
-    ends = []
-    if name == "IN":
-        ends = [ended(life(config, folder / "ended", share.split(":"))) for share in shares]
-        shares = []
-    for share in shares:
-        for _ in range(10):
-            keep(folder / "ended", folder / "kept")
-            moment = written(folder / "ended" / "metrics.jsonl") + share * lines
-            how = signalled(config, folder / "ended", ENDS[name], share * lines, length / lines)
-            if how != 0 or moment > lines - 1:
-                break
-            keep(folder / "kept", folder / "ended")  # it was faster than this process: once more
-        ends.append(how)
-        if how == 0:
-            break
-    else:
-        assert ended(life(config, folder / "ended")) == 0
+    assert train(config, folder / "whole").signal is None
+    ends = [life(config, folder / "ended", moment) for moment in moments]
+    assert train(config, folder / "ended").signal is None
     return ends
 
 

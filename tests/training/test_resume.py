@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 from dataclasses import replace
@@ -33,12 +32,12 @@ SCHEDULES = {
 
 @pytest.fixture
 def end_at(recipe, command, same_run, last_json, tmp_path):
-    """Ends runs with a signal at some moments; what is left must equal the untouched runs."""
+    """Ends runs with signals at some moments; what is left must equal the untouched runs."""
 
     def end(**plans):
         asked = [
-            (str(recipe(f"{name}.toml", **sections)), str(tmp_path / name), signal, moments)
-            for name, (signal, moments, sections) in plans.items()
+            (str(recipe(f"{name}.toml", **sections)), str(tmp_path / name), moments)
+            for name, (moments, sections) in plans.items()
         ]
         done = command("tests/training/killing.py", json.dumps(asked))
         assert done.returncode == 0, done.stderr
@@ -50,23 +49,27 @@ def end_at(recipe, command, same_run, last_json, tmp_path):
 
 
 def test_ended_runs_resume_bit_for_bit(end_at):
-    """Killed at three moments; asked to leave, which saves a checkpoint so that nothing is lost.
+    """Killed in every phase of a step, before and after its first checkpoint; asked to leave, which
+    saves a checkpoint so that nothing is lost; and told twice, which leaves at once.
 
-    The same with batches drawn ahead: killed in every phase, each life gets one or two steps
-    further, and the queue comes back from the checkpoint.
+    Where batches are drawn ahead, the queue comes back from the checkpoint.
     """
-    moments = [random.Random(number).uniform(0.1, 0.35) for number in range(3)]
-    in_every_phase = [
-        "sample:4", "judge:5", "drawn:2", "learn:3", "step:3", "record:3", "save:2", "saved:1"
+    off_policy = ["step:6:KILL", "learn:4:KILL", "judge:2:TWICE", "record:2:INT"]
+    ahead = [
+        f"{phase}:{call}:KILL"
+        for phase, call in (
+            ("sample", 4), ("judge", 4), ("drawn", 2), ("learn", 2), ("step", 2), ("record", 2),
+            ("save", 2), ("saved", 2),
+        )
     ]  # fmt: skip
-    late = {"run": {"checkpoint_every": 1000}}
+    late = {"run": {"steps": 5, "checkpoint_every": 1000}}
     ends = end_at(
-        killed=("KILL", moments, OFF_POLICY),
-        asked=("TERM", [0.4], SCHEDULES | late),
-        drawn_ahead=("IN", in_every_phase, AHEAD | {"run": {"steps": 14}}),
-        asked_with_a_queue=("TERM", [0.4], AHEAD | late),
+        off_policy=(off_policy, OFF_POLICY),
+        schedules=(["record:3:TERM"], SCHEDULES | late),
+        ahead=(ahead, AHEAD | {"run": {"steps": 12, "checkpoint_every": 1}}),
+        asked_with_a_queue=(["record:3:TERM"], AHEAD | late),
     )
-    assert ends == [[-9] * 3, [143], [-9] * len(in_every_phase), [143]]
+    assert ends == [[-9, -9, -15, 130], [143], [-9] * len(ahead), [143]]
 
 
 def test_a_queue_comes_back_as_it_was_on_any_number_of_processes():
@@ -115,20 +118,6 @@ def test_leaving_right_before_an_evaluation_loses_and_repeats_none(
     monkeypatch.setattr(Run, "record", recorded)
     assert train(ended, resume=True).signal is None
     same_run(tmp_path / "whole", tmp_path / "ended")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sections", [OFF_POLICY, SCHEDULES, AHEAD], ids=["off policy", "schedules", "ahead"]
-)
-@pytest.mark.parametrize("signal", ["KILL", "INT", "TWICE"])
-def test_ended_at_twenty_moments(end_at, signal, sections):
-    rng = random.Random(signal)
-    moments = [rng.uniform(0.02, 0.5) for _ in range(20)]
-    run = {"steps": 40, "checkpoint_every": 2}
-    [ends] = end_at(run=(signal, moments, {**sections, "run": run}))
-    how = {"KILL": -9, "INT": 130, "TWICE": -15}[signal]
-    assert sum(end == how for end in ends) >= 3  # later lives may end before their moment
 
 
 def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):

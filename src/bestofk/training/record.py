@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -206,7 +207,7 @@ def model_writer(
             evaluations=[line for line in lines if line["kind"] == "evaluation"],
             license=task.licence,
             data=f"{task.name} ({task.summary or config.task.name})",
-            versions=environment()["versions"],
+            versions=package_versions(),
         )
         (folder / "README.md").write_text(text, encoding="utf-8")
 
@@ -230,17 +231,22 @@ PACKAGES = ("bestofk", "numpy", "torch", "transformers", "accelerate", "peft", "
             "datasets")  # fmt: skip
 
 
-def environment() -> dict[str, Any]:
-    """Versions and hardware. No variables, host or user names: a run's folder is shown around."""
+@functools.cache
+def package_versions() -> Mapping[str, str]:
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware. No variables, host or user names: a run's folder is shown around."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpus": os.cpu_count(),
-        "versions": versions,
+        "versions": package_versions(),
     }
     torch = sys.modules.get("torch")
     if torch is not None:
