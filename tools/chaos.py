@@ -260,7 +260,7 @@ def facts(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name not in CLOCKED}
 
 
-CLOCKED = ("seconds", "tokens_per_second")
+CLOCKED = ("seconds", "tokens_per_second", "sampling_tokens_per_second")
 
 
 def check_same(whole: Path, ended: Path) -> None:

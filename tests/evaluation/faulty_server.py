@@ -16,13 +16,24 @@ class FaultyServer:
 
     Faults: "429" (with Retry-After), "429-date", "500", "503", "cut" (mid-answer), "drop" (no
     answer), "garbage" (not JSON), "empty" (no choices), "html".
+
+    After `most` answers requests are held until `go` is set, and then dropped; each that is held
+    releases `held`. Answers are given `together`, so many at once.
     """
 
     def __init__(
-        self, faults: list[str] | None = None, *, share: float = 0.0, delay: float = 0.0
+        self,
+        faults: list[str] | None = None,
+        *,
+        share: float = 0.0,
+        delay: float = 0.0,
+        most: int = 10**9,
+        together: int = 1,
     ) -> None:
         self.faults = list(faults or [])
-        self.share, self.delay = share, delay
+        self.share, self.delay, self.left = share, delay, most
+        self.held, self.go = threading.Semaphore(0), threading.Event()
+        self.together = threading.Barrier(together, timeout=900)
         self.rng = random.Random(0)
         self.lock = threading.Lock()
         self.requests: list[dict[str, Any]] = []
@@ -95,11 +106,12 @@ class FaultyServer:
             send(handler, 200, b"<html>login</html>")
         elif fault == "empty":
             send(handler, 200, b'{"choices": []}')
-        elif fault == "drop":
+        elif fault == "drop" or self.is_held(fault):
             handler.close_connection = True
             handler.connection.close()
         else:
             time.sleep(self.delay)  # faults come at once, answers take their time
+            self.together.wait()
             data = json.dumps(self.completion(body)).encode()
             if fault == "cut":
                 handler.send_response(200)
@@ -113,6 +125,15 @@ class FaultyServer:
             send(handler, 200, data)
             with self.lock:
                 self.answered[prompt, body["seed"]] += 1
+
+    def is_held(self, fault: str) -> bool:
+        """Whether this is one answer too many; returns when nobody is held any more."""
+        with self.lock:
+            self.left -= not fault
+            if fault or self.left >= 0 or self.go.is_set():
+                return False
+        self.held.release()
+        return self.go.wait(900)
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         count = 1 if self.one_choice_only else body.get("n", 1)

@@ -195,6 +195,16 @@ def test_torch_integers_become_float64(dtype):
     np.testing.assert_allclose(got.numpy(), advantages([1, 0, 0, 0], "pass@2"))
 
 
+@pytest.mark.parametrize("make", [np.array, torch.tensor, jax.numpy.asarray])
+def test_integers_that_float64_does_not_hold_are_an_error(make):
+    for value in (2**53 + 1, -(2**53) - 1, -(2**63)):
+        with pytest.raises(ValueError, match=r"rewards has integers above 2\^53"):
+            advantages(make([value, 0, 1]), "mean")
+    assert float(max_at_k(make([2**53, 0]), 2)) == 2**53
+    mapped = torch.func.vmap(lambda row: max_at_k(row, 1, check=False))(torch.tensor([[0, 1]]))
+    assert mapped.tolist() == [0.5]  # traced integers are not looked at
+
+
 def test_numpy_floats_come_back():
     for dtype in (np.float16, np.float32, np.float64):
         assert advantages(np.array([1, 0, 0], dtype), "max@2").dtype == dtype

@@ -72,7 +72,7 @@ def command(warm):
     return run
 
 
-CLOCKED = ("seconds", "tokens_per_second")
+CLOCKED = ("seconds", "tokens_per_second", "sampling_tokens_per_second")
 
 
 def facts(line):

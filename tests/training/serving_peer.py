@@ -19,7 +19,7 @@ from bestofk.types import Prompt
 class ServingPeer:
     """Serves the model of a folder on loopback; after `lives` completions requests it is gone."""
 
-    def __init__(self, folder: Any, port: int = 0, *, lives: int = 10**9) -> None:
+    def __init__(self, folder: Any, port: int, *, lives: int = 10**9) -> None:
         self.policy, self.lives = load(folder), lives
         self.updates, self.gone = 0, threading.Event()
         peer = self
@@ -35,7 +35,6 @@ class ServingPeer:
                 if answer is None:
                     self.close_connection = True
                     self.connection.close()
-                    threading.Thread(target=peer.close).start()
                 else:
                     send(self, answer)
 
@@ -44,7 +43,7 @@ class ServingPeer:
 
         self.lock = threading.Lock()
         self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.port = self.http.server_address[1]
+        self.url = f"http://127.0.0.1:{port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -57,6 +56,8 @@ class ServingPeer:
             return {"success": True}
         if path == "/v1/completions":
             self.lives -= 1
+            if self.lives == -1:
+                threading.Thread(target=self.close).start()
             return None if self.lives < 0 else self.complete(body)
         if body["method"] == "about_sampling":
             about = {"logprobs_mode": "processed_logprobs", "dtype": "float32"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -14,19 +15,34 @@ from bestofk.sampling.vllm import EngineError
 from bestofk.training.train import train
 from training.serving_peer import ServingPeer
 
+AHEAD = {"ahead": 1, "correct_sampler": True}
 
-def test_a_server_that_dies_is_waited_for_and_gets_the_weights_again(recipe, small_model, capsys):
-    first = ServingPeer(small_model, lives=30)
-    url = f"http://127.0.0.1:{first.port}"
+
+@pytest.fixture
+def port():
+    """A port of this test alone, also while nobody listens on it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+# With one batch ahead, requests 18 to 21 draw the batch of step 3, 22 to 25 that of step 4.
+@pytest.mark.parametrize(("off_policy", "lives"), [({}, 30), (AHEAD, 19), (AHEAD, 23)])
+def test_a_server_that_dies_is_waited_for_and_gets_the_weights_again(
+    recipe, small_model, port, capsys, off_policy, lives
+):
+    first = ServingPeer(small_model, port, lives=lives)
     second = []
 
     def back_again():
         first.gone.wait()
-        second.append(ServingPeer(small_model, first.port))
+        second.append(ServingPeer(small_model, port))
 
     starting = threading.Thread(target=back_again)
     starting.start()
-    config = read(recipe(sampling={"engine": "vllm", "server": url}, run={"steps": 4}))
+    server = {"engine": "vllm", "server": first.url}
+    config = read(recipe(sampling=server, run={"steps": 4}, off_policy=off_policy))
     end = train(config)
     starting.join()
     second[0].close()
@@ -35,18 +51,17 @@ def test_a_server_that_dies_is_waited_for_and_gets_the_weights_again(recipe, sma
     assert second[0].updates >= 2  # the weights of the step it died in, and later ones
     lines = [line for line in read_metrics(end.path) if line["kind"] == "train"]
     assert max(line["sampler_gap_max"] for line in lines) < 1e-4
-    assert f"no vLLM server answers at {url}" in capsys.readouterr().out
+    assert f"no vLLM server answers at {first.url}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("off_policy", [{}, {"ahead": 1, "correct_sampler": True}])
+@pytest.mark.parametrize("off_policy", [{}, AHEAD])
 def test_a_server_that_does_not_come_back_leaves_a_run_that_can_be_resumed(
-    recipe, small_model, capsys, monkeypatch, tmp_path, off_policy
+    recipe, small_model, port, capsys, monkeypatch, tmp_path, off_policy
 ):
     monkeypatch.setattr("bestofk.sampling.vllm_server.PATIENCE", 0.0)
-    peer = ServingPeer(small_model, lives=40)
-    url = f"http://127.0.0.1:{peer.port}"
+    peer = ServingPeer(small_model, port, lives=40)
     path = recipe(
-        sampling={"engine": "vllm", "server": url},
+        sampling={"engine": "vllm", "server": peer.url},
         run={"steps": 8, "checkpoint_every": 50},
         off_policy=off_policy,
     )
@@ -58,19 +73,18 @@ def test_a_server_that_does_not_come_back_leaves_a_run_that_can_be_resumed(
     assert f"--model {small_model}" in told
     assert (tmp_path / "run" / "checkpoints" / f"step-{done[-1]:06d}").is_dir()
     peer.gone.wait()
-    again = ServingPeer(small_model, peer.port)
+    again = ServingPeer(small_model, port)
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     again.close()
 
 
-def test_a_server_of_another_model_is_named_before_it_gets_weights(recipe, tmp_path):
+def test_a_server_of_another_model_is_named_before_it_gets_weights(recipe, port, tmp_path):
     other = save(
         Policy(tiny.untrained(hidden=32, layers=3, heads=2, inner=64), tiny.tokenizer(), ""),
         tmp_path / "m",
     )
-    peer = ServingPeer(other)
-    url = f"http://127.0.0.1:{peer.port}"
-    config = read(recipe(sampling={"engine": "vllm", "server": url}))
+    peer = ServingPeer(other, port)
+    config = read(recipe(sampling={"engine": "vllm", "server": peer.url}))
     with pytest.raises(EngineError, match=r"num_hidden_layers = 3, and this run needs 2"):
         train(config)
     assert peer.updates == 0

@@ -52,6 +52,8 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(
                  "groups_dropped", "unscored", "sampler_gap_mean", "grad_norm", "lr"):  # fmt: skip
         assert isinstance(step[name], int | float), name
     assert step["sampler_gap_max"] < 1e-4
+    sampling = step["sampling_tokens_per_second"] * step["seconds"]["sample"]
+    assert sampling == pytest.approx(step["sampled_tokens"])
     assert step["groups_with_signal"] + step["groups_no_signal"] == 4
     rows = list(read_samples(run))
     assert len(rows) == 3 * 4 * 8
@@ -317,7 +319,7 @@ def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
         "to go",
         "groups",
         "entropy",
-        "tokens/s",
+        "tok/s (sampling ",
         "sample",
         "learn",
         "validation",

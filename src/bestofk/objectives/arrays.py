@@ -53,11 +53,7 @@ def as_float64(
     if is_numpy_array(values):
         if values.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be real numbers, got dtype {values.dtype}")
-        if values.dtype.kind in "iu" and values.size and np.abs(values).max() > 2**53:
-            raise ValueError(
-                f"{name} has integers above 2^53, which float64 does not tell apart: subtract a "
-                "constant, or divide"
-            )
+        _check_integers(values, name)
         dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
         if dtype == np.float64:
             return values.astype(np.float64, copy=False), _same
@@ -69,10 +65,22 @@ def as_float64(
         raise ValueError(f"{name} must be real numbers, got dtype {values.dtype}")
     floating = xp.isdtype(values.dtype, "real floating")
     target = values.dtype if floating else xp.float64
+    _check_integers(values, name)
     if is_jax_array(values) and (host := _on_the_host(values)) is not None:
         return host, lambda result: xp.asarray(result, dtype=target)
     wide = xp.astype(values, xp.float64, copy=False)
     return wide, (_same if target == xp.float64 else lambda result: xp.astype(result, target))
+
+
+def _check_integers(values: Array, name: str) -> None:
+    """Raise for integers that float64 does not hold."""
+    xp = array_namespace(values)
+    wide = values.dtype in (xp.int64, xp.uint64)
+    if wide and _all((values <= 2**53) & (values >= -(2**53))) is False:
+        raise ValueError(
+            f"{name} has integers above 2^53, which float64 does not tell apart: subtract a "
+            "constant, or divide"
+        )
 
 
 def _narrowed(result: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -116,6 +124,23 @@ def _traced(values: Array) -> bool:
     import jax
 
     return isinstance(values, jax.core.Tracer)
+
+
+def _all(holds: Array) -> bool | None:
+    """Whether all are True; None where they may not be looked at: JAX traces, or PyTorch compiles
+    or maps."""
+    if is_jax_array(holds) and _traced(holds):
+        return None
+    if is_torch_array(holds):
+        import torch
+
+        if torch.compiler.is_compiling():
+            return None
+        try:
+            return bool(holds.all())
+        except RuntimeError:  # a batched tensor has no one truth value
+            return None
+    return bool(array_namespace(holds).all(holds))
 
 
 def is_array(values: Any) -> bool:
@@ -190,18 +215,8 @@ def sort_with_order(values: Array) -> tuple[Array, Array]:
 
 
 def _fits_float32(values: Array) -> bool:
-    """Whether float32 holds the tensor exactly: such values sort in half the time on a GPU.
-
-    False where the values may not be looked at, under torch.compile and torch.func.vmap.
-    """
-    import torch
-
-    if torch.compiler.is_compiling():
-        return False
-    try:
-        return bool((values.float() == values).all())
-    except RuntimeError:  # a batched tensor has no one truth value
-        return False
+    """Whether float32 holds the tensor exactly: such values sort in half the time on a GPU."""
+    return bool(_all(values.float() == values))
 
 
 def by_order(values: Array, order: Array) -> Array:

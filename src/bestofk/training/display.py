@@ -102,7 +102,7 @@ class LiveDisplay(Display):
         table.add_row("policy", f"entropy {number(line.get('entropy'))}   grad norm "
                       f"{number(line.get('grad_norm'))}   sampler gap "
                       f"{number(line.get('sampler_gap_mean'))}")  # fmt: skip
-        table.add_row("speed", f"{line['tokens_per_second']:,.0f} tokens/s   {phases(line)}")
+        table.add_row("speed", f"{speed(line)}   {phases(line)}")
         self._live.update(table, refresh=True)
 
     def close(self) -> None:
@@ -124,8 +124,7 @@ def step_line(line: Mapping[str, Any], steps: int, k: int, eta: float) -> str:
     return (
         f"step {line['step']}/{steps}  reward {rewards_text(line, k)}  {groups_text(line)}  "
         f"entropy {number(line.get('entropy'))}  gap {number(line.get('sampler_gap_mean'))}  "
-        f"{line['tokens_per_second']:,.0f} tok/s  "
-        f"{phases(line)}  {clock(eta)} to go"
+        f"{speed(line)}  {phases(line)}  {clock(eta)} to go"
     )
 
 
@@ -158,6 +157,12 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
         f"{line.get('set', line['split'])} at step {line['step']} ({line['prompts']} prompts × "
         f"{line['samples_per_prompt']} samples, 95%{left_out}): {'  '.join(parts)}"
     )
+
+
+def speed(line: Mapping[str, Any]) -> str:
+    """Sampled tokens per second of the whole step, and of its sampling alone."""
+    whole, sampling = line["tokens_per_second"], line["sampling_tokens_per_second"]
+    return f"{whole:,.0f} tok/s (sampling {sampling:,.0f})"
 
 
 def phases(line: Mapping[str, Any]) -> str:

@@ -64,6 +64,7 @@ def metrics_line(
         **stats,
         "seconds": dict(seconds),
         "tokens_per_second": float(lengths.sum() / max(sum(seconds.values()), 1e-9)),
+        "sampling_tokens_per_second": float(lengths.sum() / max(seconds.get("sample", 0.0), 1e-9)),
     }
 
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -63,7 +63,7 @@ from bestofk.types import Group, Prompt, Verdict, Verifier
 
 Answer = TypeVar("Answer")
 ATTEMPTS = 5
-"""Times that a server which comes back is asked again."""
+"""Times in a row that a server may be lost and come back."""
 SILENT_STEPS = 3
 """Steps in a row without a signal after which the likely cause is said."""
 
@@ -109,6 +109,8 @@ class Session:
     """Whether the callback ended the run."""
     probed: bool = False
     """Whether sampler and learner were compared since this process started."""
+    losses: int = 0
+    """Times that the server was lost since the last recorded step."""
 
     @property
     def learner(self) -> Learner:
@@ -161,7 +163,9 @@ class Session:
             self.seconds = {}
             if self.overlaps:  # each batch is drawn with one set of weights
                 with self.timed("wait"):
-                    wait(self.queue)
+                    lost = self._drop_lost_batches()
+                if lost:
+                    self._wait_for_server(lost)
             self._refresh_sampler()
             if self._evaluation_due():
                 self._evaluate()
@@ -170,6 +174,7 @@ class Session:
             if self.state.step >= last or self.ended:
                 return
             yield self.state.step + 1
+        self._drop_lost_batches()
         self._save()
 
     def leaving(self) -> bool:
@@ -214,33 +219,62 @@ class Session:
     def _served(self, ask: Callable[[], Answer]) -> Answer:
         """What is asked of a sampler. A server that is lost is waited for, gets the weights again
         and is asked once more."""
-        sampler: Any = self.parts.sampler
-        if not getattr(sampler, "shared", False):
+        if not getattr(self.parts.sampler, "shared", False):
             return ask()
-        answer, lost = None, ""
-        for attempt in range(ATTEMPTS):
+        again = False
+        while True:
+            answer, lost = None, ""
             try:
-                if attempt:
+                if again:
                     self._agreement.refresh(self.prompt_at(self.learner.steps))
-                answer, lost = ask(), ""
+                answer = ask()
             except ServerLost as error:
                 lost = str(error)
-            if not self.processes.any(bool(lost)):
+            if not (lost := self._of_any(lost)):
                 return cast("Answer", answer)
-            sampler.version = None
-            if self.processes.main:
-                self.display.say(f"{lost}\nwaiting for it")
+            self._wait_for_server(lost)
+            again = True
+
+    def _of_any(self, message: str) -> str:
+        """A message that any process has; every process gets the same."""
+        return next(filter(None, self.processes.gather(message)), "")
+
+    def _wait_for_server(self, lost: str) -> None:
+        """Wait for a server that was lost: it has none of our weights then. All processes call it.
+
+        Raises:
+            ServerLost: it does not come back, or comes back and fails again and again.
+        """
+        sampler: Any = self.parts.sampler
+        sampler.version, self.losses, gone = None, self.losses + 1, ""
+        if self.losses == ATTEMPTS:
+            raise ServerLost(f"{lost}; it answers, and failed {ATTEMPTS} times in a row")
+        if self.processes.main:
+            self.display.say(f"{lost}\nwaiting for it")
+        try:
             sampler.wait()
-        raise ServerLost(f"{lost}; it answers, and failed {ATTEMPTS} times in a row")
+        except ServerLost as error:
+            gone = str(error)
+        if gone := self._of_any(gone):
+            raise ServerLost(gone)
+
+    def is_lost(self) -> bool:
+        """Whether the server was lost while it drew the next batch beside the learner, for any
+        process; waits for that batch."""
+        return self.overlaps and self.processes.any(is_server_lost(self.queue[0]))
+
+    def _drop_lost_batches(self) -> str:
+        """Wait for the batches in the queue. Those the server did not finish are left out, and
+        drawn again later; what was said of them, the same on every process."""
+        lost = [str(each.exception()) if is_server_lost(each) else "" for each in self.queue]
+        whole = min(self.processes.gather([*map(bool, lost), True].index(True)))
+        while len(self.queue) > whole:
+            self.queue.pop()
+        return self._of_any("".join(lost))
 
     def server_lost(self, error: ServerLost) -> ServerLost:
-        """Save the run whose server is gone; the error with the way to resume it. Batches that were
-        not drawn are left out, and drawn again."""
-        wait(self.queue)
-        while self.queue and any(each.exception() for each in self.queue):
-            self.queue.pop()
-        if not self.overlaps or self.processes.size == 1:  # otherwise other ranks are elsewhere
-            self._save()
+        """Save the run whose server is gone; the error with the way to resume it."""
+        self._save()
         return ServerLost(
             f"{error}\n{max(self.saved, 0)} steps are saved; resume with: bestofk train --resume "
             f"{self.run.path}"
@@ -342,7 +376,7 @@ class Session:
             seconds=self.seconds,
         )
         rows = self.processes.gather(sample_rows(step, batch, weights))
-        self.recorded += 1
+        self.recorded, self.losses = self.recorded + 1, 0
         if self.processes.main:
             keep_plan(self.parts.sampler, self.run.path)
             self.run.record(line)
@@ -472,6 +506,11 @@ def done(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
+
+
+def is_server_lost(batch: Future[RolloutBatch]) -> bool:
+    """Whether a batch was not drawn because the server was lost; waits for it."""
+    return isinstance(batch.exception(), ServerLost)
 
 
 class InTurns:

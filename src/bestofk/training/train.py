@@ -66,9 +66,9 @@ def train(
     ) as session:
         for step in session.steps():  # between steps it evaluates and saves
             draw(session, step)
-            batch = session.queue[0].result()
-            if session.leaving():
+            if session.is_lost() or session.leaving():
                 continue  # before the weights change: the queue is part of the checkpoint
+            batch = session.queue[0].result()
             with session.learning(step, batch):
                 advantages, stats = learn(
                     session.learner,
