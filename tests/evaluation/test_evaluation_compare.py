@@ -269,7 +269,6 @@ def test_only_common_problems_count_and_the_rest_is_named() -> None:
     ("runs", "message"),
     [
         ([samples([[1]], name="A")], "at least two runs"),
-        ([samples([[1]], name="A"), samples([[1]], name="A")], "two runs are called 'A'"),
         (
             [samples([[1]], problems=["p"]), samples([[1]], problems=["q"], name="B")],
             "no problem in common",

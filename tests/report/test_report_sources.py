@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk.reports.sources import Reading, Source, load, unique_names
+from bestofk.evaluation.run_names import unique_names
+from bestofk.reports.sources import Source, load
 from bestofk.runs import Run
 from report_files import make_file, make_run, write_lines
 
@@ -98,7 +99,7 @@ def test_named_columns_and_filters_hold_for_texts_too(tmp_path: Path) -> None:
     ]
     path = write_lines(tmp_path / "own.jsonl", rows)
     columns = {"problem_id": "q", "reward": "mark", "completion": "words"}
-    [source] = load([str(path)], Reading(columns=columns, where={"step": "2"}))
+    [source] = load([str(path)], columns=columns, where={"step": "2"})
     texts = [row["completion"] for _, row in sorted(every_row(source).items())]
     assert texts == [f"2 {p} {s}" for p in range(3) for s in range(4)]
     assert source.samples is not None

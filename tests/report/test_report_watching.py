@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from bestofk.reports import load, make
 from bestofk.reports.watching import WatchedPage, server_of
 
 
@@ -126,14 +123,3 @@ def test_the_command_follows_a_run(tmp_path: Path) -> None:
         process.communicate(timeout=900)
     assert process.returncode == 130
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_notebook_shows_the_page_itself(tmp_path: Path) -> None:
-    rows = [{"problem_id": i // 4, "reward": int(i % 3 == 0)} for i in range(40)]
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = make(load([str(file)]), tmp_path / "a.html", resamples=400, beyond=0)
-    shown = report._repr_html_()
-    srcdoc = re.search(r'srcdoc="([^"]*)"', shown)
-    assert srcdoc is not None
-    assert html.unescape(srcdoc[1]) == (tmp_path / "a.html").read_text(encoding="utf-8")

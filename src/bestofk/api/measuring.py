@@ -152,11 +152,11 @@ def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) 
     Raises:
         ValueError: samples without a file; nothing to show. OSError: cannot write.
     """
-    from bestofk.reports import Reading, load, make
+    from bestofk.reports import load, make
 
     runs = what if isinstance(what, list | tuple) else [what]
-    reading = Reading(cluster=options.pop("cluster", None))
-    built = make(load([_argument(run) for run in runs], reading), Path(out), **options)
+    sources = load([_argument(run) for run in runs], cluster=options.pop("cluster", None))
+    built = make(sources, Path(out), **options)
     verdicts = tuple(f"{one.metric}: {one.verdict}" for one in built.findings.comparisons)
     return ReportFile(built.page, built.size, verdicts)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bestofk.cli._options import VerbOptions, option
@@ -125,50 +124,21 @@ def json_pairs(texts: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def named(text: str) -> tuple[str | None, str]:
-    """NAME=PATH, or a path.
-
-    >>> named("base=a.jsonl"), named("a=b/c.jsonl"), named("dir/x=1.jsonl")
-    (('base', 'a.jsonl'), ('a', 'b/c.jsonl'), (None, 'dir/x=1.jsonl'))
-    """
-    name, equals, path = text.partition("=")
-    if equals and name and "/" not in name and not Path(text).exists():
-        return name, path
-    return None, text
-
-
 def read_all(targets: tuple[str, ...], reading: FileOptions) -> list[Samples]:
     """Every run, with a progress bar for people, under names that differ."""
     from bestofk.cli._terminal import bar
     from bestofk.evaluation import read
+    from bestofk.evaluation.run_names import named_paths
 
     runs = []
-    for text in targets:
-        name, path = named(text)
-        with bar(f"reading {Path(path).name}", 1) as advance:
+    for name, path in named_paths(targets):
+        with bar(f"reading {path.name}", 1) as advance:
             runs.append(read(path, name=name, progress=_share_to(advance), **reading.reading()))
-    return _distinct(runs)
+    return runs
 
 
 def _share_to(advance: Callable[[float], None]) -> Callable[[int, int], None]:
-    def show_share(done: int, total: int) -> None:
-        advance(done / max(total, 1))
-
-    return show_share
-
-
-def _distinct(runs: list[Samples]) -> list[Samples]:
-    """Names that differ: where files are called alike, their folders tell them apart."""
-    from dataclasses import replace
-
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return runs
-    paths = [Path(str(run.metadata["path"])) for run in runs]
-    longer = [f"{path.parent.name}/{name}" for path, name in zip(paths, names)]
-    if len(set(longer)) < len(longer):
-        longer = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
-    return [replace(run, name=name) for run, name in zip(runs, longer)]
+    return lambda done, total: advance(done / max(total, 1))
 
 
 def metric_of(reading: FileOptions, runs: list[Samples]) -> Metric:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bestofk.cli._files import FileOptions, metric_of, named, read_all, whole_numbers
+from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
 from bestofk.cli._options import argument, option, parsed
 
 if TYPE_CHECKING:
@@ -38,29 +37,7 @@ class EvalOptions(FileOptions):
 
 def main(argv: list[str]) -> int:
     chosen = parsed(EvalOptions, argv, "bestofk eval")
-    if not chosen.targets:
-        raise ValueError("name a file of samples; bestofk eval --help")
-    for target in chosen.targets:
-        if not _is_file(target):
-            raise ValueError(
-                f"{target!r} is not a file of samples; check its name, or draw samples from a "
-                "model or an endpoint with bestofk sample"
-            )
     return show(read_all(chosen.targets, chosen), chosen)
-
-
-def _is_file(target: str) -> bool:
-    """Whether this names samples rather than a model or an endpoint."""
-    from bestofk.evaluation.records import KINDS, PACKED
-
-    path = Path(named(target)[1])
-    if str(path) == "-":
-        return True
-    if target.startswith(("http://", "https://")) or (path / "config.json").exists():
-        return False
-    if path.is_dir():
-        return not any(path.glob("*.safetensors"))
-    return path.exists() or path.name.lower().endswith((*KINDS, *PACKED))
 
 
 def show(runs: list[Samples], chosen: EvalOptions) -> int:

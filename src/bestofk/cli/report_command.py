@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from bestofk.cli._files import ReadingOptions
 from bestofk.cli._options import argument, option, parsed
 from bestofk.cli._terminal import is_quiet, wrapped
-from bestofk.reports import SAMPLES, Reading, Report, load, make, page_of
+from bestofk.reports import SAMPLES, Report, load, make, page_of
 
 
 class ReportOptions(ReadingOptions):
@@ -80,9 +80,8 @@ def run(chosen: ReportOptions) -> Report:
         def say(what: str) -> None:
             status.update(Text(printable(what)))
 
-        reading = Reading(**chosen.reading(), say=lambda what: say(f"reading {what}"))
         return make(
-            load(chosen.runs, reading),
+            load(chosen.runs, say=lambda what: say(f"reading {what}"), **chosen.reading()),
             chosen.out,
             say=say,
             png=chosen.png,
@@ -101,13 +100,12 @@ def follow(chosen: ReportOptions) -> None:
     """Serve the page until interrupted, and make it again while the runs grow."""
     from bestofk.reports.watching import watch
 
-    reading = Reading(**chosen.reading())
     paths = [watched(argument) for argument in chosen.runs]
     if not paths:
         raise ValueError("--watch needs at least one run folder or file of samples")
 
     def page() -> str:
-        return page_of(load(chosen.runs, reading), live=True, **page_options(chosen))[2]
+        return page_of(load(chosen.runs, **chosen.reading()), live=True, **page_options(chosen))[2]
 
     def say(text: str) -> None:
         print(json.dumps({"said": text}) if chosen.as_json else printable(text), flush=True)
@@ -117,7 +115,7 @@ def follow(chosen: ReportOptions) -> None:
 
 def watched(argument: str) -> Path:
     """The path of PATH or NAME=PATH, which may not be there yet."""
-    from bestofk.reports.sources import split_name
+    from bestofk.evaluation.run_names import split_name
 
     try:
         return split_name(argument)[1]

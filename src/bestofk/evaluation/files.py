@@ -28,8 +28,9 @@ from .columns import (
     sample_number,
     settle,
 )
-from .records import BadFile, Progress, locate, quiet, records, without_packing
+from .records import BadFile, Progress, locate, quiet, records
 from .results import Samples
+from .run_names import run_name
 
 EXCERPT_PROBLEMS, EXCERPT_TEXTS, EXCERPT_CHARACTERS, EXCERPT_LINES = 400, 16, 2000, 5000
 """Bounds of the texts kept for the compression ratio: at most 13 million characters, of the first
@@ -191,21 +192,6 @@ def rows(
     """The samples of a file one by one, with their texts. Arguments as in `read` and `records`."""
     file = locate(path)
     return iter(_Records(file, records(file, encoding=encoding, only=only), **options))
-
-
-def run_name(path: Path) -> str:
-    """What to call the run of a file: its name, or its folder's where the name says only a step.
-
-    >>> run_name(Path("runs/a/evaluations/000050.jsonl")), run_name(Path("b.jsonl.gz"))
-    ('a 000050', 'b')
-    """
-    name = without_packing(path.name)
-    stem = name.split(".jsonl")[0] if ".jsonl" in name else Path(name).stem
-    if stem.isdigit():
-        folder = path.parent
-        folder = folder.parent if folder.name in ("evaluations", "samples") else folder
-        return f"{folder.name} {stem}".strip()
-    return stem
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from .chosen_samples import excerpts
 from .page import render, write
 from .report_data import page_data
 from .report_results import Findings, evaluate
-from .sources import Reading, Source, load
+from .sources import Source, load
 from .training import progress
 
-__all__ = ["Findings", "Reading", "Report", "Source", "evaluate", "load", "make", "page_of"]
+__all__ = ["Findings", "Report", "Source", "evaluate", "load", "make", "page_of"]
 
 SAMPLES = 2000
 """Samples that go on a page unless told otherwise: some megabytes at most."""
@@ -35,14 +34,6 @@ class Report:
     """Of the page, in bytes."""
     files: tuple[Path, ...]
     """Figures written beside it."""
-
-    def _repr_html_(self) -> str:
-        """The page itself, for a notebook: the same figures."""
-        page = html.escape(self.page.read_text(encoding="utf-8"))
-        return (
-            f'<iframe srcdoc="{page}" style="width:100%;height:56rem;border:0" '
-            'sandbox="allow-scripts allow-same-origin" title="bestofk report"></iframe>'
-        )
 
 
 def make(

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bestofk import evaluation, runs
-from bestofk.common import did_you_mean
 from bestofk.evaluation import Samples
-from bestofk.evaluation.records import KINDS, PACKED
+from bestofk.evaluation.run_names import named_paths
 
 Row: TypeAlias = Mapping[str, Any]
 Fetch: TypeAlias = Callable[[Sequence[int]], Mapping[int, Row]]
@@ -70,98 +69,29 @@ def words(value: Any) -> str:
     return str(value)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How files of samples are read: as in `evaluation.read`."""
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Role → column, where the mapping was not detected rightly."""
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Column → value: only such records count."""
-    encoding: str = "utf-8"
-    cluster: str | None = None
-    """The column that says which problems are alike."""
-    say: Callable[[str], None] = lambda _: None
-    """Told what is being read."""
-
-    def options(self) -> dict[str, Any]:
-        names = ("columns", "where", "encoding", "cluster")
-        return {name: getattr(self, name) for name in names}
-
-
-def load(arguments: Sequence[str], reading: Reading | None = None) -> list[Source]:
+def load(
+    arguments: Sequence[str], *, say: Callable[[str], None] = lambda _: None, **reading: Any
+) -> list[Source]:
     """Read every argument: PATH or NAME=PATH, each a run's folder or a file of samples.
+
+    Args:
+        say: told what is being read.
+        reading: columns, where, encoding, cluster, as in `evaluation.read`.
 
     Raises:
         ValueError: nothing to read in it; a name used twice. OSError: no such file.
     """
-    reading = reading or Reading()
-    if not arguments:
-        raise ValueError("a report needs at least one run folder or file of samples")
-    named = [split_name(argument) for argument in arguments]
-    names = unique_names([path for _, path in named])
     sources = []
-    for (given, path), default in zip(named, names):
+    for name, path in named_paths(arguments):
+        say(str(path))
         read = load_folder if path.is_dir() else load_file
-        reading.say(str(path))
-        sources.append(read(path, given or default, reading))
-    seen: dict[str, str] = {}
-    for source in sources:
-        if source.name in seen:
-            raise ValueError(
-                f"two runs are called {source.name!r} ({seen[source.name]} and {source.path}): "
-                "give them names, like base=a.jsonl trained=b.jsonl"
-            )
-        seen[source.name] = source.path
+        sources.append(read(path, name, say, reading))
     return sources
 
 
-def split_name(argument: str) -> tuple[str | None, Path]:
-    """The name given to a run, if any, and its path; "-" is JSON lines on standard
-    input.
-
-    Raises:
-        FileNotFoundError: there is no such path.
-    """
-    if argument == "-" or argument.endswith("=-"):
-        return argument[:-2] or "stdin", evaluation.locate("-")
-    if Path(argument).exists():
-        return None, Path(argument)
-    for at in (i for i, c in enumerate(argument) if c == "=" and i):
-        if Path(argument[at + 1 :]).exists():
-            return argument[:at], Path(argument[at + 1 :])
-    missing = Path(argument.rpartition("=")[2])
-    there = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    hint = did_you_mean(missing.name, there)
-    raise FileNotFoundError(
-        f"no such file or folder: {missing}; "
-        + hint
-        + "A report takes run folders and files of samples, each PATH or NAME=PATH"
-    )
-
-
-def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many of its parents as tell it from the others.
-
-    >>> unique_names([Path("runs/a/eval.jsonl"), Path("runs/b/eval.jsonl"), Path("base.jsonl")])
-    ['a/eval', 'b/eval', 'base']
-    """
-    whole = [path.resolve() for path in paths]
-    stems = [
-        path.with_suffix("") if path.suffix.lower() in (*KINDS, *PACKED) else path for path in whole
-    ]
-    for depth in range(1, 64):
-        names = ["/".join(stem.parts[-depth:]) for stem in stems]
-        clashing = {name for name in names if names.count(name) > 1}
-        if not clashing:
-            break
-    return [
-        stem.name if [s.name for s in stems].count(stem.name) == 1 else name
-        for stem, name in zip(stems, names)
-    ]
-
-
-def load_file(path: Path, name: str, reading: Reading) -> Source:
+def load_file(
+    path: Path, name: str, say: Callable[[str], None], reading: Mapping[str, Any]
+) -> Source:
     """A file of samples, in any format that evaluation reads.
 
     Raises:
@@ -174,9 +104,9 @@ def load_file(path: Path, name: str, reading: Reading) -> Source:
         share = 100 * done // max(total, 1)
         if share != shown:
             shown = share
-            reading.say(f"{path} {share}%")
+            say(f"{path} {share}%")
 
-    samples = evaluation.read(path, name=name, progress=progress, **reading.options())
+    samples = evaluation.read(path, name=name, progress=progress, **reading)
     facts = {**facts_of_run(path), **samples.metadata}
     facts["seed"] = facts.get("seed", seeds_of(path))
     return Source(
@@ -184,7 +114,7 @@ def load_file(path: Path, name: str, reading: Reading) -> Source:
         path=str(path),
         format=str(facts.get("format", "")),
         samples=replace(samples, metadata=facts),
-        fetch=lambda positions: fetch(path, samples, positions, reading.options()),
+        fetch=lambda positions: fetch(path, samples, positions, reading),
         notes=tuple(f"{name}: {note}" for note in facts.get("notes", ())),
     )
 
@@ -255,7 +185,9 @@ def facts_of_run(file: Path) -> dict[str, Any]:
     }
 
 
-def load_folder(path: Path, name: str, reading: Reading) -> Source:
+def load_folder(
+    path: Path, name: str, say: Callable[[str], None], reading: Mapping[str, Any]
+) -> Source:
     """A training run: its settings, its metrics, and its newest evaluated samples.
 
     Raises:
@@ -263,14 +195,14 @@ def load_folder(path: Path, name: str, reading: Reading) -> Source:
     """
     settings, recorded = path / "config.toml", path / "metrics.jsonl"
     if not settings.is_file() and not recorded.is_file():
-        return load_file(evaluation.locate(path), name, reading)
+        return load_file(evaluation.locate(path), name, say, reading)
     config = flatten(read_toml(settings)) if settings.is_file() else {}
     metrics = tuple(runs.read_metrics(path)) if recorded.is_file() else ()
     kept = [folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))]
     source = Source(name=name, path=str(path), format="run folder")
     if kept:
         file = evaluation.locate(path)
-        source = load_file(file, name, reading)
+        source = load_file(file, name, say, reading)
         source = replace(source, path=str(file))
     if source.samples is None and not metrics:
         raise ValueError(
