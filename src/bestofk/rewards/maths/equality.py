@@ -217,7 +217,7 @@ def _comparable(gold: str, answer: str) -> tuple[str, list[str]]:
     >>> _comparable("5", "x = 2 + 3 = 5"), _comparable("y = 2x", "2x"), _comparable("x+y = 5", "5")
     (('5', ['2 + 3', '5']), ('2x', ['2x']), ('x+y = 5', ['5']))
     """
-    if ("\\in" in gold) != ("\\in" in answer):
+    if bool(_MEMBER.search(gold)) != bool(_MEMBER.search(answer)):
         gold, answer = (_MEMBER.sub("", text, count=1) for text in (gold, answer))
     reference, response = _sides(gold), _sides(answer)
     if len(reference) == 1 < len(response):
@@ -342,6 +342,10 @@ def _interval(text: str) -> str:
 def _same_parts(gold: str, answer: str, scalar: Scalar) -> bool | None:
     kind, reference = parts(gold)
     response_kind, response = parts(answer)
+    if kind and "\\cup" in answer:  # [1,3] is also [1,2] and [2,3] together
+        return scalar(f"{gold}\\cup {gold}", answer)
+    if response_kind and "\\cup" in gold:
+        return scalar(gold, f"{answer}\\cup {answer}")
     if kind != response_kind or len(reference) != len(response):
         return False
     if len(reference) == 1:

@@ -88,11 +88,34 @@ _ANGLE = re.compile(
     r"(\d{1,100}(?:\.\d{1,100})?|[A-Za-z]) ?\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})"
 )
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_REALS = re.compile(r"\\mathbb ?(?:\{ ?R ?\}|R)(?! ?[\^_])|\\text\{all real numbers\}")
+_REALS = re.compile(r"\\mathbb ?(?:\{ ?R ?\}|R)(?! ?[\^_])")
 _EMPTY = re.compile(r"\\\{ ?\\\}")
 _PLUS_INFINITY = re.compile(r"(?<=[,(\[]) ?\+ ?(?=\\infty)")
 _PREFACE = re.compile(
     r"(?:\\text\{)?(?:the )?(?:final |correct )?answer(?: is)?\}? ?:? ?(?=\S)", re.IGNORECASE
+)
+_PYTHON_POWER = re.compile(
+    r"(?<=[\w)])\*\*(?:(-?\d{1,100}(?:\.\d{1,100})?|[A-Za-z])(?![\w.])|\(([^()]*)\))"
+)
+_INFINITY = re.compile(r"(?<![^(\[,+-])( ?)infinity(?= ?(?:$|[)\],]))", re.IGNORECASE)
+_UNIT_WITH_POWER = re.compile(r"\\(?:mathrm|text) ?\{([^{}^]*\^ ?\{ ?-\d ?\})\}")
+_ORDINAL = re.compile(r"(\d{1,100})(?: ?\^ ?\{? ?(?:\\text\{)?)?(?:st|nd|rd|th)\}{0,2}")
+_ONES = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_IN_WORDS = (  # answers that are words as a whole
+    dict.fromkeys(("no solution", "no solutions", "empty set", "the empty set"), "\\emptyset")
+    | dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)")
+    | {"no real solution": "\\text{no real solutions}", "infinity": "\\infty"}
+    | {word: str(value) for value, word in enumerate(_ONES)}
+    | {
+        tens + (f"{tie}{_ONES[value]}" if value else ""): str(10 * place + value)
+        for place, tens in enumerate(_TENS, 2)
+        for value in range(10)
+        for tie in "- "
+    }
 )
 
 
@@ -108,6 +131,7 @@ def plain(text: str) -> str:
     if _BARE_NUMBER.fullmatch(text):
         return text
     text = text.replace("\\$", "").replace("\\%", "%")
+    text = _PYTHON_POWER.sub(lambda m: f"^{{{m[1] or m[2]}}}", text)
     text = _ABOUT.sub(r"\\sim ", text)
     text = _LONG_ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
     text = _THOUSANDS.sub("", text).replace("{,}", ",")
@@ -115,28 +139,32 @@ def plain(text: str) -> str:
     text = _COMMAND.sub(lambda m: _COMMANDS[m[1].replace(" ", "")], text)
     text = _ASCII_SIGN.sub(lambda m: _ASCII[m[0]], text)
     text = _ASCII_NAME.sub(r"\\\1 ", text)
+    text = _UNIT_WITH_POWER.sub(r" \1", text)
     for _ in range(3):
         text = _NESTED_TEXT.sub(r"\1", _TEXT.sub(_worded, text))
     text = _LARGE_NUMBER.sub(_written_out, text)
     text = _values(text)
     text = _EMPTY.sub(r"\\emptyset", _REALS.sub(r"(-\\infty,\\infty)", text))
-    text = _PLUS_INFINITY.sub("", text)
+    text = _PLUS_INFINITY.sub("", _INFINITY.sub(r"\1\\infty", text))
     text = " ".join(text.split())
     text = _without_groups(text)
     preface = _PREFACE.match(text)
     text = text[preface.end() :] if preface else text
-    return text if text.endswith("..") else text.rstrip(".,; ")
+    text = text if text.endswith("..") else text.rstrip(".,; ")
+    if ordinal := _ORDINAL.fullmatch(text):
+        return ordinal[1]
+    return _IN_WORDS.get(text.removeprefix("\\text{").removesuffix("}").strip().casefold(), text)
 
 
 def _without_groups(text: str) -> str:
-    """Without braces that only group: {{3}} and {3} are 3. A list in braces keeps one pair."""
+    """Without braces that only group: {{3}} and {3} are 3. A list in braces is a set."""
     for _ in range(3):
         text = _DOUBLE_BRACES.sub(r"{\1}", text)
     while (inside := _inside_braces(text)) is not None and (
         "," not in inside or _inside_braces(inside) is not None
     ):
         text = inside
-    return text
+    return text if inside is None else f"\\{{{inside}\\}}"
 
 
 def _inside_braces(text: str) -> str | None:

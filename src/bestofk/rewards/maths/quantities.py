@@ -120,6 +120,10 @@ CHANGES_MEANING = _set(
 _TAIL_SIGNS = frozenset(ascii_letters + " ./")
 _POWER = re.compile(r" ?\^ ?\{? ?([23]) ?\}?$")
 _TEXT_UNIT = re.compile(r"((?:\\text\{[^{}]*\} ?/? ?){1,3})$")
+_INVERSE = re.compile(
+    r" ?(?:\\text\{)?(?<![A-Za-z])([A-Za-z]{1,4}) ([A-Za-z]{1,4})\}? ?\^ ?\{ ?-([12]) ?\}$"
+)
+"""m s^{-1} is m/s."""
 _POWER_NAMES = {"2": "square ", "3": "cubic "}
 
 
@@ -216,6 +220,10 @@ def quantity(text: str) -> Quantity:
 def _split_unit(text: str) -> tuple[str, str]:
     if not text[-1:].isalpha() and text[-1:] not in "}.23":
         return text, ""
+    inverse = _INVERSE.search(text)
+    if inverse and inverse[1] in _ONE_NAME and inverse[2] in _ONE_NAME:
+        square = "^2" if inverse[3] == "2" else ""
+        text = f"{text[: inverse.start()]} {inverse[1]}/{inverse[2]}{square}"
     power = _POWER.search(text)
     body = text[: power.start()] if power else text
     worded = _TEXT_UNIT.search(body)
