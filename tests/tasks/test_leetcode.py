@@ -12,6 +12,7 @@ from bestofk.rewards import verifier
 from bestofk.sandbox import CodecError, decode, encode
 from bestofk.tasks import task
 from bestofk.tasks.leetcode import cases_of
+from bestofk.training import task_setup
 from bestofk.training.task_setup import with_accepted_references
 from bestofk.types import Prompt
 
@@ -117,6 +118,9 @@ def test_what_the_reference_fails_is_left_out_and_said_once(
         assert line.startswith("leetcode, train: 1 of 15 problems left out")
         monkeypatch.setattr(type(judge), "judge_batch", None)  # the second time nothing is judged
         again = with_accepted_references(leetcode, judge).split("train")
+        monkeypatch.setattr(task_setup, "source_of_judges", lambda: "edited")
+        with pytest.raises(ValueError, match="15 of 15 problems"):
+            with_accepted_references(leetcode, judge).split("train")
     assert list(again) == list(train)
 
 

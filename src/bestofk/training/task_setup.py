@@ -9,11 +9,13 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bestofk import __version__, tasks
+from bestofk import tasks
 from bestofk.common import cache_folder, reaches, write_atomically
 from bestofk.config import Config, TaskAdvanced, TaskSection, merged
 from bestofk.rewards import BatchVerifier, UnscoredGuard, verifier
@@ -326,7 +328,7 @@ def _refused(
 ) -> dict[str, str]:
     """Ids and reasons; from the cache where the same was judged before."""
     place = cache_folder() / "references" / f"{name}.json"
-    settings = repr((__version__, platform.python_version(), judge.settings))
+    settings = repr((source_of_judges(), platform.python_version(), judge.settings))
     keys = {prompt.id: _key(settings, prompt) for prompt in prompts}
     known = _stored(place)
     unknown = [prompt for prompt in prompts if keys[prompt.id] not in known]
@@ -349,6 +351,14 @@ def _refused(
         write_atomically(place, json.dumps({**_stored(place), **fresh}), sync=False)
     found = {prompt.id: known.get(keys[prompt.id]) for prompt in prompts} | judged
     return {id: why for id, why in found.items() if why is not None}
+
+
+@cache
+def source_of_judges() -> str:
+    """A hash of the code that judges: verdicts of another version are not reused."""
+    package = Path(tasks.__file__).parents[1]
+    files = [file for name in ("rewards", "sandbox") for file in (package / name).rglob("*.py")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 def _why(verdict: Verdict) -> str:
