@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from bestofk import advantages
-from bestofk.objectives import learning_signal
 
 FOLDER = Path(__file__).parent / "images"
 plt.style.use(Path(__file__).with_suffix(".mplstyle"))
@@ -37,8 +36,10 @@ def weight_against_rank(n: int = 16) -> None:
 
 def eta_against_accuracy(n: int = 32) -> None:
     """The summed size of a group's weights under Pass@k Training."""
+    correct = np.tril(np.ones((n + 1, n)), -1)  # row c has c ones
     for k in (1, 2, 4, 8, 16):
-        plt.plot(np.arange(n + 1) / n, learning_signal(n, k), label=f"k = {k}")
+        eta = np.abs(advantages(correct, f"passk-training@{k}")).sum(axis=-1)
+        plt.plot(np.arange(n + 1) / n, eta, label=f"k = {k}")
     plt.xlabel(f"accuracy c/n of the group, n = {n}")
     plt.ylabel("η = N₊|A₊| + N₋|A₋|")
     plt.legend(frameon=False)

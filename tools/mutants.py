@@ -67,7 +67,6 @@ MUTANTS = [
     (ON, "RS-GRPO: 1/β lost", "- 1.0) / beta", "- 1.0)", "on_policy"),
     (ON, "RS-GRPO: not centred", "keepdims=True) - 1.0) / beta", "keepdims=True)) / beta", "on_policy"),
     (ON, "RS-GRPO: overflows", "xp.exp(beta * rewards - top)", "xp.exp(beta * rewards)", "on_policy"),
-    (ON, "layer cake: strict layers", "rewards[..., None, :] >= levels", "rewards[..., None, :] > levels", "on_policy"),
     (PASSK, "analytical: variance of single rewards", "best_share(rewards.shape[-1], k)", "best_share(rewards.shape[-1], 1)", "passk_training"),
     (PASSK, "analytical: variance instead of deviation", "sigma = xp.sqrt(xp.sum(share * spread, axis=-1, keepdims=True))", "sigma = xp.sum(share * spread, axis=-1, keepdims=True)", "passk_training"),
     (PASSK, "analytical: not centred", "_divide(estimate - shortfall, sigma)", "_divide(-shortfall, sigma)", "passk_training"),

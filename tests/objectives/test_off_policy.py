@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bestofk import advantages, objective
-from bestofk.objectives import effective_sample_size, off_policy_max_at_k
+from bestofk.objectives import off_policy_max_at_k
 from bestofk.objectives.off_policy import first_order
 from oracles import Tabular, policies, subset_mean, weighted_best
 
@@ -31,8 +31,6 @@ def test_the_value_is_the_sum_over_subsets(n, k):
         share = weighted_best(np.ones(n), np.exp(logs), k)
         got = off_policy_max_at_k(rewards, logs, k, self_normalise=True)
         assert got == pytest.approx(expected / share, abs=1e-12, rel=1e-12)
-        squares = weighted_best(np.ones(n), np.exp(2 * logs), k)
-        assert effective_sample_size(logs, k) == pytest.approx(share**2 / squares, rel=1e-12)
 
 
 @pytest.mark.parametrize(("n", "k"), [(n, k) for n, k in SIZES if n > 1])
@@ -185,7 +183,6 @@ def test_at_ratio_one_every_form_is_the_on_policy_weight(n, k):
         for form in ("exact", "first-order", "own-ratio", "none"):
             got = advantages(rewards, str(goal), log_ratio=zero, off_policy=form)
             np.testing.assert_allclose(got, expected, atol=1e-11)
-    np.testing.assert_allclose(effective_sample_size(zero, k), 1.0, atol=1e-12)
 
 
 def test_first_order_is_the_derivative_of_the_exact_weights():
@@ -373,8 +370,6 @@ def test_truncated_and_self_normalised_weights_are_always_finite(n, k, kind):
         goal = objective(f"max@{k}{variant}", truncate=min(2.0, 600 / k))
         if n >= goal.least_samples:
             assert np.isfinite(goal(rewards, log_ratio=logs)).all()
-    assert 0 <= float(effective_sample_size(logs, k)) <= 1 + 1e-9
-    assert np.isfinite(effective_sample_size(logs, k))
 
 
 def test_truncation_cuts_only_what_is_above():
@@ -403,16 +398,6 @@ def test_self_normalised_weights_that_would_be_zero_or_jump_in_scale_are_errors(
 def test_a_truncation_that_cannot_help_is_refused_when_it_is_set():
     with pytest.raises(ValueError, match=r"truncate=2 with k = 512.*at most 1\.37"):
         objective("max@512", truncate=2.0)
-
-
-def test_effective_sample_size_falls_with_spread_as_measured():
-    rng = np.random.default_rng(0)
-    mean = [
-        float(effective_sample_size(rng.normal(size=(4000, 16)) * sd, 8).mean())
-        for sd in (0.5, 1.0)
-    ]
-    assert mean[0] == pytest.approx(0.44, abs=0.03)
-    assert mean[1] == pytest.approx(0.10, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bestofk import advantages, objective
-from bestofk.objectives import ObjectiveWarning, layer_cake, max_at_k
-from bestofk.objectives.on_policy import max_canonical
+from bestofk.objectives import ObjectiveWarning, max_at_k
 from oracles import Tabular, policies, q_value, subset_mean
 
 BELOW = [(n, k) for n in range(2, 8) for k in range(1, n)]
@@ -255,13 +254,6 @@ def test_usual_mean_forms():
     tiny = advantages(rewards, "rs-grpo", beta=1e-6)
     np.testing.assert_allclose(tiny, rewards - rewards.mean(), atol=1e-5)
     assert np.isfinite(advantages(rewards * 1e4, "rs-grpo")).all()
-
-
-@given(arrays(float, st.integers(3, 8), elements=real), st.data())
-def test_layer_cake_is_exact_for_max_at_k(rewards, data):
-    k = data.draw(st.integers(1, len(rewards) - 1))
-    got = layer_cake(rewards, lambda passed: max_canonical(passed, k))
-    np.testing.assert_allclose(got, advantages(rewards, f"max@{k}"), atol=1e-10)
 
 
 def test_large_groups_agree_with_rational_arithmetic():

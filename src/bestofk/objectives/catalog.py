@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from . import estimates, on_policy, passk_training
+from . import on_policy, passk_training
 from .arrays import Array
 
 Claim: TypeAlias = Literal["exact", "scaled", "biased"]
@@ -266,14 +266,3 @@ CATALOG: dict[str, dict[str, Entry]] = {
 }
 
 ALIASES = {"rloo": "mean", "pkpo": "max:loo-1"}
-
-
-def l_coefficients(name: str, m: int | None, k: int) -> tuple[float, ...] | None:
-    """Coefficients of the named L-statistics; None where the user must give them."""
-    if name == "topM" and m is not None:
-        return estimates.top_coefficients(k, m)
-    if name == "bottomM" and m is not None:
-        return estimates.bottom_coefficients(k, m)
-    if name == "median":
-        return estimates.median_coefficients(k)
-    return estimates.bottom_coefficients(k, 1) if name == "min" else None

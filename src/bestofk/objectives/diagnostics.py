@@ -1,7 +1,5 @@
-"""How much a batch can teach: groups without signal, η, the k it supports.
-
-Off policy: how many of its samples still count.
-"""
+"""How much a batch can teach: groups without signal, the k it supports; off policy, how many of its
+samples still count."""
 
 from __future__ import annotations
 
@@ -14,15 +12,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from bestofk.common import unknown
-
-from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
+from .arrays import as_float64, as_numpy, constant, live_mask, positive_integer
 from .binomials import log_binomial
 from .grouping import DroppedGroups, gather, lay_out
 from .objective import Objective, advantages, objective
-from .off_policy import require_finite, require_k
-from .passk_training import analytical, combination, exceeding
-from .symmetric_sums import log_elementary
 
 
 @dataclass(frozen=True)
@@ -146,38 +139,6 @@ def signal_to_noise(
     return result
 
 
-def learning_signal(n: int, k: int, design: str = "") -> Array:
-    """η(c) = N_pos |A_pos| + N_neg |A_neg| of Pass@k Training, for c = 0..n correct samples.
-
-    The summed size of a group's advantages peaks near accuracy 1/k, and its maximum falls with k:
-    larger k looks at harder prompts and needs a larger learning rate.
-
-    Args:
-        n: samples per prompt.
-        k: of the objective, k ≤ n.
-        design: "" (analytical), "exceeding" or "combination", which need nothing but rewards;
-            "adaptive" is one of the two curves of k = 1 and k, "drop-easy" is 0 above its
-            threshold.
-
-    Returns:
-        η for c = 0, …, n: (n + 1,).
-
-    >>> int(learning_signal(32, 8).argmax())
-    4
-
-    References:
-        Pass@k Training (arXiv:2508.10751).
-    """
-    n, k = positive_integer(n, "n"), positive_integer(k, "k")
-    if k > n:
-        raise ValueError(f"pass@{k} needs at least {k} samples per prompt, got {n}")
-    designs = {"": analytical, "exceeding": exceeding, "combination": combination}
-    if design not in designs:
-        raise unknown("design", design, list(designs))
-    correct = np.tril(np.ones((n + 1, n)), -1)  # row c has c ones
-    return np.abs(designs[design](correct, k)).sum(axis=-1)
-
-
 def ratio_divergence(log_ratio: Any, live: Any = None) -> float:
     """D: how far π_θ has moved from π_old on these samples, in nats.
 
@@ -262,32 +223,3 @@ def effective_share(divergence: float, k: int, n: int) -> float:
         for c in shared
     ]
     return math.exp(-2 * divergence - float(np.logaddexp.reduce(terms)))
-
-
-def effective_sample_size(log_ratio: Any, k: int) -> Array:
-    """How many of the k-subsets still count, as a fraction in (0, 1]: (..., n) → (...,).
-
-        e_k(ρ)² / (C(n,k) e_k(ρ²))
-
-    A property of one estimate from these samples. It does not see a common shift of all ratios and
-    is 1 at k = n, so inner steps are stopped by `ratio_divergence` and `effective_share` instead.
-
-    Args:
-        log_ratio: log π_θ - log π_old of each whole completion, (..., n), finite.
-        k: the size of the subsets, 1 ≤ k ≤ n.
-
-    Raises:
-        ValueError: n < k; a log-ratio that is not finite.
-
-    >>> effective_sample_size([0.0, 0.0, 0.0, 0.0], 2)
-    array(1.)
-    """
-    logs, restore = as_float64(log_ratio, "log_ratio")
-    k = positive_integer(k, "k")
-    n = require_k(logs, k, f"the effective sample size of subsets of {k}")
-    require_finite(logs, "log_ratio", "leave out samples that could not be scored")
-    xp = array_namespace(logs)
-    flat = logs.reshape(-1, n)
-    size = 2 * log_elementary(flat, k) - log_elementary(2 * flat, k) - log_binomial(n, k)
-    share = xp.exp(xp.where(size < 0, size, xp.zeros_like(size)))
-    return restore(share.reshape(logs.shape[:-1]))

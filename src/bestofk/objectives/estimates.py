@@ -6,6 +6,7 @@ costs one sort. Values in, values out; the sample axis is last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,23 +61,16 @@ def max_at_k(
         Bagirov et al. 2025 (arXiv:2510.23393); Walder & Karkhanis 2025 (arXiv:2505.15201).
     """
     k = positive_integer(k, "k")
-    return _best_of_k(rewards, k, f"max@{k}", groups, live, small_groups, check)
+    which = {"groups": groups, "live": live, "small_groups": small_groups, "check": check}
+    return _best_of_k(rewards, k, f"max@{k}", **which)
 
 
-def _best_of_k(
-    rewards: Any,
-    k: int,
-    name: str,
-    groups: Any,
-    live: Any,
-    small_groups: SmallGroups,
-    check: bool = True,
-) -> Array:
+def _best_of_k(rewards: Any, k: int, name: str, **which: Any) -> Array:
     def best_of_k(ordered: Array) -> Array:
         n = ordered.shape[-1]
         return ordered[..., -1] - _gaps(ordered) @ constant(subset_share(n, k)[1:-1], ordered)
 
-    return _per_group(rewards, best_of_k, k, name, groups, live, small_groups, check)
+    return _per_group(rewards, best_of_k, k, name, **which)
 
 
 def pass_at_k(
@@ -112,29 +106,23 @@ def pass_at_k(
     values, restore = as_float64(correct, "correct")
     passed = zero_one(values, threshold, "pass@k", live)
     k = positive_integer(k, "k")
-    return restore(_best_of_k(passed, k, f"pass@{k}", groups, live, small_groups))
+    which = {"groups": groups, "live": live, "small_groups": small_groups}
+    return restore(_best_of_k(passed, k, f"pass@{k}", **which))
 
 
-def max_at_k_curve(
-    rewards: Any,
-    *,
-    k_max: int | None = None,
-    groups: Any = None,
-    live: Any = None,
-    small_groups: SmallGroups = "error",
-) -> Array:
+def max_at_k_curve(rewards: Any, *, k_max: int | None = None, **which: Any) -> Array:
     """`max_at_k` for k = 1..k_max in one pass: shape (..., k_max).
 
     Args:
-        rewards, groups, live, small_groups: as in `max_at_k`.
         k_max: the largest k; by default the smallest live count of any group.
+        rewards, which: as in `max_at_k` (groups, live, small_groups).
 
     >>> max_at_k_curve([0.0, 0.0, 1.0])
     array([0.33333333, 0.66666667, 1.        ])
     """
     values, restore = as_float64(rewards, "rewards", keep_gradient=True)
     if k_max is None:
-        layout = lay_out(values, groups=groups, live=live, small_groups=small_groups)
+        layout = lay_out(values, **({"small_groups": "error"} | which))
         k_max = min((bucket.n for bucket in layout.buckets), default=1)
     k_max = positive_integer(k_max, "k_max")
 
@@ -143,7 +131,7 @@ def max_at_k_curve(
         share = constant(subset_share_by_k(n, k_max), ordered)
         return ordered[..., -1:] - _gaps(ordered) @ share
 
-    return restore(_per_group(values, curve, k_max, f"max@{k_max}", groups, live, small_groups))
+    return restore(_per_group(values, curve, k_max, f"max@{k_max}", **which))
 
 
 def pass_at_k_curve(
@@ -163,13 +151,7 @@ def pass_at_k_curve(
 
 
 def l_statistic_at_k(
-    rewards: Any,
-    k: int,
-    coefficients: Sequence[float],
-    *,
-    groups: Any = None,
-    live: Any = None,
-    small_groups: SmallGroups = "error",
+    rewards: Any, k: int, coefficients: str | Sequence[float], **which: Any
 ) -> Array:
     """Expected L-statistic of k samples: Σ_j α_j E[r_(j:k)], j = 1 the lowest.
 
@@ -180,16 +162,19 @@ def l_statistic_at_k(
     Args:
         rewards: real numbers, (..., n); NaN marks a sample that could not be scored.
         k: how many samples are drawn.
-        coefficients: α_1..α_k, the lowest of k first.
-        groups, live, small_groups: as in `max_at_k`.
+        coefficients: α_1..α_k, the lowest of k first; or "min", "median", "top2" (the mean of the
+            best 2), "bottom2".
+        which: groups, live, small_groups, as in `max_at_k`.
 
-    >>> l_statistic_at_k([1.0, 2.0, 6.0], 2, (1, 0))  # the lower of two
-    array(1.33333333)
+    >>> l_statistic_at_k([1.0, 2.0, 6.0], 2, (1, 0)), l_statistic_at_k([1.0, 2.0, 6.0], 2, "min")
+    (array(1.33333333), array(1.33333333))
 
     References:
         OrderGrad (arXiv:2606.06096).
     """
     k = positive_integer(k, "k")
+    if isinstance(coefficients, str):
+        coefficients = named_coefficients(coefficients, k)
     alphas = tuple(float(alpha) for alpha in coefficients)
     if len(alphas) != k or not all(np.isfinite(alphas)):
         raise ValueError(
@@ -200,78 +185,22 @@ def l_statistic_at_k(
         n = ordered.shape[-1]
         return ordered @ constant(order_statistic_weights(n, k, alphas), ordered)
 
-    return _per_group(rewards, combine, k, f"an L-statistic of {k}", groups, live, small_groups)
+    return _per_group(rewards, combine, k, f"an L-statistic of {k}", **which)
 
 
-def top_coefficients(k: int, m: int) -> tuple[float, ...]:
-    """The mean of the top m of k."""
-    _part(m, k)
-    return (0.0,) * (k - m) + (1.0 / m,) * m
-
-
-def bottom_coefficients(k: int, m: int) -> tuple[float, ...]:
-    """The mean of the lowest m of k: the lower tail."""
-    _part(m, k)
-    return (1.0 / m,) * m + (0.0,) * (k - m)
-
-
-def median_coefficients(k: int) -> tuple[float, ...]:
-    """The median of k: the middle one, or the mean of the middle two."""
-    return tuple((float(j == (k - 1) // 2) + float(j == k // 2)) / 2 for j in range(k))
-
-
-def _part(m: int, k: int) -> None:
+def named_coefficients(name: str, k: int) -> tuple[float, ...]:
+    """The coefficients of "min", "median" (of an even k the mean of the middle two), "top<m>" or
+    "bottom<m>" of k."""
+    if name == "median":
+        return tuple((float(j == (k - 1) // 2) + float(j == k // 2)) / 2 for j in range(k))
+    found = re.fullmatch(r"(top|bottom)(\d+)", "bottom1" if name == "min" else name)
+    if not found:
+        raise ValueError(f"an L-statistic is min, median, top<m> or bottom<m>, got {name!r}")
+    m = int(found[2])
     if not 1 <= m <= k:
         raise ValueError(f"cannot take {m} of {k} samples: need 1 ≤ m ≤ k")
-
-
-def top_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
-    """Expected mean of the best m of k samples; m = 1 is max@k. Options as in `max_at_k`.
-
-    Args:
-        rewards: real numbers, (..., n).
-        k: how many samples are drawn.
-        m: how many of them count, 1 ≤ m ≤ k.
-        options: of `max_at_k`.
-
-    >>> top_m_at_k([0.0, 1.0, 2.0], 3, 2)
-    array(1.5)
-    """
-    return l_statistic_at_k(rewards, k, top_coefficients(k, m), **options)
-
-
-def bottom_m_at_k(rewards: Any, k: int, m: int, **options: Any) -> Array:
-    """Expected mean of the worst m of k samples (the lower tail). Options as in `max_at_k`.
-
-    Args:
-        rewards: real numbers, (..., n).
-        k: how many samples are drawn.
-        m: how many of them count, 1 ≤ m ≤ k.
-        options: of `max_at_k`.
-    """
-    return l_statistic_at_k(rewards, k, bottom_coefficients(k, m), **options)
-
-
-def min_at_k(rewards: Any, k: int, **options: Any) -> Array:
-    """Expected worst of k samples; on 0/1 rewards the probability that all k pass (pass^k).
-
-    Args:
-        rewards: real numbers, (..., n).
-        k: how many samples are drawn.
-        options: of `max_at_k`.
-    """
-    return l_statistic_at_k(rewards, k, bottom_coefficients(k, 1), **options)
-
-
-def median_at_k(rewards: Any, k: int, **options: Any) -> Array:
-    """Expected median of k samples. Options as in `max_at_k`.
-
-    Args:
-        rewards: real numbers, (..., n).
-        k: how many samples are drawn.
-        options: of `max_at_k`.
-    """
-    return l_statistic_at_k(rewards, k, median_coefficients(k), **options)
+    lowest = (1.0 / m,) * m + (0.0,) * (k - m)
+    return lowest if found[1] == "bottom" else lowest[::-1]
 
 
 def zero_one(
@@ -318,9 +247,10 @@ def _per_group(
     statistic: Callable[[Array], Array],
     k: int,
     name: str,
-    groups: Any,
-    live: Any,
-    small_groups: SmallGroups,
+    *,
+    groups: Any = None,
+    live: Any = None,
+    small_groups: SmallGroups = "error",
     check: bool = True,
 ) -> Array:
     """Apply a statistic of sorted rewards (g, n) to every group."""

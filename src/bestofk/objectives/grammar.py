@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 
 from bestofk.common import choices, unknown
 
-from .catalog import ALIASES, CATALOG, Entry, l_coefficients
+from .catalog import ALIASES, CATALOG, Entry
+from .estimates import named_coefficients
 
 _PARTS = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(@(?P<ks>[^:]*))?(:(?P<variant>.*))?", re.DOTALL)
 _SHARES = re.compile(r"(.*?)(?:\s+(\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+))?", re.DOTALL)
-_TOP = re.compile(r"(top|bottom)(\d+)")
+_TOP = re.compile(r"^(top|bottom)(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def _part(piece: str) -> tuple[Term, ...]:
         if fixed and variant not in ("", fixed):
             raise ValueError(f"{result['name']} is max with variant {fixed!r}; it has no other")
         variant = fixed or variant
-    entry, key, m = _find(name, variant)
+    entry = _find(name, variant)
+    named = name in ("median", "min") or _TOP.fullmatch(name)
     numbers = _numbers(piece, name, ks, entry)
     label = f":{variant}" if variant else ""
     return tuple(
@@ -132,15 +134,14 @@ def _part(piece: str) -> tuple[Term, ...]:
             f"{name}@{k}{label}" if entry.takes_k else name + label,
             entry,
             k,
-            coefficients=l_coefficients(key, m, k),
+            coefficients=named_coefficients(name, k) if named else None,
         )
         for k in numbers
     )
 
 
-def _find(name: str, variant: str) -> tuple[Entry, str, int | None]:
-    top = _TOP.fullmatch(name)
-    key, m = (f"{top[1]}M", int(top[2])) if top else (name, None)
+def _find(name: str, variant: str) -> Entry:
+    key = _TOP.sub(r"\1M", name)
     if key not in CATALOG:
         raise unknown("objective", name, names(), cutoff=0.5)
     variants = CATALOG[key]
@@ -149,7 +150,7 @@ def _find(name: str, variant: str) -> tuple[Entry, str, int | None]:
         if not have:
             raise ValueError(f"objective {name} has no variants, got {variant!r}")
         raise ValueError(f"objective {name} has no variant {variant!r}; {choices(variant, have)}")
-    return variants[variant], key, m
+    return variants[variant]
 
 
 def _numbers(piece: str, name: str, ks: str | None, entry: Entry) -> Sequence[int]:

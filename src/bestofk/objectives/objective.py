@@ -474,56 +474,25 @@ def objective(
     )
 
 
-def advantages(
-    rewards: Any,
-    objective_: str | Objective,
-    /,
-    *,
-    log_ratio: Any = None,
-    entropy: Any = None,
-    entropy_threshold: float | None = None,
-    live: Any = None,
-    groups: Any = None,
-    progress: float | None = None,
-    rng: Any = None,
-    prompt_weights: Any = None,
-    sample_weights: Any = None,
-    check: bool = True,
-    **options: Any,
-) -> Array:
+def advantages(rewards: Any, objective_: str | Objective, /, **given: Any) -> Array:
     """On-policy or, with log_ratio=, exact off-policy advantages of one batch: (..., n) → (..., n).
 
     Args:
         rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
         objective_: a string such as "max@8", or an Objective.
-        log_ratio, entropy, entropy_threshold, live, groups, progress, rng, prompt_weights,
-            sample_weights, check: as in `Objective.__call__`.
-        options: of `objective` (weights, threshold, off_policy, ...), where a string is given.
+        given: inputs of `Objective.__call__` (log_ratio, live, groups, progress, rng, ...); where a
+            string is given, also options of `objective` (weights, threshold, off_policy, ...).
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")
     array([[-1., -1.,  2.],
            [ 0.,  0.,  0.]])
     """
-    if isinstance(objective_, Objective):
-        if options:
-            hint = choices(next(iter(options)), INPUTS)
-            raise ValueError(f"{', '.join(options)} cannot change an Objective; {hint}")
-        chosen = objective_
-    else:
-        chosen = objective(objective_, **options)
-    return chosen(
-        rewards,
-        log_ratio=log_ratio,
-        entropy=entropy,
-        entropy_threshold=entropy_threshold,
-        live=live,
-        groups=groups,
-        progress=progress,
-        rng=rng,
-        prompt_weights=prompt_weights,
-        sample_weights=sample_weights,
-        check=check,
-    )
+    inputs = {name: given.pop(name) for name in INPUTS if name in given}
+    if isinstance(objective_, Objective) and given:
+        hint = choices(next(iter(given)), INPUTS)
+        raise ValueError(f"{', '.join(given)} cannot change an Objective; {hint}")
+    chosen = objective_ if isinstance(objective_, Objective) else objective(objective_, **given)
+    return chosen(rewards, **inputs)
 
 
 def _number(

@@ -121,7 +121,9 @@ def off_policy_max_at_k(
     if tuple(logs.shape) != tuple(values.shape):
         raise ValueError(f"rewards {values.shape} and log_ratio {logs.shape} must have one shape")
     k = positive_integer(k, "k")
-    require_k(values, k, f"max@{k}")
+    if not values.ndim or values.shape[-1] < k:
+        got = values.shape[-1] if values.ndim else 0
+        raise ValueError(f"max@{k} needs at least {k} samples per prompt, got {got}")
     for each, name in ((values, "rewards"), (without_gradient(logs), "log_ratio")):
         if check:
             require_finite(each, name, "leave out samples that could not be scored")
@@ -468,14 +470,6 @@ def check_truncate(truncate: float | None, k: int, *, bounded: bool) -> None:
             f"than float64 holds: use at most {(LARGEST_LOG - 9) / k:.3g}, or "
             "self_normalise=True"
         )
-
-
-def require_k(values: Array, k: int, what: str) -> int:
-    """n, if it is at least k."""
-    n = values.shape[-1] if values.ndim else 0
-    if k > n:
-        raise ValueError(f"{what} needs at least {k} samples per prompt, got {n}")
-    return int(n)
 
 
 def require_finite(values: Array, name: str, remedy: str) -> None:

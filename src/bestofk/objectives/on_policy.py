@@ -4,7 +4,8 @@ Every function takes float64 rewards (..., n), all live, and returns A (..., n) 
 convention**: (1/n) Σ_i A_i ∇log π(y_i) estimates the gradient of the objective named. Papers that
 use the sum convention (no 1/n) print A_i / n. Notation: r_(1) ≤ … ≤ r_(n); ρ_k(B) the estimate of
 max@k from the group B; q_i the mean of the best over the k-subsets that contain sample i; B∖i the
-group without sample i.
+group without sample i; k, how many samples the objective looks at, is at most n, or less than n
+where a function says so.
 
 One kernel does the work. Write the best of a subset as r_(n) minus the gaps above it; then
 
@@ -16,8 +17,6 @@ which every k-subset has the same best gives exact zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from array_api_compat import array_namespace
 
 from .arrays import (
@@ -27,7 +26,6 @@ from .arrays import (
     sort_with_order,
     sums_above,
     unsort,
-    without_gradient,
 )
 from .binomials import changes_without_one, subset_share, survivors
 
@@ -56,10 +54,6 @@ def max_canonical(rewards: Array, k: int) -> Array:
 
     Claim: unbiased for ∇max@k; sums to 0 over the group. k = 1 is leave-one-out REINFORCE.
 
-    Args:
-        rewards: float64, (..., n), all live.
-        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
-
     >>> import numpy as np
     >>> max_canonical(np.array([0.0, 0.0, 1.0]), 2)
     array([-1., -1.,  2.])
@@ -79,10 +73,6 @@ def max_no_baseline(rewards: Array, k: int) -> Array:
 
     Claim: unbiased for ∇max@k; not centred, so of high variance.
 
-    Args:
-        rewards: float64, (..., n), all live.
-        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
-
     References:
         PKPO's s (arXiv:2505.15201), n times; the max@k paper's n·r̃_i (arXiv:2510.23393).
     """
@@ -94,10 +84,6 @@ def max_leave_one_out(rewards: Array, k: int) -> Array:
     """max@k with PKPO's leave-one-out baseline: A_i = k (q_i - n/(n-1) ρ_k(B∖i)), k < n.
 
     Claim: unbiased for ∇max@k; slightly off-centre.
-
-    Args:
-        rewards: float64, (..., n), all live.
-        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
 
     References:
         PKPO's s_loo (arXiv:2505.15201), n times.
@@ -123,10 +109,6 @@ def max_leave_one_out_minus_one(rewards: Array, k: int) -> Array:
     scores ∇log π of different samples overlap when answers are few; those of a language model
     hardly do.
 
-    Args:
-        rewards: float64, (..., n), all live.
-        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
-
     References:
         PKPO's recommended s_loo-1 (arXiv:2505.15201), n times.
     """
@@ -145,10 +127,6 @@ def max_zscore(rewards: Array, k: int) -> Array:
 
     Claim: biased; the direction and size of ∇max@k are given up for a unit spread. On 0/1 rewards
     q takes two values, so this *is* GRPO except where fewer than k samples fail.
-
-    Args:
-        rewards: float64, (..., n), all live.
-        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
 
     References:
         The max@k paper (arXiv:2510.23393).
@@ -216,40 +194,25 @@ def mean(rewards: Array) -> Array:
     """Leave-one-out REINFORCE (RLOO): A_i = n/(n-1) (r_i - r̄).
 
     Claim: unbiased for the gradient of the mean reward; centred. max@1.
-
-    Args:
-        rewards: float64, (..., n), all live.
     """
     n = rewards.shape[-1]
     return dr_grpo(rewards) * (n / (n - 1))
 
 
 def reinforce(rewards: Array) -> Array:
-    """A_i = r_i. Unbiased for the gradient of the mean reward; no baseline.
-
-    Args:
-        rewards: float64, (..., n), all live.
-    """
+    """A_i = r_i. Unbiased for the gradient of the mean reward; no baseline."""
     return rewards * 1.0
 
 
 def dr_grpo(rewards: Array) -> Array:
-    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (arXiv:2503.20783).
-
-    Args:
-        rewards: float64, (..., n), all live.
-    """
+    """A_i = r_i - r̄: (n-1)/n times the gradient of the mean reward (arXiv:2503.20783)."""
     xp = array_namespace(rewards)
     shifted = rewards - xp.max(rewards, axis=-1, keepdims=True)
     return shifted - xp.mean(shifted, axis=-1, keepdims=True)
 
 
 def grpo(rewards: Array) -> Array:
-    """A_i = (r_i - r̄) / σ, population σ, 0 where all rewards agree (arXiv:2402.03300). Biased.
-
-    Args:
-        rewards: float64, (..., n), all live.
-    """
+    """A_i = (r_i - r̄) / σ, population σ, 0 where all rewards agree (arXiv:2402.03300). Biased."""
     return z_score(rewards)
 
 
@@ -257,9 +220,6 @@ def bon_max_mean(rewards: Array) -> Array:
     """A_i = r_i - r̄ for the best of the group (every one of them if tied), else 0. k is n.
 
     Claim: biased (as published: Chow et al. 2024, arXiv:2412.15287, in the max@k paper).
-
-    Args:
-        rewards: float64, (..., n), all live.
     """
     xp = array_namespace(rewards)
     best = rewards == xp.max(rewards, axis=-1, keepdims=True)
@@ -271,9 +231,6 @@ def bon_max_second(rewards: Array) -> Array:
 
     Claim: 1/n of max@n:loo-1, so unbiased for ∇max@n up to that factor (as published: Tang et al.
     2025, arXiv:2503.19595; verl's grpo_passk without its std).
-
-    Args:
-        rewards: float64, (..., n), all live.
     """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)
@@ -287,9 +244,6 @@ def maxrl(rewards: Array) -> Array:
 
     Claim: unbiased for Σ_{k<n} ∇max@k / k, the likelihood of success cut off at n.
 
-    Args:
-        rewards: 0/1 as float64, (..., n), all live.
-
     References:
         MaxRL (arXiv:2602.02710).
     """
@@ -301,9 +255,6 @@ def tailrl(rewards: Array) -> Array:
     """MaxRL for real rewards: rank i gets n Σ_{j≤i} gap_j / (n-j+1), then centred.
 
     Claim: unbiased for Σ_{k<n} ∇max@k / k; on 0/1 rewards the same as MaxRL.
-
-    Args:
-        rewards: float64, (..., n), all live.
 
     References:
         TailRL (arXiv:2609.02987).
@@ -332,26 +283,3 @@ def rs_grpo(rewards: Array, beta: float) -> Array:
     top = xp.max(beta * rewards, axis=-1, keepdims=True)
     tilted = xp.exp(beta * rewards - top)
     return (tilted / xp.mean(tilted, axis=-1, keepdims=True) - 1.0) / beta
-
-
-def layer_cake(rewards: Array, rule: Callable[[Array], Array]) -> Array:
-    """Extend a rule for 0/1 rewards to real ones: Σ_j (r_(j) - r_(j-1)) · rule(r ≥ r_(j)).
-
-    A real reward is a stack of layers; in each a sample has passed or not. Exact for every rule
-    that is linear in rewards given their order (max@k); for Pass@k Training it gives up scale
-    invariance. Costs n calls of the rule at once: O(n²) a group.
-
-    Args:
-        rewards: real numbers, (..., n).
-        rule: 0/1 rewards (..., n) → advantages (..., n).
-
-    >>> import numpy as np
-    >>> layer_cake(np.array([0.0, 1.0, 3.0]), lambda r: max_canonical(r, 2))
-    array([-2., -2.,  4.])
-    """
-    xp = array_namespace(rewards)
-    ordered = xp.sort(rewards, axis=-1)
-    levels = ordered[..., 1:, None]
-    passed = xp.astype(rewards[..., None, :] >= levels, xp.float64)
-    gaps = (ordered[..., 1:] - ordered[..., :-1])[..., None]
-    return without_gradient(xp.sum(gaps * rule(passed), axis=-2))

@@ -1,8 +1,8 @@
 """Pass@k Training (Chen et al. 2025, arXiv:2508.10751): advantages normalised over k-subsets, and
 the designs built on them.
 
-All functions: float64 rewards (..., n), all live, → A (..., n). None is unbiased for ∇pass@k: the
-normaliser σ depends on the group.
+All functions: float64 rewards (..., n), all live, and 1 ≤ k ≤ n → A (..., n). None is unbiased for
+∇pass@k: the normaliser σ depends on the group.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ def analytical(rewards: Array, k: int) -> Array:
 
     Claim: centred; invariant to shift and scale of the rewards; exactly 0 when every k-subset has
     the same best (none correct, all correct, fewer than k wrong). k = 1 is GRPO. k ≤ n.
-
-    Args:
-        rewards: float64, (..., n), all live.
-        k: 1 ≤ k ≤ n.
 
     References:
         The paper's analytical derivation; the real-valued form is ours, equal on 0/1 rewards.
@@ -105,10 +101,6 @@ def exceeding(rewards: Array, k: int) -> Array:
     """Analytical, scaled by 4 / (10 ln(N_pos + 0.5)) where N_pos ≥ 1: weight moves to hard prompts.
 
     0/1 rewards.
-
-    Args:
-        rewards: 0/1 as float64, (..., n), all live.
-        k: 1 ≤ k ≤ n.
     """
     xp = array_namespace(rewards)
     positives = xp.sum(rewards, axis=-1, keepdims=True)
@@ -117,12 +109,7 @@ def exceeding(rewards: Array, k: int) -> Array:
 
 
 def combination(rewards: Array, k: int) -> Array:
-    """(N_pos/n) A_pass@k + (1 - N_pos/n) A_pass@1, both analytical. 0/1 rewards.
-
-    Args:
-        rewards: 0/1 as float64, (..., n), all live.
-        k: 1 ≤ k ≤ n.
-    """
+    """(N_pos/n) A_pass@k + (1 - N_pos/n) A_pass@1, both analytical. 0/1 rewards."""
     xp = array_namespace(rewards)
     accuracy = xp.mean(rewards, axis=-1, keepdims=True)
     return accuracy * analytical(rewards, k) + (1.0 - accuracy) * analytical(rewards, 1)
