@@ -337,15 +337,6 @@ def test_a_paid_sample_that_was_not_scored_is_scored_without_asking(tmp_path: Pa
         assert (last["problem_id"], last["reward"]) == (lost["problem_id"], lost["reward"])
 
 
-def test_the_price_is_announced_and_summed_up(tmp_path: Path) -> None:
-    with FaultyServer() as server:
-        priced = command(server, tmp_path / "a.jsonl", "--price", "1000", "2000")
-        done = subprocess.run(priced, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "cost at most" in done.stderr
-    assert "300 prompt and 120 completion tokens, cost 0.54" in done.stderr
-
-
 def test_an_interrupt_loses_nothing(tmp_path: Path) -> None:
     out = tmp_path / "a.jsonl"
     with FaultyServer(most=6) as server:
@@ -371,8 +362,3 @@ def test_another_runs_file_is_not_written_to_and_caps_end_with_status_one(tmp_pa
         second = subprocess.run(other, capture_output=True, text=True)
         assert second.returncode == 2
         assert "samples of another run" in second.stderr
-        sweep = command(server, tmp_path / "s.jsonl", "--temperature", "0.5", "1")
-        third = subprocess.run(sweep, capture_output=True, text=True)
-        assert third.returncode == 0, third.stderr
-        assert {f.name for f in tmp_path.glob("s.*")} == {"s.t0.5.jsonl", "s.t1.jsonl"}
-        assert {r["temperature"] for r in server.requests[-60:]} == {0.5, 1.0}

@@ -116,7 +116,7 @@ def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixt
         (["compare", "FILE"], "at least two runs"),
         (["compare", "a=FILE", "a=FILE"], "two runs are called 'a'"),
         (["plan", "--k", "8"], "one of them"),
-        (["plan", "--k", "8", "--width", "3"], "between 0 and 1"),
+        (["plan", "--k", "8", "--width", "3"], "--width takes below 1, got 3"),
     ],
 )
 def test_mistakes_end_with_two_and_a_way_out(

@@ -85,7 +85,7 @@ def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> N
     rows = []
     for k in sorted(set(wanted)) or powers_of_two(curve.k):
         at = curve.place(k)
-        name = curve.metric if curve.metric == "mean" else curve.metric.replace("k", str(k))
+        name = curve.metric.replace("k", str(k))
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
         rows.append((name, number(curve.estimate[at]), *shown))
     sure = f"{curve.confidence:.0%}"
@@ -104,9 +104,7 @@ def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: boo
     for k in wanted or powers_of_two(comparison.k):
         at = comparison.place(k)
         row = [
-            comparison.metric
-            if comparison.metric == "mean"
-            else comparison.metric.replace("k", str(k)),
+            comparison.metric.replace("k", str(k)),
             f"{comparison.values_a[:, at].mean():.3f}",
             f"{comparison.values_b[:, at].mean():.3f}",
             f"{comparison.difference[at]:+.3f}",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from bestofk.cli._options import VerbOptions, option, parsed
+from bestofk.sections import Count, Positive
+
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class PlanOptions(VerbOptions):
@@ -16,23 +21,23 @@ class PlanOptions(VerbOptions):
         "bestofk plan --k 8 --power 0.8 --effect 0.03 --pilot a.jsonl",
     )
 
-    k: int
+    k: Count
     """The k of pass@k."""
-    width: float | None = None
+    width: Share | None = None
     """Wanted full width of the interval over problems."""
-    power: float | None = None
+    power: Annotated[float, Field(gt=0.05, lt=1)] | None = None
     """Wanted chance that bestofk compare finds a difference of --effect at this k."""
-    effect: float | None = None
+    effect: Annotated[float, Field(gt=-1, lt=1)] | None = None
     """The difference in pass@k to be found."""
     at: bool = False
     """Plan for `bestofk compare --at K`, a test at this k alone, instead of one over every k."""
     pilot: tuple[Path, ...] = ()
     """A file of samples that shows the spread of difficulty; a second one, for the difference."""
-    population: tuple[float, float] | None = option("A B", default=None)
+    population: tuple[Positive, Positive] | None = option("A B", default=None)
     """Beta(A, B) distribution of difficulty, where there is no pilot [0.4 0.6]."""
-    problems: int | None = None
+    problems: Annotated[int, Field(ge=2)] | None = None
     """Number of problems, where that is fixed."""
-    n: tuple[int, ...] = ()
+    n: tuple[Count, ...] = ()
     """Samples per problem to consider; by default k, 2k, ... 32k."""
     threshold: float | None = None
     """A reward of at least this passes (pilot files)."""

@@ -57,8 +57,8 @@ class SampleOptions(VerbOptions):
     """Number of problems of the split; 0 is all."""
     n: int = 16
     """Samples per problem."""
-    temperature: tuple[float, ...] = (1.0,)
-    """One, or several for a sweep (a file each)."""
+    temperature: float = 1.0
+    """Sampling temperature."""
     top_p: float = 1.0
     """Nucleus sampling: the share of probability kept."""
     top_k: int = 0
@@ -89,8 +89,6 @@ class SampleOptions(VerbOptions):
     """Times a failing request is repeated; repeats do not count against the cap."""
     extra_body: str = option("JSON", default="")
     """JSON object with further fields of every request, such as '{"reasoning_effort": "low"}'."""
-    price: tuple[float, float] | None = option("IN OUT", default=None)
-    """Prices of a million prompt tokens and of a million completion tokens, for the cost line."""
     max_requests: int = 0
     """Cap on requests; by default a quarter more than needed."""
     max_tokens: int = 0
@@ -107,8 +105,6 @@ class SampleOptions(VerbOptions):
                 f"sampling from {self.target!r} needs a task: state --task NAME (bestofk tasks "
                 "lists them); for a file of samples, use bestofk eval"
             )
-        if self.price is not None and min(self.price) < 0:
-            raise ValueError(f"--price takes two prices of at least 0, got {self.price}")
         if not isinstance(self.extra_fields, dict):
             raise ValueError(f"--extra-body takes a JSON object, got {self.extra_body!r}")
         if self.remote:
@@ -129,11 +125,10 @@ class SampleOptions(VerbOptions):
 
     @property
     def sampling(self) -> Sampling:
-        """At the first temperature."""
         return Sampling(
             samples_per_prompt=self.n,
             max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature[0],
+            temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
@@ -144,18 +139,6 @@ class SampleOptions(VerbOptions):
         plain = (self.model or self.target.rstrip("/").rsplit("/", 1)[-1]).replace("/", "-")
         return self.out or Path(f"{self.task}-{plain}.jsonl")
 
-    @property
-    def by_temperature(self) -> list[SampleOptions]:
-        """A job for each temperature of a sweep, with a file of its own: a.jsonl → a.t0.7.jsonl."""
-        if len(self.temperature) < 2:
-            return [self]
-        plain = self.file.name.removesuffix(".jsonl")
-        files = {each: self.file.with_name(f"{plain}.t{each:g}.jsonl") for each in self.temperature}
-        return [
-            self.model_copy(update={"temperature": (each,), "out": file})
-            for each, file in files.items()
-        ]
-
 
 def main(argv: list[str]) -> int:
     chosen = parsed(SampleOptions, argv, "bestofk sample")
@@ -164,14 +147,14 @@ def main(argv: list[str]) -> int:
 
     chosen.check()
     try:
-        names = [str(sample(job)) for job in chosen.by_temperature]
+        file = str(sample(chosen))
     except (CapReached, EndpointError, TooManyUnscored) as error:
         print(f"bestofk sample: {error}", file=sys.stderr)
         return 1
     if chosen.as_json:
-        print(json.dumps({"files": names, "task": chosen.task, "n": chosen.n}))
+        print(json.dumps({"file": file, "task": chosen.task, "n": chosen.n}))
     elif not is_quiet():
-        print(f"bestofk eval {' '.join(names)}    # next: what best-of-k is worth")
+        print(f"bestofk eval {file}    # next: what best-of-k is worth")
     return 0
 
 
@@ -282,10 +265,10 @@ def _from_endpoint(
             warn=say,
         )
     finally:
-        say(summary(usage, job.price))
+        say(summary(usage))
 
 
-def summary(usage: Usage, price: tuple[float, float] | None) -> str:
+def summary(usage: Usage) -> str:
     """What a run has cost, and why requests were repeated."""
     again = ", ".join(f"{why} {count}×" for why, count in usage.reasons.items())
     text = (
@@ -294,17 +277,7 @@ def summary(usage: Usage, price: tuple[float, float] | None) -> str:
     )
     if usage.uncounted:
         text += f" (and those of {usage.uncounted:,} answers without a count)"
-    if price is not None:
-        text += f", cost {cost(usage.prompt_tokens, usage.completion_tokens, price)}"
     return text + (f"; repeated: {again}" if again else "")
-
-
-def cost(prompt: int, completion: int, price: tuple[float, float]) -> str:
-    """
-    >>> cost(2_000_000, 500_000, (0.15, 0.6))
-    '0.60'
-    """
-    return f"{(prompt * price[0] + completion * price[1]) / 1e6:,.2f}"
 
 
 def announce(job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: SampleFile) -> Cap:
@@ -326,7 +299,5 @@ def announce(job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: S
         f"{job.target}: {requests:,} requests to {job.model}, {job.concurrency} at once; at most "
         f"{completion:,} completion tokens and about {prompt:,} prompt tokens"
     )
-    if job.price is not None:
-        say(f"cost at most {cost(prompt, completion, job.price)} (--price)")
     say(f"cap: {cap.requests:,} requests (--max-requests), {cap.tokens:,} tokens (--max-tokens)")
     return cap

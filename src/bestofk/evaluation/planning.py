@@ -130,8 +130,6 @@ def population(
             text += f"; difference as between {pilots[0].name} and {pilots[1].name}"
         return Population(a, b, text, drift=drift, effect=effect)
     a, b = shape or DEFAULT_SHAPE
-    if a <= 0 or b <= 0:
-        raise ValueError(f"a Beta population has two positive parameters, got {a}, {b}")
     how = "stated" if shape else "assumed; give a pilot file, or --population a b"
     return Population(a, b, f"Beta({a:g}, {b:g}), {how}")
 
@@ -177,12 +175,20 @@ def plan(
         seed: of the simulations.
 
     Raises:
-        ValueError: neither or both goals; numbers out of range; n < k.
+        ValueError: neither or both goals; power without an effect; n < k.
     """
+    if (width is None) == (power is None):
+        raise ValueError(
+            "plan for an interval (--width 0.05) or for power (--power 0.8), one of them"
+        )
+    if power is not None and not effect:
+        raise ValueError("power needs the difference to be found (--effect 0.03)")
+    options = sorted(n or [k * 2**j for j in range(6)])
+    if options[0] < k:
+        raise ValueError(f"pass@{k} needs at least {k} samples per problem, got n = {options[0]}")
     people = people or population()
-    options = _check(k, width, power, effect, n, problems)
     target = width or power or 0.0
-    pair = pair_of(people, k, effect) if effect is not None and power is not None else None
+    pair = pair_of(people, k, effect) if effect and power is not None else None
 
     def enough(value: float) -> bool:
         return value <= target if width is not None else value >= target
@@ -216,38 +222,6 @@ def plan(
         at=at,
         notes=notes,
     )
-
-
-def _check(
-    k: int,
-    width: float | None,
-    power: float | None,
-    effect: float | None,
-    n: Sequence[int] | None,
-    problems: int | None,
-) -> list[int]:
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    if (width is None) == (power is None):
-        raise ValueError(
-            "plan for an interval (--width 0.05) or for power (--power 0.8), one of them"
-        )
-    if width is not None and not 0 < width < 1:
-        raise ValueError(f"width lies between 0 and 1, got {width}")
-    if power is not None:
-        if not 0.05 < power < 1:
-            raise ValueError(f"power lies between 0.05 and 1, like 0.8; got {power}")
-        if effect is None or not 0 < abs(effect) < 1:
-            raise ValueError(
-                f"power needs the difference to be found, between 0 and 1 (--effect 0.03), "
-                f"got {effect}"
-            )
-    if problems is not None and problems < 2:
-        raise ValueError(f"an interval over problems needs at least two, got {problems}")
-    options = sorted({int(each) for each in (n or [k * 2**j for j in range(6)])})
-    if options[0] < k:
-        raise ValueError(f"pass@{k} needs at least {k} samples per problem, got n = {options[0]}")
-    return options
 
 
 def width_of(

@@ -29,9 +29,13 @@ METRICS: tuple[Metric, ...] = ("pass@k", "max@k", "maj@k", "pass^k", "mean")
 
 
 class Shown:
-    """A result that shows itself: short in a terminal, with table and figure in a notebook."""
+    """A result at every k that shows itself: short in a terminal, with table and figure in a
+    notebook."""
 
+    metric: Metric
+    k: np.ndarray
     confidence: float
+    shown: tuple[int, ...]
     verdict: str = ""
     signed = False
     """Numbers are differences."""
@@ -40,12 +44,44 @@ class Shown:
     def title(self) -> str:
         raise NotImplementedError
 
-    def rows(self) -> list[tuple[str, Estimate]]:
-        """(label, estimate) for the k that are shown."""
+    def numbers(self) -> dict[str, np.ndarray]:
+        """Arrays by k: the value and its interval first."""
         raise NotImplementedError
 
     def plot(self, ax: Any = None) -> Any:
-        raise NotImplementedError
+        """The figure against k, as on the page; returns the matplotlib axes."""
+        from .charts import plot_curve, plot_difference
+
+        return (plot_difference if self.signed else plot_curve)(self, ax)
+
+    def place(self, k: int) -> int:
+        """The position of k in the arrays.
+
+        Raises:
+            ValueError: there is no such k.
+        """
+        found = np.flatnonzero(self.k == k)
+        if not found.size:
+            raise ValueError(
+                f"{self.title} has k = {self.k[0]}..{self.k[-1]}, not {k}: draw more samples, or "
+                "extrapolate (bestofk eval --beyond)"
+            )
+        return int(found[0])
+
+    def at(self, k: int) -> Estimate:
+        """The value at one k, with the interval to quote."""
+        at = self.place(k)
+        value, low, high, *_ = (float(each[at]) for each in self.numbers().values())
+        return Estimate(value, low, high)
+
+    def rows(self) -> list[tuple[str, Estimate]]:
+        """(label, estimate) for the k that are shown."""
+        chosen = self.shown or powers_of_two(self.k)
+        return [(self.metric.replace("k", str(k)), self.at(k)) for k in chosen]
+
+    def to_pandas(self) -> Any:
+        """One row per k: the value, low, high; and p of a difference, corrected over k."""
+        return data_frame({"k": self.k, **self.numbers()})
 
     def quote(self, k: int = 1) -> str:
         """The sentence to quote at one k: number, interval, p-value, problems × samples."""
@@ -267,50 +303,14 @@ class Curve(Shown):
     shown: tuple[int, ...] = ()
     """The k that are printed; by default powers of two and the last."""
 
-    def place(self, k: int) -> int:
-        """The position of k in the arrays.
-
-        Raises:
-            ValueError: the curve has no such k.
-        """
-        return _place(self.k, k, f"the curve of {self.name!r}", "draw more samples, or extrapolate")
-
-    def at(self, k: int) -> Estimate:
-        """The estimate at one k, with its interval over problems."""
-        at = self.place(k)
-        return _estimate(self.estimate, self.interval, at)
-
     @property
     def title(self) -> str:
-        n = one_or_range(self.n)
         problems = in_clusters(len(self.problems), self.clusters)
-        return f"{self.name}: {self.metric}, {problems}, n = {n}"
+        return f"{self.name}: {self.metric}, {problems}, n = {one_or_range(self.n)}"
 
-    def rows(self) -> list[tuple[str, Estimate]]:
-        named = self.metric.replace
-        return [(named("k", str(k)), self.at(k)) for k in self.shown or powers_of_two(self.k)]
-
-    def to_pandas(self) -> Any:
-        """One row per k: estimate, low, high."""
-        ends = {"low": self.interval.low, "high": self.interval.high}
-        return data_frame({"k": self.k, "estimate": self.estimate, **ends})
-
-    def plot(self, ax: Any = None) -> Any:
-        """The curve against k with its interval, as on the page; returns the matplotlib axes."""
-        from .charts import plot_curve
-
-        return plot_curve(self, ax)
-
-
-def _place(ks: np.ndarray, k: int, what: str, way: str) -> int:
-    found = np.flatnonzero(ks == k)
-    if not found.size:
-        raise ValueError(f"{what} has k = {ks[0]}..{ks[-1]}, not {k}: {way}")
-    return int(found[0])
-
-
-def _estimate(values: np.ndarray, ends: Interval, at: int) -> Estimate:
-    return Estimate(float(values[at]), float(ends.low[at]), float(ends.high[at]))
+    def numbers(self) -> dict[str, np.ndarray]:
+        """The estimate, and its interval over problems."""
+        return {"estimate": self.estimate, "low": self.interval.low, "high": self.interval.high}
 
 
 @dataclass(frozen=True)
@@ -375,36 +375,15 @@ class Comparison(Shown):
 
     signed = True
 
-    def place(self, k: int) -> int:
-        """The position of k in the arrays.
-
-        Raises:
-            ValueError: the comparison has no such k.
-        """
-        return _place(self.k, k, "the comparison", "draw more samples per problem")
-
-    def at(self, k: int) -> Estimate:
-        """The difference b - a at one k, with the band that the verdict uses."""
-        return _estimate(self.difference, self.band, self.place(k))
-
     @property
     def title(self) -> str:
         paired = in_clusters(len(self.problems), self.clusters)
         return f"{self.b} minus {self.a}: {self.metric}, {paired}, paired"
 
-    def rows(self) -> list[tuple[str, Estimate]]:
-        return [(f"k = {k}", self.at(k)) for k in self.shown or powers_of_two(self.k)]
-
-    def to_pandas(self) -> Any:
-        """One row per k: difference, low, high, p; band and p are corrected over k."""
+    def numbers(self) -> dict[str, np.ndarray]:
+        """The difference b - a, the band that the verdict uses, and p: corrected over k."""
         ends = {"low": self.band.low, "high": self.band.high}
-        return data_frame({"k": self.k, "difference": self.difference, **ends, "p": self.p_value})
-
-    def plot(self, ax: Any = None) -> Any:
-        """The difference against k, as on the page; returns the matplotlib axes."""
-        from .charts import plot_difference
-
-        return plot_difference(self, ax)
+        return {"difference": self.difference, **ends, "p": self.p_value}
 
 
 @dataclass(frozen=True, kw_only=True)

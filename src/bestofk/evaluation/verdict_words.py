@@ -158,43 +158,35 @@ def methods(result: Any) -> str:
     )
 
 
+LATEX = r"""\begin{table}
+\centering
+\caption{CAPTION}
+\begin{tabular}{COLUMNS}
+\toprule
+HEAD \\
+\midrule
+ROWS \\
+\bottomrule
+\end{tabular}
+\end{table}"""
+
+
 def latex(result: Any) -> str:
     """A table for a paper (booktabs), with what it is about in its caption."""
-    head = [
-        "",
-        "difference" if result.signed else "estimate",
-        rf"{result.confidence:.0%}".replace("%", r"\%"),
-    ]
-    lines = []
+    sign, p = ("+", ["$p$"]) if result.signed else ("", [])
+    rows = []
     for k in result.shown or powers_of_two(result.k):
-        one, sign = result.at(k), "+" if result.signed else ""
-        cells = [
-            "mean" if result.metric == "mean" else result.metric.replace("k", str(k)),
-            f"${one.value:{sign}.3f}$",
-            f"$[{one.low:.3f}, {one.high:.3f}]$",
-        ]
+        one, name = result.at(k), _escaped(result.metric.replace("k", str(k)))
+        cells = [name, f"${one.value:{sign}.3f}$", f"$[{one.low:.3f}, {one.high:.3f}]$"]
         if result.signed:
             cells.append(f"${p_text(result.p_value[result.place(k)], bare=True)}$")
-        lines.append(" & ".join(map(_escaped, cells)) + r" \\")
-    columns = "l" + "r" * (len(head) - 1 + result.signed)
-    titles = " & ".join([*head, *(["$p$"] if result.signed else [])]) + r" \\"
-    caption = _escaped(f"{result.title}.")
-    rows = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{caption}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-    ]
-    rows += [
-        r"\toprule",
-        titles,
-        r"\midrule",
-        *lines,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(rows)
+        rows.append(" & ".join(cells))
+    named = "difference" if result.signed else "estimate"
+    head = " & ".join(["", named, _escaped(f"{result.confidence:.0%}"), *p])
+    table = LATEX.replace("COLUMNS", "lrr" + "r" * len(p)).replace("HEAD", head)
+    return table.replace("ROWS", " \\\\\n".join(rows)).replace(
+        "CAPTION", _escaped(f"{result.title}.")
+    )
 
 
 def _escaped(text: str) -> str:
