@@ -229,7 +229,7 @@ def test_what_an_endpoint_leaves_out_is_said_once() -> None:
     assert "answers come without usage" in told
     assert "--logprobs was asked for" in told
     assert "no content (null, finish_reason 'length')" in told
-    assert "(and those of 3 answers without a count)" in summary(spent, None)
+    assert "(and those of 3 answers without a count)" in summary(spent)
 
 
 def test_caps_hold_and_name_themselves() -> None:
