@@ -12,7 +12,6 @@ import pytest
 from bestofk.rewards.base import prepare, refusals
 from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.rewards.code.statements import split_asserts, split_check
-from bestofk.rewards.code.trivial_programs import null_programs
 from bestofk.sandbox import Limits
 from bestofk.types import Prompt, Verdict
 
@@ -90,7 +89,8 @@ REFUSED: list[tuple[Spec, str, str]] = [
     ({"asserts": ["try:\n    assert f(1) == 2\nexcept:\n    print('wrong')", "assert f(2) == 3"]}, PLUS, "catches its own assert"),
     ({"asserts": ["assert f(1) == 2", "assert f(2) == 3", "for x in []:\n    assert f(x) == 2"]}, PLUS, "defines nothing passes 1 of 3 tests: let each call"),
     ({"asserts": ["assert f(1) == 2", "assert f(2) == 3", "assert all(f(x) for x in [])"]}, PLUS, "defines nothing passes 1 of 3 tests"),
-    ({"asserts": ["if False:\n    assert f(1) == 2"], "prefix": "import math\n"}, PLUS, "a program that defines nothing passes every test"),
+    ({"asserts": ["if False:\n    assert f(1) == 2"], "prefix": "import math\n"}, PLUS, "defines nothing passes 1 of 1 tests"),
+    ({"stdio": [{"input": "1", "output": ""}, {"input": "2", "output": "\n"}]}, "pass", "defines nothing passes 2 of 2"),
     ({"entry_point": "f", "calls": [{"args": [[3, 1, 2]]}, {"args": [[1]]}], "solution": "def f(a): a.sort()"}, "def f(a): a.sort()", "returns None for every input"),
 ]  # fmt: skip
 
@@ -128,47 +128,15 @@ def test_a_judge_that_the_tests_import_is_theirs() -> None:
     assert split_check("def check(c):\n    assert c(c(1)) == f(2)", "f").names == {"c": "f"}
 
 
-# ---------------------------------------------------------------------- programs without a thought
 def calls(*cases: tuple[Any, Any], **more: Any) -> Spec:
     listed = [{"args": [given], "expected": expected} for given, expected in cases]
     return {"entry_point": "f", "calls": listed, **more}
 
 
-EXPECT_ERROR = "try:\n    f({})\nexcept {}:\n    pass\nelse:\n    assert False"
-SOLVED_BY_NOTHING: list[tuple[Spec, str, str]] = [
-    ({"asserts": ["for x in f(3):\n    assert x > 0"]}, "def f(x): return [1] * x", "always returns []"),
-    ({"asserts": ["assert not f(1)", "assert not f(2)"]}, "def f(x): return x > 5", "always returns None"),
-    ({"asserts": ["assert f(1) is True", "assert f(2) == True"]}, "def f(x): return x < 5", "always returns True"),
-    ({"asserts": ["assert f(1) == 7", "assert 7 == f(2)"]}, "def f(x): return 7", "always returns 7"),
-    ({"asserts": ["assert f(1) == 7"]}, "def f(x): return 6 + x", "always returns 7"),
-    ({"asserts": ["assert abs(f(1) - 0.25) < 1e-6", "assert abs(f(2) - 0.25) < 1e-6"]}, "def f(x): return .25", "always returns 0.25"),
-    ({"asserts": ["assert sorted(f(1)) == ['a', 'b']", "assert list(f(2)) == ['a', 'b']"]}, "def f(x): return ['a', 'b']", "always returns ['a', 'b']"),
-    ({"asserts": [EXPECT_ERROR.format(1, "ValueError"), EXPECT_ERROR.format(2, "ValueError")]}, "def f(x): raise ValueError", "always raises ValueError"),
-    ({"asserts": ["try:\n    f(1)\nexcept:\n    pass\nelse:\n    assert False"]}, "def f(x): raise ValueError", "always raises Exception"),
-    ({"check": "def check(c):\n    assert c(1) == 'no'\n    assert c(2) == 'no'", "entry_point": "Solution().f"}, "class Solution:\n    def f(self, x): return 'yes' if x > 5 else 'no'", "always returns 'no'"),
-    ({"check": "def check(c):\n    if c(1) != 3:\n        assert False\n    return", "entry_point": "f"}, "def f(x): return x + 2", "always returns 3"),
-    (calls((1, False), (2, False)), "def f(x): return x > 5", "always returns False"),
-    (calls((1, [4]), (2, [4])), "def f(x): return [4]", "always returns [4]"),
-    (calls((1, 1.0), (2, 1.1), tolerance={"abs": 0.5}), "def f(x): return .9 + x / 10", "always returns True"),
-    (calls((1, 5.0), (2, 5.1), (3, 4.9), tolerance={"abs": 0.15}), "def f(x): return {1: 5, 2: 5.1, 3: 4.9}[x]", "always returns 5.0"),
-    ({"entry_point": "f", "calls": [{"args": [n]} for n in range(5)], "solution": "def f(x): return 'a'"}, "def f(x): return 'a'", "always returns 'a'"),
-    ({"stdio": [{"input": "1", "output": ""}, {"input": "2", "output": "\n"}]}, "pass", "prints nothing"),
-    ({"stdio": [{"input": "1", "output": "YES\n"}, {"input": "2", "output": "YES"}]}, "print('YES')", "always prints 'YES\\n'"),
-]  # fmt: skip
-
-
-def test_tasks_that_a_program_without_a_thought_solves_are_refused(verifier: CodeVerifier) -> None:
-    """The reference itself passes: what is refused are the tests."""
-    found = refused(verifier, [(spec, reference) for spec, reference, _ in SOLVED_BY_NOTHING])
-    reasons = [f"a program that {what} passes every test" for *_, what in SOLVED_BY_NOTHING]
-    assert unsaid(found, reasons) == {}
-    assert all("add tests with other answers" in why for why in found)
-
-
 TRUSTED: list[tuple[Spec, str]] = [
     ({"asserts": ["assert f(1) == 2", "assert f(2) == 3"]}, PLUS),
     ({"asserts": ["assert f(1)", "assert not f(2)"]}, "def f(x): return x == 1"),
-    ({"asserts": [EXPECT_ERROR.format(1, "ValueError"), "assert f(2) == 3"]}, "def f(x):\n    if x == 1: raise ValueError\n    return 3"),
+    ({"asserts": ["try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False", "assert f(2) == 3"]}, "def f(x):\n    if x == 1: raise ValueError\n    return 3"),
     ({"asserts": ["assert f() == 42"]}, "def f(): return 42"),
     ({"asserts": ["assert abs(f(1) - 2) < 1e-6", "assert abs(f(2) - 3) < 1e-6"]}, PLUS),
     (calls((1, True), (2, False)), "def f(x): return x == 1"),
@@ -181,15 +149,6 @@ TRUSTED: list[tuple[Spec, str]] = [
 
 def test_tasks_that_ask_for_a_thought_are_taken(verifier: CodeVerifier) -> None:
     assert refused(verifier, TRUSTED) == [""] * len(TRUSTED)
-
-
-def test_two_answers_are_enough_to_run_nothing() -> None:
-    assert null_programs(split_asserts(["assert f(1) == 2", "assert f(2) == 3"])) == []
-    [only] = null_programs(split_asserts(["assert f(1) == 2", "assert f(2) == 2"]))
-    assert only.source(["f", "A().b.c"]) == (
-        "def f(*args, **kwargs):\n    return 2\n\n"
-        "class A:\n    class b:\n        def c(*args, **kwargs):\n            return 2\n"
-    )
 
 
 def test_a_reference_that_fails_is_not_run_again(verifier: CodeVerifier) -> None:

@@ -54,14 +54,10 @@ def humaneval() -> list[Prompt]:
     return [by_check(row, row["canonical_solution"]) for row in read_problems().values()]
 
 
-def test_humaneval_references_score_one_and_one_problem_has_one_answer(
-    patient: CodeVerifier,
-) -> None:
+def test_humaneval_references_score_one(patient: CodeVerifier) -> None:
     prompts = humaneval()
     assert len(prompts) == 164
-    refused = refusals(patient, prompts)  # a reference that scores less than 1 would be refused
-    assert list(refused) == ["HumanEval/34"]
-    assert "always returns [0, 2, 3, 5, 9, 123] passes every test" in refused["HumanEval/34"]
+    assert refusals(patient, prompts) == {}
 
 
 def test_humaneval_pays_nothing_for_nothing(patient: CodeVerifier) -> None:
@@ -90,16 +86,12 @@ def mbpp() -> list[Prompt]:
 
 @pytest.mark.slow
 def test_mbpp_references_score_one_but_for_those_with_instances(patient: CodeVerifier) -> None:
-    """Four tasks pass classes or their instances, which no value-only call can carry; seven have
-    three tests with one answer."""
+    """Four tasks pass classes or their instances, which no value-only call can carry."""
     prompts = mbpp()
     assert len(prompts) == 974
     refused = refusals(patient, prompts)
-    constant = [id for id, why in refused.items() if "passes every test" in why]
-    assert sorted(constant, key=int) == ["37", "203", "339", "667", "674", "816", "899"]
-    rest = {id: why for id, why in refused.items() if id not in constant}
-    assert sorted(rest, key=int) == ["367", "533", "601", "927"]
-    assert all("not plain" in why or "own classes" in why for why in rest.values())
+    assert sorted(refused, key=int) == ["367", "533", "601", "927"]
+    assert all("not plain" in why or "own classes" in why for why in refused.values())
 
 
 @pytest.mark.slow
@@ -107,9 +99,7 @@ def test_leetcode_references_mostly_score_one(patient: CodeVerifier) -> None:
     rows_ = rows("leetcode-test.jsonl.gz")
     prompts = [by_check(row, reference_of(row["completion"])) for row in rows_]
     refused = refusals(patient, prompts)
-    broken = {id: why for id, why in refused.items() if "passes every test" not in why}
-    assert len(broken) <= 0.05 * len(prompts), broken
-    assert len(refused) <= 0.1 * len(prompts), refused
+    assert len(refused) <= 0.05 * len(prompts), refused
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class BatchVerifier(ABC):
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Ids of prompts that cannot be trusted although their references score 1.0, each with the
-        reason: what this verifier would pay for an answer without a thought. `prepare` asks."""
+        reason: tests that pay for an answer that is none. `prepare` asks."""
         return {}
 
     def close(self) -> None:  # noqa: B027 (most verifiers have nothing to stop)

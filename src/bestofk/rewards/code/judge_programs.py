@@ -47,13 +47,6 @@ from bestofk.rewards.code.statements import (
     split_asserts,
     split_check,
 )
-from bestofk.rewards.code.trivial_programs import (
-    Null,
-    constant_of_calls,
-    constant_of_stdio,
-    null_programs,
-    reason,
-)
 from bestofk.sandbox import RESULT, JobResult, Limits, Sandbox, encode, printable
 from bestofk.sections import check_options
 from bestofk.types import Prompt, Status, Verdict
@@ -81,14 +74,10 @@ class PreparedTests:
     stdio: bool = False
     pure: bool = True
     """Whether running the tests leaves the checker's process as it was."""
-    constant: str = ""
-    """What a constant that passes every test does, where comparing is enough to find one."""
     output: int = 0
     """Bytes that the largest right answer takes, where that is known ahead."""
     time_limit: float = 0.0
     """CPU seconds per test that the problem grants; 0 where it says nothing."""
-    cut: Statements | None = None
-    """The tests as statements, where it takes runs to find such a constant."""
 
     @property
     def names(self) -> set[str]:
@@ -191,26 +180,22 @@ class CodeVerifier(BatchVerifier):
         return plan
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        """Tasks that a program without a thought solves, found in one batch for all of them."""
-        plans = self.sandbox.map(self._plan_or_reason, prompts)
-        reasons: dict[str, str] = {}
-        suspects: list[tuple[str, PreparedTests, Null]] = []
-        for prompt, plan in zip(prompts, plans, strict=True):
-            if isinstance(plan, PreparedTests):
-                nulls = null_programs(plan.cut) if plan.cut else []
-                suspects += [(prompt.id, plan, null) for null in nulls]
-                if plan.constant:
-                    reasons[prompt.id] = reason(plan.constant, plan.total, plan.total)
-        judged = self.sandbox.map(lambda s: self._run_null(s[1], s[2]), suspects)
-        for (id, _, null), verdict in zip(suspects, judged, strict=True):
-            if verdict.passed == verdict.total or (verdict.passed and not null.body):
-                reasons.setdefault(id, reason(null.what, verdict.passed, verdict.total))
-        return reasons
+        """Tasks whose tests pay a program that defines nothing: `for x in []: assert f(x) == 1`."""
 
-    def _run_null(self, plan: PreparedTests, null: Null) -> Verdict:
-        """A program that defines nothing has no prefix either, which may begin a function."""
-        bare = plan if null.body else replace(plan, prefix="")
-        return self._run(bare, null.source(plan.paths))
+        def paid(prompt: Prompt) -> str:
+            plan = self._plan_or_reason(prompt)
+            if not isinstance(plan, PreparedTests):
+                return ""
+            found = self._run(replace(plan, prefix=""), "pass\n")  # a prefix may begin a function
+            if not found.passed or (plan.stdio and found.passed < found.total):
+                return ""
+            return (
+                f"a program that defines nothing passes {found.passed} of {found.total} tests: let "
+                "each call the program"
+            )
+
+        reasons = zip(prompts, self.sandbox.map(paid, prompts), strict=True)
+        return {prompt.id: why for prompt, why in reasons if why}
 
     def _plan(self, given: Mapping[str, Any]) -> PreparedTests:
         form, spec = checked_spec(given)
@@ -231,7 +216,6 @@ class CodeVerifier(BatchVerifier):
                 len(cases),
                 (entry_point,),
                 prefix,
-                constant=constant_of_calls(job["cases"], absolute, relative),
                 output=max((len(encode(c[2], 1 << 30)) for c in job["cases"]), default=0),
             )
         if form == "stdio":
@@ -245,7 +229,6 @@ class CodeVerifier(BatchVerifier):
                 prefix,
                 stdio=True,
                 pure=not checker,
-                constant="" if checker else constant_of_stdio(spec["stdio"], absolute, relative),
                 output=max((len(c["output"].encode()) for c in spec["stdio"]), default=0),
             )
         cut = _cut(form, spec)
@@ -253,7 +236,7 @@ class CodeVerifier(BatchVerifier):
         names = {"names": cut.names, "modules": cut.modules}
         job |= {"mode": "statements", "statements": statements} | names
         paths = tuple(cut.names.values())
-        return PreparedTests(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
+        return PreparedTests(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure)
 
     def _with_expected(self, spec: Mapping[str, Any], job: dict[str, Any]) -> list[Any]:
         """Cases with the reference's results, computed in the sandbox once per task."""

@@ -31,14 +31,10 @@ class Statements:
     """Modules of the standard library that the tests use as if the program had imported them."""
     pure: bool = False
     """Whether running them can change nothing outside: then one process may run many."""
-    tests: tuple[ast.stmt, ...] = ()
-    """The statements that count, parsed."""
-    body: tuple[ast.stmt, ...] = ()
-    """All of them but the setup, parsed."""
 
     @property
     def total(self) -> int:
-        return len(self.tests)
+        return sum(is_test for _, is_test in self.statements)
 
 
 _PARSING = threading.Lock()
@@ -103,12 +99,10 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
     refuse_programs_as_judges(nodes, reach)
     helpers = _asserting_helpers(nodes)
     cut = [(setup, False)] if setup.strip() else []
-    tests: list[ast.stmt] = []
     unseen: ast.stmt | None = None
     for statement in body:
         touches = bool(reach.of(statement))
         if touches and not _is_vacuous(statement) and _is_test(statement, helpers):
-            tests.append(statement)
             cut.append((ast.unparse(statement), True))
             unseen = None
         elif not isinstance(statement, ast.Assert) and not _is_docstring(statement):
@@ -124,7 +118,7 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
     last = max((at for at, (_, is_test) in enumerate(cut) if is_test), default=-1)
     pure = not setup.strip() and all(map(_is_pure, body))
     counted, known = tuple(cut[: last + 1]), tuple(sorted(modules))
-    return Statements(counted, names, known, pure, tuple(tests), tuple(body))
+    return Statements(counted, names, known, pure)
 
 
 def _called(nodes: Sequence[ast.AST]) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 from sympy.core.relational import Relational
 
-from bestofk.rewards.maths.residues import same_number
+from bestofk.rewards.maths.exact_numbers import same_number
 
 DIGITS = 40
 CANCELS = 600
