@@ -98,8 +98,16 @@ class Counts:
     chance: np.ndarray
     """(C, G) probability of the kind at each p."""
 
-    def likelihood(self, weights: np.ndarray) -> float:
-        return float(self.share @ np.log(np.maximum(self.chance @ weights, 1e-300)))
+    def likelihood(self, weights: np.ndarray) -> np.ndarray:
+        """l(F) of weights (..., G)."""
+        return np.asarray(np.log(self._mixed(weights)) @ self.share)
+
+    def explained(self, weights: np.ndarray) -> np.ndarray:
+        """Expected number of problems at each point, given what was seen: (..., G)."""
+        return np.asarray(weights * ((self.share / self._mixed(weights)) @ self.chance))
+
+    def _mixed(self, weights: np.ndarray) -> np.ndarray:
+        return np.maximum(weights @ self.chance.T, 1e-300)
 
 
 def counts_of(passes: np.ndarray, samples: np.ndarray, largest_k: int) -> Counts:
@@ -114,38 +122,39 @@ def counts_of(passes: np.ndarray, samples: np.ndarray, largest_k: int) -> Counts
 
 def likeliest(counts: Counts, steps: int = 300) -> np.ndarray:
     """The maximum-likelihood F (EM from a flat start)."""
-    flat = np.full(len(counts.p), 1 / len(counts.p))
-    return _tilted(counts, np.zeros(len(counts.p)), flat, steps)
+    weights = np.full(len(counts.p), 1 / len(counts.p))
+    for _ in range(steps):
+        weights = counts.explained(weights)
+        weights /= weights.sum()
+    return weights
 
 
-def _tilted(counts: Counts, pull: np.ndarray, weights: np.ndarray, steps: int) -> np.ndarray:
-    """The F that maximises l(F) + ∫ pull dF, by EM.
+def _tilted(counts: Counts, pull: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The F that maximise l(F) + ∫ pull dF, by EM, for each row of `pull` (R, G).
 
     The M-step maximises Σ R_j log F_j + Σ pull_j F_j: F_j = R_j / (λ − pull_j), λ from Σ F = 1.
     """
-    flat, top = not pull.any(), int(pull.argmax())
-    for _ in range(steps):
-        mixed = np.maximum(counts.chance @ weights, 1e-300)
-        mass = weights * (counts.chance.T @ (counts.share / mixed))
-        if flat:
-            weights = mass / mass.sum()
-            continue
-        if mass[top] <= 1e-12:  # the data say nothing for the point that is pulled to most
-            room = np.where(np.arange(len(pull)) == top, np.inf, pull[top] - pull)
-            there = mass / np.maximum(room, 1e-12)
-            if (left := 1.0 - there.sum()) > 0:
-                weights = there
-                weights[top] = left
-                continue
-        scale = float((mass + pull).max()) + 1e-12  # left of the root, so Newton rises to it
+    rows, top = np.arange(len(pull)), pull.argmax(axis=1)
+    below = np.maximum(pull.max(axis=1, keepdims=True) - pull, 1e-12)
+    below[rows, top] = np.inf
+    for _ in range(STEPS):
+        mass = counts.explained(weights)
+        scale = (mass + pull).max(axis=1) + 1e-12  # left of the root, so Newton rises to it
         for _ in range(NEWTON):
-            ratio = mass / (scale - pull)
-            short = ratio.sum() - 1.0
-            if short < 1e-6:
+            ratio = mass / (scale[:, None] - pull)
+            short = ratio.sum(axis=1) - 1.0
+            short[short < 1e-6] = 0.0
+            if not short.any():
                 break
-            scale += short / (ratio / (scale - pull)).sum()
-        weights = mass / (scale - pull)
-        weights /= weights.sum()
+            scale += short / (ratio / (scale[:, None] - pull)).sum(axis=1)
+        weights = mass / (scale[:, None] - pull)
+        weights /= weights.sum(axis=1, keepdims=True)
+        # Where the data say nothing for the point that is pulled to most, it takes what is left.
+        others = mass / below
+        left = 1.0 - others.sum(axis=1)
+        alone = (mass[rows, top] <= 1e-12) & (left > 0)
+        others[rows, top] = left
+        weights[alone] = others[alone]
     return weights
 
 
@@ -155,8 +164,8 @@ def profile(
     confidence: float,
     centre: np.ndarray,
     effect: float = 1.0,
-) -> tuple[float, float]:
-    """The least and the greatest mean of `values` (G,) over all F that the data allow.
+) -> tuple[np.ndarray, np.ndarray]:
+    """The least and greatest mean of each row of `values` (V, G) over all F that the data allow.
 
     Args:
         centre: the likeliest F.
@@ -164,20 +173,18 @@ def profile(
     """
     drop = effect * NormalDist().inv_cdf(0.5 + confidence / 2) ** 2 / 2
     allowed = counts.likelihood(centre) - drop
-    ends = []
-    for sign in (-1.0, 1.0):
-        low, high = 0.0, 4.0 * float(counts.share.sum())
-        inside, weights = float(centre @ values), centre
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2 if low else high / 16
-            spread_out = 0.8 * weights + 0.1 / len(weights)
-            spread_out[np.argmax(sign * values)] += 0.1
-            trial = _tilted(counts, sign * middle * values, spread_out, STEPS)
-            if counts.likelihood(trial) >= allowed:
-                low, inside, weights = middle, float(trial @ values), trial
-            else:
-                high = middle
-            if high - low < 0.02 * high:
-                break
-        ends.append(inside)
-    return ends[0] - NUMERIC, ends[1] + NUMERIC
+    aims = np.concatenate([-values, values])
+    low, high = np.zeros(len(aims)), np.full(len(aims), 4.0 * float(counts.share.sum()))
+    weights = np.tile(centre, (len(aims), 1))
+    for _ in range(BISECTIONS):
+        going = np.flatnonzero(high - low >= 0.02 * high)
+        middle = np.where(low > 0, (low + high) / 2, high / 16)[going]
+        spread_out = 0.8 * weights[going] + 0.1 / len(counts.p)
+        spread_out[np.arange(len(going)), aims[going].argmax(axis=1)] += 0.1
+        trial = _tilted(counts, middle[:, None] * aims[going], spread_out)
+        inside = counts.likelihood(trial) >= allowed
+        low[going[inside]] = middle[inside]
+        high[going[~inside]] = middle[~inside]
+        weights[going[inside]] = trial[inside]
+    least, greatest = np.split((weights * aims).sum(axis=1), 2)
+    return -least - NUMERIC, greatest + NUMERIC

@@ -119,15 +119,11 @@ def predict(
     growth = np.maximum(solved - (1.0 - (1.0 - counts.p) ** least), 0.0)
     estimate = np.clip(known + growth @ centre, 0.0, 1.0)
 
-    def ends(values: np.ndarray) -> Interval:
-        found = [profile(counts, each, confidence, centre, effect) for each in values]
-        low, high = np.array(found).T
-        return Interval(low, high)
-
-    whole = ends(solved)
-    low = np.clip(np.minimum(whole.low, estimate), 0.0, 1.0)
-    high = np.clip(np.maximum(whole.high, estimate), 0.0, 1.0)
-    return estimate, Interval(low, high), ends(growth)
+    low, high = profile(counts, np.concatenate([solved, growth]), confidence, centre, effect)
+    (low, low_growth), (high, high_growth) = np.split(low, 2), np.split(high, 2)
+    low = np.clip(np.minimum(low, estimate), 0.0, 1.0)
+    high = np.clip(np.maximum(high, estimate), 0.0, 1.0)
+    return estimate, Interval(low, high), Interval(low_growth, high_growth)
 
 
 NO_NUMBER = "no number: "
