@@ -59,7 +59,8 @@ def test_on_policy_advantages_agree(library, name):
 @pytest.mark.parametrize("library", ["torch", "jax"])
 @pytest.mark.parametrize("form", ["exact", "first-order", "own-ratio", "none"])
 def test_off_policy_advantages_agree(library, form):
-    for name in ("max@4", "max@9:none", "max@1+4:loo-1"):
+    names = ["max@1+4:loo-1", "max@4", "max@9:none"]
+    for name in names if library == "torch" else names[:1]:  # JAX compiles for every k
         expected = advantages(REWARDS, name, log_ratio=LOGS, off_policy=form, truncate=0.4)
         got = advantages(
             to(library, REWARDS), name, log_ratio=to(library, LOGS), off_policy=form, truncate=0.4

@@ -348,24 +348,24 @@ def test_weights_are_right_wherever_float64_holds_them(n, k, spread, baseline):
 @pytest.mark.parametrize(
     ("n", "k"), [(1024, 1024), (1024, 512), (1024, 1), (1024, 1023), (64, 8), (2, 2), (1024, 1000)]
 )
-@pytest.mark.parametrize("kind", ["uniform", "ends", "one high", "one low", "all high", "all low"])
-def test_truncated_and_self_normalised_weights_are_always_finite(n, k, kind):
+def test_truncated_and_self_normalised_weights_are_always_finite(n, k):
+    """Log-ratios all over the range, at its ends, one high, one low, all high, all low."""
     rng = np.random.default_rng(n + k)
-    logs = {
-        "uniform": rng.uniform(-50, 50, n),
-        "ends": rng.choice([-50.0, 50.0], n),
-        "one high": np.where(np.arange(n) == 0, 50.0, -50.0),
-        "one low": np.where(np.arange(n) == 0, -50.0, 50.0),
-        "all high": np.full(n, 50.0),
-        "all low": np.full(n, -50.0),
-    }[kind]
-    rewards = rng.random(n)
+    first = np.arange(n) == 0
+    logs = np.stack(
+        [
+            rng.uniform(-50, 50, n), rng.choice([-50.0, 50.0], n), np.where(first, 50.0, -50.0),
+            np.where(first, -50.0, 50.0), np.full(n, 50.0), np.full(n, -50.0),
+        ]
+    )  # fmt: skip
+    rewards = rng.random(logs.shape)
     if k < n:
         normal = advantages(rewards, f"max@{k}", log_ratio=logs, self_normalise=True)
         assert np.isfinite(normal).all()
-        assert abs(normal.sum()) <= 1e-6 * max(1.0, np.abs(normal).max())
-    value = float(off_policy_max_at_k(rewards, logs, k, self_normalise=True))
-    assert rewards.min() - 1e-9 <= value <= rewards.max() + 1e-9
+        assert (abs(normal.sum(axis=1)) <= 1e-6 * np.maximum(1, abs(normal).max(axis=1))).all()
+    value = off_policy_max_at_k(rewards, logs, k, self_normalise=True)
+    assert (rewards.min(axis=1) - 1e-9 <= value).all()
+    assert (value <= rewards.max(axis=1) + 1e-9).all()
     for variant in ("", ":loo-1", ":none"):
         goal = objective(f"max@{k}{variant}", truncate=min(2.0, 600 / k))
         if n >= goal.least_samples:

@@ -115,15 +115,12 @@ ALL = pytest.mark.parametrize(
 
 
 @ALL
-def test_jax_jit(cases):
+@pytest.mark.parametrize("mapped", [lambda call: call, jax.vmap], ids=["jit", "jit of vmap"])
+def test_jax(cases, mapped):
+    """In one program: one by one, every operation of each would be compiled."""
     given = [arrays_of(case, jax.numpy.asarray) for case in cases]
-    whole = jax.jit(lambda all_: [function(case)(*one) for case, one in zip(cases, all_)])
+    whole = jax.jit(lambda all_: [mapped(function(case))(*one) for case, one in zip(cases, all_)])
     agree(cases, whole(given))
-
-
-@ALL
-def test_jax_vmap(cases):
-    agree(cases, [jax.vmap(function(case))(*arrays_of(case, jax.numpy.asarray)) for case in cases])
 
 
 @ALL
@@ -192,7 +189,7 @@ def test_estimates_are_traced_too():
     torch._dynamo.reset()
     for found in (
         jax.jit(both)(*map(jax.numpy.asarray, (REAL, LOGS))),
-        jax.vmap(both)(*map(jax.numpy.asarray, (REAL, LOGS))),
+        jax.jit(jax.vmap(both))(*map(jax.numpy.asarray, (REAL, LOGS))),
         torch.func.vmap(both)(*given),
         torch.compile(both, fullgraph=True, backend="eager")(*given),
     ):

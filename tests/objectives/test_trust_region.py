@@ -85,8 +85,7 @@ def inner_steps(counts: list[int], optimizer: str, answers: int, **options: Any)
     return found
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("answers", [4, 12])
+@pytest.mark.parametrize(("optimizer", "answers"), [("sgd", 4), ("adam", 12)])
 def test_the_region_levels_off_where_truncation_runs_away(optimizer, answers):
     counts = [5, 20, 50, 200, 400]
     cut = inner_steps(counts, optimizer, answers, truncate=0.2)
