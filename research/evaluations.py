@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tomllib
 from collections.abc import Sequence
@@ -17,18 +18,22 @@ HERE = Path(__file__).parent
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def best_of_k(rewards: Any, shares: np.ndarray) -> np.ndarray:
-    """max@k of one problem from how often each reward came: Σ_v v (P(max ≤ v) - P(max < v)).
+def best_of_k(counts: Sequence[Any], shares: np.ndarray) -> np.ndarray:
+    """(problems, k) max@k from how often each reward came: Σ_v v (P(max ≤ v) - P(max < v)).
 
     Args:
-        rewards: the number of successes, or pairs of a reward and how often it came, ascending.
+        counts: of each problem the number of successes, or pairs of a reward and how often it came,
+            ascending.
         shares: (n + 1, k) the probability that k of the n samples lie among the t lowest.
     """
-    if isinstance(rewards, int):
-        return 1.0 - shares[len(shares) - 1 - rewards]
-    values, counts = np.array(rewards, dtype=float).T
-    upto = shares[np.cumsum(counts.astype(int))]
-    return values @ np.diff(upto, axis=0, prepend=0.0)
+    if isinstance(counts[0], int):
+        return 1.0 - shares[len(shares) - 1 - np.array(counts)]
+    found = []
+    for pairs in counts:
+        values, times = np.array(pairs, dtype=float).T
+        upto = shares[np.cumsum(times.astype(int))]
+        found.append(values @ upto - values[1:] @ upto[:-1])
+    return np.array(found)
 
 
 def shares_of(samples: int, ks: Sequence[int]) -> np.ndarray:
@@ -86,6 +91,7 @@ class Runs:
         return np.stack([self.values[arm, step].mean(axis=0) for step in self.steps(arm)])
 
 
+@functools.cache
 def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
     """The counts of a study, its arms in the order they are stated (in the study `of`, where these
     counts are its unseen problems); where rewards are graded, `solved` counts those that are 1."""
@@ -100,9 +106,8 @@ def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
         counts = line["counts"]
         if solved:
             counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
-        problems = [best_of_k(rewards, shares) for rewards in counts]
         key = line["arm"], line["step"]
-        by_seed.setdefault(key, {})[line["seed"]] = np.array(problems)
+        by_seed.setdefault(key, {})[line["seed"]] = best_of_k(counts, shares)
         seconds.setdefault(key, []).append(line["seconds"])
     values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
     return Runs(ks, values, {key: float(np.mean(spent)) for key, spent in seconds.items()})

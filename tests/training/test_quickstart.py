@@ -11,12 +11,31 @@ from bestofk.runs import read_metrics
 from bestofk.training.session import Session
 
 
-def test_the_quickstart_trains_compares_and_writes_a_page(tmp_path, capsys):
-    earlier = tmp_path / "q" / "one-sample"  # another one is replaced
+def test_the_quickstart_resumes_after_an_interrupt_compares_and_writes_a_page(
+    tmp_path, capsys, monkeypatch
+):
+    """Ctrl-C during the second run: the next start keeps the first and continues the second."""
+    folder = tmp_path / "q"
+    earlier = folder / "one-sample"  # another one is replaced
     earlier.mkdir(parents=True)
     (earlier / "config.toml").write_text("")
-    words = ["--dir", str(tmp_path / "q"), "--steps", "1", "--problems", "4", "--json"]
-    assert main(["quickstart", *words]) == 0
+    words = ["quickstart", "--dir", str(folder), "--steps", "2", "--problems", "4", "--json"]
+
+    def interrupt(session, step, *rest, record=Session.record):
+        record(session, step, *rest)
+        if session.config.objective == "grpo":  # the second run
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Session, "record", interrupt)
+    assert main(words) == 130
+    assert f"to resume: bestofk {shlex.join(words)}" in capsys.readouterr().err
+    monkeypatch.undo()
+    finished = (folder / "k-samples" / "metrics.jsonl").stat()
+    assert main(words) == 0
+    assert (folder / "k-samples" / "metrics.jsonl").stat() == finished
+    steps = [line["step"] for line in read_metrics(folder / "one-sample") if "reward" in line]
+    assert steps == [1, 2]
+
     printed, said = capsys.readouterr()
     cell = r"1?\.\d+ \[1?\.\d+, 1?\.\d+\]"
     row = rf"^pass@16 +({cell} +){{3}}[+-]1?\.\d+ \[[+-]1?\.\d+, [+-]1?\.\d+\]$"
@@ -26,41 +45,16 @@ def test_the_quickstart_trains_compares_and_writes_a_page(tmp_path, capsys):
     end = said[said.index(head) :]
     assert all(len(line) <= 80 for line in end.splitlines()[:-1])  # the last one names the folder
     assert end.count("pass@k: ") == 3  # each against each
-    page = (tmp_path / "q" / "report.html").read_text()
-    assert head in page
-    one, other = (
-        read(tmp_path / "q" / name / "config.toml") for name in ("one-sample", "k-samples")
-    )
+    assert head in (folder / "report.html").read_text()
+    one, other = (read(folder / name / "config.toml") for name in ("one-sample", "k-samples"))
     a, b = dict(leaves(one)), dict(leaves(other))
     assert {name for name in a if a[name] != b[name]} == {"objective", "run.dir"}
-    starts = [read_metrics(tmp_path / "q" / name)[0] for name in ("one-sample", "k-samples")]
+    starts = [read_metrics(folder / name)[0] for name in ("one-sample", "k-samples")]
     assert starts[0]["results"] == starts[1]["results"]  # the same start, judged on the same draws
     found = json.loads(printed)
     assert set(found) == {"folder", "page", "results"}
     assert set(found["results"]) == {"start", "grpo", "max@1+4+16"}
     assert 0 <= found["results"]["start"]["pass@4"]["value"] <= 1
-
-
-def test_an_interrupted_quickstart_says_how_to_resume_and_does(tmp_path, capsys, monkeypatch):
-    """Ctrl-C during the second run: the next start keeps the first and continues the second."""
-    folder = tmp_path / "q"
-    words = ["quickstart", "--dir", str(folder), "--steps", "2", "--problems", "4"]
-
-    def interrupt(session, step, *rest, record=Session.record):
-        record(session, step, *rest)
-        if session.config.objective == "grpo":  # the second run
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Session, "record", interrupt)
-    assert main(words) == 130
-    assert f"to resume: bestofk {shlex.join(words)}" in capsys.readouterr().out
-    monkeypatch.undo()
-    finished = (folder / "k-samples" / "metrics.jsonl").stat()
-    assert main(words) == 0
-    assert (folder / "k-samples" / "metrics.jsonl").stat() == finished
-    steps = [line["step"] for line in read_metrics(folder / "one-sample") if "reward" in line]
-    assert steps == [1, 2]
-    assert (folder / "report.html").is_file()
 
 
 def test_the_quickstart_removes_no_folder_that_is_not_its_own(tmp_path, capsys):
