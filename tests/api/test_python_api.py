@@ -80,6 +80,23 @@ def test_a_notebook_shows_the_figure_that_plot_draws() -> None:
         np.testing.assert_array_equal(_image(result._repr_html_()), imread(drawn))
 
 
+def test_a_figure_states_n_k_and_problems_and_a_name_can_be_anything() -> None:
+    odd = "$x_1$ _hidden \u202e\x00"
+    better = np.maximum(REWARDS, REWARDS[::-1])
+    a, b = bestofk.read(REWARDS, name=odd), bestofk.read(better[:, :4], name="b")
+    axes = bestofk.evaluate(b).plot(bestofk.evaluate(a).plot())
+    small = axes.figure.get_supxlabel()
+    assert small.splitlines() == [
+        "n = 8, k = 1…8, 12 problems; 95% intervals over problems",
+        "n = 4, k = 1…4, 12 problems; 95% intervals over problems",
+    ]
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == [r"\$x_1\$ _hidden ��", "b"]
+    apart = bestofk.compare(a, b, k=[1, 4]).plot()
+    assert apart.figure.get_supxlabel().startswith("n = 4 and 8, k = 1…4, 12 problems; 95% band")
+    axes.figure.canvas.draw()
+
+
 def test_without_matplotlib_a_notebook_shows_the_table_alone() -> None:
     code = (
         "import sys\n"
@@ -155,7 +172,7 @@ def test_frames_and_plots() -> None:
     pair = bestofk.compare(REWARDS, 1 - REWARDS)
     assert list(pair.to_pandas().columns) == ["k", "difference", "low", "high", "p"]
     drawn = pair.plot()
-    assert drawn.get_ylabel() == "B − A, pass@k"
+    assert drawn.get_ylabel() == "difference in pass@k"
     crossing = 1 if pair.crossing else 0
     assert len(drawn.lines) == 2 + crossing
     chosen = bestofk.compare(REWARDS, 1 - REWARDS, at=[1, 4]).plot()

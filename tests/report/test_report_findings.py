@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import pytest
 
 from bestofk.cli import main
 from bestofk.reports import evaluate, load, make
-from bestofk.reports.figures import drawings
 from bestofk.reports.report_data import page_data, thin
 from report_files import make_file, make_run, rollout, write_lines
 
@@ -214,7 +215,6 @@ def test_terminal_gets_no_escape_sequence_or_markup_from_a_file(
         (["{folder}/nothing.jsonl"], "no such file or folder"),
         (["{file}", "-o", "{folder}/no/report.html"], "there is no folder"),
         (["{file}", "-o", "{folder}"], "it is a folder"),
-        (["{file}", "-o", "{folder}/r.html", "--svg", "{file}"], "--svg takes a folder"),
         (["{file}", "--k", "99"], "needs at least 99 scored samples per problem"),
     ],
 )
@@ -231,8 +231,12 @@ def test_command_explains_what_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_figures_are_drawn_for_everything_there_is(data: dict[str, Any]) -> None:
-    names = [name for name, _ in drawings(data)]
-    assert len(set(names)) == len(names)
-    assert {"coverage-pass-at-k", "coverage-max-at-k", "difference-b-a-pass-at-k",
-            "difference-c-a-max-at-k", "problems-pass-at-4", "beyond-n"} <= set(names)  # fmt: skip
+def test_report_is_made_without_importing_matplotlib_or_torch(tmp_path: Path) -> None:
+    path = make_file(tmp_path, "base", problems=12, n=2)
+    program = (
+        "import sys\nfrom bestofk.cli import main\n"
+        f"assert main(['report', {str(path)!r}, '-o', {str(tmp_path / 'r.html')!r}]) == 0\n"
+        "assert not {'matplotlib', 'torch', 'pandas'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

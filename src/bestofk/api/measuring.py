@@ -147,7 +147,7 @@ def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) 
     Args:
         what: one run, or a list: paths, samples that were read from files, trained runs.
         out: the file to write; an existing one is replaced.
-        options: title, cluster, threshold, bounds, k_max, png, svg: as for `bestofk report`.
+        options: title, cluster, threshold, bounds, k_max: as for `bestofk report`.
 
     Raises:
         ValueError: samples without a file; nothing to show. OSError: cannot write.

@@ -31,7 +31,7 @@ GROUPS = {
         "eval": "pass@k and max@k with intervals, from files of many tools",
         "compare": "is B better than A, at which k, and how certain is that",
         "plan": "how many problems and samples an interval or a power needs",
-        "report": "one self-contained page on runs and samples; figures for papers",
+        "report": "one self-contained page on runs and samples; follow a run",
     },
     "Other": {
         "doctor": "check what this machine supports and what is missing",

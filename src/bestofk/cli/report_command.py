@@ -1,4 +1,4 @@
-"""`bestofk report`: runs and files of samples → one page, and figures."""
+"""`bestofk report`: runs and files of samples → one page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReportOptions(ReadingOptions):
     )
 
     groups: ClassVar = {
-        "Files": ("runs", "out", "png", "svg"),
+        "Files": ("runs", "out"),
         "Page": ("title", "metrics", "threshold", "bounds", "cluster", "k", "samples"),
         "Follow a run": ("watch", "port"),
     }
@@ -46,10 +46,6 @@ class ReportOptions(ReadingOptions):
     """Extrapolate pass@k to this many times n, at most 16; 0 for not at all."""
     samples: int = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
-    png: Path | None = option("FOLDER", default=None)
-    """Also write the figures into this folder, as PNG (needs matplotlib)."""
-    svg: Path | None = option("FOLDER", default=None)
-    """The same as SVG."""
     watch: bool = False
     """Serve the page on this machine and follow the runs while they train; writes no file."""
     port: int = 8877
@@ -84,8 +80,6 @@ def run(chosen: ReportOptions) -> Report:
             load(chosen.runs, say=lambda what: say(f"reading {what}"), **chosen.reading()),
             chosen.out,
             say=say,
-            png=chosen.png,
-            svg=chosen.svg,
             **page_options(chosen),
         )
 
@@ -105,7 +99,7 @@ def follow(chosen: ReportOptions) -> None:
         raise ValueError("--watch needs at least one run folder or file of samples")
 
     def page() -> str:
-        return page_of(load(chosen.runs, **chosen.reading()), live=True, **page_options(chosen))[2]
+        return page_of(load(chosen.runs, **chosen.reading()), live=True, **page_options(chosen))[1]
 
     def say(text: str) -> None:
         print(json.dumps({"said": text}) if chosen.as_json else printable(text), flush=True)
@@ -130,7 +124,6 @@ def summary(report: Report) -> dict[str, Any]:
     return {
         "page": str(report.page),
         "bytes": report.size,
-        "files": list(map(str, report.files)),
         "runs": [each.name for each in findings.sources],
         "problems": len(findings.problems),
         "verdicts": [
@@ -154,8 +147,6 @@ def show(report: Report) -> None:
         f"{counted(len(findings.problems), 'problem')}, {counted(samples, 'sample')}; "
         f"{report.size / 1e6:.2f} MB"
     )
-    for path in report.files:
-        print(path)
 
 
 def counted(count: int, what: str) -> str:

@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.evaluation.charts import curve_data, difference_data, thin
-from bestofk.evaluation.results import Curve, Diversity, Extrapolation, Measure
+from bestofk.evaluation.results import (
+    Comparison,
+    Curve,
+    Diversity,
+    Extrapolation,
+    Interval,
+    Measure,
+)
 from bestofk.evaluation.verdict_words import effects
 
 from .chosen_samples import Excerpts
@@ -136,6 +142,77 @@ def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str
         "about": about + ".",
         "ceiling": None if rewards else 1,
         "curves": [curve_data(curve, names.index(curve.name)) for curve in curves],
+    }
+
+
+def thin(last: int, most: int = 72) -> list[int]:
+    """About `most` values of k at most, evenly spaced on a log axis, all powers of two among them.
+
+    >>> thin(6), len(thin(1024))
+    ([1, 2, 3, 4, 5, 6], 63)
+    """
+    spaced = {round(k) for k in np.geomspace(1, last, most)}
+    powers = {2**i for i in range(int(math.log2(last)) + 1)}
+    return sorted(spaced | powers | {1, last})
+
+
+def curve_data(curve: Curve, run: int) -> dict[str, Any]:
+    ks = thin(int(curve.k[-1]))
+    at = np.searchsorted(curve.k, ks)
+
+    def ends(interval: Interval) -> dict[str, Any]:
+        return {"low": interval.low[at], "high": interval.high[at]}
+
+    return {
+        "run": run,
+        "k": ks,
+        "mean": curve.estimate[at],
+        **ends(curve.interval),
+        "band": ends(curve.band),
+        "fixed": ends(curve.fixed),
+        "n": curve.n,
+        "problems": len(curve.problems),
+        "clusters": curve.clusters,
+        "confidence": curve.confidence,
+        "resamples": curve.resamples,
+        "seed": curve.seed,
+        "notes": list(curve.notes),
+    }
+
+
+def difference_data(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
+    ks = thin(int(one.k[-1])) if len(one.k) == one.k[-1] else one.k.tolist()
+    at = np.searchsorted(one.k, ks)
+    crossing = one.crossing
+    return {
+        "a": names.index(one.a),
+        "b": names.index(one.b),
+        "measure": one.metric,
+        "k": ks,
+        "difference": one.difference[at],
+        "low": one.band.low[at],
+        "high": one.band.high[at],
+        "p": one.p_value[at],
+        "wins": one.wins[at],
+        "losses": one.losses[at],
+        "ties": one.ties[at],
+        "crossing": crossing
+        and {
+            "k": crossing.k,
+            "low": crossing.low,
+            "high": crossing.high,  # infinity becomes null
+            "better": crossing.better_after,
+        },
+        "verdict": one.verdict,
+        "effects": effects(one),
+        "problems": len(one.problems),
+        "clusters": one.clusters,
+        "n_a": one.n_a,
+        "n_b": one.n_b,
+        "confidence": one.confidence,
+        "resamples": one.resamples,
+        "seed": one.seed,
+        "notes": list(one.notes),
     }
 
 
