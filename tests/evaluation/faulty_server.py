@@ -18,7 +18,8 @@ class FaultyServer:
     answer), "garbage" (not JSON), "empty" (no choices), "html".
 
     After `most` answers requests are held until `go` is set, and then dropped; each that is held
-    releases `held`. Answers are given `together`, so many at once.
+    releases `held`. Answers are given `together`, so many at once, and `after` an event; faults
+    come at once.
     """
 
     def __init__(
@@ -26,12 +27,12 @@ class FaultyServer:
         faults: list[str] | None = None,
         *,
         share: float = 0.0,
-        delay: float = 0.0,
+        after: threading.Event | None = None,
         most: int = 10**9,
         together: int = 1,
     ) -> None:
         self.faults = list(faults or [])
-        self.share, self.delay, self.left = share, delay, most
+        self.share, self.after, self.left = share, after, most
         self.held, self.go = threading.Semaphore(0), threading.Event()
         self.together = threading.Barrier(together, timeout=900)
         self.rng = random.Random(0)
@@ -110,7 +111,8 @@ class FaultyServer:
             handler.close_connection = True
             handler.connection.close()
         else:
-            time.sleep(self.delay)  # faults come at once, answers take their time
+            if self.after is not None:
+                self.after.wait(900)
             self.together.wait()
             data = json.dumps(self.completion(body)).encode()
             if fault == "cut":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -27,9 +29,16 @@ from bestofk.sampling.openai_wire import sample_seed
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 from evaluation.faulty_server import FaultyServer
+from sandbox_watch import eventually
 
 MANY = Cap(10_000, 10_000_000)
 PARAMETERS = Sampling(samples_per_prompt=4, max_new_tokens=32)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between tries are a random share of seconds."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.01)
 
 
 def wanted(problems: int, n: int) -> list[SamplesToDraw]:
@@ -72,10 +81,14 @@ def test_a_storm_of_faults_loses_nothing_and_pays_nothing_twice() -> None:
 
 
 def test_retry_after_stops_everybody() -> None:
-    with FaultyServer(["429"], delay=0.15) as server:
-        drawn(server, wanted(9, 1), concurrency=3)
+    told = Event()
+    with FaultyServer(["429"], after=told) as server:
+        endpoint = Endpoint(base_url=server.url, model="m", concurrency=3)
+        kept: list[EndpointSample] = []
+        draw(endpoint, wanted(9, 1), PARAMETERS, kept.append, cap=MANY, warn=lambda _: told.set())
+        assert len(kept) == 9
         began = sorted(server.times)
-        # three at once; one is told to wait 0.3 s, and so do the two that are answered meanwhile
+        # three at once; one is told to wait 0.3 s, and so do the two that are answered afterwards
         assert began[3] - began[0] >= 0.3
 
 
@@ -183,28 +196,26 @@ def test_a_dead_port_is_named_soon() -> None:
 
 def test_a_server_that_hangs_is_reported_while_it_hangs() -> None:
     said: list[str] = []
-    with FaultyServer(delay=1.0) as server:
-        endpoint = Endpoint(base_url=server.url, model="m", timeout=60)
+    told = Event()
+
+    def warn(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    with FaultyServer(after=told) as server:
+        endpoint = Endpoint(base_url=server.url, model="m", timeout=600)
         kept: list[EndpointSample] = []
-        draw(
-            endpoint,
-            wanted(2, 1),
-            PARAMETERS,
-            kept.append,
-            cap=MANY,
-            warn=said.append,
-            patience=0.2,
-        )
+        draw(endpoint, wanted(2, 1), PARAMETERS, kept.append, cap=MANY, warn=warn, patience=0.2)
     assert len(kept) == 2
     assert any("no sample for" in text and "2 requested" in text for text in said)
 
 
 def test_a_timeout_is_repeated_and_named() -> None:
-    with FaultyServer(delay=2.0) as server:
+    with FaultyServer(after=Event()) as server:
         endpoint = Endpoint(base_url=server.url, model="m", timeout=0.3, retries=1)
         with pytest.raises(EndpointError, match=r"failure was no answer in time\. .*--timeout"):
             draw(endpoint, wanted(1, 1), PARAMETERS, lambda sample: None, cap=MANY)
-        assert len(server.requests) == 2
+        assert eventually(lambda: len(server.requests) == 2)
 
 
 def test_extra_fields_are_sent_and_tokens_counted() -> None:
@@ -258,12 +269,18 @@ def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
         Endpoint(**{"base_url": "http://x/v1", "model": "m", **wrong})
 
 
-def command(server: Any, out: Path, *more: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "bestofk", "sample", server.url, "--model", "m"),
-        *("--task", "countdown", "--problems", "5", "--n", "6", "--out", str(out)),
-        *("--max-new-tokens", "32", "--concurrency", "2", *more),
-    ]
+@pytest.fixture
+def command(warm: Path) -> Callable[..., list[str]]:
+    """A command line that draws 30 samples into a file."""
+
+    def words(server: FaultyServer, out: Path, *more: str) -> list[str]:
+        return [
+            *(str(warm / "bestofk"), "sample", server.url, "--model", "m"),
+            *("--task", "countdown", "--problems", "5", "--n", "6", "--out", str(out)),
+            *("--max-new-tokens", "32", "--concurrency", "2", *more),
+        ]
+
+    return words
 
 
 FIELDS = [
@@ -281,7 +298,9 @@ def stopped(server: FaultyServer, process: subprocess.Popen[str], number: int) -
     server.go.set()
 
 
-def test_a_killed_run_goes_on_and_no_sample_is_paid_twice(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_no_sample_is_paid_twice(
+    tmp_path: Path, command: Callable[..., list[str]]
+) -> None:
     out = tmp_path / "a.jsonl"
     environment = {**os.environ, "OPENAI_API_KEY": "sk-do-not-log-me"}
     with FaultyServer(share=0.1, most=8) as server:
@@ -318,7 +337,9 @@ def test_a_killed_run_goes_on_and_no_sample_is_paid_twice(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_paid_sample_that_was_not_scored_is_scored_without_asking(tmp_path: Path) -> None:
+def test_a_paid_sample_that_was_not_scored_is_scored_without_asking(
+    tmp_path: Path, command: Callable[..., list[str]]
+) -> None:
     out = tmp_path / "a.jsonl"
     with FaultyServer() as server:
         first = subprocess.run(command(server, out), capture_output=True, text=True)
@@ -337,7 +358,7 @@ def test_a_paid_sample_that_was_not_scored_is_scored_without_asking(tmp_path: Pa
         assert (last["problem_id"], last["reward"]) == (lost["problem_id"], lost["reward"])
 
 
-def test_an_interrupt_loses_nothing(tmp_path: Path) -> None:
+def test_an_interrupt_loses_nothing(tmp_path: Path, command: Callable[..., list[str]]) -> None:
     out = tmp_path / "a.jsonl"
     with FaultyServer(most=6) as server:
         process = subprocess.Popen(command(server, out), stderr=subprocess.PIPE, text=True)
@@ -350,7 +371,9 @@ def test_an_interrupt_loses_nothing(tmp_path: Path) -> None:
         assert sum(server.answered.values()) == 30
 
 
-def test_another_runs_file_is_not_written_to_and_caps_end_with_status_one(tmp_path: Path) -> None:
+def test_another_runs_file_is_not_written_to_and_caps_end_with_status_one(
+    tmp_path: Path, command: Callable[..., list[str]]
+) -> None:
     out = tmp_path / "a.jsonl"
     with FaultyServer() as server:
         capped = command(server, out, "--max-requests", "7")
