@@ -105,7 +105,6 @@ MUTANTS = [
     (OFF, "own ratio: ratio lost", "return scaled(AT_ONE[baseline](rewards, k), log_ratio, check=check)", "return AT_ONE[baseline](rewards, k)", "off_policy"),
     (OFF, "truncation from below", "xp.where(excess > 0, excess,", "xp.where(excess < 0, excess,", "trust_region"),
     (OFF, "truncation stops the gradient of cut samples", "return log_ratio - without_gradient(xp.where(excess > 0, excess, xp.zeros_like(excess)))", "return log_ratio - xp.where(excess > 0, excess, xp.zeros_like(excess))", "trust_region"),
-    (DIAG, "effective sample size: C(n, k) lost", "- log_elementary(2 * flat, k) - log_binomial(n, k)", "- log_elementary(2 * flat, k)", "off_policy"),
     (OFF, "the mask stops pushes inward too", "(advantages > 0) & (log_ratio > high)", "(log_ratio > high)", "trust_region"),
     (OFF, "the mask has one side", "~(up | down)", "~up", "trust_region"),
     (OFF, "low and high swapped", "return low, high\n\n\ndef clipped", "return high, low\n\n\ndef clipped", "trust_region"),
@@ -116,7 +115,6 @@ MUTANTS = [
     (OFF, "clipped: the penalty pushes away", "result + kl * xp.expm1(-reference)", "result - kl * xp.expm1(-reference)", "trust_region"),
     (PASSK, "bootstrap: always n sets", "sets or n, n), rewards)", "n, n), rewards)", "passk_training"),
     ("grouping.py", "prompt weights in the order of the buckets", "return xp.take(by_group, constant(bucket.groups, by_group), axis=0)", "return by_group[: len(bucket.groups)]", "inputs"),
-    (DIAG, "noise is a mean over siblings, not a sum", "np.nanvar(left_out, axis=0))) * (n - 1)", "np.nanvar(left_out, axis=0)))", "inputs"),
     ("grouping.py", "group ids of two kinds are merged", "if len(kinds) > 1:", "if False:", "inputs"),
     ("grouping.py", "dead samples are counted in n", "counts = np.bincount(ids[alive], minlength=count)", "counts = np.bincount(ids, minlength=count)", "groups"),
     ("grouping.py", "rows are grouped by position", "rows = rows[np.argsort(ids[rows], kind=\"stable\")]", "rows = rows", "groups"),
@@ -124,7 +122,7 @@ MUTANTS = [
     ("grouping.py", "a hopeless batch is dropped", "if count and sizes.max() < minimum:", "if False:", "groups"),
     ("grammar.py", "switches come a stage late", "starts = [0.0] + [_share(piece, text) for piece in pieces[1::2]]", "starts = [0.0] + [_share(piece, text) ** 0.5 for piece in pieces[1::2]]", "grammar"),
     ("grammar.py", "annealing skips the last k", "ks = range(first, last + step, step)", "ks = range(first, last, step)", "grammar"),
-    ("grammar.py", "mixtures are sums, not means", "weight=1.0 / len(terms)", "weight=1.0", "on_policy"),
+    ("grammar.py", "mixtures are sums, not means", "[1.0 / len(terms)] * len(terms)", "[1.0] * len(terms)", "on_policy"),
     ("objective.py", "ratios given to a normalised objective are ignored", "if term.entry.baseline is None:", "if False:", "off_policy"),
 ]  # fmt: skip
 

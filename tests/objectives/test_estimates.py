@@ -17,7 +17,6 @@ from bestofk.objectives import (
     max_at_k,
     max_at_k_curve,
     pass_at_k,
-    pass_at_k_curve,
 )
 from oracles import policies, subset_mean
 
@@ -116,10 +115,10 @@ def test_the_curve_is_every_k_at_once_and_rises_to_the_maximum(rewards):
     assert curve[-1] == rewards.max()
 
 
-def test_the_pass_curve_matches_single_values_for_ragged_groups():
+def test_the_curve_of_passes_matches_single_values_for_ragged_groups():
     correct = np.array([1, 0, 0, 1, 0, 0, 0, np.nan, 0.0])
     ids = np.array([7, 7, 7, 3, 3, 3, 3, 3, 7])
-    curve = pass_at_k_curve(correct, groups=ids)
+    curve = max_at_k_curve(correct, groups=ids)
     assert curve.shape == (2, 4)
     for k in range(1, 5):
         np.testing.assert_allclose(curve[:, k - 1], pass_at_k(correct, k, groups=ids), atol=1e-14)

@@ -11,7 +11,6 @@ from bestofk.objectives import (
     l_statistic_at_k,
     off_policy_max_at_k,
     ratio_divergence,
-    signal_to_noise,
     trust_region_mask,
 )
 from oracles import Tabular, policies
@@ -186,38 +185,3 @@ def test_off_policy_claims_know_what_bounds_the_weights():
 
 def test_the_default_has_a_name():
     np.testing.assert_array_equal(advantages(ROW, "max@2:canonical"), advantages(ROW, "max@2"))
-
-
-@pytest.mark.parametrize(
-    ("text", "levels"),
-    [("max@1", 3), ("max@2", 3), ("grpo", 2), ("grpo", 3), ("passk-training@2", 2),
-     ("max@2:zscore", 3)],
-)  # fmt: skip
-@pytest.mark.filterwarnings("ignore::bestofk.objectives.ObjectiveWarning")
-def test_the_noise_bounds_the_variance_given_the_sample_whatever_the_objective(text, levels):
-    """Var(A_1 | y_1) in groups of n - 1 by enumeration, against the expectation of the estimate."""
-    policy = Tabular(np.zeros(3), np.array([0.0, 0.4 if levels == 3 else 0.0, 1.0]))
-    n = 6
-    draws, chance = policy.outcomes(n)
-    rewards = policy.rewards[draws]
-    smaller, likely = policy.outcomes(n - 1)
-    first = advantages(policy.rewards[smaller], text)[:, 0]
-    truth = float(likely @ first**2)
-    for answer in range(3):
-        mine = smaller[:, 0] == answer
-        truth -= float((likely[mine] @ first[mine]) ** 2 / likely[mine].sum())
-    left = [advantages(np.delete(rewards, j, 1), text)[:, 0] for j in range(1, n)]
-    noise = float(chance @ np.var(left, axis=0)) * (n - 1)
-    assert noise >= truth - 1e-12
-    repeated = rewards[np.random.default_rng(0).choice(len(rewards), 4000, p=chance)]
-    found = signal_to_noise(repeated, [text])[text]
-    wanted = max(float(chance @ np.mean(np.square(left), axis=0)) - noise, 0.0) / noise
-    assert found == pytest.approx(wanted, rel=0.15, abs=0.05)
-
-
-def test_signal_to_noise_at_the_edges():
-    assert math.isnan(signal_to_noise(np.ones((2, 5)), ["max@2"])["max@2"])
-    with pytest.raises(ValueError, match="needs 6 samples per prompt, got 5"):
-        signal_to_noise(np.ones((2, 5)), ["max@4"])
-    with pytest.raises(ValueError, match="every reward finite"):
-        signal_to_noise([[1.0, math.nan, 0.0]], ["max@1"])

@@ -8,7 +8,6 @@ from .diagnostics import (
     effective_share,
     ratio_divergence,
     signal,
-    signal_to_noise,
 )
 from .estimates import (
     l_statistic_at_k,
@@ -16,7 +15,6 @@ from .estimates import (
     max_at_k,
     max_at_k_curve,
     pass_at_k,
-    pass_at_k_curve,
 )
 from .grouping import DroppedGroups
 from .objective import Objective, ObjectiveWarning, advantages, objective
@@ -37,9 +35,7 @@ __all__ = [
     "objective",
     "off_policy_max_at_k",
     "pass_at_k",
-    "pass_at_k_curve",
     "ratio_divergence",
     "signal",
-    "signal_to_noise",
     "trust_region_mask",
 ]

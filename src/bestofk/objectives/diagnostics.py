@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,63 +79,6 @@ def signal(
     return Signal(
         chosen.text, usable.groups, usable.dropped, silent, usable.dead, max(smallest - 1, 0)
     )
-
-
-def signal_to_noise(
-    rewards: Any, objectives: Sequence[str | Objective], /, **inputs: Any
-) -> dict[str, float]:
-    """How reproducible a batch's advantages are under each objective: which k the batch supports.
-
-        noise  = mean over samples i of Σ_{j≠i} (A_i^{(-j)} - their mean)²
-        signal = mean over i and j of (A_i^{(-j)})² - noise, at least 0
-
-    A_i^{(-j)} is that of sample i when its sibling j is left out. The noise estimates
-    Var(A_i | y_i) in groups of n - 1: how much that of the same completion would change if its
-    siblings were drawn again. The ratio falls as k approaches n, because fewer subsets are left to
-    average over.
-
-    Claim: by the inequality of Efron and Stein (1981) the noise of groups of n - 1 is not
-    underestimated on average, whatever the objective, so the ratio is cautious. It says nothing
-    about the spread of ∇log π.
-
-    Args:
-        rewards: real numbers, (..., n), all live, finite.
-        objectives: strings or Objectives; each must accept n - 1 samples.
-        inputs: whatever else they need (progress, threshold through an Objective).
-
-    Returns:
-        Objective → signal / noise; infinite without noise, NaN where all are 0.
-
-    Raises:
-        ValueError: an objective that needs n samples or more; rewards that are not finite.
-
-    >>> found = signal_to_noise([[0, 0, 0, 0, 1, 1]], ["max@1", "max@2", "max@4"])
-    >>> {name: round(ratio, 2) for name, ratio in found.items()}
-    {'max@1': 4.0, 'max@2': 1.69, 'max@4': 0.0}
-    """
-    values, _ = as_float64(rewards, "rewards")
-    host = as_numpy(values)
-    if host.ndim == 0 or not np.isfinite(host).all():
-        raise ValueError("signal_to_noise takes whole groups, (..., n): every reward finite")
-    n = host.shape[-1]
-    flat = host.reshape(-1, n)
-    result = {}
-    for each in objectives:
-        chosen = objective(each) if isinstance(each, str) else each
-        if n - 1 < chosen.least_samples:
-            raise ValueError(
-                f"signal_to_noise leaves out one sample at a time, so {chosen} needs "
-                f"{chosen.least_samples + 1} samples per prompt, got {n}"
-            )
-        left_out = np.full((n, *flat.shape), np.nan)
-        for j in range(n):
-            kept = np.delete(np.arange(n), j)
-            left_out[j][:, kept] = chosen(flat[:, kept], **inputs)
-        noise = float(np.mean(np.nanvar(left_out, axis=0))) * (n - 1)  # a sum over siblings
-        power = float(np.nanmean(left_out**2))
-        signal_power = max(power - noise, 0.0)
-        result[chosen.text] = np.nan if power == 0 else signal_power / noise if noise else np.inf
-    return result
 
 
 def ratio_divergence(log_ratio: Any, live: Any = None) -> float:

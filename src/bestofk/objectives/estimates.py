@@ -134,22 +134,6 @@ def max_at_k_curve(rewards: Any, *, k_max: int | None = None, **which: Any) -> A
     return restore(_per_group(values, curve, k_max, f"max@{k_max}", **which))
 
 
-def pass_at_k_curve(
-    correct: Any, *, threshold: float | None = None, live: Any = None, **options: Any
-) -> Array:
-    """`pass_at_k` for k = 1..k_max in one pass; options as in `max_at_k_curve`.
-
-    Args:
-        correct: 0/1 or booleans, (..., n).
-        threshold: makes real rewards 0/1: reward ≥ threshold passes.
-        live: True where a sample counts, (..., n).
-        options: of `max_at_k_curve`.
-    """
-    values, restore = as_float64(correct, "correct")
-    passed = zero_one(values, threshold, "pass@k", live)
-    return restore(max_at_k_curve(passed, live=live, **options))
-
-
 def l_statistic_at_k(
     rewards: Any, k: int, coefficients: str | Sequence[float], **which: Any
 ) -> Array:
