@@ -20,15 +20,13 @@ TEST = 500
 
 
 def row(prompt: Prompt, source: str, index: int) -> dict[str, object]:
-    """A prompt as verl's data sets have it; the verifier's spec is the "ground truth", as JSON."""
+    """A prompt as verl's data sets have it; what the verifier needs is the "ground truth"."""
+    truth = {"id": prompt.id, "spec": dict(prompt.spec), "verifier": "maths"}
     return {
         "data_source": source,
         "prompt": [dict(message) for message in prompt.text],
         "ability": "maths",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": json.dumps({"id": prompt.id, "spec": dict(prompt.spec)}),
-        },
+        "reward_model": {"style": "rule", "ground_truth": json.dumps(truth)},
         "extra_info": {"index": index},
     }
 

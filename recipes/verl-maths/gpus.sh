@@ -14,7 +14,7 @@ settings=(
   data.train_files="$folder/train.parquet" data.val_files="$folder/test.parquet"
   data.train_batch_size=$((16 * nodes * gpus)) # prompts a step
   data.max_prompt_length=1024 data.max_response_length=2048 data.filter_overlong_prompts=True
-  reward.custom_reward_function.path="$here/reward.py"
+  reward.custom_reward_function.path="$here/../verl-maze/reward.py"
   actor_rollout_ref.model.path="${MODEL:-Qwen/Qwen2.5-7B-Instruct}"
   actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.strategy=fsdp2
   actor_rollout_ref.actor.fsdp_config.fsdp_size="$gpus" # shards inside a node, copies between nodes

@@ -3,7 +3,7 @@
 # TRAIN=exact bash cpu.sh ... takes several optimiser steps per batch, with exact off-policy weights
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-recipe=${RECIPE:-$here} # the folder with export.py and reward.py
+recipe=${RECIPE:-$here} # the folder with export.py
 folder=${1:-runs/verl-maze}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
@@ -19,7 +19,7 @@ settings=(
   data.train_files="$folder/train.parquet" data.val_files="$folder/test.parquet"
   data.train_batch_size=8 data.max_prompt_length=64 data.max_response_length=20
   data.dataloader_num_workers=0
-  reward.custom_reward_function.path="$recipe/reward.py" reward.num_workers=1
+  reward.custom_reward_function.path="$here/reward.py" reward.num_workers=1
   actor_rollout_ref.model.path="$folder/model"
   actor_rollout_ref.model.use_remove_padding=False # needs flash-attention
   +actor_rollout_ref.model.override_config.attn_implementation=sdpa

@@ -27,15 +27,15 @@ SIZES = {"compact": {"train": 1024, "test": 64}, "chat": {"train": 10_000, "test
 
 
 def row(prompt: Prompt, index: int) -> dict[str, object]:
-    """A prompt as verl's data sets have it; the verifier's spec is the "ground truth", as JSON."""
+    """A prompt as verl's data sets have it; what the verifier needs is the "ground truth"."""
     alone = [{"role": "user", "content": prompt.text}]
     messages = alone if isinstance(prompt.text, str) else [dict(one) for one in prompt.text]
-    spec = json.dumps({"id": prompt.id, "spec": dict(prompt.spec)})
+    truth = {"id": prompt.id, "spec": dict(prompt.spec), "verifier": "maze"}
     return {
         "data_source": "bestofk/maze",
         "prompt": messages,
         "ability": "maze",
-        "reward_model": {"style": "rule", "ground_truth": spec},
+        "reward_model": {"style": "rule", "ground_truth": json.dumps(truth)},
         "extra_info": {"index": index},
     }
 

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from adapters.trl_runs import (
 )
 from bestofk.adapters.trl import BestOfKMixin, BestOfKTrainer
 from bestofk.adapters.trl.grpo_rows import log_ratios
+from bestofk.adapters.trl.grpo_settings import check_floor
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning, effective_share
@@ -96,10 +98,9 @@ CASES = [
 @pytest.mark.parametrize(("goal", "options", "named", "unscored"), CASES)
 def test_every_inner_step_is_our_own_learners(goal, options, named, unscored, tmp_path):
     judge = Judge(unscored=unscored)
-    given = {"train_dataset": prompts(), **named}
-    run, inner = inner_run(tmp_path, judge, goal, named=given, **options)
-    run.train()
     goal = bestofk.objective(goal, **named) if named else goal
+    run, inner = inner_run(tmp_path, judge, goal, named={"train_dataset": prompts()}, **options)
+    run.train()
     found, ours = replay(judge.rows, goal, len(inner.seen), 2)
     assert len(inner.seen) == run.args.max_steps
     assert max(np.abs(ratio).max() for _, ratio, _ in found[1:]) > 0.02  # off policy indeed
@@ -392,15 +393,11 @@ def test_the_first_step_is_taken_and_a_batch_that_starts_below_the_floor_is_name
     assert [line["inner_steps_ended"] for line in logged(run)] == [0, 1]
 
 
-def test_a_gradient_scaler_cannot_end_inner_steps_and_is_named():
-    from types import SimpleNamespace
-
-    from bestofk.adapters.trl.grpo_settings import floor_of
-
-    scaled = SimpleNamespace(fp16=True, process_index=0)
-    with pytest.warns(ObjectiveWarning, match=r"fp16=True.*ess_floor=0.5.*bf16=True"):
-        assert floor_of(0.5, scaled, several_steps=True) == 0.0
-    assert floor_of(0.5, scaled, several_steps=False) == 0.5
+def test_a_gradient_scaler_cannot_end_inner_steps():
+    scaled = SimpleNamespace(fp16=True)
+    with pytest.raises(ValueError, match=r"fp16=True.*ess_floor=0.5.*bf16=True"):
+        check_floor(0.5, scaled, several_steps=True)
+    check_floor(0.5, scaled, several_steps=False)
 
 
 def test_resuming_inside_a_generation_batch_is_said(tmp_path):

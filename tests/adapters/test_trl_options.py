@@ -74,24 +74,6 @@ def test_vllms_own_ratio_is_an_error_with_several_steps_and_named_with_one(tmp_p
         prepared(as_objective("mean"), args, "dr_grpo")
 
 
-FORMS = [{"truncate": 1.0}, {"trust_region": 0.2}, {"self_normalise": True},
-         {"off_policy": "first-order"}, {"off_policy": "own-ratio"}]  # fmt: skip
-
-
-@pytest.mark.parametrize("named", FORMS, ids=str)
-def test_off_policy_forms_need_several_steps(named, tmp_path):
-    goal = bestofk.objective("max@4", **named)
-    with pytest.raises(ValueError, match=f"with {next(iter(named))}.*no ratios for it to act on"):
-        ready(tmp_path, goal)
-    assert exact_steps(goal, ready(tmp_path, goal, num_iterations=2))
-
-
-def test_options_of_the_objective_are_given_once(tmp_path):
-    assert as_objective("max@4", truncate=0.5).truncate == 0.5
-    with pytest.raises(ValueError, match=r"truncate=0.5 beside an Objective \(max@4\)"):
-        as_objective(bestofk.objective("max@4"), truncate=0.5)
-
-
 def test_mistyped_names_get_a_suggestion(tmp_path):
     with pytest.raises(ValueError, match="'passk-training'"):
         as_objective("passk-trainin@4")

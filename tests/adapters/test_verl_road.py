@@ -233,8 +233,8 @@ def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
 
 
 def test_the_reward_of_the_maths_recipe_is_our_verifiers():
-    score = runpy.run_path(str(MATHS / "reward.py"))["compute_score"]
-    truth = json.dumps({"id": "math/1", "spec": {"expected": "1/2"}})
+    score = runpy.run_path(str(RECIPE / "reward.py"))["compute_score"]
+    truth = json.dumps({"id": "math/1", "spec": {"expected": "1/2"}, "verifier": "maths"})
     assert score("math", "So it is \\boxed{0.5}.", truth) == 1.0
     assert score("math", "So it is \\boxed{2}.", truth) == 0.0
 

@@ -42,10 +42,10 @@ from .grpo_rows import (
 )
 from .grpo_settings import (
     as_objective,
+    check_floor,
     check_model,
     check_trainer,
     exact_steps,
-    floor_of,
     prepared,
 )
 
@@ -75,8 +75,6 @@ class BestOfKMixin(_Host):
         args: GRPOConfig | None = None,
         *others: Any,
         objective: str | Objective | None = None,
-        truncate: float | None = None,
-        trust_region: float | tuple[float, float] | None = None,
         ess_floor: float = 0.5,
         loss_type: str | None = None,
         passing: float = 1.0,
@@ -85,9 +83,8 @@ class BestOfKMixin(_Host):
         """
         Args:
             model, reward_funcs, args, others, named: the host trainer's, passed on by name.
-            objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`.
-            truncate, trust_region: options of `bestofk.objective` for several optimiser steps per
-                batch, where the objective is given as a string.
+            objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`, which
+                has options for several optimiser steps per batch (truncate, trust_region).
             ess_floor: with several optimiser steps per batch, the steps on a batch end when the
                 effective share of its samples falls below this; 0 never ends them.
             loss_type: TRL's; None replaces TRL's default by the unbiased "dr_grpo".
@@ -104,16 +101,15 @@ class BestOfKMixin(_Host):
                 "GRPOTrainer, as in class Mine(BestOfKMixin, GRPOTrainer)"
             )
         given = type(self).training_objective if objective is None else objective
-        self.training_objective: Objective = as_objective(
-            given, truncate=truncate, trust_region=trust_region
-        )
+        self.training_objective: Objective = as_objective(given)
         threshold = self.training_objective.threshold
         self._best_of_k = BestOfKLog(
             self.training_objective.k, passing if threshold is None else threshold
         )
         args = prepared(self.training_objective, GRPOConfig() if args is None else args, loss_type)
         self.exact_steps = exact_steps(self.training_objective, args)
-        self.ess_floor = floor_of(ess_floor, args, several_steps=self.exact_steps)
+        check_floor(ess_floor, args, several_steps=self.exact_steps)
+        self.ess_floor = ess_floor
         cautions = check_trainer(type(self), BestOfKMixin, several_steps=self.exact_steps)
         theirs = inspect.signature(GRPOTrainer.__init__)
         given_by_place = theirs.bind_partial(self, model, reward_funcs, args, *others).arguments

@@ -56,21 +56,14 @@ NO_DROPOUT = (
 )
 
 
-def as_objective(given: str | Objective | None, **options: Any) -> Objective:
-    """The objective; `options` of `bestofk.objective` that are None are left out."""
+def as_objective(given: str | Objective | None) -> Objective:
+    """The objective that was given, as an argument or as the class's attribute."""
     if given is None:
         raise ValueError(
             "objective= is needed, a string such as 'max@8' (`bestofk objectives` lists them), "
             "as an argument or as the attribute `training_objective` of the class"
         )
-    options = {name: value for name, value in options.items() if value is not None}
-    if not isinstance(given, Objective):
-        return objective(given, **options)
-    for name, value in options.items():
-        raise ValueError(
-            f"{name}={value} beside an Objective ({given}): give it to bestofk.objective(...)"
-        )
-    return given
+    return given if isinstance(given, Objective) else objective(given)
 
 
 def prepared(objective: Objective, args: Any, loss_type: str | None) -> Any:
@@ -151,19 +144,7 @@ def _errors(objective: Objective, args: Any) -> Iterator[str]:
     if exact_steps(objective, args):
         for error in [*_split_groups(args), *_inexact(objective, args)]:
             yield f"objective {text} with several optimiser steps per batch: {error}"
-    elif on_policy(args):
-        forms = {
-            "truncate": objective.truncate is not None,
-            "trust_region": objective.trust_region is not None,
-            "self_normalise": objective.self_normalise,
-            f"off_policy={objective.off_policy!r}": objective.off_policy not in ("exact", "none"),
-        }
-        for name in (name for name, requested in forms.items() if requested):
-            yield (
-                f"objective {text} with {name}: one optimiser step per batch has no ratios for it "
-                "to act on; leave it out, or raise num_iterations or steps_per_generation"
-            )
-    elif needs_sibling_ratios(objective) and objective.off_policy != "none":
+    elif not on_policy(args) and needs_sibling_ratios(objective) and objective.off_policy != "none":
         yield (
             f"objective {text} has no off-policy form, and num_iterations = "
             f"{args.num_iterations} with steps_per_generation = {args.steps_per_generation} takes "
@@ -224,21 +205,16 @@ def _biasing(objective: Objective, args: Any) -> Iterator[str]:
         )
 
 
-def floor_of(ess_floor: float, args: Any, *, several_steps: bool) -> float:
-    """The effective share below which the inner steps on a batch end; 0 under fp16."""
+def check_floor(ess_floor: float, args: Any, *, several_steps: bool) -> None:
+    """Raise where the inner steps on a batch cannot end below this effective share."""
     if not 0 <= ess_floor <= 1:
         raise ValueError(f"ess_floor is a share of the samples, in [0, 1], got {ess_floor}")
-    if not (several_steps and ess_floor and args.fp16):
-        return ess_floor
-    if args.process_index == 0:
-        warnings.warn(
+    if several_steps and ess_floor and args.fp16:
+        raise ValueError(
             "fp16=True: its gradient scaler does not accept an optimiser step without gradients, "
-            f"so inner steps do not end at ess_floor={ess_floor}; use bf16=True, or watch "
-            "effective_share and pass ess_floor=0",
-            ObjectiveWarning,
-            stacklevel=3,
+            f"so inner steps cannot end at ess_floor={ess_floor}: use bf16=True, or pass "
+            "ess_floor=0 and watch effective_share"
         )
-    return 0.0
 
 
 def check_trainer(trainer: type, mixin: type, *, several_steps: bool) -> list[str]:
