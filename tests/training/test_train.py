@@ -300,31 +300,19 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(recipe, tmp_path, capsy
     assert "did you mean 'exact'?" in capsys.readouterr().err
 
 
-def test_the_live_view_shows_a_run_on_a_terminal(recipe, monkeypatch):
-    """rich draws on a console of our own; the loop does not notice."""
-    import io
-
-    from rich.console import Console
-
+def test_a_step_is_one_line_that_fits_the_terminal(recipe, monkeypatch, capsys, tmp_path):
     from bestofk.training import display
 
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
-    monkeypatch.setattr("rich.console.Console", lambda *a, **k: console)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    train(read(recipe(run={"steps": 2}, evaluation={"every": 2})))
-    said = screen.getvalue()
-    for fact in (
-        "2 / 2",
-        "to go",
-        "groups",
-        "entropy",
-        "tok/s (sampling ",
-        "sample",
-        "learn",
-        "validation",
-    ):
-        assert fact in said, fact
+    monkeypatch.setenv("COLUMNS", "80")
+    for on_terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda on=on_terminal: on, raising=False)
+        run = {"steps": 1, "dir": str(tmp_path / f"{on_terminal}")}
+        train(read(recipe(run=run, evaluation={"every": 0})))
+    short, whole = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
+    assert len(short) <= 80
+    assert short.startswith("step 1/1  0:00:00 to go  reward ")
+    for fact in ("groups", "entropy", "tok/s (sampling ", "gap", "sample", "learn"):
+        assert fact in whole, fact
     assert display.clock(3725.4) == "1:02:05"
     assert [display.number(v) for v in (None, float("nan"), 0.0, 0.5, 0.0012)] == [
         "–", "–", "0.000", "0.500", "1.2e-03"

@@ -1,9 +1,10 @@
-"""What a person sees: a live table on a terminal, plain lines elsewhere, trackers beside either."""
+"""What a person sees, one line a step; and the trackers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -48,7 +49,8 @@ class Display:
     def step(self, line: Mapping[str, Any]) -> None:
         self._track(line)
         if self.processes.main and not is_quiet():
-            self.say(step_line(line, self.steps, self.k, self.eta(line["step"])))
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            self.say(step_line(line, self.steps, self.k, self.eta(line["step"]), width))
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         self._track(line)
@@ -65,67 +67,27 @@ class Display:
         numbers = {prefix + name: value for name, value in flat(line)}
         self.processes.accelerator.log(numbers, step=line["step"])
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-
-
-class LiveDisplay(Display):
-    """A table that is drawn again at every step; what must be kept scrolls above it."""
-
-    def __init__(self, processes: Processes, steps: int, k: int) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        super().__init__(processes, steps, k)
-        self.console = Console()
-        self._line: Mapping[str, Any] = {}
-        self._live = Live(console=self.console, auto_refresh=False, transient=False)
-        self._live.start()
-
-    def say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False)
-
-    def step(self, line: Mapping[str, Any]) -> None:
-        self._track(line)
-        self._line = line
-        self._draw()
-
-    def _draw(self) -> None:
-        from rich.table import Table
-
-        line, table = self._line, Table.grid(padding=(0, 2))
-        step = line["step"]
-        bar = "━" * round(24 * step / self.steps)
-        table.add_row("step", f"{step} / {self.steps}  {bar:<24}  {clock(self.eta(step))} to go")
-        table.add_row("reward", rewards_text(line, self.k))
-        table.add_row("groups", groups_text(line))
-        table.add_row("policy", f"entropy {number(line.get('entropy'))}   grad norm "
-                      f"{number(line.get('grad_norm'))}   sampler gap "
-                      f"{number(line.get('sampler_gap_mean'))}")  # fmt: skip
-        table.add_row("speed", f"{speed(line)}   {phases(line)}")
-        self._live.update(table, refresh=True)
-
-    def close(self) -> None:
-        self._live.stop()
-
 
 def is_quiet() -> bool:
     """Whether the command was given --quiet: no lines of progress."""
     return bool(os.environ.get("BESTOFK_QUIET"))
 
 
-def make_display(processes: Processes, steps: int, k: int) -> Display:
-    live = processes.main and sys.stdout.isatty() and not is_quiet()
-    return (LiveDisplay if live else Display)(processes, steps, k)
-
-
-def step_line(line: Mapping[str, Any], steps: int, k: int, eta: float) -> str:
-    """One step in one line."""
-    return (
-        f"step {line['step']}/{steps}  reward {rewards_text(line, k)}  {groups_text(line)}  "
-        f"entropy {number(line.get('entropy'))}  gap {number(line.get('sampler_gap_mean'))}  "
-        f"{speed(line)}  {phases(line)}  {clock(eta)} to go"
-    )
+def step_line(
+    line: Mapping[str, Any], steps: int, k: int, eta: float, width: int | None = None
+) -> str:
+    """One step in one line: as many facts as fit into a terminal of this width, else all."""
+    parts = [
+        f"step {line['step']}/{steps}  {clock(eta)} to go  reward {rewards_text(line, k)}",
+        groups_text(line),
+        f"entropy {number(line.get('entropy'))}",
+        speed(line),
+        f"gap {number(line.get('sampler_gap_mean'))}",
+        phases(line),
+    ]
+    while width is not None and len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
+    return "  ".join(parts)
 
 
 def rewards_text(line: Mapping[str, Any], k: int) -> str:

@@ -38,7 +38,7 @@ from bestofk.training.checks import (
     check_output,
     unsound_weight,
 )
-from bestofk.training.display import Display, is_quiet, make_display, patient
+from bestofk.training.display import Display, is_quiet, patient
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import (
     failure_writer,
@@ -540,7 +540,7 @@ def open_session(
     check_memory(config, processes.size)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, result = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
-    display = make_display(processes, config.run.steps, objective.k)
+    display = Display(processes, config.run.steps, objective.k)
     try:
         with StopSignal() as stop, watching(run.path, processes):
             parts = make_parts(config, processes, verifier)
@@ -581,7 +581,6 @@ def open_session(
             processes.wait()
         processes.close()
     finally:
-        display.close()
         run.close()
 
 
