@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -102,27 +101,15 @@ def test_silly_values_are_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_leaves_the_old_page_and_nothing_else(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_old_page_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "demo.html"
     page.write_text("the page of before")
-    code = (
-        "import sys, bestofk.cli, bestofk.cli.demo_command; print('ready', flush=True); "
-        "sys.exit(bestofk.cli.main(['demo', '--steps', '10000', '--worlds', '30']))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(1.0)  # into the training, which takes minutes at these settings
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=900)
-    assert process.returncode == 130
-    assert said.strip() == "interrupted"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "experiment", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
     assert page.read_text() == "the page of before"
     assert list(tmp_path.iterdir()) == [page]
 
