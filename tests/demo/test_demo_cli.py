@@ -75,10 +75,8 @@ def _umask() -> int:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--steps", "0"], "steps must be between 1 and 10,000, got 0"),
-        (["--steps", "1000000"], "got 1,000,000"),
-        (["--worlds", "1"], "worlds must be between 2 and 30, got 1"),
-        (["--seed", "-3"], "seed must be 0 or more, got -3"),
+        (["--steps", "1000000"], "--steps takes at most 10000, got 1000000"),
+        (["--worlds", "1"], "--worlds takes at least 2, got 1"),
         (["--out", "."], "it is a folder; name a file in it"),
         (["--out", "missing/page.html"], "there is no folder missing; create it"),
         (["--out", os.devnull], "is not a regular file"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,41 +39,16 @@ def test_a_difference_is_one_only_outside_its_paired_interval() -> None:
     assert compare(theirs, theirs) == "no different"
 
 
-def test_the_sentence_says_what_the_usual_order_shows() -> None:
-    text = sentence(doctored([0.1, 0.4, 0.2, 0.25], [0.9, 0.6, 0.88, 0.85]))
+def test_the_sentence_says_what_the_numbers_show() -> None:
+    text = sentence(doctored([0.1, 0.4, 0.2, 0.4], [0.9, 0.6, 0.88, 0.5]))
     assert text == (
-        "Training for the mean raised pass@1 (10.0% → 40.0%) but lowered pass@64 (90.0% → 60.0%); "
-        "from the same start, with as many samples, max@8 and Pass@8 Training ended above it at "
-        "pass@64 (88.0%, 85.0%) and below it at pass@1 (20.0%, 25.0%)."
+        "Training for the mean raised pass@1 (10.0% → 40.0%) and lowered pass@64 (90.0% → 60.0%). "
+        "From the same start, with as many samples, at pass@64 max@8 ended above it (88.0%) and "
+        "Pass@8 Training ended below it (50.0%); at pass@1 max@8 ended below it (20.0%) and "
+        "Pass@8 Training ended level with it (40.0%)."
     )
-
-
-@pytest.mark.parametrize(
-    ("at_64", "said"),
-    [
-        ([0.9, 0.95, 0.88, 0.85], "raised pass@64 (90.0% → 95.0%)"),
-        ([0.9, 0.9, 0.95, 0.95], "did not measurably move pass@64 (90.0% → 90.0%)"),
-        ([0.9, 0.8, 0.7, 0.6], "lowered pass@64 (90.0% → 80.0%)"),  # but max@8 is worse still
-    ],
-)
-def test_numbers_that_do_not_show_the_effect_are_said_not_to(at_64: list[float], said: str) -> None:
-    text = sentence(doctored([0.1, 0.4, 0.2, 0.25], at_64))
-    assert text.startswith("This run does not show that training for the mean costs best-of-k: it ")
-    assert said in text
-
-
-def test_the_sentence_changes_when_two_runs_change_places() -> None:
-    usual = doctored([0.1, 0.4, 0.2, 0.25], [0.9, 0.6, 0.88, 0.85])
-    order = [0, 2, 1, 3]
-    swapped = replace(usual, pass_at_k=usual.pass_at_k[order], entropy=usual.entropy[order])
-    assert "does not show" in sentence(swapped)
-    assert "does not show" not in sentence(usual)
-
-
-def test_runs_that_part_ways_are_told_apart() -> None:
-    text = sentence(doctored([0.1, 0.4, 0.4, 0.5], [0.9, 0.6, 0.8, 0.5]))
-    assert "at pass@64 max@8 ended above it (80.0%) and Pass@8 Training ended below it" in text
-    assert "at pass@1 max@8 ended level with it (40.0%) and Pass@8 Training ended above it" in text
+    level = sentence(doctored([0.1, 0.4, 0.2, 0.25], [0.9, 0.9, 0.95, 0.95]))
+    assert "and did not measurably move pass@64 (90.0% → 90.0%)" in level
 
 
 def test_every_number_of_the_sentence_is_in_the_table(small: Results) -> None:

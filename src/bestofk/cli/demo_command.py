@@ -6,8 +6,9 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,7 @@ from bestofk.cli._options import VerbOptions, parsed
 from bestofk.cli._terminal import bar
 from bestofk.common import check_writable, write_atomically
 from bestofk.demo import Results, Settings, conditions, experiment, page, rows, sentence
+from bestofk.sections import NaturalNumber
 
 NEXT_STEPS = [
     (
@@ -40,11 +42,11 @@ class DemoOptions(VerbOptions):
 
     out: Path = Path("demo.html")
     """File for the page, one self-contained HTML file. An existing file is replaced."""
-    seed: int = Settings.seed
+    seed: NaturalNumber = Settings.seed
     """Decides worlds, prompts and samples: the same seed gives the same numbers."""
-    steps: int = Settings.steps
+    steps: Annotated[int, Field(ge=1, le=10_000)] = Settings.steps
     """Updates of each run."""
-    worlds: int = Settings.worlds
+    worlds: Annotated[int, Field(ge=2, le=30)] = Settings.worlds
     """Independent repetitions; the intervals are over them."""
 
 

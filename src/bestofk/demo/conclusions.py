@@ -89,48 +89,31 @@ def percentage(share: float) -> str:
 
 
 def sentence(results: Results) -> str:
-    """What this run shows, every verb and number of it computed; where it shows nothing, that."""
-    least, most = f"pass@{KS[0]}", f"pass@{KS[-1]}"
-    at_least, at_most = results.pass_at_k[:, :, -1, 0], results.pass_at_k[:, :, -1, -1]
-    start, mean, *others = range(len(results.names))
-    costs = all(compare(at_most[mean], at_most[run]) == "lower" for run in (start, others[0]))
-    opening = (
-        "training for the mean"
-        if costs
-        else "this run does not show that training for the mean costs best-of-k: it"
+    """What this run shows, every verb and number of it computed."""
+    ends = results.pass_at_k[:, :, -1]
+    first, last = (f"pass@{KS[0]}", ends[..., 0]), (f"pass@{KS[-1]}", ends[..., -1])
+    return (
+        f"Training for the mean {_moved(*first)} and {_moved(*last)}. From the same start, with as "
+        f"many samples, {_ended(results.names, *last)}; {_ended(results.names, *first)}."
     )
-    moves = [compare(values[mean], values[start]) for values in (at_least, at_most)]
-    joint = "but" if set(moves) == {"higher", "lower"} else "and"
-    names = [results.names[run] for run in others]
-    ends = [
-        _ended(names, values[others], values[mean], f"at {where}")
-        for values, where in ((at_most, most), (at_least, least))
-    ]
-    if all(end.startswith(together := " and ".join(names)) for end in ends):
-        ends[1] = ends[1].removeprefix(f"{together} ended ")
-    text = (
-        f"{opening} {_moved(moves[0], least, at_least[[start, mean]])} {joint} "
-        f"{_moved(moves[1], most, at_most[[start, mean]])}; from the same start, with as many "
-        f"samples, {' and '.join(ends)}."
-    )
-    return text[0].upper() + text[1:]
 
 
-def _moved(move: str, what: str, values: np.ndarray) -> str:
-    verb = {"higher": "raised", "lower": "lowered", "no different": "did not measurably move"}[move]
-    before, after = values.mean(axis=1)
-    return f"{verb} {what} ({percentage(before)} → {percentage(after)})"
+def _moved(what: str, values: np.ndarray) -> str:
+    """'raised pass@1 (10.0% → 40.0%)': the run for the mean against the start."""
+    start, mean = values[:2]
+    verbs = {"higher": "raised", "lower": "lowered", "no different": "did not measurably move"}
+    shares = f"{percentage(start.mean())} → {percentage(mean.mean())}"
+    return f"{verbs[compare(mean, start)]} {what} ({shares})"
 
 
-def _ended(names: Sequence[str], values: np.ndarray, mean: np.ndarray, where: str) -> str:
-    """'max@8 and Pass@8 Training ended above it at pass@64 (…)', or each for itself."""
+def _ended(names: Sequence[str], what: str, values: np.ndarray) -> str:
+    """'at pass@64 max@8 ended above it (88.0%) and …': the other runs against that for the mean."""
     words = {"higher": "above it", "lower": "below it", "no different": "level with it"}
-    result = [words[compare(run, mean)] for run in values]
-    shares = [percentage(run.mean()) for run in values]
-    if len(set(result)) == 1:
-        return f"{' and '.join(names)} ended {result[0]} {where} ({', '.join(shares)})"
-    each = [f"{name} ended {how} ({share})" for name, how, share in zip(names, result, shares)]
-    return f"{where} {' and '.join(each)}"
+    each = [
+        f"{name} ended {words[compare(run, values[1])]} ({percentage(run.mean())})"
+        for name, run in zip(names[2:], values[2:])
+    ]
+    return f"at {what} {' and '.join(each)}"
 
 
 def conditions(results: Results) -> str:
