@@ -23,6 +23,11 @@ PROMPTS = [Prompt(str(i), "abcdefghij"[: 1 + (i * 3) % 9], "test") for i in rang
 TOKENIZER = letters(26, end=1)
 
 
+def shallow(**changes: Any) -> Any:
+    """One layer, where it is about rows and slots."""
+    return llama(num_hidden_layers=1, **changes)
+
+
 def rows(groups: list[Group]) -> list[Any]:
     return [(c.tokens, c.text, c.finish_reason) for group in groups for c in group.completions]
 
@@ -88,7 +93,7 @@ def test_layers_that_only_look_alike_are_run_by_the_model_itself(name: str) -> N
 
 def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
     """A probe of a few rows at start-up, then groups of many: the engine grows once and stays."""
-    model = fixed(llama)
+    model = fixed(shallow)
     sampler = GroupSampler(model, TOKENIZER)
     few = Sampling(samples_per_prompt=2, max_new_tokens=4)
     many = Sampling(samples_per_prompt=40, max_new_tokens=6)
@@ -110,7 +115,7 @@ def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
     """40 rows through 16 slots: rows begin late, move to other slots, and draw the same."""
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(10)]
     params = Sampling(samples_per_prompt=4, max_new_tokens=70)
-    model = fixed(llama)
+    model = fixed(shallow)
     whole = GroupSampler(model, TOKENIZER)
     wide = whole.sample(prompts, seed=1, params=params)
     narrow = GroupSampler(model, TOKENIZER, max_rows=16)
@@ -121,13 +126,13 @@ def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
     assert whole.stats["slot_steps"] < whole.stats["steps"] * 64  # the batch became narrower
 
 
-@pytest.mark.parametrize(("max_rows", "lengths"), [(16, [70]), (2048, [63, 64, 90])])
+@pytest.mark.parametrize(("max_rows", "lengths"), [(16, [70]), (2048, [63, 64])])
 def test_rows_that_never_end_are_those_of_the_present_sampler(
     max_rows: int, lengths: list[int]
 ) -> None:
     """Most of their tokens become lists before the last ones are drawn; 24 rows in 16 slots too."""
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i], "test") for i in range(6)]
-    model, endless = fixed(lambda: llama(eos_token_id=None)), letters(26)
+    model, endless = fixed(lambda: shallow(eos_token_id=None)), letters(26)
     sampler = GroupSampler(model, endless, max_rows=max_rows)
     for length in lengths:
         params = Sampling(samples_per_prompt=4, max_new_tokens=length)
@@ -152,7 +157,7 @@ def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
 
 def test_groups_come_as_they_are_completed() -> None:
     """The row that ends early is not kept back by its neighbours."""
-    sampler = GroupSampler(fixed(llama), TOKENIZER, max_rows=16)
+    sampler = GroupSampler(fixed(shallow), TOKENIZER, max_rows=16)
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(12)]
     params = Sampling(samples_per_prompt=4, max_new_tokens=30)
     order = [at for at, _ in sampler.stream(prompts, seed=2, params=params)]
