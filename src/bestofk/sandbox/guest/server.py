@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from . import confinement as confinements
-from . import kernel, program, seccomp, wire, zygote
+from . import kernel, program, seccomp, wire
 from .codec import CodecError
 from .process_table import (
     BlockedClock,
@@ -403,7 +403,6 @@ def main(descriptor: int) -> None:
         os.sched_setaffinity(0, [config["core"]])
     try:
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
-        zygote.code_on_huge_pages()
         server = Server(host, config)
     except BaseException as error:
         with contextlib.suppress(OSError):
