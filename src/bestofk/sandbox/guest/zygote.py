@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from . import checker, kernel, program, seccomp
 from . import confinement as confinements
-from .confinement import BOX, Confinement
+from .confinement import Confinement
 
 FUNCTIONS, STDIO, CALL, CHECKER = range(4)
 _loads, _enable_gc, _exit = marshal.loads, gc.enable, os._exit
@@ -136,7 +136,6 @@ def lockdown(confinement: Confinement, checker: bool = False) -> Callable[[bytes
     Every name is looked up here, in the zygote: looking one up writes to memory.
     """
     uid = None if confinement.uid is None else confinement.uid + checker
-    box = BOX if confinement.box else "/"
     rules, own_pids = confinement.rules, confinement.own_pids
     install = seccomp.prepared(checker) if seccomp.supported() else None
     keep_capabilities = kernel.prepared_prctl(kernel.PR_SET_KEEPCAPS, 1)
@@ -153,7 +152,7 @@ def lockdown(confinement: Confinement, checker: bool = False) -> Callable[[bytes
         for descriptor in files:
             dup2(descriptor, target)
             target += 1
-        chdir(box)
+        chdir("/")
         if uid is not None:  # takes the capabilities with it
             if is_reader:
                 keep_capabilities()
