@@ -23,12 +23,13 @@ def test_a_process_that_holds_cuda_judges_programs() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     weights = torch.arange(4096.0, device="cuda")
+    others = descendants(os.getpid())  # such as the compiler's, of tests before this one
     with CodeVerifier(workers=2) as verifier, ThreadPoolExecutor(4) as threads:
         batches = threads.map(lambda _: verifier([PROMPT] * 3, PROGRAMS), range(16))
         assert {tuple(v.reward for v in batch) for batch in batches} == {(1.0, 0.5, 0.0)}
         ours = Path(f"/proc/{os.getpid()}/maps").read_text()
         assert "nvidia" in ours
-        workers = descendants(os.getpid())
+        workers = set(descendants(os.getpid())) - set(others)
         assert len(workers) >= 2
         for pid in workers:  # nothing of the driver is in them: neither mapped nor open
             assert "nvidia" not in Path(f"/proc/{pid}/maps").read_text()

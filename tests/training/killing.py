@@ -15,7 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that used a device cannot be forked
+if __name__ == "__main__":  # pytest imports every file of tests
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that used a device cannot be forked
 
 from bestofk.config import merged, read
 from bestofk.learning import Learner

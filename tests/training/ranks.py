@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-if sys.argv[-1] != "gpu":
+if __name__ == "__main__" and sys.argv[-1] != "gpu":  # pytest imports every file of tests
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # "auto" is the CPU here, wherever this runs
 
 
