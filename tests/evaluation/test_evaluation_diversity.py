@@ -81,8 +81,6 @@ def test_unknown_is_not_a_number_and_alike_is_not_certain() -> None:
     alike = diversity(samples([[0, 0]] * 5, answers=[["x", "x"]] * 5))
     assert alike.distinct.value == 1.0
     assert alike.distinct.high - alike.distinct.low > 0.01
-    with pytest.raises(ValueError, match=r"1 ≤ m ≤ 2"):
-        diversity(samples([[1, 0], [0, 0, 1]]), m=3)
 
 
 def test_an_entropy_is_not_negative_nor_is_its_interval():

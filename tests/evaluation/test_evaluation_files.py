@@ -391,13 +391,9 @@ def test_parquet_says_what_json_lines_say(tmp_path: Path) -> None:
     one = read(jsonl(tmp_path / "f.jsonl", records))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "f.parquet")
     two = read(tmp_path / "f.parquet")
-    for name in ("rewards", "offsets", "sample_ids", "answers", "tokens", "logprobs", "lines"):
+    for name in ("rewards", "offsets", "answers", "tokens", "logprobs", "lines"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    assert (one.problems, one.texts, one.status_names) == (
-        two.problems,
-        two.texts,
-        two.status_names,
-    )
+    assert (one.problems, one.texts) == (two.problems, two.texts)
     assert one.metadata["model"] == two.metadata["model"] == "m"
 
 

@@ -159,11 +159,6 @@ def test_clusters_widen_predictions_and_plans(drawn: Callable[..., Samples]) -> 
     assert "design effect" in plans[1].population
 
 
-def test_k_below_one_is_refused(drawn: Callable[..., Samples]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        extrapolate(drawn(20, 8, 1, 1, 0), [0])
-
-
 def test_the_variance_that_sampling_adds_is_that_of_simulated_runs() -> None:
     people, rng = population(shape=(0.5, 1.5)), np.random.default_rng(0)
     p = rng.beta(0.5, 1.5, 200_000)

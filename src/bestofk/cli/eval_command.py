@@ -74,7 +74,6 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
         metrics.append("maj@k")
     passing: dict[str, Any] = {"threshold": chosen.threshold, "confidence": chosen.confidence}
     beyond = whole_numbers(chosen.beyond, "--beyond")
-    _check_beyond(beyond, run)
     judged = metric in ("pass@k", "pass^k", "maj@k") or chosen.threshold is not None
     return {
         "name": run.name,
@@ -83,12 +82,3 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
         "extrapolation": extrapolate(run, beyond, seed=chosen.seed, **passing) if beyond else None,
         "diversity": diversity(run, **passing) if chosen.diversity and judged else None,
     }
-
-
-def _check_beyond(beyond: list[int], run: Samples) -> None:
-    live = run.live[run.live > 0]
-    if beyond and live.size and min(beyond) <= int(live.min()):
-        raise ValueError(
-            f"--beyond takes k above n = {int(live.min())}, the fewest scored samples of any "
-            f"problem of {run.name}; got {min(beyond)}: the curve has it (--k {min(beyond)})"
-        )

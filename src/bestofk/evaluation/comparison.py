@@ -69,8 +69,6 @@ def compare(
     check_metric(metric)
     if len(runs) < 2:
         raise ValueError(f"a comparison takes at least two runs, got {len(runs)}")
-    if pairs not in ("first", "all"):
-        raise ValueError(f"pairs is 'first' or 'all', got {pairs!r}")
     wanted = _chosen_k(at, metric)
     k_max = k_max if wanted is None else max(int(wanted[-1]), k_max or 0)
     common, kept, k_max, notes = _common(runs, metric, k_max, small)

@@ -131,8 +131,6 @@ def select(
     Raises:
         ValueError: no scored sample; a k that some problem cannot answer, under small="error".
     """
-    if small not in ("error", "drop"):
-        raise ValueError(f"small must be 'error' or 'drop', got {small!r}")
     live = samples.live
     kept = np.flatnonzero(live > 0)
     if not kept.size:

@@ -32,18 +32,13 @@ def diversity(
     formula: it depends on which wrong answers there are and not on how many are right.
 
     Args:
-        m: samples drawn; by default the fewest of any problem.
+        m: samples drawn, at most the fewest of any problem; by default as many.
         threshold: what counts as right, where rewards are not 0/1.
     """
     sizes = samples.sizes
     filled = np.flatnonzero(sizes > 0)
     least = int(sizes[filled].min()) if filled.size else 0
     m = least if m is None else m
-    if not 1 <= m <= least:
-        raise ValueError(
-            f"{samples.name}: diversity among {m} samples needs 1 ≤ m ≤ {least}, "
-            "the fewest samples of any problem"
-        )
     notes: tuple[str, ...] = ()
     tables: dict[str, np.ndarray] = {}
     silent = float("nan")

@@ -51,7 +51,7 @@ def extrapolate(
     """pass@k at k > n, with an interval, a hold-out check and a warning.
 
     Args:
-        k: where to predict.
+        k: where to predict, each at least 1.
         threshold: reward ≥ threshold passes.
         seed: of the samples that are held out.
 
@@ -61,12 +61,10 @@ def extrapolate(
         solved problems to learn from.
 
     Raises:
-        ValueError: k < 1; no scored sample.
+        ValueError: no scored sample.
     """
     check_confidence(confidence, 10**9)
     wanted = np.unique(np.asarray(k, dtype=np.int64))
-    if not wanted.size or wanted[0] < 1:
-        raise ValueError(f"k must be at least 1, got {list(k)}")
     kept, _, _ = select(samples, "pass@k", None, "drop")
     passes, n = (column[kept] for column in passes_and_samples(samples, threshold))
     least = int(n.min())

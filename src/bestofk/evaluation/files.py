@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,7 +160,7 @@ def _repeated(loop: _Records, samples: _Columns) -> tuple[str, ...]:
     """TRL's file of a step may begin with the rows of the file before: of an earlier policy."""
     file = loop.file
     earlier = [each for each in file.parent.glob(f"*{file.suffix}") if each.name < file.name]
-    if not earlier or not len(samples.hashes):
+    if not earlier or not samples.numbers["completion"]:
         return ()
     before = _Columns()
     try:
@@ -169,8 +169,8 @@ def _repeated(loop: _Records, samples: _Columns) -> tuple[str, ...]:
     except ValueError:
         return ()
     names, old = list(samples.problems), list(before.problems)
-    new = [(names[p], h) for p, h in zip(samples.problem, samples.hashes)]
-    last = [(old[p], h) for p, h in zip(before.problem, before.hashes)]
+    new = [(names[p], h) for p, h in zip(samples.problem, samples.numbers["completion"])]
+    last = [(old[p], h) for p, h in zip(before.problem, before.numbers["completion"])]
     most = min(len(new), len(last))
     same = next((m for m in range(most, 1, -1) if last[-m:] == new[:m]), 0)
     if len(set(new[:same])) < 2:
@@ -267,54 +267,50 @@ class _Records:
             )
 
 
+NUMBERS: dict[str, tuple[str, Callable[[Any], float]]] = {
+    "sample_id": ("q", sample_number),
+    "answer": ("q", answer_label),
+    "completion": ("q", lambda text: hash(text if isinstance(text, str) else repr(text))),
+    "n_tokens": ("d", number_of),
+    "logprob_sum": ("d", number_of),
+}
+"""Roles that are kept of a sample: the kind of array, and what makes a number of a value."""
+
+
 class _Columns:
     """Samples gathered row by row in little memory: numbers only, in growing arrays."""
 
     def __init__(self) -> None:
         self.problems: dict[str, int] = {}
-        self.statuses: dict[str, int] = {}
         self.texts: dict[int, list[str]] = {}
         self.clusters: dict[str, str] = {}
         self.problem, self.reward, self.line = array("i"), array("d"), array("q")
-        self.sample_id, self.answer, self.hashes = array("q"), array("q"), array("q")
-        self.status = array("h")
-        self.n_tokens, self.logprob_sum = array("d"), array("d")
+        self.numbers: dict[str, array[Any]] = {
+            role: array(kind) for role, (kind, _) in NUMBERS.items()
+        }
 
     def add(self, row: SampleRow) -> None:
-        fields = row.fields
         problem = self.problems.setdefault(row.problem_id, len(self.problems))
         self.problem.append(problem)
         self.reward.append(row.reward)
         self.line.append(row.line)
-        for role, value in fields.items():
-            if role == "completion":
-                self.hashes.append(hash(value if isinstance(value, str) else repr(value)))
-                if row.line <= EXCERPT_LINES and isinstance(value, str):
-                    self._keep(problem, value)
-            elif role == "answer":
-                self.answer.append(answer_label(value))
-            elif role == "sample_id":
-                self.sample_id.append(sample_number(value))
-            elif role == "status":
-                known = self.statuses
-                self.status.append(
-                    -1 if value is None else known.setdefault(str(value), len(known))
-                )
-            elif role == "cluster":
-                if (known_as := self.clusters.setdefault(row.problem_id, value)) != value:
-                    raise ValueError(
-                        f"problem {row.problem_id!r} is in cluster {value!r} here and in "
-                        f"{known_as!r} before: a cluster belongs to the problem"
-                    )
-            elif role in ("n_tokens", "logprob_sum"):
-                getattr(self, role).append(number_of(value))
-
-    def _keep(self, problem: int, text: str) -> None:
-        """Keep a completion for the compression ratio, within the bounds."""
-        if problem < EXCERPT_PROBLEMS:
+        for role, value in row.fields.items():
+            if role in NUMBERS:
+                self.numbers[role].append(NUMBERS[role][1](value))
+        cluster = row.fields.get("cluster")
+        if cluster and (before := self.clusters.setdefault(row.problem_id, cluster)) != cluster:
+            raise ValueError(
+                f"problem {row.problem_id!r} is in cluster {cluster!r} here and in {before!r} "
+                "before: a cluster belongs to the problem"
+            )
+        text = row.fields.get("completion")
+        if isinstance(text, str) and row.line <= EXCERPT_LINES and problem < EXCERPT_PROBLEMS:
             kept = self.texts.setdefault(problem, [])
             if len(kept) < EXCERPT_TEXTS:
                 kept.append(text[:EXCERPT_CHARACTERS])
+
+    def column(self, role: str) -> np.ndarray:
+        return np.array(self.numbers[role])
 
     def finish(self, name: str, metadata: Mapping[str, Any]) -> Samples:
         """The run, problems sorted by id and samples in the order of the file."""
@@ -324,22 +320,19 @@ class _Columns:
         problem = rank[np.array(self.problem)]
         order = np.argsort(problem, kind="stable")
 
-        def column(values: array[Any]) -> Any:
-            return np.array(values)[order] if len(values) else None
+        def ordered(role: str) -> Any:
+            return self.column(role)[order] if self.numbers[role] else None
 
         return Samples(
             name=name,
             problems=tuple(names),
             clusters=tuple(self.clusters[each] for each in names) if self.clusters else None,
             offsets=np.concatenate([[0], np.cumsum(np.bincount(problem))]).astype(np.int64),
-            rewards=column(self.reward),
-            sample_ids=column(self.sample_id),
-            answers=column(self.answer),
-            statuses=column(self.status),
-            status_names=tuple(self.statuses),
-            tokens=column(self.n_tokens),
-            logprobs=column(self.logprob_sum),
-            lines=column(self.line),
+            rewards=np.array(self.reward)[order],
+            answers=ordered("answer"),
+            tokens=ordered("n_tokens"),
+            logprobs=ordered("logprob_sum"),
+            lines=np.array(self.line)[order],
             texts={int(rank[p]): tuple(texts) for p, texts in self.texts.items()},
             metadata=dict(metadata),
         )
@@ -356,15 +349,15 @@ def check_samples(file: Path, samples: _Columns, columns: Mapping[str, str]) -> 
             taken for the samples' answers.
     """
     problem, reward = np.array(samples.problem), np.array(samples.reward)
-    answer = np.array(samples.answer)
-    if len(samples.sample_id):
-        _check_twice(file, problem, np.array(samples.sample_id), np.array(samples.line))
+    numbers, answer = samples.column("sample_id"), samples.column("answer")
+    if len(numbers):
+        _check_twice(file, problem, numbers, np.array(samples.line))
     else:
-        _check_repeats(file, problem, reward, np.array(samples.hashes), answer)
+        _check_repeats(file, problem, reward, samples.column("completion"), answer)
     notes: tuple[str, ...] = ()
     column = columns.get("answer", "answer")
     if len(answer) and (answer < 0).all():
-        samples.answer = array("q")
+        samples.numbers["answer"] = array("q")
         notes += (f"{column} is empty everywhere: no majority voting",)
     elif len(answer):
         _check_reference(file, column, problem, reward, answer)

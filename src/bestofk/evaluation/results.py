@@ -81,7 +81,9 @@ class Shown:
 
     def to_pandas(self) -> Any:
         """One row per k: the value, low, high; and p of a difference, corrected over k."""
-        return data_frame({"k": self.k, **self.numbers()})
+        import pandas
+
+        return pandas.DataFrame({"k": self.k, **self.numbers()})
 
     def quote(self, k: int = 1) -> str:
         """The sentence to quote at one k: number, interval, p-value, problems × samples."""
@@ -136,14 +138,6 @@ class Estimate:
         return self.value
 
 
-def data_frame(columns: Mapping[str, Any]) -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-    return pandas.DataFrame(columns)
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Samples:
     """The samples of one run, one problem after another, without their texts.
@@ -161,13 +155,8 @@ class Samples:
     """(P + 1,) int64."""
     rewards: np.ndarray
     """(N,) float64; NaN = unscored."""
-    sample_ids: np.ndarray | None = None
-    """(N,) int64, where the file numbers the samples of a problem."""
     answers: np.ndarray | None = None
     """(N,) int64, equal numbers for equal answers; -1 = no answer. None where the file has none."""
-    statuses: np.ndarray | None = None
-    """(N,) int16, an index into `status_names`; -1 = not stated."""
-    status_names: tuple[str, ...] = ()
     tokens: np.ndarray | None = None
     """(N,) float64 number of tokens of each completion; NaN = not stated."""
     logprobs: np.ndarray | None = None
@@ -242,8 +231,10 @@ class Samples:
 
     def to_pandas(self) -> Any:
         """One row per sample: problem, reward."""
+        import pandas
+
         problems = [self.problems[i] for i in self.problem_of]
-        return data_frame({"problem": problems, "reward": self.rewards})
+        return pandas.DataFrame({"problem": problems, "reward": self.rewards})
 
 
 @dataclass(frozen=True)
