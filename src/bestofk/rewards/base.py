@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from bestofk.common import unknown
 from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Verdict, status_of
 
@@ -318,12 +317,6 @@ def prepare(
             "no prompt is left to train on: none was given, or no reference completion scores 1.0"
         )
     return kept
-
-
-def one_of(what: str, given: str, known: Sequence[str]) -> str:
-    if given not in known:
-        raise unknown(what, given, known)
-    return given
 
 
 _SAMPLE = re.compile(r" on sample \S+(?=:| at )")

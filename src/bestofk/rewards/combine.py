@@ -46,11 +46,6 @@ class Weighted(BatchVerifier):
         )
         largest = max(weight for weight, _ in self.parts)
         self._shares = [weight / largest for weight, _ in self.parts]  # sums of these are finite
-        if min(self._shares) == 0.0:
-            raise ValueError(
-                f"weights are within the reach of a float of each other, got "
-                f"{[weight for weight, _ in self.parts]}; leave out what should not count"
-            )
         self.name = " + ".join(f"{weight:g} {part.name}" for weight, part in parts)
         names = [part.name for _, part in parts]
         self._names = [
@@ -106,23 +101,18 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict], names: Sequence[str]
 
 
 class Gated(BatchVerifier):
-    """The second reward where the first is at least `threshold`, else 0 with the gate's status.
+    """The second reward where the first is 1, else 0 with the gate's status.
 
     Only what passes the gate is judged further; an unscored gate makes an unscored verdict.
     """
 
-    def __init__(self, gate: BatchVerifier, then: BatchVerifier, threshold: float = 1.0) -> None:
-        if not 0.0 < threshold <= 1.0:
-            raise ValueError(f"a gate's threshold lies in (0, 1], got {threshold}")
+    def __init__(self, gate: BatchVerifier, then: BatchVerifier) -> None:
         self.gate, self.then = _checked_part(gate), _checked_part(then)
-        self.threshold = threshold
         self.name = f"{gate.name} or 0, {then.name}"
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         verdicts = self.gate(prompts, texts)
-        opened = [
-            i for i, verdict in enumerate(verdicts) if reaches(verdict.reward, self.threshold)
-        ]
+        opened = [i for i, verdict in enumerate(verdicts) if reaches(verdict.reward, 1.0)]
         behind = self.then([prompts[i] for i in opened], [texts[i] for i in opened])
         parts = [{self.gate.name: verdict.reward} for verdict in verdicts]
         for i, verdict in zip(opened, behind, strict=True):
@@ -160,6 +150,6 @@ def weighted(*parts: tuple[float, BatchVerifier]) -> Weighted:
     return Weighted(parts)
 
 
-def gated(gate: BatchVerifier, then: BatchVerifier, threshold: float = 1.0) -> Gated:
+def gated(gate: BatchVerifier, then: BatchVerifier) -> Gated:
     """`gated(format, maths)`: "format or 0"."""
-    return Gated(gate, then, threshold)
+    return Gated(gate, then)

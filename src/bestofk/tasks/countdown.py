@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from bestofk.common import one_of
 from bestofk.tasks.definition import (
     STYLES,
     Draw,
@@ -15,7 +16,6 @@ from bestofk.tasks.definition import (
     below,
     generated,
     identity,
-    one_of,
     sizes_of,
     wording,
 )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.common import one_of, unknown
 from bestofk.tasks.data_rows import Row, each, read
-from bestofk.tasks.definition import Split, Task, identity, one_of
+from bestofk.tasks.definition import Split, Task, identity
 from bestofk.tasks.schemas import (
     ANSWERS,
     QUESTIONS,

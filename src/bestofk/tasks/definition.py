@@ -278,8 +278,3 @@ def answer_kind(style: str) -> str:
 
 def answer(style: str, text: str) -> str:
     return text if style == "compact" else f"<answer>{text}</answer>"
-
-
-def one_of(what: str, given: str, known: Sequence[str]) -> None:
-    if given not in known:
-        raise unknown(what, given, known)

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bestofk.common import TRUSTED_PUZZLES, unknown
-from bestofk.tasks.definition import Split, Task, identity, one_of, share_of, wording
+from bestofk.common import TRUSTED_PUZZLES, one_of, unknown
+from bestofk.tasks.definition import Split, Task, identity, share_of, wording
 from bestofk.types import Prompt
 
 STYLES = ("chat", "text")

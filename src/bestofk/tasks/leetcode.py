@@ -7,9 +7,10 @@ import importlib.util
 import re
 from functools import lru_cache
 
+from bestofk.common import one_of
 from bestofk.tasks.code_sets import STYLES, code_task, fenced_prompt
 from bestofk.tasks.data_rows import Row, each, locate, read
-from bestofk.tasks.definition import Task, one_of
+from bestofk.tasks.definition import Task
 from bestofk.tasks.shown_tests import shown_and_graded
 from bestofk.types import Prompt
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bestofk.common import one_of
 from bestofk.tasks.definition import (
     STYLES,
     Draw,
@@ -21,7 +22,6 @@ from bestofk.tasks.definition import (
     below,
     generated,
     identity,
-    one_of,
     sizes_of,
     wording,
 )

@@ -9,7 +9,8 @@ from collections import deque
 from functools import lru_cache
 from functools import partial as bind
 
-from bestofk.rewards.base import PairVerifier, one_of, right, wrong
+from bestofk.common import one_of
+from bestofk.rewards.base import PairVerifier, right, wrong
 from bestofk.rewards.text import answer_of, unset
 from bestofk.types import Prompt, Verdict
 

@@ -3,7 +3,7 @@
 After a fork the kernel copies each page that either side writes to, and in Python reading is
 writing (reference counts). So the less the zygote runs between two forks, the less a program costs;
 whatever needs more than a few lines happens in the server, which is never forked. For the same
-reason a child gives up its rights by what was prepared here, and memory is laid out to be copied.
+reason a child gives up its rights by what was prepared here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class Zygote:
             gc.collect()
             gc.disable()
             gc.freeze()
-            start_fresh_pools()
             _serve(channel, locks)
 
     def fork(self, order: bytes, files: Sequence[int]) -> int:
@@ -204,26 +203,3 @@ def limit_server() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for which in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(which, (0, 0))
-
-
-# ------------------------------------------------------ how memory lies, so that a copy is cheap
-# Each page that a program writes to is a fault of one to three microseconds:
-# what every program touches has to lie together. Nothing here changes what a program can do or see.
-_POOL, _FIRST = 16 << 10, 48  # of Python's allocator: bytes of a pool, where its first block lies
-_MOST = 2048
-_filling: list[object] = []
-
-
-def start_fresh_pools() -> None:
-    """Fill the holes in the allocator's pools, so that what a program makes first lies together.
-
-    To be called last: whatever is freed afterwards is a hole again. A size of which no fresh pool
-    comes up (another allocator) is given up.
-    """
-    for size in range(16, 513, 16):
-        for _ in range(_MOST):
-            number = len(_filling) << 34  # of two digits, as an integer of 32 bytes has
-            filler = object() if size == 16 else number if size == 32 else bytes(size - 33)
-            _filling.append(filler)
-            if id(filler) % _POOL == _FIRST:
-                break
