@@ -24,6 +24,7 @@ WORK = {
     "learner_20x32_row_tok_s": "learner, 135M: 20 × 32, 512 + 128",
     "sampling_15b_tok_s": "sampling, 1.5B: 32 × 16, 128 + 256",
     "rl_step_15b_s": "RL step, 1.5B: 32 × 16, 128 + 256",
+    "lora_step_3b_s": "RL step, 3B, LoRA of rank 16: 32 × 16, 128 + 256",
     "gsm8k_step_s": "GSM8K recipe, 32 × 32 × 256, one refill",
     "tail_share": "exponential lengths against equal ones, refilled",
 }

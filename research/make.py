@@ -303,20 +303,72 @@ def code_tables() -> dict[str, str]:
         ("humaneval", "mbpp-long-humaneval", "mbpp-long", unseen),
         ("mbpp-short", "mbpp", "mbpp", own),
         ("humaneval-short", "mbpp-humaneval", "mbpp", unseen),
-        ("qwen", "qwen-leetcode", "qwen-leetcode", own),
     ):
         for metric, solved in (("pass", True), ("max", False)):
             start, trained = code_runs(study, of, solved)
             mark = name if solved else f"{name}-fraction"
             texts |= compared(mark, trained, start, metric, shown)
-    start, trained = code_runs("qwen-leetcode", "qwen-leetcode", solved=True)
-    texts |= compared("qwen-80", trained.until(80), start, "pass", own)
+    texts |= qwen_tables(own)
     _, trained = code_runs("mbpp-long", "mbpp-long", solved=True)
     small = "grpo at 1e-5"
     return texts | {
         "mbpp-rate": against(trained, trained.last(small), "pass", own, small),
         "tried-mbpp": tried("mbpp-screen", "pass", (1, 4, 16, 64, 128), solved=True),
     }
+
+
+QWEN = ("grpo", "max@1+4+16")
+RATES = ("4e-6", "2e-6", "1e-6")
+
+
+def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
+    """Two objectives at three rates: where they end, what lies between them at each rate and on
+    average over the rates, and every checkpoint of one against the front of the other."""
+    texts: dict[str, str] = {}
+    for mark, metric, solved in (("qwen", "pass", True), ("qwen-fraction", "max", False)):
+        start, runs = code_runs("qwen-leetcode", "qwen-leetcode", solved)
+        ended = runs.only(*(arm for arm in runs.arms if "attempt" not in arm))
+        by_rate = {
+            rate: ended.last(f"{QWEN[1]} {rate}") - ended.last(f"{QWEN[0]} {rate}")
+            for rate in RATES
+        }
+        by_rate["mean of the rates"] = np.mean(list(by_rate.values()), axis=0)
+        gaps = Runs(ended.ks, {(name, 0): gap for name, gap in by_rate.items()}, {})
+        texts |= {
+            mark: reached(ended, metric, shown, start=start),
+            f"{mark}-start": against(ended, start, metric, shown),
+            f"{mark}-grpo": against(gaps, np.zeros_like(start), metric, shown),
+        }
+        if solved:
+            texts["qwen-checkpoints"] = above_front(runs, start, 64)
+    return texts
+
+
+def above_front(runs: Runs, start: np.ndarray, k: int) -> str:
+    """Every checkpoint: pass@1 and pass@k; those of the mixture minus GRPO's front at their pass@1,
+    the polyline through the start and GRPO's checkpoints in the order of pass@1, with bootstrap
+    intervals over problems."""
+    at, problems = runs.ks.index(k), start.shape[1]
+    counts = np.random.default_rng(0).multinomial(problems, [1 / problems] * problems, 2000)
+    weights = np.vstack([np.ones(problems), counts]) / problems
+    points = {("start", 0): start} | runs.values
+    found = {key: weights @ v.mean(axis=0)[:, [0, at]] for key, v in points.items()}
+    front = np.stack([v for (arm, _), v in found.items() if not arm.startswith(QWEN[1])], axis=1)
+    rows = []
+    for (arm, step), mine in found.items():
+        cell = ""
+        if arm.startswith(QWEN[1]):
+            there = []
+            for one, path in zip(mine[:, 0], front, strict=True):
+                order = np.argsort(path[:, 0])
+                there.append(np.interp(one, *path[order].T, left=np.nan, right=np.nan))
+            gain = mine[:, 1] - there
+            low, high = np.nanquantile(gain[1:], [0.025, 0.975])
+            cell = f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]"
+        name = arm if arm == "start" else f"`{arm}`"
+        rows.append([name, str(step), number(mine[0, 0]), number(mine[0, 1]), cell])
+    head = ["", "step", "pass@1", f"pass@{k}", "above GRPO's front at that pass@1"]
+    return table(head, rows)
 
 
 def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
