@@ -233,7 +233,7 @@ def test_completion_is_a_script_that_knows_verbs_and_settings(shell, capsys):
     if shell == "bash":
         done = subprocess.run(["bash", "-c", asked], text=True, capture_output=True, check=True)
         assert done.stdout == "objectives\n"
-    assert "--run.advanced.push_to_hub" in script
+    assert "--run.advanced.keep_best" in script
 
 
 def test_a_shipped_recipe_is_found_by_its_name(capsys):

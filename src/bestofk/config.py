@@ -27,6 +27,7 @@ from bestofk.sections import (
     Section,
 )
 
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 Table = dict[str, Any]
 """Entries that somebody else declares: `[task.options]`, or `--task.options.numbers 3`."""
 
@@ -186,10 +187,6 @@ class RunAdvanced(Section):
     """Sampled completions are kept up to this size; the oldest steps go first."""
     stop_grad_norm: Positive = 1e4
     """A larger gradient norm (before clipping) stops the run with the batch saved."""
-    push_to_hub: str | None = None
-    """owner/name: the final model is uploaded there."""
-    hub_private: bool = True
-    """Whether a repository made on the Hub is private."""
 
 
 class RunSection(Section):
@@ -201,7 +198,7 @@ class RunSection(Section):
     """Fixes every random draw of the run."""
     checkpoint_every: Count = 25
     """Steps between checkpoints."""
-    trackers: Annotated[tuple[str, ...], FromList] = ()
+    trackers: Annotated[tuple[Tracker, ...], FromList] = ()
     """Any of tensorboard, wandb, trackio."""
     advanced: RunAdvanced = RunAdvanced()
 
@@ -233,7 +230,7 @@ class Config(Section):
 RESUMABLE = {
     "run.dir", "run.steps", "run.checkpoint_every", "run.trackers", "run.advanced.keep_last",
     "run.advanced.keep_best", "run.advanced.samples_megabytes", "run.advanced.stop_grad_norm",
-    "run.advanced.push_to_hub", "run.advanced.hub_private", "task.advanced.unscored_share",
+    "task.advanced.unscored_share",
     "model.device", "model.advanced.fsdp", "sampling.server", "sampling.advanced.max_rows",
     "sampling.advanced.agreement",
 }  # fmt: skip

@@ -233,7 +233,6 @@ def run_to_the_end(
     check(config)
     if not resume:
         refuse_begun(config.run.dir)
-    from bestofk.training.record import push_final
     from bestofk.training.task_setup import make_prompts, with_style
     from bestofk.training.train import train as run_loop
 
@@ -251,5 +250,4 @@ def run_to_the_end(
         stated = f"stopped at step {end.step}; resume with {again}"
         print(stated)
         raise KeyboardInterrupt(stated) if end.signal == SIGINT else SystemExit(128 + end.signal)
-    push_final(config.run.advanced, end.path)
     return TrainedRun(end.path, config, verifier)

@@ -192,11 +192,6 @@ def go(config: Config, options: TrainOptions, checkpoint: str | None = None) -> 
             print(f"watch: bestofk report --watch {config.run.dir}", flush=True)
         outcome = train(config, resume=resume, checkpoint=checkpoint)
     stopped = outcome.signal is not None
-    pushed = None
-    if first and not stopped:
-        from bestofk.training.record import push_final
-
-        pushed = push_final(config.run.advanced, outcome.path)
     if first and as_json:
         by = None if outcome.signal is None else Signals(outcome.signal).name
         final = None if stopped else f"{outcome.path}/final"
@@ -205,7 +200,7 @@ def go(config: Config, options: TrainOptions, checkpoint: str | None = None) -> 
     elif first and stopped:
         print(f"stopped at step {outcome.step}; resume: bestofk train --resume {outcome.path}")
     elif first:
-        print(f"done: {outcome.path}/final" + (f"\npushed: {pushed}" if pushed else ""))
+        print(f"done: {outcome.path}/final")
     return 128 + outcome.signal if outcome.signal is not None else 0
 
 

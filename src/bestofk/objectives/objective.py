@@ -474,25 +474,38 @@ def objective(
     )
 
 
-def advantages(rewards: Any, objective_: str | Objective, /, **given: Any) -> Array:
+def advantages(
+    rewards: Any,
+    objective_: str | Objective,
+    /,
+    *,
+    log_ratio: Any = None,
+    live: Any = None,
+    groups: Any = None,
+    progress: float | None = None,
+    rng: Any = None,
+    **given: Any,
+) -> Array:
     """On-policy or, with log_ratio=, exact off-policy advantages of one batch: (..., n) → (..., n).
 
     Args:
         rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
         objective_: a string such as "max@8", or an Objective.
-        given: inputs of `Objective.__call__` (log_ratio, live, groups, progress, rng, ...); where a
+        log_ratio, live, groups, progress, rng: as in `Objective.__call__`.
+        given: its other inputs (entropy, prompt_weights, sample_weights, check, ...); where a
             string is given, also options of `objective` (weights, threshold, off_policy, ...).
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")
     array([[-1., -1.,  2.],
            [ 0.,  0.,  0.]])
     """
-    inputs = {name: given.pop(name) for name in INPUTS if name in given}
+    inputs = {"log_ratio": log_ratio, "live": live, "groups": groups, "progress": progress}
+    inputs |= {name: given.pop(name) for name in INPUTS if name in given}
     if isinstance(objective_, Objective) and given:
         hint = choices(next(iter(given)), INPUTS)
         raise ValueError(f"{', '.join(given)} cannot change an Objective; {hint}")
     chosen = objective_ if isinstance(objective_, Objective) else objective(objective_, **given)
-    return chosen(rewards, **inputs)
+    return chosen(rewards, rng=rng, **inputs)
 
 
 def _number(

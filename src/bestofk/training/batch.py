@@ -120,46 +120,29 @@ def advantages_of(
     objective: Objective,
     rewards: np.ndarray,
     *,
-    live: np.ndarray | None = None,
-    log_ratio: np.ndarray | None = None,
-    entropy: np.ndarray | None = None,
-    entropy_threshold: float | None = None,
-    progress: float | None = None,
     generators: Generators | None = None,
+    **inputs: Any,
 ) -> np.ndarray:
     """The objective's advantages (P, n), without its warnings: the loop counts what they say.
 
     Args:
-        rewards, live, log_ratio: (P, n).
-        entropy: (P,), mean response entropy of each group (adaptive design).
+        rewards: (P, n).
         generators: one for each group (`generators_for`), for objectives that draw random sets.
+        inputs: of `Objective.__call__`; arrays have a row for each group.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DroppedGroups)
         warnings.simplefilter("ignore", ObjectiveWarning)
         if generators is None:
-            advantages = objective(
-                rewards,
-                live=live,
-                log_ratio=log_ratio,
-                entropy=entropy,
-                entropy_threshold=entropy_threshold,
-                progress=progress,
-            )
-            return np.asarray(advantages)
-        rows = [
-            objective(
-                rewards[p : p + 1],
-                live=None if live is None else live[p : p + 1],
-                log_ratio=None if log_ratio is None else log_ratio[p : p + 1],
-                entropy=None if entropy is None else entropy[p : p + 1],
-                entropy_threshold=entropy_threshold,
-                progress=progress,
-                rng=own,
-            )
-            for p, own in enumerate(generators)
-        ]
-        return np.concatenate([np.asarray(row) for row in rows])
+            return np.asarray(objective(rewards, **inputs))
+        rows = []
+        for p, own in enumerate(generators):
+            of_group: dict[str, Any] = {
+                name: value[p : p + 1] if isinstance(value, np.ndarray) else value
+                for name, value in inputs.items()
+            }
+            rows.append(np.asarray(objective(rewards[p : p + 1], rng=own, **of_group)))
+        return np.concatenate(rows)
 
 
 def generators_for(

@@ -1,24 +1,14 @@
-"""What stops a run: settings that cannot work together, before a model is loaded; prompts that do
-not fit into the model; weights and logits that are not finite."""
+"""What stops a run: settings that cannot work together, before a model is loaded; weights and
+logits that are not finite."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from bestofk.common import unknown
-from bestofk.config import (
-    Config,
-    EvaluationSection,
-    ModelSection,
-    SamplingSection,
-    differences,
-    leaves,
-)
+from bestofk.config import Config, EvaluationSection, differences, leaves
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.objective import INPUTS
 from bestofk.sampling.openai_wire import local
@@ -35,38 +25,100 @@ def check(config: Config) -> Objective:
     Raises:
         ValueError: the rule that is broken, the value, and the way out.
     """
-    _no_secrets(config)
-    _lora(config.model)
     objective = make_objective(config)
     objective.require_samples(config.sampling.samples_per_prompt)
-    _loss(config, objective)
-    _truncate(objective)
-    _steps(config)
-    if config.sampling.refill and "entropy" in objective.needs:
-        raise ValueError(
-            f"objective {objective.text} ranks the whole batch by entropy before a group has "
-            f"weights, so groups cannot be refilled: set sampling.refill = 0, got "
-            f"{config.sampling.refill}"
-        )
-    if config.sampling.refill and config.off_policy.ahead:
-        raise ValueError(
-            f"off_policy.ahead = {config.off_policy.ahead} fixes the prompts of a batch before the "
-            "batches in front of it are judged, and sampling.refill takes more prompts by their "
-            f"verdicts: set sampling.refill = 0, got {config.sampling.refill}"
-        )
-    if config.sampling.server and config.off_policy.ahead and not config.off_policy.correct_sampler:
-        raise ValueError(
-            f"off_policy.ahead = {config.off_policy.ahead} with sampling.server draws while the "
-            "learner works, so ratios are measured against the server's log-probs: set "
-            "off_policy.correct_sampler = true"
-        )
-    _engine(config.sampling)
-    _overlong(config)
-    _sets(config)
-    _hub_name(config.run.advanced.push_to_hub)
     best_metric(config.evaluation, objective)
-    _trackers(config.run.trackers)
+    if config.sampling.server:
+        local(config.sampling.server)
+    rules = _sections(config) | _batches(config, objective) | _ratios(config, objective)
+    for sentence, is_broken in rules.items():
+        if is_broken:
+            raise ValueError(sentence)
     return objective
+
+
+def _sections(config: Config) -> dict[str, Any]:
+    """What settings of a section need of each other: sentence → whether it is broken."""
+    model, sampling, sets = config.model, config.sampling, config.evaluation.sets
+    zone, limit = config.task.advanced.overlong_tokens, sampling.max_new_tokens
+    secret = next(
+        (
+            name
+            for name, value in leaves(config)
+            if SECRET.search(name.rpartition(".")[2]) and isinstance(value, str)
+        ),
+        "",
+    )
+    apart = "server" if sampling.server else "vllm"
+    return {
+        f"{secret} looks like a secret, and a config is kept in the run's folder: put it into the "
+        "environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)": secret,
+        "model.advanced.lora_alpha and lora_targets belong to LoRA, and model.lora_rank = 0 trains "
+        "every weight: set model.lora_rank, for example 16":
+            not model.lora_rank and (model.advanced.lora_alpha or model.advanced.lora_targets),
+        "sampling.temperature is above 0 in training, got 0": not sampling.temperature,
+        f"sampling.{apart} is for sampling.engine = 'vllm', got {sampling.engine!r}":
+            sampling.engine != "vllm" and (sampling.server or sampling.vllm),
+        f"sampling.vllm ({', '.join(sampling.vllm)}) is for the engine in each process; the "
+        f"options of {sampling.server} are given where it is started":
+            sampling.server and sampling.vllm,
+        f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "
+        f"{limit}, so it cannot be longer: every completion would be penalised; lower it":
+            zone > limit,
+    } | {
+        "evaluation.sets names folders and metrics, by letters, digits, - and _ (and not final), "
+        f"got {name!r}": not re.fullmatch(r"[\w.-]+", name) or name == "final"
+        for name in sets
+    } | {
+        f"evaluation.sets.{name} is a task (bestofk tasks lists them) or, where task.name = "
+        f"'dataset', a source of rows like task.options.test; got {source!r}":
+            not isinstance(source, str) or (source not in TASKS and config.task.name != "dataset")
+        for name, source in sets.items()
+    }  # fmt: skip
+
+
+def _batches(config: Config, objective: Objective) -> dict[str, Any]:
+    """What the batches of a run need: sentence → whether it is broken."""
+    off, refill = config.off_policy, config.sampling.refill
+    prompts = config.sampling.prompts_per_step
+    return {
+        f"off_policy.mini_batches are of equal size and whole groups: {off.mini_batches} does not "
+        f"divide sampling.prompts_per_step = {prompts}": prompts % off.mini_batches,
+        f"objective {objective.text} ranks the whole batch by entropy before a group has weights, "
+        f"so groups cannot be refilled: set sampling.refill = 0, got {refill}":
+            refill and "entropy" in objective.needs,
+        f"off_policy.ahead = {off.ahead} fixes the prompts of a batch before the batches in front "
+        "of it are judged, and sampling.refill takes more prompts by their verdicts: set "
+        f"sampling.refill = 0, got {refill}": refill and off.ahead,
+        f"off_policy.ahead = {off.ahead} with sampling.server draws while the learner works, so "
+        "ratios are measured against the server's log-probs: set off_policy.correct_sampler = true":
+            config.sampling.server and off.ahead and not off.correct_sampler,
+    }  # fmt: skip
+
+
+def _ratios(config: Config, objective: Objective) -> dict[str, Any]:
+    """What the loss and the objective need of the samples: sentence → whether it is broken."""
+    loss, off, sampling = config.loss, config.off_policy, config.sampling
+    exact, form, truncate = loss.name == "exact", objective.off_policy, objective.truncate
+    truncated = sampling.top_p < 1 or sampling.top_k > 0
+    drawn = f"top_p = {sampling.top_p:g}, top_k = {sampling.top_k}"
+    uses_ratios = off.inner_steps > 1 or off.correct_sampler or off.ahead > 0
+    return {
+        f"the exact loss assumes samples from the whole distribution, got {drawn}: leave both out, "
+        "or use the clipped loss with off_policy.correct_sampler = true": exact and truncated,
+        f"objective {objective.text} has no exact off-policy form, and off_policy sets "
+        f"{off.inner_steps} optimiser steps per batch, {off.ahead} batches ahead: use loss.name = "
+        "'clipped', one step per batch and ahead = 0, or max@k, pass@k or mean":
+            exact and uses_ratios and form != "none" and not objective.takes_log_ratio,
+        f"the {loss.name} loss has its own ratios and takes on-policy weights, got "
+        f"objective_options.off_policy = {form!r}: the two are never mixed; use loss.name = "
+        "'exact'": not exact and form != "none",
+        f"{drawn} change the sampling distribution, and the learner assumes they do not: set "
+        "off_policy.correct_sampler = true": not exact and truncated and not off.correct_sampler,
+        f"objective_options.truncate is above 0 in training, got {truncate}: it is the largest "
+        "log-ratio, and at 0 or below it also changes samples whose probability did not":
+            truncate is not None and truncate <= 0,
+    }  # fmt: skip
 
 
 def check_installed(config: Config) -> None:
@@ -80,48 +132,6 @@ def check_installed(config: Config) -> None:
     for name in config.run.trackers:
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"run.trackers names {name}: pip install 'bestofk[{name}]'")
-
-
-BYTES_PER_TOKEN = 80
-"""Of host memory for a sampled token: its random number, its id and its log-prob as objects."""
-GIB = 2.0**30
-
-
-def check_memory(config: Config, processes: int = 1, room: float | None = None) -> None:
-    """Raise where the tokens of one step, or of one evaluation, do not fit into this machine.
-
-    Args:
-        room: Bytes; by default the machine's memory.
-    """
-    have = machine_memory() if room is None else room
-    requested, shown, ahead = config.sampling, config.evaluation, config.off_policy.ahead
-    drawn = {
-        "a step": {
-            "sampling.prompts_per_step": requested.prompts_per_step,
-            "sampling.samples_per_prompt": requested.samples_per_prompt,
-            "sampling.max_new_tokens": requested.max_new_tokens,
-            **({"off_policy.ahead + 1": ahead + 1} if ahead else {}),
-        },
-        "an evaluation": {
-            "evaluation.prompts": shown.prompts if shown.every else 0,
-            "evaluation.samples_per_prompt": shown.samples_per_prompt,
-            "sampling.max_new_tokens": requested.max_new_tokens,
-        },
-    }
-    for what, sizes in drawn.items():
-        need = math.prod(sizes.values()) * BYTES_PER_TOKEN / processes
-        if need > have:
-            listed = " × ".join(f"{name} = {size:,}" for name, size in sizes.items())
-            largest = max(sizes, key=lambda name: sizes[name])
-            raise ValueError(
-                f"{what} draws up to {listed} tokens, which take about {need / GIB:,.0f} GiB of "
-                f"memory, and this machine has {have / GIB:,.0f} GiB: lower {largest}"
-            )
-
-
-def machine_memory() -> float:
-    """Bytes."""
-    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_objective(config: Config) -> Objective:
@@ -145,132 +155,6 @@ def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     if chosen not in known and evaluation.every:
         raise ValueError(f"evaluation.best_by is one of {', '.join(known)}, got {chosen!r}")
     return chosen
-
-
-def _steps(config: Config) -> None:
-    prompts, parts = config.sampling.prompts_per_step, config.off_policy.mini_batches
-    if prompts % parts:
-        raise ValueError(
-            f"off_policy.mini_batches are of equal size and whole groups: {parts} does not divide "
-            f"sampling.prompts_per_step = {prompts}"
-        )
-    if not config.sampling.temperature:
-        raise ValueError("sampling.temperature is above 0 in training, got 0")
-
-
-def _overlong(config: Config) -> None:
-    zone, limit = config.task.advanced.overlong_tokens, config.sampling.max_new_tokens
-    if zone > limit:
-        raise ValueError(
-            f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "
-            f"{limit}, so it cannot be longer: every completion would be penalised; lower it"
-        )
-
-
-def _sets(config: Config) -> None:
-    for name, source in config.evaluation.sets.items():
-        if not re.fullmatch(r"[\w.-]+", name) or name == "final":
-            raise ValueError(
-                f"evaluation.sets names folders and metrics, by letters, digits, - and _ (and not "
-                f"final), got {name!r}"
-            )
-        if not isinstance(source, str) or (source not in TASKS and config.task.name != "dataset"):
-            raise ValueError(
-                f"evaluation.sets.{name} is a task (bestofk tasks lists them) or, where task.name "
-                f"= 'dataset', a source of rows like task.options.test; got {source!r}"
-            )
-
-
-def _hub_name(name: str | None) -> None:
-    if name is None:
-        return
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ValueError(
-            f"run.advanced.push_to_hub = {name!r} is not a name on the Hub, such as me/my-model: "
-            f"{error}"
-        ) from None
-
-
-def _lora(model: ModelSection) -> None:
-    options = model.advanced
-    if not model.lora_rank and (options.lora_alpha or options.lora_targets):
-        raise ValueError(
-            "model.advanced.lora_alpha and lora_targets belong to LoRA, and model.lora_rank = 0 "
-            "trains every weight: set model.lora_rank, for example 16"
-        )
-
-
-def _truncate(objective: Objective) -> None:
-    if objective.truncate is not None and objective.truncate <= 0:
-        raise ValueError(
-            f"objective_options.truncate is above 0 in training, got {objective.truncate:g}: it is "
-            "the largest log-ratio, and at 0 or below it also changes samples whose probability "
-            "did not"
-        )
-
-
-def _no_secrets(config: Config) -> None:
-    """A run's folder is shared, so its config must not hold secrets."""
-    for name, value in leaves(config):
-        if SECRET.search(name.rpartition(".")[2]) and isinstance(value, str):
-            raise ValueError(
-                f"{name} looks like a secret, and a config is kept in the run's folder: put it "
-                "into the environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)"
-            )
-
-
-def _loss(config: Config, objective: Objective) -> None:
-    loss, off, sampling = config.loss, config.off_policy, config.sampling
-    truncated = sampling.top_p < 1 or sampling.top_k > 0
-    if loss.name == "exact":
-        if truncated:
-            raise ValueError(
-                f"the exact loss assumes samples from the whole distribution, got top_p = "
-                f"{sampling.top_p:g}, top_k = {sampling.top_k}: leave both out, or use the clipped "
-                "loss with off_policy.correct_sampler = true"
-            )
-        uses_ratios = off.inner_steps > 1 or off.correct_sampler or off.ahead > 0
-        if uses_ratios and objective.off_policy != "none" and not objective.takes_log_ratio:
-            raise ValueError(
-                f"objective {objective.text} has no exact off-policy form, and off_policy sets "
-                f"{off.inner_steps} optimiser steps per batch, {off.ahead} batches ahead: use "
-                "loss.name = 'clipped', one step per batch and ahead = 0, or max@k, pass@k or mean"
-            )
-        return
-    if objective.off_policy != "none":
-        raise ValueError(
-            f"the {loss.name} loss has its own ratios and takes on-policy weights, got "
-            f"objective_options.off_policy = {objective.off_policy!r}: the two are never mixed; "
-            "use loss.name = 'exact'"
-        )
-    if truncated and not off.correct_sampler:
-        raise ValueError(
-            f"top_p = {sampling.top_p:g}, top_k = {sampling.top_k} change the sampling "
-            "distribution, and the learner assumes they do not: set off_policy.correct_sampler = "
-            "true"
-        )
-
-
-def _engine(sampling: SamplingSection) -> None:
-    server, vllm = sampling.server, sampling.vllm
-    if sampling.engine != "vllm":
-        if server or vllm:
-            raise ValueError(
-                f"sampling.{'server' if server else 'vllm'} is for sampling.engine = 'vllm', got "
-                f"{sampling.engine!r}"
-            )
-        return
-    if server:
-        local(server)
-        if vllm:
-            raise ValueError(
-                f"sampling.vllm ({', '.join(vllm)}) is for the engine in each process; the "
-                f"options of {server} are given where it is started"
-            )
 
 
 def claim_of_run(config: Config, objective: Objective) -> tuple[str, str]:
@@ -350,15 +234,6 @@ def unused(config: Config, objective: Objective) -> Iterator[tuple[str, str]]:
         yield "loss.kl_estimator", "loss.kl = 0"
     if not shown.every and shown.best_by is not None:
         yield "evaluation.best_by", "evaluation.every = 0 is never"
-
-
-TRACKERS = ("tensorboard", "wandb", "trackio")
-
-
-def _trackers(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in TRACKERS:
-            raise unknown("tracker", name, TRACKERS)
 
 
 def check_resumed(old: Config, new: Config) -> None:

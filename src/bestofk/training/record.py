@@ -7,9 +7,10 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from bestofk import models, runs
 from bestofk.common import reaches
-from bestofk.config import Config, RunAdvanced, to_toml
+from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective, max_at_k
 from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.tasks import Task
@@ -93,20 +94,6 @@ def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> 
         f"An answer to {batch.groups[0].prompt.id} ends in {text[-80:]!r}: {verdict.status} "
         f"{verdict.detail}".rstrip()
     )
-
-
-def out_of_reach(config: Config, largest: float, steps: int) -> Iterator[str]:
-    """A sentence on each threshold that no reward of the first steps reaches."""
-    stated = {
-        "evaluation.threshold": config.evaluation.threshold,
-        "objective_options.threshold": config.objective_options.get("threshold"),
-    }
-    for name, threshold in stated.items():
-        if threshold is not None and not reaches(largest, threshold):
-            yield (
-                f"{name} = {threshold:g}, and the largest reward in {steps} steps is {largest:g}: "
-                "nothing passes; lower it if rewards cannot be that large"
-            )
 
 
 def reward_statistics(
@@ -271,67 +258,46 @@ def model_card(
     versions: Mapping[str, str],
 ) -> str:
     """README.md of the final model."""
-    n, prompts = config.sampling.samples_per_prompt, config.sampling.prompts_per_step
-    claim = "its expected update is {}: {}".format(*claim_of_run(config, objective))
-    return "\n".join(
-        [
-            *_front_matter(config),
-            f"# {config.model.path}, trained for {objective.text}",
-            "",
-            f"Trained with bestofk for **{objective.text}** (k = {objective.k}; {claim}) on {data} "
-            f"(licence of the data: {license}).",
-            "",
-            f"- start: `{config.model.path}`"
-            + (f", LoRA of rank {config.model.lora_rank}" if config.model.lora_rank else ""),
-            f"- rollouts: {steps} steps × {prompts} prompts × n = {n} samples, "
-            f"temperature {config.sampling.temperature:g}",
-            f"- loss: {config.loss.name}, {config.off_policy.inner_steps} optimiser step(s) per "
-            f"batch, "
-            f"off-policy weights: {objective.off_policy}",
-            f"- seed {config.run.seed}; "
-            + ", ".join(f"{name} {version}" for name, version in versions.items()),
-            "",
-            "## Results",
-            "",
-            *_results(config, evaluations),
-            "",
-            "## Use",
-            "",
-            "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
-            'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
-            "```",
-            "",
-            f"It was trained to be sampled {objective.k} times at temperature "
-            f"{config.sampling.temperature:g}, the best answer kept.",
-            "",
-            "## Config",
-            "",
-            "```toml",
-            to_toml(config).rstrip(),
-            "```",
-            "",
-        ]
-    )
+    path, sampling, rank = config.model.path, config.sampling, config.model.lora_rank
+    base = f"base_model: {path}\n" if re.fullmatch(r"[^./~][^/]*/[^/]+", path) else ""
+    claim, why = claim_of_run(config, objective)
+    results = "\n".join(_results(config, evaluations))
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [bestofk, reinforcement-learning, best-of-n]
+{base}---
 
+# {path}, trained for {objective.text}
 
-def _front_matter(config: Config) -> list[str]:
-    hub = "/" in config.model.path and not config.model.path.startswith((".", "/", "~"))
-    return [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [bestofk, reinforcement-learning, best-of-n]",
-        *(
-            [f"base_model: {config.model.path}"]
-            if hub and config.model.path.count("/") == 1
-            else []
-        ),
-        "---",
-        "",
-    ]
+Trained with bestofk for **{objective.text}** (k = {objective.k}; its expected update is {claim}: {why}) on {data} (licence of the data: {license}).
+
+- start: `{path}`{f", LoRA of rank {rank}" if rank else ""}
+- rollouts: {steps} steps × {sampling.prompts_per_step} prompts × n = {sampling.samples_per_prompt} samples, temperature {sampling.temperature:g}
+- loss: {config.loss.name}, {config.off_policy.inner_steps} optimiser step(s) per batch, off-policy weights: {objective.off_policy}
+- seed {config.run.seed}; {", ".join(f"{name} {version}" for name, version in versions.items())}
+
+## Results
+
+{results}
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+```
+
+It was trained to be sampled {objective.k} times at temperature {sampling.temperature:g}, the best answer kept.
+
+## Config
+
+```toml
+{to_toml(config).rstrip()}
+```
+"""  # noqa: E501
 
 
 def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -357,29 +323,3 @@ def _cell(line: Mapping[str, Any], name: str) -> str:
     if result is None:
         return "–"
     return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"
-
-
-def push_final(options: RunAdvanced, run: Path) -> str | None:
-    """Upload a finished run's final model; its address, or None where none was asked for.
-
-    The token is the Hub library's: HF_TOKEN, or `hf auth login`.
-
-    Raises:
-        OSError: the upload failed; says how to repeat it. The run's folder is complete.
-    """
-    if options.push_to_hub is None:
-        return None
-    from huggingface_hub import HfApi
-
-    folder, name = run / "final", options.push_to_hub
-    try:
-        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-        api.create_repo(name, private=options.hub_private, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the trained model")
-        return f"{api.endpoint}/{name}"
-    except Exception as error:  # whatever the Hub's library raises, the run itself is safe
-        first = str(error).strip().partition("\n")[0]
-        raise OSError(
-            f"the run is complete, but {folder} could not be pushed to {name}: {first}; repeat it "
-            f"with: hf upload {name} {folder}"
-        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from bestofk.training.checks import (
     cautions,
     check,
     check_installed,
-    check_memory,
     check_output,
     unsound_weight,
 )
@@ -45,7 +43,6 @@ from bestofk.training.record import (
     metrics_line,
     model_writer,
     nothing_learnt,
-    out_of_reach,
     sample_rows,
     title,
 )
@@ -102,8 +99,6 @@ class Session:
     """Steps this process has taken."""
     silent: int = 0
     """Steps in a row without a signal, or with one and the same reward for all."""
-    largest: float = -math.inf
-    """Reward of the steps this process has taken."""
     callback: Callable[[Mapping[str, Any]], object] | None = None
     ended: bool = False
     """Whether the callback ended the run."""
@@ -385,12 +380,8 @@ class Session:
         self._tell(line)
         constant = line["reward_min"] == line["reward_max"]
         self.silent = 0 if line["groups_with_signal"] and not constant else self.silent + 1
-        self.largest = max(self.largest, line["reward_max"])
         if self.processes.main and self.silent == SILENT_STEPS:
             self.display.say(nothing_learnt(line, self.silent, batch))
-        if self.processes.main and self.recorded == SILENT_STEPS:
-            for sentence in out_of_reach(self.config, self.largest, self.recorded):
-                self.display.say(sentence)
 
     def _tell(self, line: Mapping[str, Any]) -> None:
         """Show a line of metrics to the callback, which may end the run."""
@@ -537,7 +528,6 @@ def open_session(
         trackers=config.run.trackers,
         folder=config.run.dir,
     )
-    check_memory(config, processes.size)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, result = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
     display = Display(processes, config.run.steps, objective.k)
