@@ -10,7 +10,9 @@ import pytest
 
 from bestofk.common import TRUSTED_PUZZLES
 from bestofk.rewards import refusals, verifier
+from bestofk.rewards.base import BatchVerifier
 from bestofk.tasks import task
+from bestofk.types import Prompt
 
 pytest.importorskip("reasoning_gym")
 audit = pytest.importorskip("gym_audit")
@@ -96,10 +98,23 @@ HOSTILE = [
 ]
 
 
+LAYOUTS = ["```\n{}\n```", "**{}**", "`{}`", r"\boxed{{{}}}", "${}$", '"{}"', "The answer is {}."]
+
+
+def assert_layout_is_not_judged(judge: BatchVerifier, prompt: Prompt, *more: str) -> None:
+    gold = prompt.spec["entry"]["answer"]
+    said = [*(layout.format(gold) for layout in LAYOUTS), *more, f"{gold} or 5", "**5**"]
+    verdicts = judge([prompt] * len(said), [f"<answer>{each}</answer>" for each in said])
+    assert [v.reward for v in verdicts] == [1.0] * (len(said) - 2) + [0.0, 0.0]
+
+
 def test_answers_are_judged_in_the_sandbox_and_hostile_ones_score_zero() -> None:
-    made = task("gym", dataset="chain_sum", test_size=12)
+    made = task("gym", dataset="lcm", test_size=12)
     prompts = made.split("test")[:]
     with verifier(made.verifier, **made.verifier_options) as judge:
+        assert_layout_is_not_judged(
+            judge, prompts[0], f"{int(prompts[0].spec['entry']['answer']):,}"
+        )
         assert refusals(judge, prompts) == {}
         texts = [f"<answer>{bad}</answer>" for bad in HOSTILE]
         verdicts = judge(prompts, texts)
@@ -126,20 +141,11 @@ def test_splits_are_apart_and_the_same_by_seed() -> None:
     assert "Apache-2.0" in made.licence
 
 
-LAYOUTS = ["```\n{}\n```", "**{}**", "`{}`", r"\boxed{{{}}}", "${}$", '"{}"', "The answer is {}."]
-
-
-def test_layout_inside_the_tag_is_not_judged() -> None:
-    for name in ("lcm", "caesar_cipher"):
-        made = task("gym", dataset=name, test_size=1)
-        [prompt] = made.split("test")
-        gold = prompt.spec["entry"]["answer"]
-        texts = [f"<answer>{layout.format(gold)}</answer>" for layout in LAYOUTS]
-        texts += [f"<answer>{int(gold):,}</answer>"] if name == "lcm" else []
-        texts += [f"<answer>{gold} or 5</answer>", "<answer>**5**</answer>"]
-        with verifier(made.verifier, **made.verifier_options) as judge:
-            rewards = [v.reward for v in judge([prompt] * len(texts), texts)]
-        assert rewards == [1.0] * (len(texts) - 2) + [0.0, 0.0]
+def test_layout_of_a_text_is_not_judged() -> None:
+    made = task("gym", dataset="caesar_cipher", test_size=1)
+    [prompt] = made.split("test")
+    with verifier(made.verifier, **made.verifier_options) as judge:
+        assert_layout_is_not_judged(judge, prompt)
 
 
 def test_blocks_of_entries_do_not_overlap() -> None:
