@@ -46,8 +46,6 @@ class Tally:
     informative: int = 0
     interval: int = 0
     interval_informative: int = 0
-    t_given: int = 0
-    t: int = 0
     fixed: int = 0
     widths: list[float] = field(default_factory=list)
 
@@ -75,9 +73,6 @@ def simulate(
             tally.interval += held
             tally.interval_informative += held and enough
             tally.fixed += bool(found.fixed.low[at] <= here <= found.fixed.high[at])
-            if not np.isnan(found.t.low[at]):
-                tally.t_given += 1
-                tally.t += bool(found.t.low[at] <= every[at] <= found.t.high[at])
             tally.widths.append(float(found.interval.high[at] - found.interval.low[at]))
     return tallies, band / trials
 
@@ -196,7 +191,7 @@ def share(count: int, total: int) -> str:
 # section of the page: its table's head, and what each part of it takes beside the trials
 HEADS = {
     "curve": "| population | problems | k | truth | ≥ 10 differ | **over problems** | where ≥ 10 "
-    "differ | mean width | t: given | t: holds | fixed set | band, all k | runs |",
+    "differ | mean width | fixed set | band, all k | runs |",
     "pairs": "| population | problems | band holds 0 | any k called different | contradictions "
     "| runs |",
     "power": "| problems | gain in p | k | over all k | at this k alone | paired t | runs |",
@@ -248,8 +243,6 @@ def curve_rows(name: str, problems: int, n: int, trials: int, resamples: int) ->
             f"**{share(tally.interval, tally.trials)}**",
             share(tally.interval_informative, tally.informative),
             f"{np.mean(tally.widths):.3f}",
-            f"{tally.t_given / tally.trials:.2f}",
-            share(tally.t, tally.t_given),
             share(tally.fixed, tally.trials),
             f"{band:.3f}" if k == ks[0] else "",
             f"{trials}",
@@ -310,7 +303,6 @@ How to read the intervals: [evaluation](../docs/evaluation.md).
   the problems come from.
 - **where ≥ 10 differ**: the same among runs in which ten or more problems differ from the floor and
   from the ceiling.
-- **t: given / holds**: the share of runs in which Student's t is shown, and how often it holds.
 - **fixed set**: the interval for these problems alone. **band**: all k at once.
 
 {tables["curve"]}

@@ -383,12 +383,9 @@ def test_a_file_written_twice_is_an_error(tmp_path: Path) -> None:
     assert len(read(jsonl(tmp_path / "numbered.jsonl", numbered)).rewards) == 48
 
 
-def test_ids_that_differ_in_spelling_only_are_an_error() -> None:
+def test_few_problems_in_common_are_noted() -> None:
     values = np.eye(12)[:, :4]
     a = samples(values, problems=[f"{i}" for i in range(12)], name="a")
-    b = samples(values, problems=[f"{i:02d}" for i in range(12)], name="b")
-    with pytest.raises(ValueError, match=r"2 of 12 problem ids in common, but 12.*'0' and '00'"):
-        compare([a, b])
     c = samples(values, problems=[f"{i + 9}" for i in range(12)], name="c")
     assert any("only 3 of 12 problems" in note for note in compare([a, c])[0].notes)
 

@@ -68,7 +68,7 @@ class FileOptions(ReadingOptions):
     latex: bool = False
     """Also print the table in LaTeX."""
     wide: bool = False
-    """Show all columns: bands, t intervals, wins and losses."""
+    """Show all columns: bands, intervals for these problems only, wins and losses."""
 
     def numbers(self) -> dict[str, Any]:
         return super().numbers() | {"k_max": max(self.ks(), default=None), "small": self.small}

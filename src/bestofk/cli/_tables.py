@@ -81,7 +81,7 @@ def ends(low: float, high: float) -> str:
 def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The curve at some k: the interval to quote, or every interval named for what it is."""
     passing = "" if curve.threshold is None else f", pass = reward ≥ {curve.threshold:g}"
-    intervals = [curve.interval, curve.t, curve.band, curve.fixed][: 4 if wide else 1]
+    intervals = [curve.interval, curve.band, curve.fixed][: 3 if wide else 1]
     rows = []
     for k in sorted(set(wanted)) or powers_of_two(curve.k):
         at = curve.place(k)
@@ -91,7 +91,7 @@ def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> N
     sure = f"{curve.confidence:.0%}"
     if any(ASSUMED in note for note in curve.notes):
         sure += ", bounds assumed"
-    head = ("", "estimate", f"{sure} over problems", "by t", "band, all k", "these problems only")
+    head = ("", "estimate", f"{sure} over problems", "band, all k", "these problems only")
     say(curve.title + passing)
     table(head if wide else ("", "estimate", sure), rows, wide=wide)
     for note in curve.notes:

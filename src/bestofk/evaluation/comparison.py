@@ -12,18 +12,17 @@ Where problems have clusters, the differences of a cluster are added up and test
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from .curves import check_confidence, reward_bounds, select
-from .intervals import bounds_of_means, by_cluster, log_grid, tail_rank
+from .intervals import bounds_of_means, by_cluster, draws_for, log_grid, tail_rank
 from .per_problem import check_metric, passes_and_samples, values_by_k
 from .rare_losses import rare_loss_test
 from .results import Comparison, Crossing, Interval, Metric, Samples, in_clusters
-from .sign_flips import SAME, FlipTests, flips_for, sign_flip_tests
+from .sign_flips import LEAST_FLIPS, SAME, FlipTests, sign_flip_tests
 from .verdict_words import POWER, at_k, verdict
 
 CROSSING_POINTS = 128
@@ -73,7 +72,7 @@ def compare(
     k_max = k_max if wanted is None else max(int(wanted[-1]), k_max or 0)
     common, kept, k_max, notes = _common(runs, metric, k_max, small)
     k = np.arange(1, k_max + 1) if wanted is None else wanted
-    resamples = flips_for(len(common)) if resamples is None else resamples
+    resamples = draws_for(len(common), LEAST_FLIPS) if resamples is None else resamples
     check_confidence(confidence, resamples)
     tables = [
         values_by_k(run, metric, rows, k_max, threshold=threshold, seed=seed)[:, k - 1]
@@ -223,7 +222,6 @@ def _common(
 ) -> tuple[tuple[str, ...], list[np.ndarray], int, tuple[str, ...]]:
     """Problems that count in every run, their rows in each, the largest k, and notes."""
     shared = set.intersection(*(set(run.problems) for run in runs))
-    _check_spelling(runs, shared)
     if not shared:
         examples = ", ".join(f"{run.name} has {run.problems[0]!r}" for run in runs if run.problems)
         raise ValueError(
@@ -246,28 +244,6 @@ def _common(
         row = {problem: number for number, problem in enumerate(run.problems)}
         kept.append(np.array([row[problem] for problem in common]))
     return common, kept, min(limits), tuple(notes)
-
-
-def _check_spelling(runs: Sequence[Samples], shared: set[str]) -> None:
-    """Raise an error where ids hardly overlap, but would if they were spelled alike."""
-    fewest = min(len(run.problems) for run in runs)
-    if len(shared) >= LEAST_OVERLAP * fewest:
-        return
-    spelled = [{_plain_id(problem): problem for problem in run.problems} for run in runs]
-    alike = set.intersection(*(set(each) for each in spelled))
-    if len(alike) > 2 * len(shared) and len(alike) >= LEAST_OVERLAP * fewest:
-        one = next(key for key in sorted(alike) if len({each[key] for each in spelled}) > 1)
-        forms = " and ".join(repr(each[one]) for each in spelled)
-        raise ValueError(
-            f"the runs have {len(shared)} of {fewest} problem ids in common, but {len(alike)} but "
-            f"for their spelling ({forms}): write the ids alike, or name another column with --map "
-            "problem_id=..."
-        )
-
-
-def _plain_id(problem: str) -> str:
-    """An id without capitals, spaces, and zeros before a number."""
-    return re.sub(r"(?<!\d)0+(?=\d)", "", "".join(problem.lower().split()))
 
 
 def _subset(run: Samples, problems: set[str]) -> Samples:

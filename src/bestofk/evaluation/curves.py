@@ -79,7 +79,6 @@ def curve(
         k=np.arange(1, values.shape[1] + 1),
         estimate=values.mean(axis=0),
         interval=spread.interval,
-        t=spread.t,
         fixed=fixed,
         band=spread.band,
         values=values,

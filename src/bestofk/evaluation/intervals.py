@@ -9,7 +9,7 @@ the interval runs from the α/2 quantile of lower(w) to the 1 - α/2 quantile of
 bootstrap over problems that adds the worst observation that could have been made. On 0/1 data it is
 the Clopper-Pearson interval; for many problems it is the ordinary bootstrap; it is never of zero
 width, and no bounded distribution is known that it fails to cover. Student's t does fail near the
-ceiling and the floor, where all problems look alike: it is given only where it can be trusted.
+ceiling and the floor, where all problems look alike.
 
 **Clusters.** Problems of one source are alike, and 100 of them tell less than 100 others would.
 Where problems have clusters, clusters are what is drawn: with S_c the sum of a cluster's estimates
@@ -29,9 +29,7 @@ import numpy as np
 from .results import Interval
 
 LEAST_INFORMATIVE = 10
-"""Student's t needs this many problems away from the floor and from the ceiling."""
-LARGEST_SKEW = 0.15
-"""... and a skewness of the mean, skew / √problems, of at most this."""
+"""With fewer problems away from the floor, or from the ceiling, a reader is warned."""
 CALIBRATION_POINTS = 48
 """The band is calibrated on this many k, spread evenly on a logarithmic axis."""
 RESAMPLED_POINTS = 128
@@ -44,13 +42,13 @@ RANKED_DRAWS = 4000
 """The level of the band is found on this many of the draws."""
 
 
-def draws_for(problems: int) -> int:
-    """How many bootstrap draws are made unless a number is stated.
+def draws_for(problems: int, least: int = LEAST_DRAWS) -> int:
+    """How many bootstrap draws, or sign flips, are made unless a number is stated.
 
     >>> draws_for(30), draws_for(100), draws_for(2000)
     (60000, 20000, 2000)
     """
-    return int(np.clip(WORK // max(problems, 1), LEAST_DRAWS, MOST_DRAWS))
+    return int(np.clip(WORK // max(problems, 1), least, MOST_DRAWS))
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class OverProblems:
 
     interval: Interval
     band: Interval
-    t: Interval
     informative: np.ndarray
 
 
@@ -95,7 +92,6 @@ def over_problems(
     return OverProblems(
         interval=Interval(every(low[resamples - 1 - single]), every(high[single])),
         band=Interval(every(low[resamples - 1 - joint_low]), every(high[joint])),
-        t=student(values, bounds, confidence, at, clusters),
         informative=informative(values, bounds),
     )
 
@@ -165,32 +161,6 @@ def joint_rank(draws: np.ndarray, tail: float) -> int:
     if len(some) == len(draws):
         return rank
     return min(len(draws) - 1, int(np.ceil((rank + 1) * len(draws) / len(some))))
-
-
-def student(
-    values: np.ndarray,
-    bounds: tuple[float, float],
-    confidence: float,
-    at: np.ndarray,
-    clusters: np.ndarray | None = None,
-) -> Interval:
-    """mean ± t s/√M, clipped to the bounds; NaN where t is not to be trusted.
-
-    Spread and trust are looked at in the columns `at`; trust between two needs both.
-    """
-    mean, size = values.mean(axis=0), values.shape[1]
-    trusted = informative(values[:, at], bounds) >= LEAST_INFORMATIVE
-    centred, _ = by_cluster(values[:, at] - mean[at], clusters)
-    problems = len(centred)
-    if problems < 2:
-        return Interval(np.full_like(mean, np.nan), np.full_like(mean, np.nan))
-    spread = np.sqrt((centred * centred).mean(axis=0))
-    cube = (centred * centred * centred).mean(axis=0)
-    safe = np.where(spread > 0, spread, 1.0)
-    trusted &= (np.abs(cube) / safe**3 <= LARGEST_SKEW * np.sqrt(problems)) & (spread > 1e-9)
-    half = t_quantile(0.5 + confidence / 2, problems - 1) * spread / np.sqrt(problems - 1)
-    half = between(np.where(trusted, half, np.nan), at, size)
-    return Interval(np.maximum(mean - half, bounds[0]), np.minimum(mean + half, bounds[1]))
 
 
 def informative(values: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:

@@ -249,8 +249,8 @@ class Interval:
 class Curve(Shown):
     """A metric at every k, with what is and is not known about it.
 
-    `interval`, `t` and `band` speak of the population the problems were drawn from; `fixed` speaks
-    of these problems alone and is usually much narrower. Show which one it is.
+    `interval` and `band` speak of the population the problems were drawn from; `fixed` speaks of
+    these problems alone and is usually much narrower. Show which one it is.
     """
 
     name: str
@@ -262,8 +262,6 @@ class Curve(Shown):
     interval: Interval
     """Over problems, by the bounded bootstrap: safe at the ceiling and the floor, never of zero
     width. The one to quote."""
-    t: Interval
-    """Over problems, by Student's t; NaN where it is not to be trusted (see `informative`)."""
     fixed: Interval
     """For this fixed set of problems: only the sampling of completions varies."""
     band: Interval

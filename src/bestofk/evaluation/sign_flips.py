@@ -25,8 +25,8 @@ SAME = 1e-9
 """Per-problem values that differ by no more than this are a tie."""
 LEAST_ERROR = 0.5
 """A standard error is at least this share of the largest possible difference, over problems."""
-WORK, LEAST_FLIPS, MOST_FLIPS = 2_000_000, 4000, 60_000
-"""Flips: about WORK / problems, so that the ends keep their third digit at few problems too."""
+LEAST_FLIPS = 4000
+"""Drawn at any number of problems, unless a number is stated."""
 CELLS = 1 << 23
 TOLERANCE = 1e-5
 
@@ -45,15 +45,6 @@ class FlipTests:
     def of(self, columns: slice) -> FlipTests:
         """The part of one comparison; the correction stays that of all."""
         return FlipTests(self.p_value[columns], self.critical, self.error[columns])
-
-
-def flips_for(problems: int) -> int:
-    """How many flips are drawn unless a number is stated.
-
-    >>> flips_for(30), flips_for(1000)
-    (60000, 4000)
-    """
-    return int(np.clip(WORK // max(problems, 1), LEAST_FLIPS, MOST_FLIPS))
 
 
 def sign_flip_tests(
