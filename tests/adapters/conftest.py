@@ -1,7 +1,9 @@
 """Helpers of a host's tests import that host, so doctests must not be looked for in them."""
 
 import gc
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,21 @@ def _one_thread():
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def two_processes(tmp_path_factory, warm):
+    """What each of two processes that trained with TRL left: by "on" and "off" policy, by rank."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("two-processes")
+    command = [str(warm / "python"), str(Path(__file__).with_name("trl_runs.py")), str(folder)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["ends"] == [[0, 0]] * 2, done.stderr
+    return {
+        kind: [torch.load(folder / f"{kind}-{rank}.pt", weights_only=False) for rank in range(2)]
+        for kind in ("on", "off")
+    }

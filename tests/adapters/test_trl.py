@@ -1,9 +1,6 @@
 """BestOfKTrainer in real runs of the tiny model: weights, updates, unscored rows, evaluation."""
 
-import json
 import math
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,14 +144,9 @@ def test_the_first_update_with_adamw_is_our_own_learners(tmp_path):
     assert compared > 10_000
 
 
-def test_two_processes_share_groups_and_make_the_same_update(tmp_path, warm):
+def test_two_processes_share_groups_and_make_the_same_update(two_processes):
     """12 rows a process, groups of 8: the middle group lies on both, and each lost a row."""
-    script = Path(__file__).with_name("trl_runs.py")
-    command = [str(warm / "python"), str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["ends"] == [0, 0], done.stderr
-    ranks = [torch.load(tmp_path / f"rank-{r}.pt", weights_only=False) for r in range(2)]
+    ranks = two_processes["on"]
     rows = ranks[0]["rows"] + ranks[1]["rows"]
     values = [math.nan if reward is None else reward for *_, reward in rows]
     rewards = np.array(values, dtype=np.float32).reshape(3, 8)

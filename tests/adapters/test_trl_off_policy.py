@@ -1,9 +1,6 @@
 """Several optimiser steps per batch in TRL: exact weights and updates, step by step as ours."""
 
-import json
 import math
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -196,13 +193,8 @@ def test_evaluation_between_inner_steps_changes_nothing(tmp_path):
     assert runs[0] == runs[1]
 
 
-def test_two_processes_weigh_the_groups_of_a_step_together(tmp_path, warm):
-    script = Path(__file__).with_name("trl_runs.py")
-    command = [str(warm / "python"), str(script), str(tmp_path), "off-policy"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["ends"] == [0, 0], done.stderr
-    ranks = [torch.load(tmp_path / f"rank-{r}.pt", weights_only=False) for r in range(2)]
+def test_two_processes_weigh_the_groups_of_a_step_together(two_processes):
+    ranks = two_processes["off"]
     halves = [rank["rows"] for rank in ranks]
     # Two optimiser steps per pass: a group of each process in each.
     rows = [row for at in (0, 8) for half in halves for row in half[at : at + 8]]

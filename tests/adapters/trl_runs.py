@@ -1,6 +1,6 @@
 """Real TRL runs of the tiny model, what was sampled in them, and two-process runs of the same.
 
-    python tests/adapters/trl_runs.py FOLDER [off-policy]    two processes; FOLDER/rank-N.pt
+    python tests/adapters/trl_runs.py FOLDER    two processes, twice; FOLDER/on-N.pt and off-N.pt
 
 A `Judge` is a reward function that remembers every row it was shown, so that a test can make the
 groups again and learn from them with our own learner.
@@ -10,7 +10,6 @@ import faulthandler
 import json
 import math
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from bestofk.adapters.trl import BestOfKTrainer
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import load
 from bestofk.types import Completion, Group, Prompt
+from rendezvous import as_rank, meeting_place
 
 PROMPTS = ["3 5 7=15\n", "2 4 6=12\n", "1 2 3=6\n", "8 8 1=17\n", "9 1=10\n", "4 4 2=10\n"]
 LENGTH = 12
@@ -180,12 +180,6 @@ def logged(run, kind="loss"):
     return [line for line in run.state.log_history if kind in line]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def one_rank(folder, rank):
     """Three groups of 8 over two processes of 12 rows: the middle group lies on both."""
     judge = Judge(unscored=(2,) if rank else (9,))
@@ -203,7 +197,7 @@ def one_rank(folder, rank):
         {"rows": trained, "seen": seen, "logged": noted,
          "update": {name: after[name] - before[name] for name in after},
          "log": run.state.log_history[0], "evaluated": judge.rows, "eval": found},
-        Path(folder) / f"rank-{rank}.pt",
+        Path(folder) / f"on-{rank}.pt",
     )  # fmt: skip
 
 
@@ -217,22 +211,20 @@ def one_rank_off_policy(folder, rank):
     run.train()
     torch.save(
         {"rows": judge.rows, "seen": inner.seen, "model": weights_of(run.model)},
-        Path(folder) / f"rank-{rank}.pt",
+        Path(folder) / f"off-{rank}.pt",
     )
 
 
 def two_ranks(folder, one_rank):
-    children, port = [], str(free_port())
+    children = []
+    _store, place = meeting_place()
     for rank in range(2):
         child = os.fork()
         if child:
             children.append(child)
             continue
         faulthandler.dump_traceback_later(100, exit=True)  # a hang ends, and says where
-        os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        )  # fmt: skip
+        as_rank(rank, 2, place)
         try:
             one_rank(folder, rank)
         except BaseException as error:
@@ -244,5 +236,5 @@ def two_ranks(folder, one_rank):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    chosen = one_rank_off_policy if "off-policy" in sys.argv else one_rank
-    print(json.dumps({"ends": two_ranks(sys.argv[1], chosen)}))
+    ends = [two_ranks(sys.argv[1], each) for each in (one_rank, one_rank_off_policy)]
+    print(json.dumps({"ends": ends}))

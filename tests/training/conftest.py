@@ -60,7 +60,7 @@ def command(warm):
     """Runs a Python command line with the judging functions in reach."""
 
     def run(*words, wait=True, cold=False, **options):
-        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
         python = sys.executable if cold else str(warm / "python")

@@ -7,13 +7,10 @@ two processes, of which one is killed: no launcher watches over them, so what en
 our own. Prints how the processes of each life ended.
 """
 
-import contextlib
 import faulthandler
 import json
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -24,20 +21,13 @@ if __name__ == "__main__" and sys.argv[-1] != "gpu":  # pytest imports every fil
 
 from bestofk.config import merged, read
 from bestofk.training.train import train
-
-
-def free_port():
-    """Below those that the system hands out, so that nobody gets it before it is used."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port")
+from rendezvous import as_rank, meeting_place
 
 
 def start(config, size, resume, log):
-    """The processes of one run; each writes what it says to FOLDER/log.RANK."""
-    children, port = [], str(free_port())
+    """The processes of one run, and where they meet; each writes what it says to log.RANK."""
+    children = []
+    store, place = meeting_place()
     for rank in range(size):
         child = os.fork()
         if child:
@@ -48,20 +38,18 @@ def start(config, size, resume, log):
         os.dup2(said, 2)
         faulthandler.dump_traceback_later(900, exit=True)  # a hang ends, and says where
         if size > 1:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size),
-                LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-            )  # fmt: skip
+            as_rank(rank, size, place)
         try:
             train(config, resume=resume)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             os._exit(1)
         os._exit(0)
-    return children
+    return children, store
 
 
-def ends(children):
+def ends(started):
+    children, _ = started
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
@@ -80,12 +68,12 @@ def lives(config, folder, plan):
 
 def dies(config, log):
     config = merged(config, {"run.steps": 100_000, "evaluation.every": 0})
-    children = start(config, 2, False, log)
+    children, store = start(config, 2, False, log)
     metrics = Path(config.run.dir) / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
         time.sleep(0.05)
     os.kill(children[1], signal.SIGKILL)
-    return ends(children)
+    return ends((children, store))
 
 
 if __name__ == "__main__":
