@@ -25,13 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from _measure import machine, table
 from bestofk.rewards.code.judge_programs import CodeVerifier
-from bestofk.sandbox import Limits, Sandbox, SandboxError
+from bestofk.sandbox import Sandbox, SandboxError
 from bestofk.types import Prompt
 
 PROGRAM = "def f(x):\n    return x + 1\n"
 TESTS = ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"]
 PROMPT = Prompt("trivial", "", "code", {"asserts": TESTS})
-BUSY = "def f(x):\n    n = 0\n    while n < 4_000_000: n += 1\n    return x + 1\n"
 
 
 def rate(count: int, run: Callable[[int], object]) -> float:
@@ -145,25 +144,6 @@ def scaling(count: int) -> None:
     table("Scaling with workers, at the highest tier", rows)
 
 
-def oversubscription(programs: int) -> None:
-    """Right programs of about half their CPU budget, eight times more at once than cores."""
-    cores = len(os.sched_getaffinity(0))
-    rows = [("workers", "programs", "wrong verdicts", "seconds")]
-    start = time.process_time()
-    exec(compile(BUSY + "f(1)", "busy", "exec"), {})
-    budget = max(1.0, 4 * (time.process_time() - start))
-    limits = Limits(cpu_per_test=budget, cpu_per_program=4 * budget)
-    for factor in (1, 8):
-        with Sandbox(workers=factor * cores, limits=limits) as sandbox:
-            verifier = CodeVerifier(sandbox=sandbox)
-            begin = time.perf_counter()
-            verdicts = verifier([PROMPT] * programs, [BUSY] * programs)
-            wall = time.perf_counter() - begin
-        wrong = sum(verdict.reward != 1.0 for verdict in verdicts)
-        rows.append((f"{factor} x cores", str(programs), str(wrong), f"{wall:.1f}"))
-    table("Oversubscription", rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Programs judged per second.")
     parser.add_argument("--programs", type=int, default=400)
@@ -172,7 +152,6 @@ def main() -> None:
     count = options.programs
     against_interpreters(count, options.rounds)
     scaling(count)
-    oversubscription(min(count // 8, 48))
 
 
 if __name__ == "__main__":

@@ -53,12 +53,7 @@ def test_show_takes_split_start_and_options(capsys: pytest.CaptureFixture[str]) 
         (["show", "maze", "--start", "999999"], "10000 prompts"),
         (["shw"], "bestofk tasks show NAME"),
         (["show", "countdown", "--option", "numbers=abc"], "is of type int, got 'abc'"),
-        (["show", "countdown", "--option", "numbers=3.5"], "is of type int, got 3.5"),
-        (["show", "countdown", "--option", "numbers=true"], "is of type int, got True"),
-        (["show", "maze", "--option", "sizes=9"], "is of type Sequence[int], got 9"),
         (["show", "maze", "--option", 'sizes=["9"]'], "is of type Sequence[int], got ['9']"),
-        (["show", "maze", "--option", "sizes=[]"], "at least one size"),
-        (["show", "maze", "--option", "loops=often"], "is of type float, got 'often'"),
         (["show", "countdown", "--option", "reward=best"], "have exact, closeness"),
     ],
 )

@@ -58,20 +58,11 @@ def request(kind: str, *, eager: bool, pure: bool, limits: Limits) -> tuple[byte
 
 
 class WorkerLost(Exception):
-    """The worker died while it had a program."""
+    """The worker died while it had a program, which may be the cause.
 
-
-class WorkerKilled(OSError):
-    """A signal from outside ended the worker: no program can send it one."""
-
-
-class WorkerGone(OSError):
-    """The worker was dead before it got the program: never the program's fault."""
-
-
-class WorkerSilent(OSError):
-    """The worker neither answered nor died: it was stopped, or not scheduled. Never the model's
-    fault, since a worker listens to no program."""
+    Every other loss is an OSError, and never the program's fault: a signal from outside ended the
+    worker, it was dead before, or it neither answered nor died. It listens to no program.
+    """
 
 
 class Worker:
@@ -120,10 +111,8 @@ class Worker:
 
         Raises:
             WorkerLost: the worker died.
-            WorkerKilled: a signal from outside ended it.
-            WorkerGone: it was dead already.
-            WorkerSilent: no report came within `wall` seconds and a grace.
-            OSError: this side could not even send it (no descriptors or memory left).
+            OSError: it was lost otherwise, gave no report within `wall` seconds and a grace, or
+                could not be sent anything (no descriptors or memory left).
         """
         if self._tests is None or self._tests[0] is not tests:
             self._forget_tests()
@@ -153,7 +142,7 @@ class Worker:
         try:
             wire.send(self.socket, request, files)
         except (BrokenPipeError, ConnectionError) as error:
-            raise WorkerGone(f"its worker had died before: {error}") from error
+            raise OSError(f"its worker had died before: {error}") from error
         return self._answer(wall + _GRACE)
 
     def _forget_tests(self) -> None:
@@ -165,7 +154,7 @@ class Worker:
         deadline = time.monotonic() + seconds
         while not self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             if time.monotonic() >= deadline:
-                raise WorkerSilent(f"no answer within {seconds:g} s")
+                raise OSError(f"no answer within {seconds:g} s")
         try:
             packet, descriptors = wire.receive(self.socket)
             answer = wire.unpack(packet)
@@ -186,9 +175,9 @@ class Worker:
         try:
             ended = self.process.wait(_GRACE)
         except subprocess.TimeoutExpired:
-            return WorkerSilent(f"its worker did not say within {_GRACE:g} s how it ended")
+            return OSError(f"its worker did not say within {_GRACE:g} s how it ended")
         if ended in _KILLED:
-            return WorkerKilled("its worker was killed from outside, as when memory is short")
+            return OSError("its worker was killed from outside, as when memory is short")
         return WorkerLost("it ended")
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ _PREFACE = re.compile(
     r"(?:\\text\{)?(?:the )?(?:final |correct )?answer(?: is)?\}? ?:? ?(?=\S)", re.IGNORECASE
 )
 _PYTHON_POWER = re.compile(
-    r"(?<=[\w)])\*\*(?:(-?\d{1,100}(?:\.\d{1,100})?|[A-Za-z])(?![\w.])|\(([^()]*)\))"
+    r"(?<=[\w)]) ?\*\* ?(?:(-?\d{1,100}(?:\.\d{1,100})?|[A-Za-z])(?![\w.])|\(([^()]*)\))"
 )
 _INFINITY = re.compile(r"(?<![^(\[,+-])( ?)infinity(?= ?(?:$|[)\],]))", re.IGNORECASE)
 _UNIT_WITH_POWER = re.compile(r"\\(?:mathrm|text) ?\{([^{}^]*\^ ?\{ ?-\d ?\})\}")

@@ -9,6 +9,7 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -81,15 +82,7 @@ def _verdict(outcome: Any) -> Verdict:
         return caused_by_text(outcome)
     full = isinstance(outcome.value, float) and outcome.value == 1.0
     verdict = right() if full else wrong("another answer")
-    return Verdict(
-        verdict.reward,
-        verdict.status,
-        passed=verdict.passed,
-        total=1,
-        cpu_seconds=outcome.cpu_seconds,
-        tier=outcome.tier,
-        detail=verdict.detail,
-    )
+    return replace(verdict, cpu_seconds=outcome.cpu_seconds, tier=outcome.tier)
 
 
 def verifier(
