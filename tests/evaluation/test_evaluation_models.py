@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 
 from bestofk.evaluation import Samples, compare, curve, extrapolate, plan, population, samples
-from bestofk.evaluation.difficulty import counts_of, fit, likeliest, posterior, profile
+from bestofk.evaluation.difficulty import counts_of, fit, likeliest, profile, sampling_variance
 
 
 def truth(a: float, b: float, k: int) -> float:
@@ -31,14 +31,6 @@ def test_fit_is_the_maximum_of_scipys_likelihood(a: float, b: float) -> None:
     found = fit(c, n)
     assert loss(np.log(found)) <= best.fun + 1e-6
     assert found == pytest.approx(np.exp(best.x), rel=1e-3)
-
-
-def test_posteriors_are_scipys() -> None:
-    p, given, chance = posterior(12, 0.5, 1.5)
-    for c in (0, 5, 12):
-        exact = scipy.stats.beta(0.5 + c, 1.5 + 12 - c)
-        assert given[c] @ p == pytest.approx(exact.mean(), abs=2e-3)
-        assert chance[:, c] == pytest.approx(scipy.stats.binom.pmf(c, 12, p), abs=1e-9)
 
 
 def spread(kind: str, problems: int, rng: np.random.Generator) -> np.ndarray:
@@ -160,12 +152,13 @@ def test_clusters_widen_predictions_and_plans(drawn: Callable[..., Samples]) -> 
 
 
 def test_the_variance_that_sampling_adds_is_that_of_simulated_runs() -> None:
-    people, rng = population(shape=(0.5, 1.5)), np.random.default_rng(0)
-    p = rng.beta(0.5, 1.5, 200_000)
-    passes = rng.binomial(8, p)
-    found = 1 - scipy.special.comb(8 - passes, 4) / scipy.special.comb(8, 4)
-    between = np.var(1 - (1 - p) ** 4)
-    assert people.within(4, 8) == pytest.approx(np.var(found) - between, rel=0.02)
+    rng, shapes = np.random.default_rng(0), np.array([[0.5, 1.5], [0.1, 2.0]])
+    found = sampling_variance(8, np.array([4]), *shapes.T)[:, 0]
+    for (a, b), variance in zip(shapes, found):
+        p = rng.beta(a, b, 400_000)
+        drawn = 1 - scipy.special.comb(8 - rng.binomial(8, p), 4) / scipy.special.comb(8, 4)
+        between = np.var(1 - (1 - p) ** 4)
+        assert variance == pytest.approx(np.var(drawn) - between, rel=0.02)
 
 
 def test_planned_width_is_the_width_that_comes(drawn: Callable[..., Samples]) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from .difficulty import fit, posterior
+from .difficulty import fit, sampling_variance
 from .intervals import (
     LEAST_INFORMATIVE,
     RESAMPLED_POINTS,
@@ -18,7 +18,6 @@ from .intervals import (
 )
 from .per_problem import (
     check_metric,
-    miss_table,
     passes_and_samples,
     values_by_k,
     variance_of_best,
@@ -270,9 +269,6 @@ def _sampling_variance(passes: np.ndarray, samples: np.ndarray, k_max: int) -> n
     at = log_grid(k_max, RESAMPLED_POINTS)
     total = np.zeros(len(at))
     for n in np.unique(samples):
-        of_n = passes[samples == n]
-        _, given, chance = posterior(int(n), a, b)
-        misses = miss_table(int(n), at + 1)
-        share = np.bincount(of_n, minlength=n + 1) @ given
-        total += (share @ chance) @ misses**2 - share @ (chance @ misses) ** 2
-    return between(np.maximum(total, 0.0), at, k_max)
+        c, count = np.unique(passes[samples == n], return_counts=True)
+        total += count @ sampling_variance(int(n), at + 1, a + c, b + n - c)
+    return between(total, at, k_max)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
+from .per_problem import miss_table
+
 SMALLEST, LARGEST = 1e-3, 1e4
 """a and b are kept inside: beyond, the likelihood is flat."""
-GRID = 180
-"""Points of the success probability at which posteriors are held."""
 SMALL, LARGE = 36, 14
 """Points of the grid of a distribution below one half, and above."""
 STEPS = 60
@@ -54,28 +55,25 @@ def fit(passes: np.ndarray, samples: np.ndarray) -> tuple[float, float]:
     return float(a), float(b)
 
 
-def miss(a: float, b: float, k: int) -> float:
-    """E[(1 - p)^k] for p ~ Beta(a, b): B(a, b + k) / B(a, b)."""
+def miss(a: Any, b: Any, k: Any) -> Any:
+    """E[(1 - p)^k] for p ~ Beta(a, b): B(a, b + k) / B(a, b). Numbers, or arrays that broadcast."""
     from scipy.special import betaln
 
-    return float(np.exp(betaln(a, b + k) - betaln(a, b)))
+    return np.exp(betaln(a, b + k) - betaln(a, b))
 
 
-def posterior(samples: int, a: float, b: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every c = 0..samples: the posterior of p on a grid, and the chance of each c given p.
+def sampling_variance(n: int, k: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """E[Var(estimate of pass@k from n samples | p)] for p ~ Beta(a, b): (C, K) for C pairs (a, b).
 
-    Returns:
-        p (G,), posterior (samples + 1, G) with rows that sum to 1, chance (G, samples + 1).
+    The estimate misses by C(n-c, k)/C(n, k), whose mean given p is (1 - p)^k, and c is
+    beta-binomial: E[miss²] - E[(1 - p)^2k].
     """
-    edge = np.concatenate([np.geomspace(1e-9, 0.05, GRID // 3), np.linspace(0.05, 0.5, GRID // 6)])
-    left = np.unique(edge)
-    p = np.unique(np.concatenate([left, 1.0 - left]))
-    middle = np.concatenate([[0.0], (p[1:] + p[:-1]) / 2, [1.0]])
-    c = np.arange(samples + 1)
-    like = log_chance(c, np.full(samples + 1, samples), p)
-    joint = like + (a - 1) * np.log(p) + (b - 1) * np.log1p(-p) + np.log(np.diff(middle))
-    joint = np.exp(joint - joint.max(axis=1, keepdims=True))
-    return p, joint / joint.sum(axis=1, keepdims=True), np.exp(like.T)
+    from scipy.special import betaln
+
+    a, b, c = a[:, None], b[:, None], np.arange(n + 1)
+    choose = -betaln(c + 1, n - c + 1) - np.log(n + 1)
+    chance = np.exp(choose + betaln(a + c, b + n - c) - betaln(a, b))
+    return np.maximum(chance @ miss_table(n, k) ** 2 - miss(a, b, 2 * k), 0.0)
 
 
 def log_chance(passes: np.ndarray, samples: np.ndarray, p: np.ndarray) -> np.ndarray:

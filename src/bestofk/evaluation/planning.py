@@ -23,7 +23,7 @@ from statistics import NormalDist
 import numpy as np
 
 from .comparison import compare
-from .difficulty import fit, miss
+from .difficulty import fit, miss, sampling_variance
 from .extrapolate import design_effect
 from .intervals import bounds_of_means, log_grid, tail_rank
 from .per_problem import pass_curve, passes_and_samples
@@ -55,15 +55,6 @@ class Population:
     """Variance over problems of the true difference, where two pilot runs show it."""
     effect: float = 1.0
     """Of the design: problems in clusters count as this many times fewer."""
-
-    def within(self, k: int, n: int) -> float:
-        """E_p[Var(estimate of pass@k from n samples | p)]; c of n is beta-binomial."""
-        from scipy.stats import betabinom
-
-        c = np.arange(n + 1)
-        misses = 1.0 - pass_curve(c, np.full(n + 1, n), k)[:, -1]
-        seen = float(betabinom.pmf(c, n, self.a, self.b) @ misses**2)
-        return max(seen - miss(self.a, self.b, 2 * k), 0.0)
 
 
 def pair_of(people: Population, k: int, effect: float) -> np.ndarray:
@@ -143,7 +134,8 @@ def _drift(pilots: Sequence[Samples], k: int, threshold: float | None) -> float:
     noise = 0.0
     for run in pilots[:2]:
         here = population([run], threshold=threshold)
-        noise += here.within(k, max(k, int(run.live[run.live > 0].min())))
+        n, one = max(k, int(run.live[run.live > 0].min())), np.array([k])
+        noise += sampling_variance(n, one, np.array([here.a]), np.array([here.b])).item()
     return max(seen - noise, 0.0)
 
 
