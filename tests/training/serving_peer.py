@@ -21,6 +21,7 @@ class ServingPeer:
 
     def __init__(self, folder: Any, port: int, *, lives: int = 10**9) -> None:
         self.policy, self.lives = load(folder), lives
+        self.sampler = ModelSampler(self.policy.model, self.policy.tokenizer)
         self.updates, self.gone = 0, threading.Event()
         peer = self
 
@@ -76,8 +77,7 @@ class ServingPeer:
             temperature=body["temperature"],
         )
         prompt = Prompt("p", str(tokenizer.decode(body["prompt"])), "t")
-        sampler = ModelSampler(self.policy.model, tokenizer)
-        (group,) = sampler.sample([prompt], seed=body["seed"], params=params)
+        (group,) = self.sampler.sample([prompt], seed=body["seed"], params=params)
         assert list(group.prompt_tokens) == body["prompt"]
         choices = [
             {"index": i, "token_ids": c.tokens, "finish_reason": c.finish_reason,

@@ -59,10 +59,11 @@ def test_a_server_that_does_not_come_back_leaves_a_run_that_can_be_resumed(
     recipe, small_model, port, capsys, monkeypatch, tmp_path, off_policy
 ):
     monkeypatch.setattr("bestofk.sampling.vllm_server.PATIENCE", 0.0)
-    peer = ServingPeer(small_model, port, lives=40)
+    peer = ServingPeer(small_model, port, lives=14)
     path = recipe(
         sampling={"engine": "vllm", "server": peer.url},
-        run={"steps": 8, "checkpoint_every": 50},
+        run={"steps": 4, "checkpoint_every": 50},
+        evaluation={"every": 0},
         off_policy=off_policy,
     )
     assert main(["train", str(path)]) == 1
