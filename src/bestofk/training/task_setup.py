@@ -43,21 +43,15 @@ def make_task(
         task = with_fitting_prompts(task, *described, config.sampling.max_new_tokens)
     judge: Verifier = make_verifier(config.task, task) if own is None else own
     guard = UnscoredGuard(config.task.advanced.unscored_share)
-    if processes is None:
-        task = with_accepted_references(task, judge)
-    else:
-        say = say_on_stderr if processes.main and not is_quiet() else None
-        task = with_accepted_references(
-            task, judge, say=say, share=processes.gather, rank=processes.rank
-        )
+    say = say_on_stderr if processes and processes.main and not is_quiet() else None
+    task = with_accepted_references(task, judge, say=say, processes=processes)
     splits = [config.task.split, *([config.evaluation.split] if config.evaluation.every else [])]
     for split in map(task.split, splits):
         if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
             judge.check_prompts(split[:] if config.task.name == "dataset" else split[:1])
 
-    if processes is not None and processes.main and not is_quiet():
-        for line in task.look(config.task.split):
-            say_on_stderr(line)
+    for line in task.look(config.task.split) if say else ():
+        say_on_stderr(line)
 
     def judge_safely(groups: Sequence[Group]) -> list[list[Verdict]]:
         if not groups:
@@ -152,11 +146,6 @@ def usual_style(
         return None
     if model == f"tiny-{task}":
         return "compact"  # all that it has ever read
-    return style_of(model, trust_remote_code, revision)
-
-
-def style_of(model: str, trust_remote_code: bool = False, revision: str | None = None) -> str:
-    """chat where the model's tokenizer has a chat template, else text."""
     from bestofk.models import describe_policy
 
     _, tokenizer = describe_policy(model, trust_remote_code=trust_remote_code, revision=revision)
@@ -278,8 +267,7 @@ def with_accepted_references(
     judge: Verifier,
     *,
     say: Callable[[str], None] | None = None,
-    share: Callable[[Any], list[Any]] = lambda value: [value],
-    rank: int = 0,
+    processes: Processes | None = None,
 ) -> Task:
     """The task without problems whose reference `judge` does not accept, where it runs programs.
 
@@ -288,8 +276,7 @@ def with_accepted_references(
 
     Args:
         say: prints a line.
-        share: what all processes found, by rank: each judges a part.
-        rank: the number of this process.
+        processes: each judges a part.
     """
     if getattr(judge, "name", "") != "code":
         return task
@@ -298,7 +285,7 @@ def with_accepted_references(
     def make(name: str) -> Split:
         split = task.make(name)
         prompts = [prompt for prompt in split[:MOST] if prompt.reference is not None]
-        refused = _refused(task.name, prompts, judge, say, share, rank)
+        refused = _refused(task.name, prompts, judge, say, processes)
         task.left_out.update(dict.fromkeys(refused, "the reference solution is not accepted"))
         if len(refused) > MOST_LEFT_OUT * len(split):
             listed = "; ".join(f"{id}: {why}" for id, why in list(refused.items())[:20])
@@ -323,8 +310,7 @@ def _refused(
     prompts: Sequence[Prompt],
     judge: Any,
     say: Callable[[str], None],
-    share: Callable[[Any], list[Any]],
-    rank: int,
+    processes: Processes | None,
 ) -> dict[str, str]:
     """Ids and reasons; from the cache where the same was judged before."""
     place = cache_folder() / "references" / f"{name}.json"
@@ -334,23 +320,20 @@ def _refused(
     unknown = [prompt for prompt in prompts if keys[prompt.id] not in known]
     if len(unknown) > 200:
         say(f"{name}: judging {len(unknown):,} reference solutions, once")
-    ranks = len(share(None))
-    mine = unknown[rank::ranks]
+    mine = unknown[processes.rank :: processes.size] if processes else unknown
     verdicts = judge(mine, [str(prompt.reference) for prompt in mine])
-    judged: dict[str, str | None] = {}
-    for part in share(
-        [
-            (prompt.id, None if verdict.reward >= 1 else _why(verdict))
-            for prompt, verdict in zip(mine, verdicts, strict=True)
-        ]
-    ):
-        judged.update(part)
-    if rank == 0 and judged:
+    found: dict[str, str | None] = {
+        prompt.id: None if verdict.reward >= 1 else _why(verdict)
+        for prompt, verdict in zip(mine, verdicts, strict=True)
+    }
+    parts = processes.gather(found) if processes else [found]
+    judged = {id: why for part in parts for id, why in part.items()}
+    if judged and not (processes and processes.rank):
         fresh = {keys[id]: why for id, why in judged.items() if not str(why).startswith("unscored")}
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(place, json.dumps({**_stored(place), **fresh}), sync=False)
-    found = {prompt.id: known.get(keys[prompt.id]) for prompt in prompts} | judged
-    return {id: why for id, why in found.items() if why is not None}
+    whole = {prompt.id: known.get(keys[prompt.id]) for prompt in prompts} | judged
+    return {id: why for id, why in whole.items() if why is not None}
 
 
 @cache
