@@ -151,13 +151,20 @@ def test_a_callback_sees_every_line_and_may_end_the_run(recipe, tmp_path):
 
 
 def test_rewards_that_teach_nothing_are_said_after_three_steps(recipe, capsys):
-    task = {"verifier": "training_judges:half"}
-    config = recipe(task=task, objective="max@4:none", evaluation={"every": 0}, run={"steps": 3})
-    assert train(read(config)).step == 3
+    """One reward for all answers; and a threshold that none reaches."""
+    path = recipe(
+        task={"verifier": "training_judges:half"},
+        objective="max@4:none",
+        evaluation={"every": 0, "threshold": 30.0},
+        run={"steps": 3},
+    )
+    assert train(read(path)).step == 3
+    told = capsys.readouterr().out
     assert (
         "all rewards were equal in 3 steps, so nothing is learnt; likely cause: every answer gets "
         "the reward 0.5: it does not tell answers apart"
-    ) in capsys.readouterr().out
+    ) in told
+    assert "evaluation.threshold = 30, and the largest reward in 3 steps is 0.5" in told
 
 
 def test_a_prompt_that_refill_may_draw_and_does_not_fit_is_left_out(recipe, tmp_path, capsys):

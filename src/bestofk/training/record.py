@@ -96,6 +96,20 @@ def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> 
     )
 
 
+def out_of_reach(config: Config, largest: float, steps: int) -> list[str]:
+    """A sentence on each threshold that no reward of the first steps reaches."""
+    stated = {
+        "evaluation.threshold": config.evaluation.threshold,
+        "objective_options.threshold": config.objective_options.get("threshold"),
+    }
+    return [
+        f"{name} = {threshold:g}, and the largest reward in {steps} steps is {largest:g}: nothing "
+        "passes; lower it if rewards cannot be that large"
+        for name, threshold in stated.items()
+        if threshold is not None and not reaches(largest, threshold)
+    ]
+
+
 def reward_statistics(
     rewards: np.ndarray,
     verdicts: Sequence[Sequence[Verdict]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from bestofk.training.record import (
     metrics_line,
     model_writer,
     nothing_learnt,
+    out_of_reach,
     sample_rows,
     title,
 )
@@ -97,6 +99,8 @@ class Session:
     sampler_check: dict[str, float] = field(default_factory=dict)
     recorded: int = 0
     """Steps this process has taken."""
+    largest: float = -math.inf
+    """Reward of the steps this process has taken."""
     silent: int = 0
     """Steps in a row without a signal, or with one and the same reward for all."""
     callback: Callable[[Mapping[str, Any]], object] | None = None
@@ -382,6 +386,10 @@ class Session:
         self.silent = 0 if line["groups_with_signal"] and not constant else self.silent + 1
         if self.processes.main and self.silent == SILENT_STEPS:
             self.display.say(nothing_learnt(line, self.silent, batch))
+        self.largest = max(self.largest, line["reward_max"])
+        if self.processes.main and self.recorded == SILENT_STEPS:
+            for sentence in out_of_reach(self.config, self.largest, self.recorded):
+                self.display.say(sentence)
 
     def _tell(self, line: Mapping[str, Any]) -> None:
         """Show a line of metrics to the callback, which may end the run."""
