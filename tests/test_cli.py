@@ -30,10 +30,10 @@ from bestofk.cli import main
 """
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bestofk", *words], capture_output=True, text=True, timeout=900
-    )
+def ran(code):
+    """Python code in a process of its own, where nothing is imported yet."""
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, timeout=900)
 
 
 def test_help_names_every_verb(capsys):
@@ -214,13 +214,14 @@ def test_every_setting_of_a_recipe_is_explained():
     assert len(COMMON) == 18
 
 
-def test_a_missing_package_names_the_extra():
-    """`bestofk model NAME` without torch, as in an environment with the core alone."""
-    code = WITHOUT_TORCH + "sys.exit(main(['model', 'tiny-maze']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
+def test_without_torch_a_missing_package_names_the_extra_and_a_dry_run_works():
+    done = ran(WITHOUT_TORCH + "sys.exit(main(['model', 'tiny-maze']))")
     assert done.returncode == 2
     assert "pip install 'bestofk[train]'" in done.stderr
     assert "Traceback" not in done.stderr
+    done = ran(WITHOUT_TORCH + "sys.exit(main(['train', 'countdown-tiny', '--dry-run']))")
+    assert done.returncode == 0, done.stderr
+    assert "rollouts: 1,024 completions a step" in done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -271,7 +272,7 @@ def test_what_is_public_is_listed_and_loads_when_used():
         "assert 'log_ratio' in inspect.signature(bestofk.advantages).parameters;"
         "from bestofk import *; print(len(dir(bestofk)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
+    done = ran(code)
     assert done.stdout == "12\n", done.stderr
 
 
@@ -282,7 +283,7 @@ def test_two_notes_of_the_compiler_are_silent_and_no_others():
         "warnings.warn('\\nOnline softmax is disabled on the fly since Inductor decides')\n"
         "warnings.warn('another')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
+    done = ran(code)
     assert done.stderr == "note: another\n"
 
 
@@ -303,23 +304,11 @@ def test_a_command_works_without_a_home_or_a_working_folder(tmp_path):
 def test_an_adapter_without_torch_says_what_to_install(host):
     hidden = "import importlib.util\nfind = importlib.util.find_spec\n"
     hidden += "importlib.util.find_spec = lambda name: None if name == 'torch' else find(name)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hidden}import bestofk.adapters.{host}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran(f"{hidden}import bestofk.adapters.{host}")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "bestofk.adapters needs torch" in last
     assert "pip install 'bestofk[trl]'" in last
-
-
-def test_a_dry_run_works_without_torch():
-    code = WITHOUT_TORCH + "sys.exit(main(['train', 'countdown-tiny', '--dry-run']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    assert "rollouts: 1,024 completions a step" in done.stdout
 
 
 def test_evaluation_and_reports_import_where_there_is_no_fcntl():
@@ -330,5 +319,5 @@ def test_evaluation_and_reports_import_where_there_is_no_fcntl():
         "import bestofk.rewards, bestofk.tasks, bestofk.cli.eval_command, bestofk.api\n"
         "print(bestofk.evaluate([[1, 0], [0, 0]]).at(2).value)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
+    done = ran(code)
     assert done.stdout == "0.5\n", done.stderr

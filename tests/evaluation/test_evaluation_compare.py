@@ -224,7 +224,7 @@ def test_pairing_finds_what_two_separate_intervals_cannot() -> None:
     assert apart <= 2
 
 
-def test_crossing_is_found_with_its_interval_and_named() -> None:
+def test_crossing_is_found_with_its_interval_and_both_ends_are_named() -> None:
     # B is surer where it succeeds, and gives up on a third of the problems
     chance = np.full(200, 0.2)
     other = np.where(np.arange(200) % 3 == 0, 0.0, 0.45)
@@ -242,6 +242,10 @@ def test_crossing_is_found_with_its_interval_and_named() -> None:
     assert found.crossing.better_after == "A"
     assert "B is better at k ≤" in found.verdict
     assert "worse at k ≥" in found.verdict
+    text = effects(found)
+    assert text.startswith(f"B against A: {found.difference[0]:+.3f} at pass@1, ")
+    assert "at pass@64; crossing at k ≈ " in text
+    assert "not significant" not in text
 
 
 def test_crossings_interpolate_and_mark_the_ends() -> None:
@@ -280,15 +284,6 @@ def test_what_cannot_be_compared_is_refused(runs: list[Samples], message: str) -
         compare(runs)
 
 
-def test_identical_runs_tie_everywhere_and_the_interval_is_not_of_zero_width() -> None:
-    rewards = [[1, 0, 0], [0, 0, 0], [1, 1, 1]]
-    found = compare([samples(rewards, name="A"), samples(rewards, name="B")], resamples=400)[0]
-    assert (found.ties == 3).all()
-    assert (found.p_value == 1.0).all()
-    assert (found.band.high > found.band.low).all()
-    assert found.crossing is None
-
-
 def test_verdicts_in_words() -> None:
     k, gap = np.arange(1, 5), np.array([-0.1, 0.0, 0.1, 0.2])
     rest = (np.full(4, 0.028), 0.05, "30 problems")
@@ -308,6 +303,10 @@ def test_identical_runs_are_called_identical_and_five_problems_too_few() -> None
     rewards = [[1, 0, 0], [0, 0, 0], [1, 1, 1]] * 4
     same = compare([samples(rewards, name="A"), samples(rewards, name="B")])[0]
     assert same.verdict == "A and B are identical on each of their 12 problems."
+    assert (same.ties == 12).all()
+    assert (same.p_value == 1.0).all()
+    assert (same.band.high > same.band.low).all()  # no interval is of zero width
+    assert same.crossing is None
     few = [samples(np.eye(5)[:, :3], name="A"), samples(np.ones((5, 3)), name="B")]
     found = compare(few)[0]
     assert "too few" in found.verdict
@@ -421,16 +420,6 @@ def test_a_tail_counts_where_it_is_on_the_other_side_of_the_mean() -> None:
         assert rare_loss_test(sign * gaps, 1.0, 0.95).p_value[0] > 100 * t
     gaps[:8] = 3.0
     assert rare_loss_test(gaps, 3.0, 0.95).p_value[0] < 1e-6
-
-
-def test_effects_name_both_ends_and_the_crossing() -> None:
-    chance = np.full(200, 0.2)
-    other = np.where(np.arange(200) % 3 == 0, 0.0, 0.45)
-    found = compare(pair(chance, other, 64, 0), resamples=1000)[0]
-    text = effects(found)
-    assert text.startswith(f"B against A: {found.difference[0]:+.3f} at pass@1, ")
-    assert "at pass@64; crossing at k ≈ " in text
-    assert "not significant" not in text
 
 
 def test_effects_name_the_k_between_where_neither_end_is_significant() -> None:
