@@ -604,6 +604,9 @@ def test_what_is_wrong_only_on_groups_that_are_not_enumerated_is_not_exact(
     assert result.verdict == "in part"
     assert "unbiased for the gradient of max@4" in result.summary
     assert any(where in finding.text for finding in result.defects)
+
+
+def test_what_is_right_says_where_else_it_holds() -> None:
     assert judge("max@4", 4, 6).finding("elsewhere") == Finding(
         "elsewhere",
         "ok",
