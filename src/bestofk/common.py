@@ -87,6 +87,15 @@ def one_of(what: str, given: str, known: Iterable[str]) -> None:
         raise unknown(what, given, known)
 
 
+def printable(text: str) -> str:
+    """Text for a terminal: ids and names come from files, and may hold escape sequences.
+
+    >>> printable("a" + chr(27) + "[31mb")
+    'a�[31mb'
+    """
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
 def reaches(rewards: Any, threshold: float) -> Any:
     """Whether rewards (a number or an array) are at least the threshold, but for rounding.
 

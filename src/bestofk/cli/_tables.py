@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bestofk.cli._terminal import wrapped
+from bestofk.cli._terminal import say
 from bestofk.common import json_safe
 from bestofk.evaluation.curves import ASSUMED
 from bestofk.evaluation.verdict_words import p_text, powers_of_two
@@ -53,11 +53,6 @@ def cut(name: str, most: int = 12) -> str:
     'a-rather-lo…'
     """
     return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def say(text: str) -> None:
-    """A line of plain text; nothing in it is markup."""
-    print(wrapped(text))
 
 
 def print_source(samples: Samples) -> None:

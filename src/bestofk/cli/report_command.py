@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from bestofk.cli._files import ReadingOptions
 from bestofk.cli._options import argument, option, parsed
-from bestofk.cli._terminal import is_quiet, wrapped
+from bestofk.cli._terminal import is_quiet, say
+from bestofk.common import printable
 from bestofk.reports import SAMPLES, Report, load, make, page_of
 
 
@@ -73,13 +74,13 @@ def run(chosen: ReportOptions) -> Report:
     console = Console(stderr=True, quiet=is_quiet())
     with console.status("reading", spinner="dots") as status:
 
-        def say(what: str) -> None:
+        def tell(what: str) -> None:
             status.update(Text(printable(what)))
 
         return make(
-            load(chosen.runs, say=lambda what: say(f"reading {what}"), **chosen.reading()),
+            load(chosen.runs, say=lambda what: tell(f"reading {what}"), **chosen.reading()),
             chosen.out,
-            say=say,
+            say=tell,
             **page_options(chosen),
         )
 
@@ -101,10 +102,10 @@ def follow(chosen: ReportOptions) -> None:
     def page() -> str:
         return page_of(load(chosen.runs, **chosen.reading()), live=True, **page_options(chosen))[1]
 
-    def say(text: str) -> None:
+    def tell(text: str) -> None:
         print(json.dumps({"said": text}) if chosen.as_json else printable(text), flush=True)
 
-    watch(paths, page, chosen.port, say)
+    watch(paths, page, chosen.port, tell)
 
 
 def watched(argument: str) -> Path:
@@ -138,9 +139,9 @@ def show(report: Report) -> None:
     """What was found, in words, and what was written."""
     findings = report.findings
     for one in findings.comparisons:
-        print(wrapped(printable(f"{one.metric}: {one.verdict}")))
+        say(f"{one.metric}: {one.verdict}")
     for note in (*findings.notes, *(note for s in findings.sources for note in s.notes)):
-        print(wrapped(printable(f"note: {note}")))
+        say(f"note: {note}")
     samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
     print(
         f"{report.page}: {counted(len(findings.sources), 'run')}, "
@@ -155,12 +156,3 @@ def counted(count: int, what: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{count:,} {what}" + ("s" if count != 1 else "")
-
-
-def printable(text: str) -> str:
-    """Text for a terminal: ids and names come from files, and may hold escape sequences.
-
-    >>> printable("a" + chr(27) + "[31mb")
-    'a�[31mb'
-    """
-    return "".join(c if c.isprintable() else "�" for c in text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from bestofk.api.sampling_run import SampleFile, draw_into
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.cli._terminal import bar, is_quiet
+from bestofk.cli._terminal import bar, is_quiet, say_aside
 from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:
@@ -158,11 +158,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def say(text: str) -> None:
-    if not is_quiet():
-        print(text, file=sys.stderr, flush=True)
-
-
 def run_of(job: SampleOptions) -> dict[str, Any]:
     """What every line of the file repeats: model, sampling and run id.
 
@@ -198,7 +193,7 @@ def sample(job: SampleOptions) -> Path:
     guard = UnscoredGuard(share=0.05)
     options = {**chosen.verifier_options, **json_pairs(job.verifier_option)}
     with verifier(chosen.verifier, **options) as judge:
-        split = with_accepted_references(chosen, judge, say=say).split(job.split or usual)
+        split = with_accepted_references(chosen, judge, say=say_aside).split(job.split or usual)
         count = job.problems or len(split)
         if not 1 <= count <= len(split):
             raise ValueError(
@@ -214,7 +209,7 @@ def sample(job: SampleOptions) -> Path:
         with SampleFile(job.file, run_of(job), prompts, judged) as file:
             missing, total = file.missing(job.n), count * job.n
             left = sum(map(len, missing.values()))
-            say(f"{count} problems × {job.n} samples; {total - left:,} of {total:,} there")
+            say_aside(f"{count} problems × {job.n} samples; {total - left:,} of {total:,} there")
             with bar("sampling", left) as advance:
                 if missing and job.remote:
                     _from_endpoint(job, missing, file, advance)
@@ -223,7 +218,7 @@ def sample(job: SampleOptions) -> Path:
                         file, job.target, missing, params=job.sampling, seed=job.seed,
                         device=job.device or "auto", dtype=job.dtype, advance=advance,
                     )  # fmt: skip
-    say(f"{job.file}: {total:,} samples")
+    say_aside(f"{job.file}: {total:,} samples")
     return job.file
 
 
@@ -262,10 +257,10 @@ def _from_endpoint(
             seed=job.seed,
             usage=usage,
             on_answer=lambda now: advance(now.samples),
-            warn=say,
+            warn=say_aside,
         )
     finally:
-        say(summary(usage))
+        say_aside(summary(usage))
 
 
 def summary(usage: Usage) -> str:
@@ -295,9 +290,11 @@ def announce(job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: S
         job.max_requests or math.ceil(requests * SPARE) + 20,
         job.max_tokens or math.ceil((completion + prompt) * SPARE),
     )
-    say(
+    say_aside(
         f"{job.target}: {requests:,} requests to {job.model}, {job.concurrency} at once; at most "
         f"{completion:,} completion tokens and about {prompt:,} prompt tokens"
     )
-    say(f"cap: {cap.requests:,} requests (--max-requests), {cap.tokens:,} tokens (--max-tokens)")
+    say_aside(
+        f"cap: {cap.requests:,} requests (--max-requests), {cap.tokens:,} tokens (--max-tokens)"
+    )
     return cap

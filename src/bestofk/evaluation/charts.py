@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from bestofk.common import printable
+
 from .verdict_words import in_clusters, one_or_range
 
 COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
@@ -42,7 +44,7 @@ def plot_curve(curve: Any, ax: Any = None) -> Any:
     with in_style():
         ax.fill_between(curve.k, curve.interval.low, curve.interval.high, color=shade, alpha=0.16,
                         lw=0)  # fmt: skip
-        ax.plot(curve.k, curve.estimate, color=shade, label=plain_text(curve.name),
+        ax.plot(curve.k, curve.estimate, color=shade, label=_name(curve.name),
                 marker="o" if len(curve.k) == 1 else None)  # fmt: skip
         ax.set_ylabel(curve.metric)
         ax.legend()
@@ -65,7 +67,7 @@ def plot_difference(comparison: Any, ax: Any = None) -> Any:
                         xytext=(3, -2), textcoords="offset points", va="top", color="#1a56b0",
                         fontsize=7)  # fmt: skip
         ax.set_ylabel(f"difference in {comparison.metric}")
-        ax.set_title(plain_text(f"{comparison.b}  minus  {comparison.a}"), loc="left")
+        ax.set_title(_name(f"{comparison.b}  minus  {comparison.a}"), loc="left")
         n = f"n = {one_or_range(comparison.n_b)} and {one_or_range(comparison.n_a)}"
         _finish(ax, comparison, n, "band over problems and all k")
     return ax
@@ -126,6 +128,6 @@ def in_style() -> Any:
     return rc_context(STYLE)
 
 
-def plain_text(text: str) -> str:
+def _name(text: str) -> str:
     """A name as matplotlib shows it: no mathematics, no control characters."""
-    return "".join(c if c.isprintable() else "�" for c in text).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
