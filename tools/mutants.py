@@ -114,7 +114,7 @@ MUTANTS = [
     (OFF, "clipped: the own ratio lost", "xp.where(kept, values * xp.exp(logs), xp.zeros_like(values))", "xp.where(kept, values, xp.zeros_like(values))", "trust_region"),
     (OFF, "clipped: the penalty pushes away", "result + kl * xp.expm1(-reference)", "result - kl * xp.expm1(-reference)", "trust_region"),
     (PASSK, "bootstrap: always n sets", "sets or n, n), rewards)", "n, n), rewards)", "passk_training"),
-    ("grouping.py", "prompt weights in the order of the buckets", "return xp.take(by_group, constant(bucket.groups, by_group), axis=0)", "return by_group[: len(bucket.groups)]", "inputs"),
+    ("grouping.py", "entropies in the order of the buckets", "return xp.take(by_group, constant(bucket.groups, by_group), axis=0)", "return by_group[: len(bucket.groups)]", "inputs"),
     ("grouping.py", "group ids of two kinds are merged", "if len(kinds) > 1:", "if False:", "inputs"),
     ("grouping.py", "dead samples are counted in n", "counts = np.bincount(ids[alive], minlength=count)", "counts = np.bincount(ids, minlength=count)", "groups"),
     ("grouping.py", "rows are grouped by position", "rows = rows[np.argsort(ids[rows], kind=\"stable\")]", "rows = rows", "groups"),

@@ -111,9 +111,7 @@ def test_a_loss_sees_advantages_as_numbers(library, check):
 
         def given(x, name=name):
             rewards = x * 0.5 + to(library, REWARDS)
-            return advantages(
-                rewards, name, entropy=x.mean(-1), prompt_weights=x.mean(-1) ** 2, **inputs
-            )
+            return advantages(rewards, name, entropy=x.mean(-1), **inputs)
 
         plain = np.asarray(given(to(library, LOGS)))
         got = slope(library, lambda x, given=given: given(x) * x, LOGS)

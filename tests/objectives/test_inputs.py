@@ -61,9 +61,6 @@ PAIR = np.array([1.0, 0.0, 0.0, 1.0])
         (lambda: advantages(ROW, "max@4"), "with 4 samples use max@4:loo-1 or max@4:none"),
         (lambda: advantages(ROW, "top2@9"), "draw at least 10, or use a k of at most 3"),
         (lambda: advantages(ROW, "max@6:loo-1"), "draw at least 6, or use a k of at most 4"),
-        (lambda: advantages(ROW, "mean", prompt_weights=[1.0, 2.0]), "one number per group, 1"),
-        (lambda: advantages(ROW, "mean", prompt_weights=[-1.0]), "at least 0, got -1"),
-        (lambda: advantages(ROW, "mean", prompt_weights=[math.nan]), "got nan"),
         (lambda: objective("grpo", trust_region=0.2), "trust_region is about log_ratio=.*grpo"),
         (lambda: objective("max@2:zscore", self_normalise=True), "self_normalise is about log"),
         (lambda: advantages(ROW, "max@2", log_ratio=[0, math.nan, 0, 0]), "got nan: .*live=False"),
@@ -138,18 +135,15 @@ def test_a_mixture_of_max_and_mean_is_unbiased_on_and_off_policy():
         np.testing.assert_allclose(got, truth, atol=1e-9)
 
 
-def test_prompt_weights_multiply_each_group():
-    rewards = np.random.default_rng(0).random((3, 2, 5))
-    shares = np.array([[1.0, 0.0], [2.0, 0.5], [3.0, 1.0]])
-    plain = advantages(rewards, "max@2")
-    got = advantages(rewards, "max@2", prompt_weights=shares)
-    np.testing.assert_allclose(got, plain * shares[..., None])
-    ids = np.array(list("babacacbcb"))
-    flat = np.random.default_rng(1).random(10)
-    by_name = {"a": 2.0, "b": 1.0, "c": 0.25}
-    got = advantages(flat, "mean", groups=ids, prompt_weights=list(by_name.values()))
-    factors = np.array([by_name[name] for name in ids])
-    np.testing.assert_allclose(got, advantages(flat, "mean", groups=ids) * factors)
+def test_the_entropy_of_a_group_stays_its_own_in_groups_of_several_sizes():
+    rewards = np.random.default_rng(0).random((4, 6))
+    rewards[1, :2] = rewards[3, 0] = math.nan
+    inputs = {"entropy_threshold": 0.5}
+    entropy = np.array([0.9, 0.1, 0.2, 0.8])
+    got = advantages(rewards, "passk-training@2:adaptive", entropy=entropy, **inputs)
+    for row, own, found in zip(rewards, entropy, got):
+        alone = advantages(row, "passk-training@2:adaptive", entropy=[own], **inputs)
+        np.testing.assert_allclose(found, alone)
 
 
 @pytest.mark.parametrize(

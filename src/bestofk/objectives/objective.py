@@ -31,7 +31,7 @@ from .grouping import Layout, SmallGroups, gather, in_bucket, lay_out, scatter
 
 OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
 INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng",
-          "prompt_weights", "sample_weights", "check")  # fmt: skip
+          "sample_weights", "check")  # fmt: skip
 OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
            "small_groups", "trust_region")  # fmt: skip
 
@@ -142,7 +142,6 @@ class Objective:
         groups: Any = None,
         progress: float | None = None,
         rng: Any = None,
-        prompt_weights: Any = None,
         sample_weights: Any = None,
         check: bool = True,
     ) -> Array:
@@ -161,8 +160,6 @@ class Objective:
             rng: a NumPy generator or a seed (designs that draw random sets); or the uniform random
                 numbers themselves, an array of the shape of rewards (`:full`) or (..., n, n)
                 (`:bootstrap`), which tracing needs.
-            prompt_weights: what each prompt counts, at least 0: one number per group, in the order
-                of the groups (with `groups`: of their sorted ids). Multiplies the advantages.
             sample_weights: α > 0 of samples of one prompt that come from several policies, the
                 shape of rewards or one row for all groups; log_ratio is then to each sample's own
                 policy. Fixed before the samples are seen (`off_policy.pooled`); exact form only.
@@ -208,8 +205,6 @@ class Objective:
             )
         if log_ratio is not None:
             log_ratio = _log_ratios(log_ratio, rewards, terms)
-        if prompt_weights is not None:
-            prompt_weights = _prompt_weights(prompt_weights, rewards, layout, check=check)
         pieces = []
         for bucket in layout.buckets:
             given = {"rng": rng} if "rng" in needed else {}
@@ -230,8 +225,6 @@ class Objective:
                 xp = array_namespace(result)
                 kept = off.inside_region(result, ratios, *self.trust_region, check=check)
                 result = xp.where(kept, result, xp.zeros_like(result))
-            if prompt_weights is not None:
-                result = result * in_bucket(prompt_weights, bucket)[:, None]
             pieces.append(result)
         whole = scatter(pieces, layout, rewards)
         return fits(restore(whole), whole) if check else restore(whole)
@@ -344,25 +337,6 @@ def _means_by_group(values: np.ndarray, layout: Layout) -> np.ndarray:
         chosen = slice(None) if bucket.groups is None else bucket.groups
         result[chosen] = gather(values, bucket).mean(axis=-1)
     return result
-
-
-def _prompt_weights(weights: Any, rewards: Array, layout: Layout, *, check: bool) -> Array:
-    """What each group counts, (groups,), beside the rewards."""
-    values, _ = as_float64(weights, "prompt_weights")
-    if math.prod(values.shape) != layout.groups:
-        raise ValueError(
-            f"prompt_weights must be one number per group, {layout.groups} of them, got shape "
-            f"{tuple(values.shape)}"
-        )
-    if check:
-        host = as_numpy(values)
-        good = np.isfinite(host) & (host >= 0)
-        if not good.all():
-            raise ValueError(
-                f"prompt_weights must be finite and at least 0, got {host[~good].flat[0]}"
-            )
-        values = constant(host, rewards)
-    return values.reshape(-1)
 
 
 def _log_ratios(log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
@@ -492,7 +466,7 @@ def advantages(
         rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
         objective_: a string such as "max@8", or an Objective.
         log_ratio, live, groups, progress, rng: as in `Objective.__call__`.
-        given: its other inputs (entropy, prompt_weights, sample_weights, check, ...); where a
+        given: its other inputs (entropy, sample_weights, check, ...); where a
             string is given, also options of `objective` (weights, threshold, off_policy, ...).
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -241,9 +241,7 @@ class ProcessDied(OSError):
 
 
 @contextlib.contextmanager
-def watching(
-    folder: Path, processes: Processes, leave: Callable[[int], None] = os._exit
-) -> Iterator[None]:
+def watching(folder: Path, processes: Processes) -> Iterator[None]:
     """While inside, the death of any other process of this machine ends this one, with a word."""
     if processes.size == 1:
         yield
@@ -266,7 +264,7 @@ def watching(
             if gone is not None and not over.wait(0.2):
                 message = farewell(gone, processes, folder)
                 print(f"bestofk train: {message}", file=sys.stderr, flush=True)
-                leave(1)
+                os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="watch").start()
     try:
