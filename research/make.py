@@ -360,8 +360,8 @@ def above_front(runs: Runs, start: np.ndarray, k: int) -> str:
         if arm.startswith(QWEN[1]):
             there = []
             for one, path in zip(mine[:, 0], front, strict=True):
-                order = np.argsort(path[:, 0])
-                there.append(np.interp(one, *path[order].T, left=np.nan, right=np.nan))
+                x, y = path[np.argsort(path[:, 0])].T
+                there.append(np.interp(one, x, y, left=np.nan, right=np.nan))
             gain = mine[:, 1] - there
             low, high = np.nanquantile(gain[1:], [0.025, 0.975])
             cell = f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]"
