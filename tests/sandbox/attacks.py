@@ -33,6 +33,8 @@ import attacks_unlisted
 LIMITS = Limits(
     memory=128 << 20,
     output=1 << 20,
+    files=2 << 20,
+    inodes=64,
     descriptors=32,
     threads=16,
 )
@@ -156,7 +158,7 @@ def f(x): return True
 import sys, types, os
 fake = types.ModuleType("math"); fake.isclose = lambda *a, **k: True
 sys.modules["math"] = fake
-for folder in (".", "/tmp"):
+for folder in (".", "/box", "/tmp"):
     try:
         with open(os.path.join(folder, "math.py"), "w") as file: file.write("isclose = lambda *a, **k: True")
         sys.path.insert(0, folder)
@@ -328,7 +330,7 @@ tried("setgroups", lambda: os.setgroups([0])); tried("setreuid", lambda: os.setr
 for flag in (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x02000000, 0x80):
     tried(f"unshare {flag:x}", lambda: libc.unshare(flag) == 0)
 tried("mount", lambda: libc.mount(b"none", b".", b"tmpfs", 0, None) == 0)
-tried("umount", lambda: libc.umount2(b"/tmp", 2) == 0)
+tried("umount", lambda: libc.umount2(b"/box", 2) == 0)
 tried("remount", lambda: libc.mount(b"none", b"/", None, 32 | 4096, None) == 0)
 tried("pivot", lambda: call(155 if X86 else 41, b".", b"."))
 for request in (0, 16, 0x4206):
@@ -418,13 +420,13 @@ import os
 def f(x):
     total = 0
     for i in range(100):
-        with open(f"/tmp/{i}", "wb") as file:
+        with open(f"/box/{i}", "wb") as file:
             total += file.write(b"x" * 500000); file.flush()
     return x + 1
 ''', quick=True),
-    Case(20, "inodes", "import os\ndef f(x):\n    for i in range(10000): os.mkdir(f'/tmp/{i}')\n    return x + 1", quick=True),
-    Case(21, "big-file", "def f(x):\n    with open('/tmp/big', 'wb') as file:\n        for _ in range(2000): file.write(b'x' * (1 << 20))\n    return x + 1", quick=True),
-    Case(21, "sparse-file", "import os\ndef f(x):\n    fd = os.open('/tmp/sparse', os.O_CREAT | os.O_RDWR)\n    os.ftruncate(fd, 10 << 30)\n    return x + 1"),
+    Case(20, "inodes", "import os\ndef f(x):\n    for i in range(10000): os.mkdir(f'/box/{i}')\n    return x + 1", quick=True),
+    Case(21, "big-file", "def f(x):\n    with open('/box/big', 'wb') as file:\n        for _ in range(2000): file.write(b'x' * (1 << 20))\n    return x + 1", quick=True),
+    Case(21, "sparse-file", "import os\ndef f(x):\n    fd = os.open('/box/sparse', os.O_CREAT | os.O_RDWR)\n    os.ftruncate(fd, 10 << 30)\n    return x + 1"),
     Case(21, "sparse-stdout", "import os\nos.ftruncate(1, 10 << 30)\nos.pwrite(1, b'x', 10 << 30)", STDIO),
     Case(22, "stdout", "for _ in range(20000): print('x' * 100000)", STDIO, quick=True),
     Case(22, "stderr", "import sys\nx = int(input()); print(x); print(x * x)\nfor _ in range(2000): sys.stderr.write('x' * 1000000)", STDIO),
@@ -539,16 +541,16 @@ def complaint(case: Case, got: dict[str, Any]) -> str:
     return f"{case.id}: {'; '.join(wrong)}: {got}" if wrong else ""
 
 
-def run_all(tier: int, quick: bool) -> dict[str, Any]:
+def run_all(tier: int, quick: bool, writable: bool) -> dict[str, Any]:
     """Complaints by case id, from this process, at this tier exactly."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        sandbox = Sandbox(tier=tier, at_most=tier, workers=2, limits=LIMITS)
+        sandbox = Sandbox(tier=tier, at_most=tier, workers=2, limits=LIMITS, writable=writable)
     with sandbox, bait() as things:
         cases = [case for case in all_cases(things) if case.quick or not quick]
         return {case.id: complaint(case, judge(sandbox, case)) for case in cases}
 
 
 if __name__ == "__main__":
-    found = run_all(int(sys.argv[1]), "quick" in sys.argv)
+    found = run_all(int(sys.argv[1]), "quick" in sys.argv, "writable" in sys.argv)
     print(json.dumps({"uid": os.getuid(), "cases": found}))

@@ -18,8 +18,8 @@ from bestofk.sandbox.guest import confinement, kernel
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WHO = [("root", 3), ("root", 2), ("root", 1), ("user", 2), ("user", 1)]
-ONCE = [("root", 3), ("user", 2), ("user", 1)]
-"""Every tier once; the rest is among the long counts."""
+ONCE = [("root", 3, ""), ("user", 2, "writable"), ("user", 1, "")]
+"""Every tier once, one where programs may write files; the rest is among the long counts."""
 
 
 def kernel_can(tier: int) -> bool:
@@ -31,12 +31,12 @@ def kernel_can(tier: int) -> bool:
     return subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def complaints(run_script: Run, who: str, tier: int, *quick: str) -> dict[str, str]:
+def complaints(run_script: Run, who: str, tier: int, *options: str) -> dict[str, str]:
     if who == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
     if not kernel_can(tier):
         pytest.skip(f"the kernel does not offer what tier {tier} needs")
-    done = run_script("attacks.py", str(tier), *quick, as_user=who == "user")
+    done = run_script("attacks.py", str(tier), *options, as_user=who == "user")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["uid"] == 0) == (who == "root")
@@ -65,3 +65,11 @@ def test_every_attack_fails_and_neighbours_are_unharmed(
     run_script: Run, who: str, tier: int
 ) -> None:
     assert complaints(run_script, who, tier) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "tier"), [who for who in WHO if who[1] > 1])
+def test_every_attack_fails_where_programs_may_write_files(
+    run_script: Run, who: str, tier: int
+) -> None:
+    assert complaints(run_script, who, tier, "writable") == {}

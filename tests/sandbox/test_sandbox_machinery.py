@@ -26,29 +26,38 @@ def alike(verdicts: list[Verdict]) -> list[tuple[Any, ...]]:
 
 
 # 8
-@pytest.mark.parametrize("most", [3, 2, 1])
-def test_a_program_finds_nothing_that_its_sibling_left(at_tier: New, most: int) -> None:
+@pytest.mark.parametrize(
+    ("most", "writable"), [(3, False), (3, True), (2, False), (2, True), (1, False)]
+)
+def test_a_program_finds_nothing_that_its_sibling_left(
+    at_tier: New, most: int, writable: bool
+) -> None:
     leave = """
 import os
 def attack():
-    for folder in (".", "/tmp", "/dev/shm", "/var/tmp", "/"):
+    for folder in (".", "/box", "/tmp", "/dev/shm", "/var/tmp", "/"):
         write, link = lambda p: open(p, "w").write("x"), lambda p: os.symlink("/", p)
         for n, make in enumerate((write, os.mkdir, link)):
             try: make(os.path.join(folder, f"left{n}"))
             except OSError: pass
+    try: os.chmod("/box", 0)
+    except OSError: pass
     return []
 """
     look = """
 import os
 def attack():
     found = []
-    for folder in (".", "/tmp", "/dev/shm", "/var/tmp", "/"):
+    for folder in (".", "/box", "/tmp", "/dev/shm", "/var/tmp", "/"):
         try: found += [n for n in os.listdir(folder) if n.startswith("left")]
         except OSError: pass
+    if BOX:
+        open("/box/mine", "w").close()
     return found
 """
+    look += f"BOX = {writable}"
     spec = {"asserts": ["assert attack() == []"]}
-    with at_tier(most, workers=1) as sandbox:
+    with at_tier(most, workers=1, writable=writable) as sandbox:
         verdicts = CodeVerifier(sandbox=sandbox)(prompts(4, spec), [leave, look, leave, look])
     assert [v.reward for v in verdicts] == [1.0] * 4, verdicts
 
@@ -139,11 +148,16 @@ def test_a_full_disk_turns_no_right_program_into_a_wrong_one(tmp_path: Path) -> 
     assert started == ["True"], done.stderr  # a new sandbox cannot test itself, and says why
 
 
-def test_a_folder_below_tmp_can_be_made_readable(new_sandbox: New) -> None:
+def test_a_folder_below_tmp_can_be_made_readable(new_sandbox: New, best_tier: int) -> None:
+    """Even where /tmp would lead to the writable folder otherwise."""
+    if best_tier < 2:
+        pytest.skip("no writable folder at this tier")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
-        Path(folder, "module_in_tmp.py").write_text("def f(x):\n    return x + 1\n")
-        with new_sandbox(workers=1, paths=(folder,)) as sandbox:
+        Path(folder, "module_in_tmp.py").write_text(
+            "import tempfile\ndef f(x):\n    tempfile.TemporaryFile().close()\n    return x + 1\n"
+        )
+        with new_sandbox(workers=1, paths=(folder,), writable=True) as sandbox:
             outcome = sandbox.call("module_in_tmp:f", [1])
     assert (outcome.status, outcome.value) == ("ok", 2)
 
@@ -164,16 +178,16 @@ def mounts() -> set[str]:
     return {line for line in lines if "pytest-of-" not in line}
 
 
-def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
+def watch_for_leaks(new_sandbox: New, runs: int, folder: Path, writable: bool) -> None:
     before = mounts()
     others = set(descendants(os.getpid()))
     mixed = [
         RIGHT,
-        "def f(x): open('/tmp/x', 'w').write('x'); return x + 1",
+        "def f(x): open('/box/x', 'w').write('x'); return x + 1",
         "import os; os._exit(1)",
         "x =",
     ]
-    with new_sandbox(workers=2) as sandbox:
+    with new_sandbox(workers=2, writable=writable) as sandbox:
         verifier = CodeVerifier(sandbox=sandbox)
         verifier(prompts(40), mixed * 10)
         workers = [w.process.pid for w in sandbox._state.all]
@@ -183,7 +197,7 @@ def watch_for_leaks(new_sandbox: New, runs: int, folder: Path) -> None:
         inside = [len(os.listdir(f"/proc/{pid}/fd")) for pid in servers]
         resident = memory_of(servers)
         verdicts = verifier(prompts(runs), mixed * (runs // 4))
-        assert sum(v.reward for v in verdicts) == runs / 4
+        assert sum(v.reward for v in verdicts) == (runs / 2 if writable else runs / 4)
         assert all(v.status != "unscored" for v in verdicts)
         assert [w.process.pid for w in sandbox._state.all] == workers  # none was replaced
         assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -201,9 +215,16 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("runs", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_runs_leave_nothing_behind(new_sandbox: New, temporary: Path, runs: int) -> None:
-    watch_for_leaks(new_sandbox, runs, temporary)
+def test_200_runs_leave_nothing_behind(new_sandbox: New, temporary: Path, best_tier: int) -> None:
+    watch_for_leaks(new_sandbox, 200, temporary, writable=best_tier > 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writable", [False, True])
+def test_10000_runs_leave_nothing_behind(
+    new_sandbox: New, temporary: Path, best_tier: int, writable: bool
+) -> None:
+    watch_for_leaks(new_sandbox, 10_000, temporary, writable and best_tier > 1)
 
 
 # 39

@@ -19,6 +19,40 @@ from sandbox_watch import RIGHT, New, descendants, prompts
 Judge = Callable[[dict[str, Any], str], Verdict]
 
 
+def test_times_of_the_folder_carry_no_note(new_sandbox: New, best_tier: int) -> None:
+    if best_tier < 2:
+        pytest.skip("no writable folder at this tier")
+    lists = "import os\nfor _ in range(3): os.listdir('/box')\ndef f(x): return x + 1"
+    looks = "import os\ns = os.stat('/box')\ndef f(x): return x + (s.st_atime_ns == s.st_mtime_ns)"
+    with new_sandbox(workers=1, writable=True) as sandbox:
+        verifier = CodeVerifier(sandbox=sandbox)
+        rewards = [v.reward for v in verifier(prompts(6), [looks, lists] * 3)]
+    assert rewards == [1.0] * 6
+
+
+def test_a_database_in_the_folder_works_though_locks_are_make_believe(
+    new_sandbox: New, best_tier: int
+) -> None:
+    if best_tier < 2:
+        pytest.skip("no writable folder at this tier")
+    pytest.importorskip("sqlite3")
+    program = """
+import os, sqlite3
+def f(x):
+    with sqlite3.connect("/box/numbers.db") as base:
+        base.execute("create table if not exists numbers (value)")
+        base.execute("insert into numbers values (?)", (x + 1,))
+    with open("/box/file", "w") as file:
+        file.write("x"); file.flush(); os.fsync(file.fileno())
+    found = sqlite3.connect("/box/numbers.db").execute("select max(value) from numbers")
+    return found.fetchone()[0]
+"""
+    spec = {"asserts": ["assert f(1) == 2", "assert f(5) == 6"]}
+    with CodeVerifier(sandbox=new_sandbox(workers=1, writable=True)) as judge:
+        judged = judge(prompts(1, spec), [program])[0]
+    assert judged.status == "correct", judged
+
+
 def test_a_worker_without_its_zygote_is_replaced(new_sandbox: New) -> None:
     with new_sandbox(workers=1) as sandbox:
         verifier = CodeVerifier(sandbox=sandbox)

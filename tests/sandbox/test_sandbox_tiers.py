@@ -220,6 +220,24 @@ def test_only_the_packages_named_can_be_imported(at_tier: New, most: int) -> Non
     assert missing.detail.startswith(("ModuleNotFoundError", "PermissionError"))  # tier 1: listed
 
 
+@pytest.mark.parametrize("tier", [3, 2, 1])
+def test_programs_may_write_files_where_that_is_asked_for_or_it_is_an_error(
+    at_tier: New, new_sandbox: New, tier: int
+) -> None:
+    """Never 1 at one tier and 0 at another: tiers without a folder of their own are not used."""
+    if tier == 1:
+        with pytest.raises(SandboxError, match="writable=True needs a file system of its own"):
+            new_sandbox(tier=tier, at_most=tier, workers=1, writable=True)
+        return
+    writer = (
+        "import tempfile\ndef f(x):\n    with tempfile.NamedTemporaryFile('w+') as file:\n"
+        "        file.write(str(x + 1)); file.flush()\n        return int(open(file.name).read())"
+    )
+    with at_tier(tier, workers=1, writable=True) as sandbox:
+        rewards = [v.reward for v in CodeVerifier(sandbox=sandbox)(prompts(3), [writer] * 3)]
+    assert rewards == [1.0] * 3
+
+
 AS_ROOT = """
 import os, sys
 from bestofk.sandbox.guest import confinement, kernel

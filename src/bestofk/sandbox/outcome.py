@@ -29,7 +29,11 @@ class Limits:
     memory: int = 512 << 20
     """Bytes of address space above what the bare interpreter has; a program is one process."""
     output: int = 4 << 20
-    """Bytes of stdout, of stderr, and of one returned value."""
+    """Bytes of stdout, of stderr, of one returned value, and of one file."""
+    files: int = 16 << 20
+    """Bytes of all files a program writes (with `Sandbox(writable=True)` only)."""
+    inodes: int = 256
+    """Files and folders a program may make (with `Sandbox(writable=True)` only)."""
     descriptors: int = 64
     """Open file descriptors."""
     threads: int = 64

@@ -74,6 +74,9 @@ class Sandbox:
         packages: what can be imported besides the standard library: names, or "all".
         paths: further folders on the import path.
         preload: modules imported once, in the fork server.
+        writable: programs have an empty folder of their own to write in (tiers 3 and 2; an error
+            elsewhere). Without it no program can write a file at any tier, so that verdicts do not
+            depend on the tier.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Sandbox:
         packages: Sequence[str] | Literal["all"] = (),
         paths: Sequence[str] = (),
         preload: Sequence[str] = (),
+        writable: bool = False,
         allow_unsafe: bool = False,
     ) -> None:
         if tier not in TIERS or at_most not in TIERS or tier > at_most:
@@ -102,6 +106,7 @@ class Sandbox:
             raise ValueError(f'packages is a list of names or "all"; write [{packages!r}]')
         self.limits = _limits(limits) or Limits()
         self._describe = (packages, tuple(paths), tuple(preload))
+        self._writable = writable
         self._state = SharedWorkers(self.workers)
         self._cores = itertools.cycle(_shuffled_cores())
         first, self.tier = self._first_worker(tier, at_most)
@@ -112,6 +117,12 @@ class Sandbox:
         """The strongest tier that withstands the self-test, and the worker that did."""
         not_offered = []
         for tier in range(most, least - 1, -1):
+            if self._writable and tier < 2:
+                not_offered.append(
+                    f"tier {tier}: writable=True needs a file system of its own, which only "
+                    "tiers 3 and 2 have"
+                )
+                continue
             if tier == 3 and os.geteuid() != 0:
                 not_offered.append("tier 3: needs root")
                 continue
@@ -135,7 +146,7 @@ class Sandbox:
 
     def _configuration(self, tier: int) -> dict[str, Any]:
         packages, paths, preload = self._describe
-        config = configuration(tier, self.limits, packages, paths, preload)
+        config = configuration(tier, self.limits, packages, paths, preload, self._writable)
         return config | {"core": next(self._cores)}
 
     def call(

@@ -212,8 +212,9 @@ def configuration(
     packages: Sequence[str] | Literal["all"],
     paths: Sequence[str],
     preload: Sequence[str],
+    writable: bool = False,
 ) -> dict[str, Any]:
-    """The message a worker starts from."""
+    """The message a worker starts from; `writable`: programs have a folder to write in."""
     folders = [os.path.abspath(path) for path in paths]
     for folder in folders:
         if not os.path.isdir(folder):
@@ -231,6 +232,7 @@ def configuration(
         "import_path": [*import_path, *folders],
         "all_packages": packages == "all",
         "preload": list(preload),
+        "writable": writable,
     }
 
 

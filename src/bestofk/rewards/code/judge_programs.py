@@ -94,6 +94,7 @@ class CodeVerifier(BatchVerifier):
         workers: programs judged at once; the number of usable cores unless told.
         packages: what programs may import besides the standard library.
         limits: CPU seconds, memory and so on per program: `Limits`, or some of its fields.
+        writable: programs may write files, in a small folder of their own (tiers 3 and 2).
         sandbox: a sandbox of yours instead of a new one.
     """
 
@@ -107,6 +108,7 @@ class CodeVerifier(BatchVerifier):
         workers: int | None = None,
         packages: Sequence[str] | Literal["all"] = (),
         limits: Limits | Mapping[str, Any] | None = None,
+        writable: bool = False,
         sandbox: Sandbox | None = None,
     ) -> None:
         if reward not in ("fraction", "all"):
@@ -122,6 +124,7 @@ class CodeVerifier(BatchVerifier):
         self.whole = reward == "all"
         self._options: dict[str, Any] = {
             "tier": tier, "workers": workers, "packages": packages, "limits": limits,
+            "writable": writable,
         }  # fmt: skip
         self._sandbox = sandbox
         self._lock = threading.Lock()

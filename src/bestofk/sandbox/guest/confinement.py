@@ -3,7 +3,8 @@
 Tier 3 (root) and tier 2 (user namespaces) give a worker its own process, network, IPC, host-name
 and mount namespaces, and a root file system made of read-only library folders. There is no /proc,
 no /sys and no home in it. Tier 1 has none of this: Landlock says what can be opened. Nothing is
-writable at any tier.
+writable at any tier, unless the host asks tier 3 or 2 for one small writable folder, /box, renewed
+for every program that touched it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from . import kernel
 
+BOX = "/box"
 SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
 """Not /dev/zero: what is mapped from it is shared memory, which no limit of a process bounds."""
@@ -44,9 +46,33 @@ class Confinement:
     """A descriptor of /proc, for counting threads; never in reach of a program."""
     rules: int | None = None
     """Landlock rules, applied in every child (tier 1)."""
+    box_options = ""
+    box_mark: tuple[int, ...] = ()
 
-    def __init__(self, tier: int, *, own_pids: bool = False) -> None:
-        self.tier, self.own_pids = tier, own_pids
+    def __init__(self, tier: int, *, own_pids: bool = False, box: bool = False) -> None:
+        """`box`: there is a writable folder."""
+        self.tier, self.own_pids, self.box = tier, own_pids, box
+
+    def renew_box(self) -> None:
+        """An empty /box, unless the last program left the old one exactly as it was.
+
+        The change time of the folder moves with anything made, removed or re-moded in it and cannot
+        be set; clocks of files tick coarsely, so the counts of free inodes and blocks are compared
+        too; the other times are where a note could be left. Any doubt mounts a new file system.
+        """
+        if not self.box or self._mark() == self.box_mark:
+            return
+        os.chdir("/")
+        if self.box_mark:
+            kernel.umount(BOX)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("box", BOX, "tmpfs", flags, self.box_options)
+        self.box_mark = self._mark()
+
+    def _mark(self) -> tuple[int, ...]:
+        status, space = os.stat(BOX), os.statvfs(BOX)
+        times = (status.st_ctime_ns, status.st_mtime_ns, status.st_atime_ns)
+        return (*times, status.st_dev, status.st_mode, space.f_ffree, space.f_bfree)
 
 
 def library_folders(config: dict[str, Any]) -> list[str]:
@@ -75,7 +101,7 @@ def enter(config: dict[str, Any]) -> Confinement:
     folders = library_folders(config)
     hidden = hidden_folders(folders, config)
     if tier >= 2:
-        confinement = Confinement(tier, own_pids=True)
+        confinement = Confinement(tier, own_pids=True, box=config["writable"])
         _enter_namespaces(confinement)
         _build_root(confinement, folders, hidden, config)
     else:
@@ -212,11 +238,22 @@ def _build_root(
         _bind(folder)
     for device in DEVICES:
         _bind(device)
-    os.makedirs("/tmp", 0o755, exist_ok=True)  # it is there when a readable folder lies below it
+    has_tmp = os.path.lexists("/tmp")  # read-only, when a readable folder lies below it
+    if confinement.box:
+        os.mkdir(BOX, 0o755)
+        if not has_tmp:
+            os.symlink(BOX, "/tmp")
+    elif not has_tmp:
+        os.mkdir("/tmp", 0o755)
     kernel.umount("/old")
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
     kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
+    if confinement.box:
+        limits = config["limits"]
+        os.environ["HOME"] = os.environ["TMPDIR"] = BOX
+        confinement.box_options = f"size={limits['files']},nr_inodes={limits['inodes']},mode=1777"
+        confinement.renew_box()
 
 
 def _bind(path: str) -> None:
@@ -298,7 +335,7 @@ def _split_readable(folders: list[str], hidden: list[str]) -> list[str]:
 # Which files a process may open, without any privilege. It does not hide that a file exists (stat
 # still answers); it stops opening, listing, writing, executing, and from ABI 4 on TCP, from ABI 6
 # on abstract sockets and signals to outside.
-_WRITE_FILE, _READ_FILE, _READ_DIR = 2, 4, 8
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _FS_RIGHTS_5 = (1 << 16) - 1
 _NET_RIGHTS = 3  # bind and connect TCP
@@ -322,8 +359,15 @@ def landlock_abi() -> int:
         return 0
 
 
-def ruleset(readable: Iterable[str], sinks: Iterable[str]) -> int:
-    """A descriptor of rules: read below `readable`, write to the files `sinks`."""
+def ruleset(
+    readable: Iterable[str],
+    writable: Iterable[str] = (),
+    sinks: Iterable[str] = (),
+) -> int:
+    """A descriptor of rules.
+
+    Read below `readable`; make, write and remove below `writable`; write to the files `sinks`.
+    """
     version = landlock_abi()
     if not version:
         raise OSError(38, "no Landlock in this kernel")
@@ -342,6 +386,9 @@ def ruleset(readable: Iterable[str], sinks: Iterable[str]) -> int:
     )
     for path in readable:
         _allow(rules, path, _READ_FILE | _READ_DIR)
+    for path in writable:
+        # making devices and sockets stays forbidden, executing too
+        _allow(rules, path, handled & ~(_EXECUTE | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 15))
     for path in sinks:
         _allow(rules, path, _READ_FILE | _WRITE_FILE)
     return rules

@@ -289,9 +289,11 @@ class ProcessTable:
     ) -> Process:
         """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given."""
         order = self._order(zygote.STDIO if files else zygote.FUNCTIONS, limits, cpu)
+        self.confinement.renew_box()
         return Process(self._fork(order, [rpc, source], files), cpu)
 
     def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
+        self.confinement.renew_box()
         return Process(self._fork(self._order(zygote.CALL, limits, cpu), files), cpu)
 
     def _fork(self, order: bytes, files: list[int], standard: list[int] | None = None) -> int:

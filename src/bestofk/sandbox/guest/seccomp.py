@@ -75,11 +75,17 @@ _RULED = {
 _SERVER = {
     "clone": (56, 220), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
     "setrlimit": (160, 164),
-    "fcntl": (72, 25), "prctl": (157, 167), "pidfd_open": (434, 434),
-    "setgroups": (116, 159), "setresgid": (119, 149), "setresuid": (117, 147),
+    "fcntl": (72, 25), "prctl": (157, 167), "pidfd_open": (434, 434), "mount": (165, 40),
+    "umount2": (166, 39), "setgroups": (116, 159), "setresgid": (119, 149), "setresuid": (117, 147),
     "capset": (126, 91), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446), "sendmsg": (46, 211), "recvmsg": (47, 212),
     "memfd_create": (319, 279), "clock_gettime": (228, 113), "setsockopt": (54, 208),
+}  # fmt: skip
+# What changes a file through its path or a read-only descriptor: Landlock does not watch all of it,
+# so only worlds with a file system of their own have it.
+_METADATA: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "utimensat": (280, 88),
+    "utime": (132, None), "utimes": (235, None), "truncate": (76, 45),
 }  # fmt: skip
 _CHECKER = ("sendmsg", "recvmsg", "memfd_create", "clock_gettime")
 
@@ -246,8 +252,9 @@ def _column() -> int:
     return ("x86_64", "aarch64").index(kernel.MACHINE)
 
 
-def server_program() -> bytes:
-    """The long filter, as BPF instructions."""
+def server_program(own_files: bool) -> bytes:
+    """The long filter, as BPF instructions; `own_files`: there is a folder to write in, and what is
+    of the host is mounted read-only."""
     column = _column()
     code = [
         _load(4),
@@ -257,7 +264,9 @@ def server_program() -> bytes:
     ]
     for name, block in _rules().items():
         code += [_equal(_RULED[name][column], 0, len(block)), *block]
-    for numbers in (_ALLOWED | _SERVER).values():
+    # without a folder to renew for every program there is nothing to mount any more
+    own = _METADATA if own_files else {"mount": (None, None), "umount2": (None, None)}
+    for numbers in (_ALLOWED | _SERVER | own).values():
         number = numbers[column]
         if number is not None:
             code += [_equal(number, 0, 1), _return(_ALLOW)]

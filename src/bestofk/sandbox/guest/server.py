@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from . import confinement as confinements
-from . import kernel, program, seccomp, wire
+from . import kernel, program, seccomp, wire, zygote
 from .codec import CodecError
 from .process_table import (
     BlockedClock,
@@ -297,12 +297,13 @@ class Server:
         keep_low_descriptors_free()
         if confinement.own_pids:
             kernel.drop_bounding_set()
-            keep = sum(1 << bit for bit in (1, 5, 6, 7))  # DAC KILL SETGID SETUID
+            rights = (1, 5, 6, 7) + (21,) * confinement.box  # DAC KILL SETGID SETUID SYS_ADMIN
+            keep = sum(1 << bit for bit in rights)
             kernel.set_capabilities(keep)
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
-            seccomp.install(seccomp.server_program())
+            seccomp.install(seccomp.server_program(confinement.box))
         proc = ProcFiles(confinement.proc)
         self.table = ProcessTable(host, confinement, proc, _address_space(confinement.proc))
         self.known: dict[bytes, dict[str, Any]] = {}
@@ -369,7 +370,8 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "guest"]:
         del sys.modules[name]  # a program that imports `guest` shall not find us
     program.add_site_builtins()
-    program.fail_alike_at_every_tier()
+    if not config["writable"]:
+        program.fail_alike_at_every_tier()
     program.open_stdin_by_name()
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
@@ -402,6 +404,7 @@ def main(descriptor: int) -> None:
         os.sched_setaffinity(0, [config["core"]])
     try:
         ctypes.CDLL(None).mallopt(-8, 1)  # one malloc arena: threads must not eat address space
+        zygote.code_on_huge_pages()
         server = Server(host, config)
     except BaseException as error:
         with contextlib.suppress(OSError):
