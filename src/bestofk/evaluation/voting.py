@@ -1,18 +1,16 @@
 """Majority voting at every k in one pass: exact where that is feasible.
 
-Exact: among the C(n, k) subsets, those in which one right answer has m votes, t others have m too
-and the rest have fewer are counted by a product of polynomials, one per rival; they win with
-probability 1/(1 + t). Where that would take too long (many samples of many problems), the samples
-are voted on in random orders: the first k of a random order are a random k-subset, so one walk
-votes at every k. That is unbiased too, and what is left of the randomness of the orders is part of
-every interval over problems.
+Exact votes are those of `objectives.estimates.votes_by_k`. Where that would take too long (many
+samples of many problems), the samples are voted on in random orders: the first k of a random order
+are a random k-subset, so one walk votes at every k. That is unbiased too, and what is left of the
+randomness of the orders is part of every interval over problems.
 """
 
 from __future__ import annotations
 
-from math import comb
-
 import numpy as np
+
+from bestofk.objectives.estimates import votes_by_k
 
 from .results import Samples
 
@@ -24,7 +22,7 @@ CELLS = 1 << 22
 EXACT_WORK = 4e9
 """Multiplications, about, that an exact curve may take: some seconds."""
 EXACT_SAMPLES = 1000
-"""Beyond, C(n, n/2) does not fit into a float."""
+"""Beyond, the chance of few heads among n tosses does not fit into a float."""
 
 
 def majority_curve(
@@ -45,54 +43,10 @@ def majority_curve(
         return _by_orders(labels, marks, sizes, k_max, seed)
     ends = np.cumsum(sizes)
     rows = [
-        exact_votes(labels[stop - size : stop], marks[stop - size : stop], k_max)
+        votes_by_k(labels[stop - size : stop], marks[stop - size : stop], k_max, 0.5)
         for stop, size in zip(ends, sizes)
     ]
     return np.array(rows), 0
-
-
-def exact_votes(labels: np.ndarray, marks: np.ndarray, k_max: int) -> np.ndarray:
-    """Mean over all k-subsets of: is the leading answer right? For k = 1..k_max.
-
-    Args:
-        labels: (n,) whole numbers ≥ 0, equal for equal answers; -1 does not vote.
-        marks: (n,) how right the answer is, the same for equal answers.
-
-    >>> exact_votes(np.array([0, 0, 1]), np.array([1.0, 1.0, 0.0]), 3).round(4)
-    array([0.6667, 0.6667, 1.    ])
-    """
-    n = len(labels)
-    voting = labels >= 0
-    _, first, counts = np.unique(labels[voting], return_index=True, return_counts=True)
-    right = marks[voting][first]
-    total = np.zeros(k_max + 1)
-    for answer in np.flatnonzero(right > 0):
-        rivals = np.delete(counts, answer)
-        own = int(counts[answer])
-        for votes in range(1, min(own, k_max) + 1):
-            beaten = n - own - int(rivals[rivals >= votes].sum())
-            ways = _rows(beaten, k_max - votes)[None]
-            for rival in rivals[rivals >= votes]:
-                ways = _with_rival(ways, int(rival), votes, k_max - votes)
-            shared = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
-            total[votes:] += right[answer] * comb(own, votes) * shared
-    return np.array([total[k] / comb(n, k) for k in range(1, k_max + 1)])
-
-
-def _rows(n: int, last: int) -> np.ndarray:
-    """C(n, i) for i = 0..last."""
-    return np.array([float(comb(n, i)) for i in range(last + 1)])
-
-
-def _with_rival(ways: np.ndarray, rival: int, votes: int, last: int) -> np.ndarray:
-    """Ways (ties so far, samples so far) with one more answer: it has fewer votes, or ties."""
-    fewer = _rows(rival, min(votes - 1, last))
-    grown = np.zeros((len(ways) + 1, last + 1))
-    for ties, row in enumerate(ways):
-        grown[ties] += np.convolve(row, fewer)[: last + 1]
-    if votes <= last:
-        grown[1:, votes:] += comb(rival, votes) * ways[:, : last + 1 - votes]
-    return grown if grown[-1].any() else grown[:-1]
 
 
 def _by_orders(
