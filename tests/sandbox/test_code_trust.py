@@ -90,7 +90,7 @@ REFUSED: list[tuple[Spec, str, str]] = [
     ({"asserts": ["assert f(1) == 2", "assert f(2) == 3", "for x in []:\n    assert f(x) == 2"]}, PLUS, "defines nothing passes 1 of 3 tests: let each call"),
     ({"asserts": ["assert f(1) == 2", "assert f(2) == 3", "assert all(f(x) for x in [])"]}, PLUS, "defines nothing passes 1 of 3 tests"),
     ({"asserts": ["if False:\n    assert f(1) == 2"], "prefix": "import math\n"}, PLUS, "defines nothing passes 1 of 1 tests"),
-    ({"stdio": [{"input": "1", "output": ""}, {"input": "2", "output": "\n"}]}, "pass", "defines nothing passes 2 of 2"),
+    ({"stdio": [{"input": "1", "output": ""}, {"input": "2", "output": "\n"}]}, "pass", "always prints '' passes every test"),
     ({"entry_point": "f", "calls": [{"args": [[3, 1, 2]]}, {"args": [[1]]}], "solution": "def f(a): a.sort()"}, "def f(a): a.sort()", "returns None for every input"),
 ]  # fmt: skip
 
@@ -131,6 +131,27 @@ def test_a_judge_that_the_tests_import_is_theirs() -> None:
 def calls(*cases: tuple[Any, Any], **more: Any) -> Spec:
     listed = [{"args": [given], "expected": expected} for given, expected in cases]
     return {"entry_point": "f", "calls": listed, **more}
+
+
+SOLVED_BY_ONE_ANSWER: list[tuple[Spec, str, str]] = [
+    ({"asserts": ["assert f(1) is True", "assert f(2) == True"]}, "def f(x): return x < 5", "returns True"),
+    ({"asserts": ["assert f(1) == 7", "assert 7 == f(2)"]}, "def f(x): return 7", "returns 7"),
+    ({"asserts": ["assert f(1) == 7"]}, "def f(x): return 6 + x", "returns 7"),
+    ({"check": "def check(c):\n    assert c(1) == 'no'\n    assert c(2) == 'no'", "entry_point": "Solution().f"}, "class Solution:\n    def f(self, x): return 'yes' if x > 5 else 'no'", "returns 'no'"),
+    (calls((1, [4]), (2, [4])), "def f(x): return [4]", "returns [4]"),
+    (calls((1, 5.0), (2, 5.1), (3, 4.9), tolerance={"abs": 0.15}), "def f(x): return {1: 5, 2: 5.1, 3: 4.9}[x]", "returns 5.0"),
+    ({"entry_point": "f", "calls": [{"args": [n]} for n in range(5)], "solution": "def f(x): return 'a'"}, "def f(x): return 'a'", "returns 'a'"),
+    ({"stdio": [{"input": "1", "output": "YES\n"}, {"input": "2", "output": "YES"}]}, "print('YES')", "prints 'YES\\n'"),
+]  # fmt: skip
+
+
+def test_tasks_that_one_constant_solves_are_refused(verifier: CodeVerifier) -> None:
+    """The reference itself passes: what is refused are the tests."""
+    found = refused(verifier, [(spec, reference) for spec, reference, _ in SOLVED_BY_ONE_ANSWER])
+    wanted = [
+        f"a program that always {what} passes every test" for *_, what in SOLVED_BY_ONE_ANSWER
+    ]
+    assert unsaid(found, wanted) == {}
 
 
 TRUSTED: list[tuple[Spec, str]] = [

@@ -50,7 +50,9 @@ FIELDS = {"check": "test", "entry_point": "entry_point", "setup": "prompt", "pre
 def test_humaneval_references_score_one(patient: CodeVerifier) -> None:
     prompts = humaneval()
     assert len(prompts) == 164
-    assert refusals(patient, prompts) == {}
+    refused = refusals(patient, prompts)
+    assert list(refused) == ["HumanEval/34"]  # its one test is the example of its prompt
+    assert "always returns [0, 2, 3, 5, 9, 123] passes every test" in refused["HumanEval/34"]
 
 
 def test_humaneval_pays_nothing_for_nothing(patient: CodeVerifier) -> None:

@@ -14,7 +14,7 @@ def shown_and_graded(tests: Sequence[str], shown: int) -> tuple[list[str], list[
 
     What is shown can be copied, so it is not graded. The first ones are shown, unless the rest
     would have one answer for every input; where that is so whichever are shown, the first are shown
-    and graded too.
+    and graded too. Where all tests have one answer, `prepare` does not accept the task.
 
     Args:
         tests: assert statements.

@@ -39,6 +39,11 @@ from bestofk.common import unknown
 from bestofk.rewards.base import BatchVerifier, way_to_import
 from bestofk.rewards.code.extract_program import assembled, extract_code
 from bestofk.rewards.code.hoisting import with_plans
+from bestofk.rewards.code.one_answer import (
+    constant_of_asserts,
+    constant_of_calls,
+    constant_of_stdio,
+)
 from bestofk.rewards.code.spec import checked_spec, tolerances
 from bestofk.rewards.code.statements import (
     Statements,
@@ -74,6 +79,9 @@ class PreparedTests:
     stdio: bool = False
     pure: bool = True
     """Whether running the tests leaves the checker's process as it was."""
+    constant: str = ""
+    """What a constant that passes every test does, where there is one; see `cut` for asserts."""
+    cut: Statements | None = None
     output: int = 0
     """Bytes that the largest right answer takes, where that is known ahead."""
     time_limit: float = 0.0
@@ -180,12 +188,16 @@ class CodeVerifier(BatchVerifier):
         return plan
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        """Tasks whose tests pay a program that defines nothing: `for x in []: assert f(x) == 1`."""
+        """Tasks that one constant solves, and those whose tests pay a program that defines
+        nothing: `for x in []: assert f(x) == 1`."""
 
         def paid(prompt: Prompt) -> str:
             plan = self._plan_or_reason(prompt)
             if not isinstance(plan, PreparedTests):
                 return ""
+            constant = constant_of_asserts(plan.cut) if plan.cut else plan.constant
+            if constant:
+                return f"a program that {constant} passes every test: add other answers"
             found = self._run(replace(plan, prefix=""), "pass\n")  # a prefix may begin a function
             if not found.passed or (plan.stdio and found.passed < found.total):
                 return ""
@@ -216,6 +228,7 @@ class CodeVerifier(BatchVerifier):
                 len(cases),
                 (entry_point,),
                 prefix,
+                constant=constant_of_calls(job["cases"], absolute, relative),
                 output=max((len(encode(c[2], 1 << 30)) for c in job["cases"]), default=0),
             )
         if form == "stdio":
@@ -229,6 +242,7 @@ class CodeVerifier(BatchVerifier):
                 prefix,
                 stdio=True,
                 pure=not checker,
+                constant="" if checker else constant_of_stdio(spec["stdio"], absolute, relative),
                 output=max((len(c["output"].encode()) for c in spec["stdio"]), default=0),
             )
         cut = _cut(form, spec)
@@ -236,7 +250,7 @@ class CodeVerifier(BatchVerifier):
         names = {"names": cut.names, "modules": cut.modules}
         job |= {"mode": "statements", "statements": statements} | names
         paths = tuple(cut.names.values())
-        return PreparedTests(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure)
+        return PreparedTests(encode(job, 1 << 30), cut.total, paths, prefix, pure=cut.pure, cut=cut)
 
     def _with_expected(self, spec: Mapping[str, Any], job: dict[str, Any]) -> list[Any]:
         """Cases with the reference's results, computed in the sandbox once per task."""
