@@ -126,8 +126,6 @@ def test_trackio(trained, last_json):
 
 
 def test_a_tracker_that_is_not_there_is_refused_before_anything_is_loaded(recipe, monkeypatch):
-    with pytest.raises(ValueError, match="unknown tracker 'tensorbord'; did you mean 'tensorboa"):
-        check(read(recipe(run={"trackers": ["tensorbord"]})))
     check(read(recipe(run={"trackers": ["wandb"]})))  # a dry run may name what is not here
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'bestofk\[wandb\]'"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from bestofk.config import Config, leaves, to_toml
 from bestofk.objectives import Objective
-from bestofk.training.checks import cautions, check, claim_of_run
+from bestofk.training.checks import cautions, check, check_memory, claim_of_run
 
 GIB = 2.0**30
 PROMPT = 256
@@ -32,9 +32,18 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
             task_line(config),
             *memory_lines(config),
             *server_line(config),
-            *(f"note: {line}" for line in cautions(config, objective)),
+            *(f"note: {line}" for line in (*cautions(config, objective), *_too_large(config))),
         ]
     )
+
+
+def _too_large(config: Config) -> list[str]:
+    """What is an error where a run starts and a note here: it may be meant for another machine."""
+    try:
+        check_memory(config)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def differing(config: Config) -> str:

@@ -34,6 +34,7 @@ from bestofk.training.checks import (
     cautions,
     check,
     check_installed,
+    check_memory,
     check_output,
     unsound_weight,
 )
@@ -536,6 +537,7 @@ def open_session(
         trackers=config.run.trackers,
         folder=config.run.dir,
     )
+    check_memory(config, processes.size)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, result = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
     display = Display(processes, config.run.steps, objective.k)
