@@ -81,7 +81,9 @@ HEAVY = {"torch", "transformers", "scipy", "jax", "datasets", "accelerate", "mat
 @pytest.mark.parametrize(
     "code",
     [
-        "import bestofk; bestofk.advantages([1.0, 0.0, 0.0], 'max@2'); bestofk.conformance",
+        "import bestofk; assert set(bestofk.__all__) <= set(dir(bestofk));"
+        "[getattr(bestofk, name) for name in bestofk.__all__];"
+        "bestofk.advantages([1.0, 0.0, 0.0], 'max@2')",
         "from bestofk.cli import main; main(['--help'])",
         "from bestofk.cli import main; main(['objectives'])",
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -67,6 +68,7 @@ def serve(path: str) -> None:
 
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
     os.fsync = lambda fd: None  # no test cuts the power
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the tests
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that answer
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
