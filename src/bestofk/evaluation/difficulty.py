@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .per_problem import miss_table
+from bestofk.objectives.binomials import subset_share
 
 SMALLEST, LARGEST = 1e-3, 1e4
 """a and b are kept inside: beyond, the likelihood is flat."""
@@ -73,7 +73,8 @@ def sampling_variance(n: int, k: np.ndarray, a: np.ndarray, b: np.ndarray) -> np
     a, b, c = a[:, None], b[:, None], np.arange(n + 1)
     choose = -betaln(c + 1, n - c + 1) - np.log(n + 1)
     chance = np.exp(choose + betaln(a + c, b + n - c) - betaln(a, b))
-    return np.maximum(chance @ miss_table(n, k) ** 2 - miss(a, b, 2 * k), 0.0)
+    misses = np.stack([subset_share(n, int(each))[::-1] for each in k], axis=1)  # by c and k
+    return np.maximum(chance @ misses**2 - miss(a, b, 2 * k), 0.0)
 
 
 def log_chance(passes: np.ndarray, samples: np.ndarray, p: np.ndarray) -> np.ndarray:

@@ -6,6 +6,8 @@ import zlib
 
 import numpy as np
 
+from bestofk.objectives.binomials import subset_share
+
 from .intervals import bounds_of_means, by_cluster, t_quantile, tail_rank
 from .per_problem import passing
 from .results import Diversity, Measure, Samples
@@ -80,9 +82,7 @@ def expected_distinct(counts: np.ndarray, n: int, m: int) -> float:
     >>> expected_distinct(np.array([2, 1, 1]), 4, 4), expected_distinct(np.array([4]), 4, 2)
     (3.0, 1.0)
     """
-    j = np.arange(m)
-    missed = np.prod(np.maximum(n - counts[:, None] - j, 0) / (n - j), axis=1)
-    return float((1.0 - missed).sum())
+    return float((1.0 - subset_share(n, m)[n - counts]).sum())
 
 
 def _by_answer(

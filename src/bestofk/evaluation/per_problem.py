@@ -21,9 +21,8 @@ def passing(samples: Samples, threshold: float | None) -> np.ndarray:
         ValueError: rewards other than 0 and 1, and no threshold to judge them by.
     """
     rewards = samples.rewards
-    odd = ~((rewards == 0) | (rewards == 1) | np.isnan(rewards))
-    if threshold is None and odd.any():
-        first = int(odd.argmax())
+    if threshold is None and not is_zero_one(samples):
+        first = int((~np.isin(rewards, (0, 1)) & ~np.isnan(rewards)).argmax())
         problem = samples.problems[int(np.searchsorted(samples.offsets, first, side="right")) - 1]
         raise ValueError(
             f"{samples.name}: pass@k needs a definition of pass; problem {problem!r} has a reward "
@@ -40,8 +39,7 @@ def passes_and_samples(samples: Samples, threshold: float | None) -> tuple[np.nd
 
 def is_zero_one(samples: Samples) -> bool:
     """Whether every scored reward is 0 or 1."""
-    rewards = samples.rewards
-    return bool(((rewards == 0) | (rewards == 1) | np.isnan(rewards)).all())
+    return bool((np.isin(samples.rewards, (0, 1)) | np.isnan(samples.rewards)).all())
 
 
 def default_metric(runs: Sequence[Samples], threshold: float | None) -> Metric:
@@ -58,14 +56,6 @@ def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarra
     c, n = passes[:, None], samples[:, None]
     missed = np.maximum(n - c - j, 0) / (n - j)
     return 1.0 - np.cumprod(missed, axis=1, out=missed)
-
-
-def miss_table(n: int, k: np.ndarray) -> np.ndarray:
-    """C(n-c, k)/C(n, k) for c = 0..n and some k ≤ n: (n + 1, K)."""
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])  # log of factorials
-    failed = np.arange(n, -1, -1)[:, None]
-    share = logs[failed] - logs[np.maximum(failed - k, 0)] - logs[n] + logs[n - k]
-    return np.where(failed >= k, np.exp(share), 0.0)
 
 
 def values_by_k(

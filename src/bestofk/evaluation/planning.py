@@ -22,6 +22,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from bestofk.objectives.binomials import subset_share
+
 from .comparison import compare
 from .difficulty import fit, miss, sampling_variance
 from .extrapolate import design_effect
@@ -227,7 +229,7 @@ def width_of(
             return reached(MOST_SIMULATED) * float(np.sqrt(MOST_SIMULATED / problems))
         rng = np.random.default_rng(seed)
         passes = rng.binomial(n, rng.beta(people.a, people.b, (TRIALS, problems)))
-        table = pass_curve(np.arange(n + 1), np.full(n + 1, n), k)[:, -1]
+        table = 1.0 - subset_share(n, k)[::-1]  # by the number of passes
         draws = max(400, int(np.ceil(20 / (1.0 - confidence))))
         low, high = bounds_of_means(table[passes].T, (0.0, 1.0), draws, rng)
         rank = tail_rank((1.0 - confidence) / 2, draws)

@@ -147,10 +147,9 @@ def passes(runs: Sequence[Samples], problems: Sequence[str], threshold: float | 
     table = np.full((len(runs), len(problems)), np.nan)
     least = 1.0 if threshold is None else threshold
     for number, run in enumerate(runs):
-        hits = np.concatenate([[0], np.cumsum(reaches(run.rewards, least))])
-        counts = hits[run.offsets[1:]] - hits[run.offsets[:-1]]
         at = np.array([row[problem] for problem in run.problems], dtype=int)
-        table[number, at] = np.where(run.live > 0, counts, np.nan)
+        passing = run.count(reaches(run.rewards, least))
+        table[number, at] = np.where(run.live > 0, passing, np.nan)
     return table
 
 
