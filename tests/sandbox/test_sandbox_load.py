@@ -264,9 +264,9 @@ def kill_while_busy(sandbox: Sandbox, which: str, times: int, by: signal.Signals
                 continue
             killed.add(victim)
             if which == "server" and sandbox.tier == 3:
-                # who tells how it ended gets no core for two seconds, as on a busy machine
+                # who tells how it ended gets no core for half a second, as on a busy machine
                 os.kill(first, signal.SIGSTOP)
-                threading.Timer(2.0, os.kill, (first, signal.SIGCONT)).start()
+                threading.Timer(0.5, os.kill, (first, signal.SIGCONT)).start()
             os.kill(victim, by)
         time.sleep(0.02)
 
@@ -364,7 +364,7 @@ def test_a_program_that_ends_itself_scores_zero_however_it_does_it(at_tier: New,
     ways |= {
         f"{name}, at once": f"{ways[name]}\nf(1)"
         for name in ENDS_ITSELF
-        if "CPU limit " not in name
+        if "CPU limit " not in name and most > 1  # loading and calling differ in no tier
     }
     with sandbox:
         asked = prompts(1 + len(ways), ONE)
