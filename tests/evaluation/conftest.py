@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,17 +23,6 @@ def drawn() -> Population:
         return samples((rng.random((problems, n)) < chance[:, None]).astype(float), name=name)
 
     return make
-
-
-@pytest.fixture
-def over_subsets() -> Callable[..., float]:
-    """Mean of a statistic of rewards (and answers) over all k-subsets."""
-
-    def mean(rewards: list[float], k: int, statistic: Callable[[list[float]], float]) -> float:
-        chosen = itertools.combinations(rewards, k)
-        return float(np.mean([statistic(list(subset)) for subset in chosen]))
-
-    return mean
 
 
 @pytest.fixture
