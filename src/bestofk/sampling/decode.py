@@ -202,11 +202,8 @@ class ModelSampler:
             self.model.train(training)
 
 
-class _WithCache:
-    """Texts that grow by a token a step; each step computes the new tokens alone.
-
-    Prompts of different lengths are padded on the left.
-    """
+class _Texts:
+    """Texts that grow by a token a step, n for each prompt."""
 
     def __init__(
         self,
@@ -218,12 +215,20 @@ class _WithCache:
     ) -> None:
         self.model, self.prompts, self.n, self.most = model, prompts, n, most
         self.options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        self.cache = caches.fresh(base_model(model).config)
         own = "cache_params" in accepted and "past_key_values" not in accepted
-        self.options["cache_params" if own else "past_key_values"] = self.cache
+        self.cache_name = "cache_params" if own else "past_key_values"
+
+
+class _WithCache(_Texts):
+    """Each step computes the new tokens alone.
+
+    Prompts of different lengths are padded on the left.
+    """
 
     def first(self) -> Tensor:
         """Logits (P · n, V) after the prompts, which are computed once."""
+        self.cache = caches.fresh(base_model(self.model).config)
+        self.options[self.cache_name] = self.cache
         self.width = max(map(len, self.prompts))
         ids = np.zeros((len(self.prompts), self.width), dtype=np.int64)
         real = np.zeros_like(ids)
@@ -266,22 +271,11 @@ class _WithCache:
         return out.logits[:, -1]
 
 
-class _WithoutCache:
-    """Texts that grow by a token a step; each step computes them from their beginning."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        accepted: Collection[str],
-        prompts: Sequence[tuple[int, ...]],
-        n: int,
-        most: int,
-    ) -> None:
-        self.model, self.n = model, n
-        self.ids = torch.tensor(prompts, device=model.device)
-        self.options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+class _WithoutCache(_Texts):
+    """Each step computes the texts from their beginning."""
 
     def first(self) -> Tensor:
+        self.ids = torch.tensor(self.prompts, device=self.model.device)
         logits = self._forward().repeat_interleave(self.n, dim=0)
         self.ids = self.ids.repeat_interleave(self.n, dim=0)
         return logits
