@@ -49,7 +49,8 @@ def test_the_loop_learns_what_it_is_told_to(monkeypatch, capsys):
 
 
 def test_off_policy_steps_move_the_ratios_and_stay_finite(monkeypatch, capsys):
-    words = ("--steps", 3, "--prompts", 8, "--test-prompts", 20)
+    words = ("--batches", 3, "--prompts", 8, "--mini-batches", 4, "--samples", 16,
+             "--test-prompts", 20)  # fmt: skip
     history = run("off_policy.py", monkeypatch, *words)
     assert len(history) == 3
     assert all(0 < line["spread"] < 5 for line in history)

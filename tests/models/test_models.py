@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,17 @@ def test_gguf_goes_there_and_back(tmp_path: Path) -> None:
         check(policy, -2.0)
     convert(file, tmp_path / "out", least=-20.0)
     assert not hasattr(load(tmp_path / "out").model.config, "quantization_config")
+
+
+def test_a_log_of_reading_a_gguf_has_no_progress_bars(tmp_path: Path) -> None:
+    """Its weights are noise, so the check on plain English ends the command after the reading."""
+    gguf = pytest.importorskip("gguf")
+    write_gguf(gguf, tiny.untrained(hidden=64, layers=1, heads=4), tmp_path / "small.gguf")
+    words = ["model", str(tmp_path / "small.gguf"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "bestofk", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "mean log-probability" in done.stderr.replace("\n", " ")
+    assert "%|" not in done.stderr
 
 
 @pytest.mark.parametrize(("noise", "tied"), [(0.05, True), (1.0, False)])

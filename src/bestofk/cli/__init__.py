@@ -111,6 +111,9 @@ def _run_verb(verb: str, rest: list[str]) -> int:
     # Both are read when it loads.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    # Libraries' progress bars (transformers reads a GGUF file with one) do not belong into logs.
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         return importlib.import_module(f"bestofk.cli.{verb}_command").main(rest)
     except KeyboardInterrupt:
