@@ -105,6 +105,11 @@ def test_a_folder_of_logs_is_the_newest_of_one_evaluation(tmp_path: Path) -> Non
     shutil.copy(FILES / "inspect_graded.eval", tmp_path / "2026-01-03_graded.eval")
     with pytest.raises(BadFile, match=r"several evaluations.*graded on mockllm"):
         read(tmp_path)
+    as_json = tmp_path / "json"
+    as_json.mkdir()
+    shutil.copy(FILES / "inspect_match.json", as_json / "2026-01-01_match.json")
+    (as_json / "logs.json").write_text("{}")
+    assert rewards(read(as_json)) == MATCH
 
 
 def test_damaged_logs_say_so(tmp_path: Path) -> None:
@@ -258,6 +263,32 @@ def test_json_lines_are_read_from_standard_input(
         [found] = json.loads(capsys.readouterr().out)
         assert found["name"] == "stdin"
         assert found["curves"][0]["estimate"][0] == pytest.approx(8 / 24)
+
+
+def test_a_log_of_openai_evals_is_its_matches() -> None:
+    run = read(FILES / "openai_evals.jsonl")
+    said = {f"add.dev.{i}": [float((i + j) % 3 != 0) for j in range(4)] for i in range(3)}
+    assert rewards(run) == said
+    assert run.metadata["format"] == "OpenAI evals log"
+    assert run.metadata["model"] == "toy"
+    by_first = next(rows(FILES / "openai_evals.jsonl"))
+    assert (by_first.line, by_first.fields["answer"], by_first.fields["completion"]) == (
+        4,
+        "0",
+        "0",
+    )
+
+
+def test_a_file_that_promptfoo_wrote() -> None:
+    run = read(FILES / "promptfoo.jsonl")
+    drawn = [json.loads(line) for line in (FILES / "promptfoo.jsonl").read_text().splitlines()]
+    said: dict[str, list[float | None]] = {}
+    for one in drawn:
+        right = str(one["vars"]["a"] + one["vars"]["b"]) in one["response"].get("output", "")
+        lost = "output" not in one["response"]
+        said.setdefault(json.dumps(one["vars"]), []).append(None if lost else float(right))
+    assert rewards(run) == said
+    assert sum(value is None for values in said.values() for value in values) == 1
 
 
 def test_results_of_promptfoo_by_their_variables(tmp_path: Path) -> None:

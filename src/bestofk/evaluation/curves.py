@@ -107,7 +107,9 @@ def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
             "the ceiling, so the intervals there are wide",
         )
     if samples.unscored:
-        notes += (f"{samples.unscored} samples could not be scored and are not counted in n",)
+        one, lost = "1 sample could not be scored and is", samples.unscored
+        many = f"{lost} samples could not be scored and are"
+        notes += (f"{one if lost == 1 else many} not counted in n",)
     return notes
 
 

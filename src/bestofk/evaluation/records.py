@@ -28,7 +28,7 @@ from typing import IO, Any, TypeAlias
 
 from bestofk.common import did_you_mean
 
-from .tool_formats import evalplus_records, inspect_record
+from .tool_formats import evalplus_records, inspect_record, openai_matches
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Told the bytes (or rows, or parts) done, and how many there are."""
@@ -89,7 +89,7 @@ def records(
     elif kind in (".csv", ".tsv"):
         yield from _csv(path, encoding, "\t" if kind == ".tsv" else ",", progress)
     else:
-        yield from _jsonl(path, encoding, progress, only)
+        yield from openai_matches(_jsonl(path, encoding, progress, only))
 
 
 def kind_of(path: Path) -> str:
@@ -280,11 +280,9 @@ def _document(path: Path, encoding: str) -> Numbered:
         document = json.loads(text)
     except (RecursionError, ValueError) as error:
         raise _bad_json(path, None, text, error) from None
-    if isinstance(document, dict) and isinstance(document.get("eval"), dict):
-        spec = document["eval"]
-        if {"task", "model", "run_id"} <= spec.keys():
-            yield from _log_samples(path, document.get("samples") or [], spec)
-            return
+    if spec := _log_spec(document):
+        yield from _log_samples(path, document.get("samples") or [], spec)
+        return
     listed = _listed_in(document)
     if listed is None:
         raise BadFile(
@@ -294,6 +292,12 @@ def _document(path: Path, encoding: str) -> Numbered:
             "inspect_ai, or results of evalplus or promptfoo; one object per line is .jsonl",
         )
     yield from enumerate(listed, start=1)
+
+
+def _log_spec(document: Any) -> dict[str, Any]:
+    """What was evaluated, if this is a log of inspect_ai; else nothing."""
+    spec = document.get("eval") if isinstance(document, dict) else None
+    return spec if isinstance(spec, dict) and {"task", "model", "run_id"} <= spec.keys() else {}
 
 
 def _listed_in(document: Any) -> list[dict[str, Any]] | None:
@@ -382,15 +386,28 @@ def _newest_log(folder: Path) -> Path | None:
     """The newest of the logs in a folder, if all are of one task and model; None without logs."""
     about: dict[str, Path] = {}
     created: dict[tuple[str, str], Path] = {}
-    for log in sorted(folder.glob("*.eval")):
-        with Archive(log) as archive:
-            spec = archive.spec()
+    logs = sorted(folder.glob("*.eval")) or (
+        [] if tables(folder) else sorted(folder.glob("*.json"))
+    )
+    for log in logs:
+        if log.suffix == ".eval":
+            with Archive(log) as archive:
+                spec = archive.spec()
+        elif not (spec := _json_log_spec(log)):
+            continue
         about[f"{spec.get('task')} on {spec.get('model')}"] = log
         created[str(spec.get("created", "")), log.name] = log
     if len(about) > 1:
         named = "; ".join(f"{log.name}: {evaluated}" for evaluated, log in about.items())
         raise BadFile(folder, None, f"logs of several evaluations: name one of them ({named})")
     return created[max(created)] if created else None
+
+
+def _json_log_spec(path: Path) -> dict[str, Any]:
+    try:
+        return _log_spec(json.loads(path.read_bytes()))
+    except ValueError:
+        return {}
 
 
 def _standard_input() -> Path:

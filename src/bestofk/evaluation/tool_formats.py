@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -335,6 +335,25 @@ def evalplus_records(results: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
             yield {"task_id": task, "solution": one.get("solution"), **passed}
 
 
+def openai_matches(
+    lines: Iterable[tuple[int, dict[str, Any]]],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lines of a log of OpenAI evals, known by the specification in its first one: its matches,
+    one per sample drawn. Lines of other files as they are."""
+    spec: Record | None = None
+    for number, record in lines:
+        if isinstance(record.get("spec"), Mapping) and "eval_name" in record["spec"]:
+            spec = record["spec"]
+        elif spec is None:
+            yield number, record
+        elif record.get("type") == "match":
+            about = {
+                "openai_eval": spec["eval_name"],
+                "model": (spec.get("completion_fns") or [""])[0],
+            }
+            yield number, {**about, "sample_id": record["sample_id"], **record["data"]}
+
+
 def promptfoo(result: Record, columns: Columns) -> Samples:
     """A result of promptfoo; a request that failed (failureReason 2) is unscored."""
     response, prompt = result.get("response") or {}, result.get("prompt") or {}
@@ -438,6 +457,8 @@ TOOLS = (
          "problem_id=prompt prompt completion", choose=trl_reward),
     Tool("HumanEval results", "task_id completion passed",
          "problem_id=task_id completion reward=passed"),
+    Tool("OpenAI evals log", "openai_eval sample_id correct",
+         "problem_id=sample_id completion=sampled answer=picked reward=correct"),
     Tool("promptfoo results", "vars provider success",
          "problem_id=vars prompt completion=response reward=success", promptfoo),
     Tool("evalplus results", "task_id solution passed base_passed",

@@ -139,7 +139,7 @@ def methods(result: Any) -> str:
     passes = f" A reward of {result.threshold:g} or more passes." if result.threshold else ""
     sure, drawn = f"{result.confidence:.0%}", _drawn(result)
     if not result.signed:
-        lost = f" {result.unscored} samples could not be scored and are not counted."
+        lost = f" Samples that could not be scored and are not counted: {result.unscored}."
         return (
             f"We report {result.metric}, {what}, on {problems} with {per_problem(result.n)} each."
             f"{passes} {sure} intervals are over {drawn}, by a bounded bootstrap (Gaffke, 2005) "

@@ -454,32 +454,44 @@ def advantages(
     /,
     *,
     log_ratio: Any = None,
+    entropy: Any = None,
+    entropy_threshold: float | None = None,
     live: Any = None,
     groups: Any = None,
     progress: float | None = None,
     rng: Any = None,
-    **given: Any,
+    sample_weights: Any = None,
+    check: bool = True,
+    **options: Any,
 ) -> Array:
     """On-policy or, with log_ratio=, exact off-policy advantages of one batch: (..., n) → (..., n).
 
     Args:
         rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
         objective_: a string such as "max@8", or an Objective.
-        log_ratio, live, groups, progress, rng: as in `Objective.__call__`.
-        given: its other inputs (entropy, sample_weights, check, ...); where a
-            string is given, also options of `objective` (weights, threshold, off_policy, ...).
+        log_ratio, ..., check: as in `Objective.__call__`.
+        options: where a string is given, those of `objective` (weights, threshold, ...).
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")
     array([[-1., -1.,  2.],
            [ 0.,  0.,  0.]])
     """
-    inputs = {"log_ratio": log_ratio, "live": live, "groups": groups, "progress": progress}
-    inputs |= {name: given.pop(name) for name in INPUTS if name in given}
-    if isinstance(objective_, Objective) and given:
-        hint = choices(next(iter(given)), INPUTS)
-        raise ValueError(f"{', '.join(given)} cannot change an Objective; {hint}")
-    chosen = objective_ if isinstance(objective_, Objective) else objective(objective_, **given)
-    return chosen(rewards, rng=rng, **inputs)
+    if isinstance(objective_, Objective) and options:
+        hint = choices(next(iter(options)), INPUTS)
+        raise ValueError(f"{', '.join(options)} cannot change an Objective; {hint}")
+    chosen = objective_ if isinstance(objective_, Objective) else objective(objective_, **options)
+    return chosen(
+        rewards,
+        log_ratio=log_ratio,
+        entropy=entropy,
+        entropy_threshold=entropy_threshold,
+        live=live,
+        groups=groups,
+        progress=progress,
+        rng=rng,
+        sample_weights=sample_weights,
+        check=check,
+    )
 
 
 def _number(
