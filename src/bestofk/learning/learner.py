@@ -122,7 +122,8 @@ class Learner:
         fast = gpu.settings(model, precision, checkpointing=gradient_checkpointing)
         self.budget = tokens_per_micro_batch or fast.tokens
         if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.23
+            (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
         scorer = Scorer(model, temperature, logits_at_once or fast.logits)
         scorer.fused = fast.fused and scorer.can_fuse and not sharded
         self._flat = fast.flat
