@@ -138,11 +138,10 @@ def test_a_mixture_of_max_and_mean_is_unbiased_on_and_off_policy():
 def test_the_entropy_of_a_group_stays_its_own_in_groups_of_several_sizes():
     rewards = np.random.default_rng(0).random((4, 6))
     rewards[1, :2] = rewards[3, 0] = math.nan
-    inputs = {"entropy_threshold": 0.5}
-    entropy = np.array([0.9, 0.1, 0.2, 0.8])
-    got = advantages(rewards, "passk-training@2:adaptive", entropy=entropy, **inputs)
+    name, entropy = "passk-training@2:adaptive", np.array([0.9, 0.1, 0.2, 0.8])
+    got = advantages(rewards, name, entropy=entropy, entropy_threshold=0.5)
     for row, own, found in zip(rewards, entropy, got):
-        alone = advantages(row, "passk-training@2:adaptive", entropy=[own], **inputs)
+        alone = advantages(row, name, entropy=[own], entropy_threshold=0.5)
         np.testing.assert_allclose(found, alone)
 
 
