@@ -124,7 +124,9 @@ def traced_rows() -> list[tuple[str, ...]]:
         ),
     }
     for name, (given, call) in cases.items():
-        traced = torch.compile(lambda *a, call=call: call(*a, check=False), fullgraph=True)
+        traced = torch.compile(
+            lambda *a, call=call: call(*a, check=False), fullgraph=True, dynamic=False
+        )
         ours, eager = against(lambda: traced(*given), lambda: call(*given), rounds=5)  # noqa: B023
         rows.append(ratio(f"{name}, torch.compile", ours, eager, "eager", "≤ 1×"))
     try:
