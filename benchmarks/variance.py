@@ -4,6 +4,7 @@ python benchmarks/variance.py            prints the tables of research/inner-ste
 python benchmarks/variance.py --figure   also draws research/images/baseline-variance.svg
 python benchmarks/variance.py --sampled  only the tables that need samples: sequence policies, and
                                          the best mixture of two baselines for tiny policies
+python benchmarks/variance.py --model smollm2 [--device cuda]    the same for a model on MBPP
 
 For a softmax over four answers every outcome of n draws is enumerated up to order, with its
 probability under π_old, so that E|g|² - |E g|² of g = (1/n) Σ A_i ∇log π_θ(y_i) is a finite sum.
@@ -17,17 +18,17 @@ the variance is least at λ* = E⟨g_canonical, d⟩ / E|d|².
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bestofk import advantages
+from bestofk import advantages, models, tasks
 from bestofk.objectives import off_policy_max_at_k
 
 ANSWERS = 4
@@ -139,22 +140,27 @@ def variance_of_counts(text: str, n: int, answers: int, chance: float) -> float:
     return float(second - (gradient**2 * sizes).sum())
 
 
-def compared(canonical: np.ndarray, other: np.ndarray) -> tuple[float, float, float, float]:
+def products(canonical: Any, other: Any) -> list[float]:
+    """What `compared` needs of a prompt: updates (2, d) of two independent groups, by baseline."""
+    middle, gap = (canonical + other) / 2, canonical - other
+    pairs = ((canonical, canonical), (other, other), (canonical, gap), (gap, gap))
+    return [float(middle[0] @ middle[1]), *(float((a * b).sum()) for a, b in pairs)]
+
+
+def compared(prompts: Iterable[list[float]]) -> tuple[float, float, float, float]:
     """Variances relative to loo-1, of canonical and of the best mixture; λ* and its standard error.
 
-    Args:
-        canonical, other: (prompts, 2, d), the updates of two independent groups of each prompt,
-            whose inner product estimates the squared length of their mean, which both have.
+    The inner product of two independent groups' updates estimates the squared length of their mean,
+    which both baselines have.
     """
-    middle = (canonical + other) / 2
-    mean = (middle[:, 0] * middle[:, 1]).sum(axis=-1).mean()
-    both = [(each**2).sum(axis=-1).mean() - mean for each in (canonical, other)]
-    gap = canonical - other
-    over, under = (canonical * gap).sum(axis=(1, 2)), (gap**2).sum(axis=(1, 2))
+    table = np.array(list(prompts))
+    mean = table[:, 0].mean()
+    own, loo = (table[:, column].mean() / 2 - mean for column in (1, 2))
+    over, under = table[:, 3], table[:, 4]
     share = over.sum() / under.sum()
     error = np.sqrt(((over - share * under) ** 2).sum()) / under.sum()
-    least = both[0] - share**2 * (gap**2).sum(axis=-1).mean()
-    return float(both[0] / both[1]), float(least / both[1]), float(share), float(error)
+    least = own - share**2 * under.mean() / 2
+    return float(own / loo), float(least / loo), float(share), float(error)
 
 
 def sequence_updates(
@@ -189,42 +195,49 @@ TINY: dict[str, tuple[str, dict[str, Any], int]] = {
 """Tasks of the shipped policies: name, options, tokens."""
 
 
-def tiny_updates(what: str, k: int, n: int, prompts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Updates (prompts, 2, weights) of a tiny policy on its task: canonical and loo-1."""
+def model_products(
+    policy: Any, task: Any, k: int, n: int, tokens: int, prompts: int
+) -> Iterator[list[float]]:
+    """`products` of each prompt, of a model's updates on a task: canonical and loo-1."""
     import torch
 
-    from bestofk import models, rewards, tasks
+    from bestofk import rewards
     from bestofk.sampling import Sampling
     from bestofk.sampling.decode import ModelSampler
 
-    name, options, tokens = TINY[what]
-    policy = models.load(f"tiny-{name}")
-    task = tasks.task(name, style="compact", **options)
     params = Sampling(samples_per_prompt=2 * n, max_new_tokens=tokens)
     chosen = [task.split("train").at(i) for i in range(prompts)]
     groups = ModelSampler(policy.model, policy.tokenizer).sample(chosen, seed=0, params=params)
     judged = rewards.judge(groups, rewards.verifier(task.verifier, **task.verifier_options))
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
-    found: tuple[list, list] = ([], [])
+    device = weights[0].device
     for group, verdicts in zip(groups, judged):
         start = len(group.prompt_tokens)
         rows = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor([*group.prompt_tokens, *c.tokens]) for c in group.completions], True
-        )
-        logits = policy.model(input_ids=rows).logits[:, start - 1 : -1].log_softmax(-1)
-        token = logits.gather(-1, rows[:, start:, None])[..., 0]
-        lengths = torch.tensor([len(c.tokens) for c in group.completions])
-        inside = torch.arange(token.shape[1]) < lengths[:, None]
-        log_prob = torch.where(inside, token, 0.0).sum(1).reshape(2, n)
+        ).to(device)
+        lengths = torch.tensor([len(c.tokens) for c in group.completions], device=device)
         values = np.array([verdict.reward for verdict in verdicts]).reshape(2, n)
-        for baseline, into in (("", found[0]), (":loo-1", found[1])):
-            weighed = torch.tensor(advantages(values, f"max@{k}{baseline}")) * log_prob
-            pair = []
-            for half in weighed.mean(dim=1):
-                slopes = torch.autograd.grad(half, weights, retain_graph=True)
-                pair.append(torch.cat([slope.reshape(-1) for slope in slopes]).float().numpy())
-            into.append(np.stack(pair))
-    return np.stack(found[0]), np.stack(found[1])
+        sides = []
+        for baseline in ("", ":loo-1"):
+            weighed = advantages(values, f"max@{k}{baseline}") / n
+            sides.append(torch.stack([
+                update(policy.model, weights, rows[half], lengths[half], start, weighed[g])
+                for g, half in enumerate((slice(0, n), slice(n, 2 * n)))
+            ]))  # fmt: skip
+        yield products(*sides)
+
+
+def update(model: Any, weights: Any, rows: Any, lengths: Any, start: int, weighed: Any) -> Any:
+    """Σ_i A_i ∇log π(y_i) of one group, (d,)."""
+    import torch
+
+    logits = model(input_ids=rows).logits[:, start - 1 : -1].log_softmax(-1)
+    token = logits.gather(-1, rows[:, start:, None])[..., 0]
+    inside = torch.arange(token.shape[1], device=rows.device) < lengths[:, None]
+    log_prob = torch.where(inside, token, 0.0).sum(1)
+    slopes = torch.autograd.grad((torch.tensor(weighed).to(log_prob) * log_prob).sum(), weights)
+    return torch.cat([slope.reshape(-1) for slope in slopes])
 
 
 def show_sampled() -> None:
@@ -236,21 +249,31 @@ def show_sampled() -> None:
                 sequence_updates(f"max@{k}{name}", tokens, vocabulary, n, chance)
                 for name in ("", ":loo-1")
             ]
-            print(f"| {tokens}, {vocabulary} | {k}, {n} | {chance:g} | {cells(*updates)} |")
+            found = cells(map(products, *updates))
+            print(f"| {tokens}, {vocabulary} | {k}, {n} | {chance:g} | {found} |")
     print(
         "\nShipped policies of 0.2 million weights on their tasks (48 prompts, two groups each)\n"
     )
     print("| task | k, n | canonical | at λ* | λ* |\n|---|---|---|---|---|")
-    for what in TINY:
+    for what, (name, options, tokens) in TINY.items():
+        task = tasks.task(name, style="compact", **options)
         for k, n in ((4, 16), (8, 32)):
-            print(
-                f"| {what} | {k}, {n} | {cells(*tiny_updates(what, k, n, prompts=48))} |",
-                flush=True,
-            )
+            found = cells(model_products(models.load(f"tiny-{name}"), task, k, n, tokens, 48))
+            print(f"| {what} | {k}, {n} | {found} |", flush=True)
 
 
-def cells(canonical: np.ndarray, other: np.ndarray) -> str:
-    ratio, least, share, error = compared(canonical, other)
+def show_model(name: str, device: str) -> None:
+    policy = models.load(name)
+    policy.model.to(device)
+    task = tasks.task("mbpp", reward="fraction")
+    print("| k, n | canonical | at λ* | λ* |\n|---|---|---|---|")
+    for k, n in ((4, 16), (8, 32)):
+        found = cells(model_products(policy, task, k, n, tokens=192, prompts=48))
+        print(f"| {k}, {n} | {found} |", flush=True)
+
+
+def cells(prompts: Iterable[list[float]]) -> str:
+    ratio, least, share, error = compared(prompts)
     return f"{ratio:.2f} | {least:.2f} | {share:.2f} ± {error:.2f}"
 
 
@@ -335,9 +358,24 @@ def draw() -> None:
     figure.savefig(target, metadata={"Date": None})
 
 
-if __name__ == "__main__":
-    if "--sampled" not in sys.argv:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--figure", action="store_true")
+    parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--model")
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args()
+    if asked.model:
+        return show_model(asked.model, asked.device)
+    if not asked.sampled:
         show()
     show_sampled()
-    if "--figure" in sys.argv:
+    if asked.figure:
         draw()
+    return None
+
+
+if __name__ == "__main__":
+    main()

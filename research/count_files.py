@@ -1,7 +1,9 @@
 """Files of counts: one Parquet file per study, one row per evaluation, compressed with zstd.
 
-A record is a dict with arm, seed, step, samples, seconds, entropy, distinct_wrong and `counts`: for
-each problem the number of successes, or pairs of a reward and how often it came, ascending.
+A record is a dict with arm, seed, step, samples, seconds, entropy, distinct_wrong, `shares`: the
+effective share of the samples in each training step so far, where the samples were older than the
+policy; and `counts`: for each problem the number of successes, or pairs of a reward and how often
+it came, ascending.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ PLAIN = {
 SCHEMA = pa.schema(
     [
         *PLAIN.items(),
+        ("shares", pa.list_(pa.float32())),
         ("successes", pa.list_(pa.uint16())),
         ("rewards", pa.list_(pa.list_(pa.float64()))),
         ("times", pa.list_(pa.list_(pa.uint16()))),
@@ -49,7 +52,7 @@ def write_counts(path: Path, records: list[dict[str, Any]]) -> None:
     """Replace a file by these records; a reader sees the old file or the new one."""
     rows = []
     for record in records:
-        row = {key: record.get(key) for key in PLAIN}
+        row = {key: record.get(key) for key in (*PLAIN, "shares")}
         if all(isinstance(count, int) for count in record["counts"]):
             row["successes"] = record["counts"]
         else:

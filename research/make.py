@@ -268,16 +268,22 @@ def off_policy_tables(start: np.ndarray) -> dict[str, str]:
 
 
 def staleness_table(control: str = "on policy", k: int = 8, limit: float = 0.03) -> str:
-    """Each arm at the end: max@1, 8 and 64, pass@64, entropy; and its loss of max@8."""
+    """Each arm at the end: max@1, 8 and 64, pass@64, entropy; its loss of max@8; and the effective
+    share over the steps, where samples were weighed."""
     runs, solved = read("staleness"), read("staleness", solved=True)
     lines = read_counts(HERE / "counts" / "staleness.parquet")
     last = max(line["step"] for line in lines)
     before = [runs.start()[..., runs.ks.index(j)].mean() for j in (1, 8, 64)]
     before += [solved.start()[..., solved.ks.index(64)].mean()]
     before += [np.mean([line["entropy"] for line in lines if line["step"] == 0])]
-    rows = [["start", *(number(float(value)) for value in before), ""]]
+    stretches = [slice(4, 20), slice(20, 35), slice(35, 50)]
+    rows = [["start", *(number(float(value)) for value in before), "", *([""] * len(stretches))]]
     for arm in runs.arms:
-        spread = [each["entropy"] for each in lines if (each["arm"], each["step"]) == (arm, last)]
+        ends = [each for each in lines if (each["arm"], each["step"]) == (arm, last)]
+        spread = [each["entropy"] for each in ends]
+        shares = [each["shares"] for each in ends if each["shares"]]
+        over = [f"{np.mean([one[part] for one in shares]):.2f}".removeprefix("0") if shares else ""
+                for part in stretches]  # fmt: skip
         lost = (runs.last(control) - runs.last(arm))[..., runs.ks.index(k)].mean(axis=1)
         error = float(lost.std(ddof=1)) / len(lost) ** 0.5
         mark = "**" if lost.mean() > limit else ""
@@ -288,8 +294,10 @@ def staleness_table(control: str = "on policy", k: int = 8, limit: float = 0.03)
             np.mean(spread),
         ]
         loss = f"{mark}{number(float(lost.mean()), True)}{mark} ± {number(error)}"
-        rows.append([f"`{arm}`", *(number(float(x)) for x in found), loss * (arm != control)])
+        values = [number(float(x)) for x in found]
+        rows.append([f"`{arm}`", *values, loss * (arm != control), *over])
     head = ["", "max@1", "max@8", "max@64", "pass@64", "entropy", f"max@{k} lost"]
+    head += [f"share, steps {part.start + 1}–{part.stop}" for part in stretches]
     return table(head, rows)
 
 

@@ -87,12 +87,17 @@ def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
         if line["kind"] != "evaluation":
             continue
         samples = json_lines(folder / "evaluations" / f"{line['step']:06d}.jsonl")
+        trained = [each for each in metrics if each["kind"] == "train"]
+        shares = [
+            round(each.get("ess", 1.0), 4) for each in trained if each["step"] <= line["step"]
+        ]
         yield {
             "step": line["step"],
             "samples": line["samples_per_prompt"],
             "seconds": spent[line["step"]],
             "entropy": round(line["entropy"], 4),
             "distinct_wrong": (line.get("distinct_wrong") or {}).get("value"),
+            "shares": shares if any(share != 1.0 for share in shares) else None,
             "counts": counted(samples, "prompt_id"),
         }  # fmt: skip
 

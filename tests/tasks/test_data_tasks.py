@@ -203,12 +203,15 @@ def test_well_known_sets_say_their_licence_and_keep_their_splits_apart(name: str
 
 @pytest.mark.parametrize("name", ["math", "gsm8k", "mbpp", "leetcode", "codecontests"])
 def test_a_task_reads_nothing_before_a_split_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.delenv("BESTOFK_DATA", raising=False)
-    monkeypatch.setattr("bestofk.tasks.data_rows.read", None)
-    monkeypatch.setattr("bestofk.tasks.maths_sets.read", None)
+    monkeypatch.setenv("BESTOFK_DATA", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     assert task(name).splits
+    with pytest.raises((ValueError, OSError)):  # there is nothing to read
+        task(name).split("train")
 
 
 def test_a_function_with_a_builtins_name_is_the_programs(tmp_path: Path) -> None:
@@ -268,3 +271,12 @@ def test_too_few_rows_to_hold_some_out_say_so() -> None:
     )
     with pytest.raises(ValueError, match=r"no prompt in split 'validation'.*\(.*train\)"):
         task.split("validation")
+
+
+def test_a_split_whose_problems_are_all_in_another_says_so() -> None:
+    rows = [{"prompt": f"q{i}", "answer": i} for i in range(3)]
+    task = dataset(train=rows, test=rows, validation_share=0.0)
+    with pytest.raises(
+        ValueError, match=r"'train' \(3 rows were a prompt that another split has\)"
+    ):
+        task.split("train")

@@ -28,7 +28,7 @@ STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
     ("Mean reward", "Of the samples drawn at each step, on training prompts.", value("reward")),
     (
         "No-signal share",
-        "Groups whose weights are all zero under the objective: they teach nothing.",
+        "Groups whose advantages are all zero: they teach nothing.",
         share("groups_no_signal", "groups"),
     ),
     ("Entropy", "Of the policy, nats per token.", value("entropy")),

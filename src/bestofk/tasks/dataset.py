@@ -288,8 +288,11 @@ def from_prompts(
             built.update(_apart(name, loaded, cut, order, keep_repeats, noted))
         kept = built[split][:limit]
         if not kept:
+            gone = Counter(why for row, why in noted.items() if row.startswith(f"{split},"))
+            why = "; ".join(f"{number} rows were {reason}" for reason, number in gone.items())
             raise ValueError(
-                f"{name} has no prompt in split {split!r}: name a source for it, raise "
+                f"{name} has no prompt in split {split!r}{why and f' ({why})'}: "
+                "name a source for it, raise "
                 f"{split}_share, or set evaluation.split to one of those with prompts "
                 f"({', '.join(key for key, prompts in built.items() if prompts) or 'none'})"
             )

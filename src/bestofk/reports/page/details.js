@@ -118,7 +118,7 @@ function training() {
   return section(
     "training",
     "Training",
-    "A group carries no signal when the objective's weights are all zero for it; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
+    "A group carries no signal when all its advantages are zero; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
     DATA.validation.length > 0 && el("div", { class: "figures" }, validationFigure(DATA.validation)),
     el("div", { class: "figures small" }, DATA.training.map(trainingFigure)),
   );

@@ -1,0 +1,99 @@
+"""How far bf16 rounding takes the sampler from the learner, by the length of the answers.
+
+python benchmarks/rounding.py MODEL [--device cuda] [--prompts 4] [--samples 16] [--tokens 1024]
+
+Answers of equal length are drawn (ends are ignored) and scored with the same weights in four ways:
+token by token with a cache, as samplers do, and in one pass, as learners do, each with logits in
+bf16 and in float32. D is the mean of ρ - 1 - log ρ over answers, whose tokens are cut at each
+length; the share is what k = 8, n = 32 keeps. Prints the table of docs/off-policy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bestofk import models, tasks
+from bestofk.objectives import effective_share, ratio_divergence
+from bestofk.sampling import Sampling
+from bestofk.sampling.decode import ModelSampler
+from bestofk.types import Group
+
+PAIRS = {
+    "decoded against one pass, logits in bf16": ("decoded", "one pass"),
+    "the same, the sampler's logits in float32": ("decoded, float32", "one pass"),
+    "the same, both in float32": ("decoded, float32", "one pass, float32"),
+}
+
+
+def chosen(hidden: Tensor, head: Tensor, token: Tensor) -> Tensor:
+    """Log-prob of each token, its logits in the precision of `hidden` and `head`."""
+    logits = F.linear(hidden, head).float()
+    return logits.gather(-1, token[..., None])[..., 0] - logits.logsumexp(-1)
+
+
+@torch.no_grad()
+def scored(model: torch.nn.Module, group: Group) -> dict[str, np.ndarray]:
+    """(n, T) token log-probs of a group whose answers have equal length, in the four ways."""
+    base, head = model.model, model.get_output_embeddings().weight
+    device, exact = head.device, head.float()
+    answers = torch.tensor([one.tokens for one in group.completions], device=device)
+    prompt = torch.tensor(group.prompt_tokens, device=device).expand(len(answers), -1)
+    whole = base(input_ids=torch.cat([prompt, answers[:, :-1]], 1), use_cache=False)
+    hidden = {"one pass": whole.last_hidden_state[:, prompt.shape[1] - 1 :]}
+    out = base(input_ids=prompt, use_cache=True)
+    steps = [out.last_hidden_state[:, -1]]
+    for token in answers[:, :-1].T:
+        out = base(input_ids=token[:, None], past_key_values=out.past_key_values, use_cache=True)
+        steps.append(out.last_hidden_state[:, -1])
+    hidden["decoded"] = torch.stack(steps, 1)
+    found = {}
+    for way, states in hidden.items():
+        for name, cast in ((way, lambda x: x), (f"{way}, float32", Tensor.float)):
+            weights = exact if "float32" in name else head
+            rows = [chosen(cast(row), weights, own) for row, own in zip(states, answers)]
+            found[name] = torch.stack(rows).double().cpu().numpy()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=1024)
+    asked = parser.parse_args()
+    policy = models.load(asked.model)
+    model = policy.model.to(asked.device, torch.bfloat16)
+    sampler = ModelSampler(model, policy.tokenizer)
+    sampler.ends = frozenset()
+    problems = tasks.task("mbpp").split("train")
+    groups = sampler.sample(
+        [problems.at(i) for i in range(asked.prompts)],
+        seed=0,
+        params=Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens),
+    )
+    parts = [scored(model, group) for group in groups]
+    ways = {way: np.concatenate([part[way] for part in parts]) for way in parts[0]}
+    lengths = [length for length in (128, 256, 512, 1024, 2048, 4096) if length <= asked.tokens]
+    print("| |" + "".join(f" {length} tokens |" for length in lengths))
+    print("|---|" + "---|" * len(lengths))
+    for what, (sampled, learned) in PAIRS.items():
+        cells = []
+        for length in lengths:
+            log_ratio = (ways[learned] - ways[sampled])[:, :length].sum(1)
+            far = float(ratio_divergence(log_ratio))
+            share = float(effective_share(far, 8, 32))
+            cells.append(f"{far:.3f} (sd {log_ratio.std():.2f}, share {share:.2f})")
+        print(f"| {what} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
