@@ -141,8 +141,8 @@ def draw_real_model(runs: Runs, start: np.ndarray) -> None:
 
 
 def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
-    """max@k over rollouts and over time: lines, with a constant rate; points, with one that falls
-    to 0, where every point is a run of its own length. 1,024 rollouts a batch."""
+    """max@k over rollouts and over time: lines, with a constant rate; points over rollouts, with a
+    rate that falls to 0, where each is a run of its own length. 1,024 rollouts a batch."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     at = constant.ks.index(k)
     for arm, colour in coloured(constant.arms, "black"):
@@ -155,10 +155,9 @@ def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
         arms = [arm for arm in falling.arms if arm.endswith(ending)]
         ends = sorted((falling.steps(arm)[-1], arm) for arm in arms)
         values = [falling.last(arm)[..., at].mean() for _, arm in ends]
-        seconds = [falling.seconds[arm, step] for step, arm in ends]
         label = f"{ending.strip()}, rate falls to 0"
-        for axis, x in zip(axes, ([1.024 * step for step, _ in ends], seconds), strict=True):
-            axis.plot(x, values, marker, color=colour, ms=6, mfc="none", label=label)
+        rollouts = [1.024 * step for step, _ in ends]
+        axes[0].plot(rollouts, values, marker, color=colour, ms=6, mfc="none", label=label)
     axes[0].set(xlabel="thousand rollouts", ylabel=f"max@{k}")
     axes[1].set(xlabel="seconds of training on a CPU core")
     axes[0].legend(frameon=False)
