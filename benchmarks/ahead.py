@@ -1,11 +1,11 @@
 """Seconds per step when batches are drawn 0, 1 or 2 steps ahead from a vLLM server; needs vLLM.
 
-python benchmarks/ahead.py [--device cpu] [--steps 24] [--model FOLDER]
+python benchmarks/ahead.py [--device cpu] [--steps 16] [--model FOLDER]
 
 The server has one core (or one GPU's other half) and the learner another, so that they can overlap.
-By default the model is random, 4.7 million weights: Countdown, 16 prompts × 32 samples of at most
-64 tokens. Steps of the warm-up are left out. S, J and L are seconds of sampling, judging and
-learning in turns; the floor of an overlap is max(S + J, L).
+By default the model is random, 4.5 million weights; 8 prompts × 16 samples of at most 64 tokens,
+and one answer in seven is right by chance. Steps of the warm-up are left out. S, J and L are
+seconds of sampling, judging and learning in turns; the floor of an overlap is max(S + J, L).
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ def served(model: str, url: str, dtype: str, options: list[str], core: int) -> I
             server.wait(60)
 
 
+def one_in_seven(completion: str) -> float:
+    return float(sum(map(ord, completion)) % 7 == 0)
+
+
 def timed(ahead: int, asked: argparse.Namespace, url: str, folder: Path) -> dict[str, float]:
     """Mean seconds of a step after the warm-up: by the clock, and by part."""
     import numpy as np
@@ -70,21 +74,21 @@ def timed(ahead: int, asked: argparse.Namespace, url: str, folder: Path) -> dict
             parts.append(line["seconds"])
 
     settings = {
-        "task.options.style": "compact", "sampling.engine": "vllm", "sampling.server": url,
-        "sampling.max_new_tokens": 64,
+        "sampling.engine": "vllm", "sampling.server": url, "sampling.max_new_tokens": 64,
         "off_policy.ahead": ahead, "off_policy.correct_sampler": True,
         "optimizer.warmup_steps": WARMUP, "model.device": asked.device,
         "evaluation.at_start": False, "run.advanced.keep_best": False,
     }  # fmt: skip
     bestofk.train(
-        asked.model, "countdown", objective="max@8", samples_per_prompt=32, prompts_per_step=16,
+        asked.model, [{"prompt": f"{i} 7 {i + 3} = {2 * i}:"} for i in range(64)],
+        reward=one_in_seven, objective="max@8", samples_per_prompt=16, prompts_per_step=8,
         steps=asked.steps, evaluate_every=0, dir=folder / f"ahead-{ahead}", settings=settings,
         callback=stamp,
     )  # fmt: skip
-    first = WARMUP + ahead  # the queue is full from there on
-    found = {"a step": float(np.mean(np.diff(times)[first:]))}
+    kept = slice(WARMUP + ahead, asked.steps - 1 - ahead)  # the queue is full, and is filled again
+    found = {"a step": float(np.mean(np.diff(times)[kept]))}
     for part in parts[0]:
-        found[part] = float(np.mean([line[part] for line in parts[first + 1 :]]))
+        found[part] = float(np.mean([line.get(part, 0.0) for line in parts[1:][kept]]))
     return found
 
 
@@ -93,7 +97,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--model", default="")
     asked = parser.parse_args()
     cpu = asked.device == "cpu"

@@ -158,6 +158,8 @@ def test_batches_are_drawn_ahead_after_the_warm_up(recipe, tmp_path):
     assert ["ess" in line for line in lines] == [False] * 3 + [True] * 4
     assert all(line["ess"] < 1 for line in lines[3:])
     assert all(line["sampler_gap_mean"] < 1e-5 for line in lines)  # of the weights that drew
+    assert "sampling_tokens_per_second" in lines[0]
+    assert "sampling_tokens_per_second" not in lines[-1]  # nothing was left to draw
     # the first three steps are those of a run on policy
     train(read(recipe(run={"dir": str(tmp_path / "other"), "steps": 3})))
     others = [line for line in read_metrics(tmp_path / "other") if line["kind"] == "train"]

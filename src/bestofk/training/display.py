@@ -123,8 +123,9 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
 
 def speed(line: Mapping[str, Any]) -> str:
     """Sampled tokens per second of the whole step, and of its sampling alone."""
-    whole, sampling = line["tokens_per_second"], line["sampling_tokens_per_second"]
-    return f"{whole:,.0f} tok/s (sampling {sampling:,.0f})"
+    whole, sampling = line["tokens_per_second"], line.get("sampling_tokens_per_second")
+    alone = "" if sampling is None else f" (sampling {sampling:,.0f})"
+    return f"{whole:,.0f} tok/s{alone}"
 
 
 def phases(line: Mapping[str, Any]) -> str:

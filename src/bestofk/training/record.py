@@ -46,6 +46,9 @@ def metrics_line(
     verdicts = [row for part in gathered for row in part[1]]
     lengths = np.concatenate([np.array(part[2]) for part in gathered])
     terms = objective.at((step - 1) / config.run.steps)
+    speeds = {"tokens_per_second": sum(seconds.values())}
+    if "sample" in seconds:  # a step may only use what was drawn ahead
+        speeds["sampling_tokens_per_second"] = seconds["sample"]
     return {
         "kind": "train",
         "step": step,
@@ -64,8 +67,7 @@ def metrics_line(
         "refilled": batch.refilled,
         **stats,
         "seconds": dict(seconds),
-        "tokens_per_second": float(lengths.sum() / max(sum(seconds.values()), 1e-9)),
-        "sampling_tokens_per_second": float(lengths.sum() / max(seconds.get("sample", 0.0), 1e-9)),
+        **{name: float(lengths.sum() / max(spent, 1e-9)) for name, spent in speeds.items()},
     }
 
 
