@@ -1,11 +1,11 @@
 """How far bf16 rounding takes the sampler from the learner, by the length of the answers.
 
-python benchmarks/rounding.py MODEL [--device cuda] [--prompts 4] [--samples 16] [--tokens 1024]
+python benchmarks/rounding.py MODEL [--device cuda] [--tokens 1024]      others: --help
 
 Answers of equal length are drawn (ends are ignored) and scored with the same weights in four ways:
 token by token with a cache, as samplers do, and in one pass, as learners do, each with logits in
 bf16 and in float32. D is the mean of ρ - 1 - log ρ over answers, whose tokens are cut at each
-length; the share is what k = 8, n = 32 keeps. Prints the table of docs/off-policy.md.
+length; the share is what k = 8, n = 32 keeps. A CPU without bf16 instructions takes hours.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bestofk import models, tasks
 from bestofk.objectives import effective_share, ratio_divergence
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.training.task_setup import usual_style
 from bestofk.types import Group
 
 PAIRS = {
@@ -65,6 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
+    parser.add_argument("--task", default="mbpp")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--samples", type=int, default=16)
@@ -74,7 +76,7 @@ def main() -> None:
     model = policy.model.to(asked.device, torch.bfloat16)
     sampler = ModelSampler(model, policy.tokenizer)
     sampler.ends = frozenset()
-    problems = tasks.task("mbpp").split("train")
+    problems = tasks.task(asked.task, style=usual_style(asked.model, asked.task, {})).split("train")
     groups = sampler.sample(
         [problems.at(i) for i in range(asked.prompts)],
         seed=0,
@@ -82,7 +84,7 @@ def main() -> None:
     )
     parts = [scored(model, group) for group in groups]
     ways = {way: np.concatenate([part[way] for part in parts]) for way in parts[0]}
-    lengths = [length for length in (128, 256, 512, 1024, 2048, 4096) if length <= asked.tokens]
+    lengths = [1 << power for power in range(4, 13) if 1 << power <= asked.tokens]
     print("| |" + "".join(f" {length} tokens |" for length in lengths))
     print("|---|" + "---|" * len(lengths))
     for what, (sampled, learned) in PAIRS.items():

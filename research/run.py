@@ -79,18 +79,17 @@ def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
     metrics = json_lines(folder / "metrics.jsonl")
     seconds = 0.0
     spent = {0: 0.0}
+    weighed = {}
     for line in metrics:
         if line["kind"] == "train":
             seconds += sum(line["seconds"].values())
             spent[line["step"]] = round(seconds, 1)
+            weighed[line["step"]] = round(line.get("ess", 1.0), 4)
     for line in metrics:
         if line["kind"] != "evaluation":
             continue
         samples = json_lines(folder / "evaluations" / f"{line['step']:06d}.jsonl")
-        trained = [each for each in metrics if each["kind"] == "train"]
-        shares = [
-            round(each.get("ess", 1.0), 4) for each in trained if each["step"] <= line["step"]
-        ]
+        shares = [share for step, share in weighed.items() if step <= line["step"]]
         yield {
             "step": line["step"],
             "samples": line["samples_per_prompt"],
