@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import math
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +25,10 @@ from transformers import (
 from bestofk.models.load import Lora, with_adapters
 from bestofk.types import Prompt
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Figures are taken on CUDA; on CPU the same code runs on tiny shapes, as a check of itself."""
+warnings.filterwarnings("error", message="the group engine does not run")  # transformers is slow
+
 
 def smollm_135m(**changes: Any) -> Any:
     """SmolLM2-135M's shape with random weights: 30 layers, 576, 9/3 heads, vocabulary 49,152."""
@@ -30,6 +39,13 @@ def smollm_135m(**changes: Any) -> Any:
         "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**{**shape, **changes}))
+
+
+def qwen_05b(**changes: Any) -> Any:
+    """Qwen2.5-0.5B's shape: 24 layers, 896, 14/2 heads of 64, vocabulary 151,936."""
+    shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+             "num_attention_heads": 14}  # fmt: skip
+    return qwen_15b(**{**shape, **changes})
 
 
 def qwen_15b(**changes: Any) -> Any:
@@ -66,17 +82,59 @@ def needs_cuda() -> None:
         sys.exit(0)
 
 
-def made(make: Callable[..., Any], *, lora_rank: int = 0, **changes: Any) -> Any:
-    """On the GPU in float32, always the same weights; with adapters, the base in bfloat16."""
+def made(
+    make: Callable[..., Any],
+    *,
+    lora_rank: int = 0,
+    dtype: torch.dtype | None = None,
+    **changes: Any,
+) -> Any:
+    """On the GPU, always the same weights: in float32, or in bfloat16 below adapters."""
     torch.manual_seed(0)
     usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16 if lora_rank else usual)
+    torch.set_default_dtype(dtype or (torch.bfloat16 if lora_rank else usual))
     try:
-        with torch.device("cuda"):
+        with torch.device(DEVICE):
             model = make(**changes).eval()
     finally:
         torch.set_default_dtype(usual)
     return with_adapters(model, Lora(rank=lora_rank)) if lora_rank else model
+
+
+ENDS = 8
+"""End tokens, ids 0 to 7; the engine looks for no more."""
+SPREAD: dict[str, tuple[Callable[..., Any], int, dict[str, int]]] = {
+    "long": (smollm_135m, 512, {"32x16x128x2048": 8, "32x16x128x4096": 4}),
+    "short": (qwen_05b, 140, {"16x32x250x512": 8, "64x32x250x512": 8}),
+}
+"""Exponential lengths: the model, the mean length with all end tokens, and how many of them each
+shape looks for. Half of the end tokens double the mean, so one model serves several shapes."""
+
+
+@torch.no_grad()
+def ending(make: Callable[..., Any], mean: int, **changes: Any) -> Any:
+    """A model that draws one of the first ENDS tokens with probability 1/mean, after any text.
+
+    Every embedding has a 1 in its first place and tiny weights elsewhere, so after the last norm
+    the first place is nearly constant. The head's rows of the end tokens read it alone. All other
+    tokens are nearly uniform.
+    """
+    model = made(make, tie_word_embeddings=False, initializer_range=0.002, **changes)
+    head = model.get_output_embeddings().weight
+    model.get_input_embeddings().weight[:, 0] = 1.0
+    head[:ENDS] = 0.0
+    ids = torch.randint(ENDS, len(head), (4, 128), device=DEVICE)
+    states = model.get_decoder()(ids, use_cache=False).last_hidden_state.flatten(0, 1)
+    others = (states @ head[ENDS:].T).logsumexp(-1)
+    head[:ENDS, 0] = ((others - math.log(ENDS * (mean - 1))) / states[:, 0]).mean()
+    found = (states @ head.T).softmax(-1)[:, :ENDS].sum(-1).mean().item() * mean
+    assert abs(found - 1) < 0.05, f"end tokens have {found:.3f} of the probability asked for"
+    return model
+
+
+def check_mean(tokens: float, expected: float) -> None:
+    """Lengths are as planned, up to chance and the limit."""
+    assert abs(tokens / expected - 1) < 0.2, f"{tokens:.0f} tokens a row, not {expected:.0f}"
 
 
 def words(vocabulary: int, **special: Any) -> Any:
@@ -99,12 +157,60 @@ def seconds(work: Callable[[], Any], repeats: int = 3) -> list[float]:
     """Wall-clock times of a call that has been made before."""
     found = []
     for _ in range(repeats):
-        torch.cuda.synchronize()
+        wait()
         began = time.perf_counter()
         work()
-        torch.cuda.synchronize()
+        wait()
         found.append(time.perf_counter() - began)
     return found
+
+
+def wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def peaks() -> dict[str, float]:
+    """PyTorch's peaks since the last reset, and what the whole card holds now, in GiB."""
+    if DEVICE != "cuda":
+        return {"peak_gib": 0.0, "peak_reserved_gib": 0.0, "device_gib": 0.0}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "peak_reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        "device_gib": (total - free) / 2**30,
+    }
+
+
+def reported(
+    benchmark: str, case: str, work: Callable[[], dict[str, Any]], **facts: Any
+) -> dict[str, Any]:
+    """What `work` found, or its error, as a line of JSON; then its kernels. Frees memory.
+
+    Args:
+        facts: for the line, whatever is found.
+    """
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        found = work()
+    except Exception as error:  # the other cases are still worth having
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"[:500]
+        found = {"error": text} | ({"fits": False} if "out of memory" in text else {})
+    line = {"benchmark": benchmark, "case": case, **facts, **found}
+    print(json.dumps({k: v for k, v in line.items() if k != "kernels"}), flush=True)
+    for kernel, ms, calls in found.get("kernels", []):
+        print(f"    {ms:9.2f} ms {calls:7d}x {kernel[:90]}", flush=True)
+    free_memory()
+    return found
+
+
+def free_memory() -> None:
+    """Of objects that nobody refers to, back to the card."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
 
 
 def kernels(work: Callable[[], Any], top: int = 16) -> list[tuple[str, float, int]]:

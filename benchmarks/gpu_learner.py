@@ -1,6 +1,6 @@
 """The learner on one GPU: a step's seconds, row-tokens per second, peak memory; needs CUDA.
 
-    python benchmarks/gpu_learner.py [shape ...]       e.g. 20x32x512x128, or 15b
+    python benchmarks/gpu_learner.py [shape ...] [--no-kernels]      e.g. 20x32x512x128, or 15b
 
 A shape is prompts × samples × prompt tokens × new tokens. A row-token is a token of prompt or
 completion as the rows stand (the prompt repeated), whatever is computed.
@@ -8,14 +8,24 @@ completion as the rows stand (the prompt repeated), whatever is computed.
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 
-from _gpu import kernels, made, needs_cuda, qwen_15b, seconds, smollm_135m
+from _gpu import (
+    DEVICE,
+    kernels,
+    made,
+    needs_cuda,
+    peaks,
+    qwen_15b,
+    reported,
+    seconds,
+    smollm_135m,
+)
 from bestofk.learning import Learner, Optimisation
 from bestofk.types import Completion, Group, Prompt
 
@@ -48,7 +58,8 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
     learner = Learner(model, optimisation=Optimisation(learning_rate=1e-6), **options)
     first = seconds(lambda: learner.step(groups, weights), 1)[0]
     second = seconds(lambda: learner.step(groups, weights), 1)[0]
-    torch.cuda.reset_peak_memory_stats()
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     again = seconds(lambda: learner.step(groups, weights), 4)
     stats = learner.step(groups, weights)
     parameters = sum(p.numel() for p in model.parameters())
@@ -58,7 +69,7 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
         "row_tokens_per_s": count * n * (length + new) / min(again),
         "first_s": first, "second_s": second, "layout": learner.layout,
         "micro_batches": stats["micro_batches"], "budget": learner.budget,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        **peaks(),
         "tflops_on_packed": 6 * parameters * packed / min(again) / 1e12,
         "score_s": min(seconds(lambda: learner.log_probs(groups), 2)),
     }  # fmt: skip
@@ -67,26 +78,17 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
     return result
 
 
-def main(asked: list[str]) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for shape in asked or [*SHAPES, "15b"]:
-        try:
-            large = shape == "15b"
-            make = qwen_15b if large else smollm_135m
-            results[shape] = measured(make, "32x16x128x256" if large else shape)
-        except Exception as error:  # the other shapes are still worth having
-            import traceback
-
-            traceback.print_exc()
-            results[shape] = {"error": f"{type(error).__name__}: {error}"[:500]}
-        torch.cuda.empty_cache()
-        shown = {k: v for k, v in results[shape].items() if k != "kernels"}
-        print(shape, json.dumps(shown), flush=True)
-        for kernel, ms, calls in results[shape].get("kernels", []):
-            print(f"    {ms:9.2f} ms {calls:7d}x {kernel[:90]}", flush=True)
-    return results
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shapes", nargs="*", default=[*SHAPES, "15b"])
+    parser.add_argument("--no-kernels", action="store_true", help="leave out the list of kernels")
+    asked = parser.parse_args()
+    needs_cuda()
+    for name in asked.shapes:
+        case = (qwen_15b, "32x16x128x256") if name == "15b" else (smollm_135m, name)
+        work = functools.partial(measured, *case, profiled=not asked.no_kernels)
+        reported("learner", name, work)
 
 
 if __name__ == "__main__":
-    needs_cuda()
-    main(sys.argv[1:])
+    main()

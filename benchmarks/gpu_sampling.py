@@ -1,21 +1,41 @@
 """The group engine on one GPU: tokens per second with log-probs, by shape; needs CUDA.
 
-    python benchmarks/gpu_sampling.py [shape ...]      e.g. 64x16x64x256, or 15b, tail
+    python benchmarks/gpu_sampling.py [shape ...] [--no-kernels]
 
-A shape is prompts × samples × prompt tokens × new tokens. Times are of whole `sample` calls:
-prompts encoded, prefilled and decoded, completions with text and log-probs on the host.
+A shape is prompts × samples × prompt tokens × new tokens (64x16x64x256), or 15b, lora, tail, long,
+short.
+Times are of whole `sample` calls: prompts encoded, prefilled and decoded, completions with text and
+log-probs on the host. long and short have exponential lengths; their share is of the speed of the
+same model where every row has the mean length.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
+import functools
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from _gpu import kernels, made, needs_cuda, prompts, qwen_15b, seconds, smollm_135m, words
+from _gpu import (
+    ENDS,
+    SPREAD,
+    check_mean,
+    ending,
+    free_memory,
+    kernels,
+    made,
+    needs_cuda,
+    peaks,
+    prompts,
+    qwen_3b,
+    qwen_15b,
+    reported,
+    seconds,
+    smollm_135m,
+    words,
+)
 from bestofk.sampling import Sampling
+from bestofk.sampling.engine import mirror
 from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
 
 SHAPES = ("32x16x64x128", "64x16x64x256", "16x64x512x128")
@@ -28,28 +48,40 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     sampler = GroupSampler(model, words(vocabulary), precision="bf16")
     params = Sampling(samples_per_prompt=n, max_new_tokens=new)
     asked = prompts(count, length, vocabulary)
-    first = seconds(lambda: sampler.sample(asked, seed=0, params=params), 1)[0]
-    seconds(lambda: sampler.sample(asked, seed=0, params=params), CHECKED)  # they check themselves
-    again = seconds(lambda: sampler.sample(asked, seed=0, params=params))
-    best, stats = min(again), dict(sampler.stats)
+    found = timed(sampler, asked, params)
     engine = sampler.engine
     assert engine is not None, sampler.reason
     replay = seconds(lambda: engine.run(engine.widths(count * n)[0], 1, params), 5)
     assert sampler.agreement is not None
     result = {
-        "shape": shape, "tokens_per_s": count * n * new / best, "seconds": again,
-        "first_s": first, "compile_s": engine.seconds["compile"], "ms_per_step": best / new * 1e3,
+        "shape": shape, **found, "ms_per_step": min(found["seconds"]) / new * 1e3,
         "agreement_mean": sampler.agreement[0], "agreement_max": sampler.agreement[1],
-        "prefill_s": stats["prefill_s"], "idle_replay_ms": min(replay) * 1e3,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "idle_replay_ms": min(replay) * 1e3, **peaks(),
     }  # fmt: skip
     if profiled:
-        result["kernels"] = profile_of(sampler, asked, params)
+        result["kernels"] = kernels(lambda: sampler.sample(asked, seed=0, params=params))
     return result
 
 
-def profile_of(sampler: GroupSampler, asked: Any, params: Sampling) -> list[Any]:
-    return kernels(lambda: sampler.sample(asked, seed=0, params=params))
+def timed(sampler: GroupSampler, asked: Any, params: Sampling, repeats: int = 3) -> dict[str, Any]:
+    """Calls after two others, which compile, record and compare themselves with a plain pass."""
+    tokens = 0
+
+    def call() -> None:
+        nonlocal tokens
+        groups = sampler.sample(asked, seed=0, params=params)
+        tokens = sum(len(c.tokens) for g in groups for c in g.completions)
+
+    first = seconds(call, 2)[0]
+    sampler.calls = CHECKED  # the timed ones do not compare themselves
+    taken = seconds(call, repeats)
+    assert sampler.engine is not None, sampler.reason
+    return {
+        "tokens_per_s": tokens / min(taken), "tokens": tokens, "seconds": taken, "first_s": first,
+        "compile_s": sampler.engine.seconds["compile"], "prefill_s": sampler.stats["prefill_s"],
+        "steps": sampler.stats["steps"], "busy": tokens / max(1, sampler.stats["slot_steps"]),
+        "layers": sampler.about["layers"],
+    }  # fmt: skip
 
 
 def tail(rows: int = 1024, n: int = 16, turns: int = 4) -> dict[str, Any]:
@@ -69,43 +101,77 @@ def tail(rows: int = 1024, n: int = 16, turns: int = 4) -> dict[str, Any]:
         model.generation_config.eos_token_id = ends
         sampler = GroupSampler(model, words(512), precision="bf16", max_rows=rows)
         params = Sampling(samples_per_prompt=n, max_new_tokens=new)
-        one = asked[:count]
-        groups = sampler.sample(one, seed=0, params=params)
-        tokens = sum(len(c.tokens) for g in groups for c in g.completions)
-        best = min(seconds(lambda s=sampler, o=one, p=params: s.sample(o, seed=0, params=p)))
-        found[name] = {"tokens": tokens, "seconds": best, "tokens_per_s": tokens / best,
-                       "steps": sampler.stats["steps"],
-                       "busy": tokens / max(1, sampler.stats["slot_steps"])}  # fmt: skip
+        found[name] = timed(sampler, asked[:count], params)
     return found
 
 
-def main(asked: list[str]) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for shape in asked or [*SHAPES, "15b", "tail"]:
-        try:
-            if shape == "tail":
-                results[shape] = tail()
-            elif shape == "15b":
-                results[shape] = measured(qwen_15b, "32x16x128x256", profiled=True)
-            else:
-                results[shape] = measured(smollm_135m, shape, profiled=True)
-        except Exception as error:  # the other shapes are still worth having
-            import traceback
+def spread(make: Any, mean: int, shape: str, ends: int, **changes: Any) -> dict[str, Any]:
+    """Rows of exponential lengths against rows that all have the mean length; see `ending`.
 
-            traceback.print_exc()
-            results[shape] = {"error": f"{type(error).__name__}: {error}"[:500]}
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        print(
-            shape,
-            json.dumps({k: v for k, v in results[shape].items() if k != "kernels"}),
-            flush=True,
-        )
-        for kernel, ms, calls in results[shape].get("kernels", []):
-            print(f"    {ms:9.2f} ms {calls:7d}x {kernel[:90]}", flush=True)
-    return results
+    Args:
+        mean: length with all end tokens; with fewer of them rows are longer.
+    """
+    count, n, length, limit = map(int, shape.split("x"))
+    model = ending(make, mean, **changes)
+    mean = mean * ENDS // ends
+    vocabulary = model.config.vocab_size
+    asked = prompts(count, length, vocabulary)
+    found: dict[str, Any] = {}
+    for name, ended_by, new in (("spread", list(range(ends)), limit), ("flat", None, mean)):
+        model.generation_config.eos_token_id = ended_by
+        sampler = GroupSampler(model, words(vocabulary), precision="bf16")
+        params = Sampling(samples_per_prompt=n, max_new_tokens=new)
+        found[name] = timed(sampler, asked, params, 2)
+        check_mean(found[name]["tokens"] / (count * n), mean)
+        del sampler
+        free_memory()  # before the next one takes its own
+    speed = {name: each["tokens_per_s"] for name, each in found.items()}
+    return {
+        "shape": shape, "mean": mean, "mean_tokens": found["spread"]["tokens"] / (count * n),
+        "tokens_per_s": speed["spread"],
+        "flat_tokens_per_s": speed["flat"], "share": speed["spread"] / speed["flat"],
+        **found, **peaks(),
+    }  # fmt: skip
+
+
+def adapted(rank: int, merged: bool) -> dict[str, Any]:
+    """LoRA at 3B: adapters as products of their own, or added into a copy of the weights."""
+    usual = mirror.low_rank
+    mirror.low_rank = (lambda module: None) if merged else usual
+    try:
+        return measured(qwen_3b, "32x16x128x64", lora_rank=rank)
+    finally:
+        mirror.low_rank = usual
+
+
+def cases(name: str, profiled: bool) -> Iterator[tuple[str, Any]]:
+    if name == "tail":
+        yield name, tail
+    elif name == "15b":
+        yield name, functools.partial(measured, qwen_15b, "32x16x128x256", profiled=profiled)
+    elif name == "lora":
+        for rank in (16, 64):
+            for merged in (False, True):
+                case = f"lora {rank} {'merged' if merged else 'products'}"
+                yield case, functools.partial(adapted, rank, merged)
+    elif name in SPREAD:
+        make, mean, shapes = SPREAD[name]
+        for shape, ends in shapes.items():
+            yield f"{name} {shape}", functools.partial(spread, make, mean, shape, ends)
+    else:
+        yield name, functools.partial(measured, smollm_135m, name, profiled=profiled)
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shapes", nargs="*", default=[*SHAPES, "15b", "lora", "tail", *SPREAD])
+    parser.add_argument("--no-kernels", action="store_true", help="leave out the list of kernels")
+    asked = parser.parse_args(words)
+    needs_cuda()
+    for name in asked.shapes:
+        for case, work in cases(name, not asked.no_kernels):
+            reported("sampling", case, work)
 
 
 if __name__ == "__main__":
-    needs_cuda()
-    main(sys.argv[1:])
+    main()

@@ -1,26 +1,40 @@
 """Whole RL steps on one GPU: sample, score, weigh, learn; needs CUDA.
 
-    python benchmarks/gpu_step.py [135m] [15b] [3b-lora] [7b-lora]
+    python benchmarks/gpu_step.py [135m] [15b] [3b-lora] [7b-lora] [--shape 8x16x128x256]
+                                  [--rank N] [--memory GIB] [--steps N]
 
 Random weights and no end token, so that every completion has its full length. The reward is the
-length of the text modulo 7: noise, so that every group has signal.
+length of the text modulo 7: noise, so that every group has signal. --memory limits the process to a
+part of the card, as if it were a smaller one; a case that does not fit says so.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
+import functools
 import time
 from typing import Any
 
 import numpy as np
 import torch
 
-from _gpu import made, needs_cuda, prompts, qwen_3b, qwen_7b, qwen_15b, smollm_135m, words
+from _gpu import (
+    made,
+    needs_cuda,
+    peaks,
+    prompts,
+    qwen_3b,
+    qwen_7b,
+    qwen_15b,
+    reported,
+    smollm_135m,
+    wait,
+    words,
+)
 from bestofk import objective
 from bestofk.learning import Learner, Optimisation
 from bestofk.sampling import Sampling
-from bestofk.sampling.engine.group_sampler import GroupSampler
+from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
 
 SHAPES: dict[str, Any] = {
     "135m": {"make": smollm_135m, "shape": "32x16x64x128"},
@@ -46,8 +60,10 @@ def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[
     phases: list[dict[str, float]] = []
     gaps = []
     for step in range(steps):
+        if step == 2:
+            sampler.calls = CHECKED  # the timed ones do not compare themselves with a plain pass
         asked = prompts(count, length, vocabulary, seed=step)
-        torch.cuda.synchronize()
+        wait()
         marks = [time.perf_counter()]
         groups = sampler.sample(asked, seed=step, params=params)
         marks.append(time.perf_counter())
@@ -55,12 +71,12 @@ def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[
         weights = np.asarray(goal(rewards))
         marks.append(time.perf_counter())
         stats = learner.step(groups, weights)
-        torch.cuda.synchronize()
+        wait()
         marks.append(time.perf_counter())
         names = ("sample", "judge", "learn")
         phases.append(dict(zip(names, np.diff(marks).tolist())) | {"step": marks[-1] - marks[0]})
         gaps.append((stats["sampler_gap_mean"], stats["sampler_gap_max"]))
-    later = phases[2:]
+    later = phases[2:] or phases[-1:]
     return {
         "shape": shape,
         "step_s": min(each["step"] for each in later),
@@ -70,20 +86,41 @@ def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[
         "sampler_gap_mean": gaps[-1][0],
         "sampler_gap_max": gaps[-1][1],
         "sampler": sampler.stats,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "micro_batches": stats["micro_batches"],
+        "budget": learner.budget,
+        **peaks(),
     }
 
 
-def main(asked: list[str]) -> dict[str, Any]:
-    results = {}
-    for name in asked or list(SHAPES):
-        results[name] = measured(**SHAPES[name])
-        print(name, json.dumps(results[name]), flush=True)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    return results
+def options_of(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(SHAPES))
+    parser.add_argument("--shape", help="prompts x samples x prompt tokens x new tokens")
+    parser.add_argument("--rank", type=int, help="rank of the adapters; 0 trains all weights")
+    parser.add_argument("--memory", type=float, help="GiB of the card that the process may take")
+    parser.add_argument("--steps", type=int, help="the first two are left out of the figures")
+    return parser.parse_args(words)
+
+
+def settings(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A model's arguments for `measured`, with what the options change."""
+    asked = {"shape": options.shape, "lora_rank": options.rank, "steps": options.steps}
+    return SHAPES[name] | {key: value for key, value in asked.items() if value is not None}
+
+
+def main() -> None:
+    options = options_of()
+    needs_cuda()
+    facts: dict[str, Any] = {}
+    if options.memory:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(options.memory * 2**30 / total)
+        facts["memory_gib"] = options.memory
+    for name in options.models:
+        asked = settings(name, options)
+        facts |= {"shape": asked["shape"], "lora_rank": asked.get("lora_rank", 0)}
+        reported("step", name, functools.partial(measured, **asked), **facts)
 
 
 if __name__ == "__main__":
-    needs_cuda()
-    main(sys.argv[1:])
+    main()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from draw import (
     draw_tasks,
     picture,
 )
-from evaluations import Runs, read
+from evaluations import KS, Runs, best_of_k, read, shares_of
+from run import arms_of
 
 from bestofk.evaluation.sign_flips import sign_flip_tests
 
@@ -327,53 +329,123 @@ def code_tables() -> dict[str, str]:
 
 QWEN = ("grpo", "max@1+4+16")
 RATES = ("4e-6", "2e-6", "1e-6")
+QWEN_PAIRS = {
+    "one step ahead − on policy": ("max@1+4+16 2e-6, one step ahead", "max@1+4+16 2e-6"),
+    "passk-training@8 − grpo": ("passk-training@8 2e-6", "grpo 2e-6"),
+}
+"""Further comparisons, at 2e-6 and with the seeds that both arms have."""
+UNSEEN = {"humaneval": (1, 4, 16, 32, 64), "mbpp": (1, 2, 4, 8, 16, 32)}
+"""Tasks that no arm was trained on, and the k that are shown."""
+Checkpoint = tuple[str, int, int]
+"""Arm, seed and step of an evaluation."""
 
 
 def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     """Two objectives at three rates: where they end, what lies between them at each rate and on
-    average over the rates, and every checkpoint of one against the front of the other."""
+    average over the rates, and every checkpoint of the others against GRPO's front."""
     texts: dict[str, str] = {}
     for mark, metric, solved in (("qwen", "pass", True), ("qwen-fraction", "max", False)):
-        start, runs = code_runs("qwen-leetcode", "qwen-leetcode", solved)
-        ended = runs.only(*(arm for arm in runs.arms if "attempt" not in arm))
-        by_rate = {
-            rate: ended.last(f"{QWEN[1]} {rate}") - ended.last(f"{QWEN[0]} {rate}")
-            for rate in RATES
-        }
-        by_rate["mean of the rates"] = np.mean(list(by_rate.values()), axis=0)
-        gaps = Runs(ended.ks, {(name, 0): gap for name, gap in by_rate.items()}, {})
+        ks, found = checkpoints("qwen-leetcode", solved)
+        ends = last_of_seeds(found)
+        ended, start = of_seeds(ks, ends), np.stack([*ends["start"].values()])
+        gaps: dict[str, np.ndarray] = {}
+        for rate in RATES:
+            gap = between(ends, f"{QWEN[1]} {rate}", f"{QWEN[0]} {rate}")
+            gaps[f"{rate}, {len(gap)} seeds" if len(gap) > 1 else rate] = gap
+        over_seeds = [gap.mean(axis=0, keepdims=True) for gap in gaps.values()]
+        gaps["mean of the rates"] = np.mean(over_seeds, axis=0)
         texts |= {
             mark: reached(ended, metric, shown, start=start),
             f"{mark}-start": against(ended, start, metric, shown),
-            f"{mark}-grpo": against(gaps, np.zeros_like(start), metric, shown),
+            f"{mark}-grpo": differences(ks, gaps, metric, shown),
         }
+        if pairs := {n: between(ends, *p) for n, p in QWEN_PAIRS.items() if ends.keys() >= {*p}}:
+            texts[f"{mark}-pairs"] = differences(ks, pairs, metric, shown)
         if solved:
-            texts["qwen-checkpoints"] = above_front(runs, start, 64)
+            texts["qwen-checkpoints"] = above_front(ks, found, 64)
+    for task, few in UNSEEN.items():
+        if not (HERE / "counts" / f"qwen-leetcode-{task}.parquet").exists():
+            continue
+        ks, found = checkpoints(f"qwen-leetcode-{task}", True, of="qwen-leetcode")
+        ends = last_of_seeds(found)
+        ended, start = of_seeds(ks, ends), np.stack([*ends["start"].values()])
+        texts[f"qwen-{task}"] = reached(ended, "pass", few, start=start)
+        texts[f"qwen-{task}-start"] = against(ended, start, "pass", few)
     return texts
 
 
-def above_front(runs: Runs, start: np.ndarray, k: int) -> str:
-    """Every checkpoint: pass@1 and pass@k; those of the mixture minus GRPO's front at their pass@1,
+def checkpoints(
+    study: str, solved: bool, of: str = ""
+) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
+    """The k, and (problems, k) of every evaluation, in the order of arms, seeds and steps: seeds
+    may have ended at different steps. Other arguments: `evaluations.read`."""
+    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
+    order = {arm: place for place, arm in enumerate(arms_of(stated))}
+    lines = read_counts(HERE / "counts" / f"{study}.parquet")
+    lines.sort(key=lambda line: (order[line["arm"]], line["seed"], line["step"]))
+    samples = lines[0]["samples"]
+    ks = tuple(k for k in KS if k <= samples)
+    shares, found = shares_of(samples, ks), {}
+    for line in lines:
+        counts = line["counts"]
+        if solved:
+            counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
+        found[line["arm"], line["seed"], line["step"]] = best_of_k(counts, shares)
+    return ks, found
+
+
+def last_of_seeds(found: dict[Checkpoint, np.ndarray]) -> dict[str, dict[int, np.ndarray]]:
+    """(problems, k) by arm and seed, at the seed's last evaluation; first attempts are left out."""
+    ends: dict[str, dict[int, np.ndarray]] = {}
+    for (arm, seed, _), values in found.items():
+        if "attempt" not in arm:
+            ends.setdefault(arm, {})[seed] = values
+    return ends
+
+
+def of_seeds(ks: tuple[int, ...], ends: dict[str, dict[int, np.ndarray]]) -> Runs:
+    """The ends of the trained arms."""
+    trained = {(arm, 0): np.stack([*by.values()]) for arm, by in ends.items() if arm != "start"}
+    return Runs(ks, trained, {})
+
+
+def between(ends: dict[str, dict[int, np.ndarray]], arm: str, other: str) -> np.ndarray:
+    """(seeds, problems, k): an arm minus another, with the seeds that both have."""
+    first, second = ends[arm], ends[other]
+    return np.stack([first[seed] - second[seed] for seed in first if seed in second])
+
+
+def differences(
+    ks: tuple[int, ...], gaps: dict[str, np.ndarray], metric: str, shown: Sequence[int]
+) -> str:
+    """A row for each difference (seeds, problems, k), as `against` gives them."""
+    runs = Runs(ks, {(name, 0): gap for name, gap in gaps.items()}, {})
+    return against(runs, np.zeros_like(next(iter(gaps.values()))), metric, shown)
+
+
+def above_front(ks: tuple[int, ...], points: dict[Checkpoint, np.ndarray], k: int) -> str:
+    """Every checkpoint: pass@1 and pass@k; those of other arms minus GRPO's front at their pass@1,
     the polyline through the start and GRPO's checkpoints in the order of pass@1, with bootstrap
     intervals over problems."""
-    at, problems = runs.ks.index(k), start.shape[1]
+    at, problems = ks.index(k), len(next(iter(points.values())))
     counts = np.random.default_rng(0).multinomial(problems, [1 / problems] * problems, 2000)
     weights = np.vstack([np.ones(problems), counts]) / problems
-    points = {("start", 0): start} | runs.values
-    found = {key: weights @ v.mean(axis=0)[:, [0, at]] for key, v in points.items()}
-    front = np.stack([v for (arm, _), v in found.items() if not arm.startswith(QWEN[1])], axis=1)
+    found = {key: weights @ values[:, [0, at]] for key, values in points.items()}
+    on_front = {key for key in found if key[0].startswith(("start", QWEN[0]))}
+    front = np.stack([v for key, v in found.items() if key in on_front], axis=1)
     rows = []
-    for (arm, step), mine in found.items():
+    for (arm, seed, step), mine in found.items():
         cell = ""
-        if arm.startswith(QWEN[1]):
+        if (arm, seed, step) not in on_front:
             there = []
             for one, path in zip(mine[:, 0], front, strict=True):
                 x, y = path[np.argsort(path[:, 0])].T
                 there.append(np.interp(one, x, y, left=np.nan, right=np.nan))
             gain = mine[:, 1] - there
-            low, high = np.nanquantile(gain[1:], [0.025, 0.975])
-            cell = f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]"
-        name = arm if arm == "start" else f"`{arm}`"
+            if not np.isnan(gain[0]):  # outside the front's range no figure is given
+                low, high = np.nanquantile(gain[1:], [0.025, 0.975])
+                cell = f"{number(gain[0], True)} [{number(low, True)}, {number(high, True)}]"
+        name = arm if arm == "start" else f"`{arm}`" + f", seed {seed}" * (seed > 0)
         rows.append([name, str(step), number(mine[0, 0]), number(mine[0, 1]), cell])
     head = ["", "step", "pass@1", f"pass@{k}", "above GRPO's front at that pass@1"]
     return table(head, rows)

@@ -33,3 +33,24 @@ def test_a_changed_figure_changes_the_table() -> None:
     results["bestofk"]["rl_step_135m_s"] = 1.11
     assert "1.11 s" in module.made(results)
     assert module.made(results) != before
+
+
+def test_less_memory_is_better() -> None:
+    module = table_module()
+    results: dict[str, Any] = {
+        "bestofk": {"lora_peak_7b_gib": 40.0},
+        "goals": {},
+        "trl+vllm+peft": {"lora_peak_7b_gib": 100.0},
+    }
+    assert "| 40 GiB |  | trl+vllm+peft 100 GiB (2.5×) |" in module.made(results)
+
+
+def test_only_work_that_somebody_measured_is_listed() -> None:
+    module = table_module()
+    results: dict[str, Any] = {
+        "bestofk": {"long_2048_share": 0.5},
+        "goals": {},
+        "vllm": {"sampling_long_2048_tok_s": 10_000},
+    }
+    rows = module.made(results).splitlines()[2:]
+    assert [row.split(" | ")[1] for row in rows] == ["not measured", "50%"]

@@ -148,8 +148,8 @@ def write_atomically(path: Path, content: str | bytes, *, sync: bool = True) -> 
 
 
 def cache_folder() -> Path:
-    """Where converted models and verdicts on references are kept: $BESTOFK_CACHE, or bestofk in the
-    user's cache folder."""
+    """Where converted models, verdicts on references and compiled layers are kept: $BESTOFK_CACHE,
+    or bestofk in the user's cache folder."""
     given = os.environ.get("BESTOFK_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given) if given else home / "bestofk"
@@ -301,6 +301,35 @@ def processes_per_card(cards: int, environ: Mapping[str, str] = os.environ) -> i
     """
     here = environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, -(-int(here if here.isdigit() else 1) // max(1, cards)))
+
+
+def card_bytes(device: Any) -> float:
+    """Memory of a GPU that this process may take: that of the card, or the share of it that PyTorch
+    was given, over the processes of this run that are on it."""
+    import torch
+
+    total = float(torch.cuda.get_device_properties(device).total_memory)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return total * share / processes_per_card(torch.cuda.device_count())
+
+
+def keep_compiled() -> None:
+    """Have PyTorch's compiler keep its files in our cache folder; its own is emptied with /tmp.
+
+    A folder that the user named in $TORCHINDUCTOR_CACHE_DIR wins; PyTorch sets the variable too, to
+    its own folder, when it is imported. Where ours cannot be written nothing changes.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", "") not in ("", default_cache_dir()):
+        return
+    folder = cache_folder() / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.resolve())
 
 
 def silence_compiler() -> None:

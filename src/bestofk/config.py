@@ -41,6 +41,9 @@ class ModelAdvanced(Section):
     """Scale of the adapters; 0 takes twice the rank."""
     lora_targets: Annotated[tuple[str, ...], FromList] = ()
     """Modules that get adapters, by name; none named takes all linear layers but the head."""
+    lora_nf4: bool = False
+    """The learner holds the frozen weights below the adapters in 4 bits (NF4, bitsandbytes); the
+    engine samples from a copy of them in model.precision."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     tokens_per_micro_batch: Count | None = None

@@ -20,12 +20,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
+from bestofk.learning import Learner, Optimisation
 from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
 from bestofk.models.gguf import check, convert, smollm2
-from bestofk.models.load import cache_folder, find, hub_options
+from bestofk.models.load import _four_bits, cache_folder, find, hub_options
 from bestofk.rewards import verifier
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.sampling.prompts import encode
 from bestofk.tasks import task
 from bestofk.types import Prompt
@@ -119,6 +121,70 @@ def test_a_saved_peft_model_has_its_adapters_folded_in(tmp_path: Path) -> None:
     )
     with torch.no_grad():
         torch.testing.assert_close(alone(ids).logits, adapted(ids).logits)
+
+
+def four_bits() -> Policy:
+    """The shipped policy in 4 bits below adapters that are not zero."""
+    policy = load("tiny-countdown", lora=Lora(rank=4, nf4=True))
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+    return policy
+
+
+def test_four_bits_learn_sample_and_are_saved_as_numbers(tmp_path: Path) -> None:
+    """Plain peft over the same numbers, which transformers wrote out, is the oracle."""
+    from peft import get_peft_model
+
+    policy = four_bits()
+    packed = [p for p in policy.model.parameters() if hasattr(p, "quant_state")]
+    assert len(packed) == 7 * policy.model.config.num_hidden_layers
+    assert {p.dtype for p in packed} == {torch.uint8}
+    numbers: Any = load("tiny-countdown", lora=Lora(rank=4, nf4=True)).model
+    config = numbers.peft_config["default"]
+    plain: Any = get_peft_model(numbers.unload().dequantize(), config)
+    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    same = dict(plain.named_parameters())
+    with torch.no_grad():
+        for name, p in trained.items():
+            same[name].copy_(p)
+    prompts = [Prompt(str(i), f"3 {i} 7 2 = 24:", "test") for i in range(3)]
+    params = Sampling(samples_per_prompt=4, max_new_tokens=12)
+    groups = ModelSampler(plain, policy.tokenizer).sample(prompts, seed=0, params=params)
+    engine = GroupSampler(policy.model, policy.tokenizer)
+    found = engine.sample(prompts, seed=0, params=params)
+    assert engine.reason is None
+    assert [c.tokens for g in found for c in g.completions] == [
+        c.tokens for g in groups for c in g.completions
+    ]
+    weights = np.random.default_rng(0).normal(size=(3, 4))
+    for model in (policy.model, plain):
+        learner = Learner(model, optimisation=Optimisation(learning_rate=1e-3))
+        learner.step(groups, weights)
+        assert all("lora" in name for name in learner.state_dict()["model"])
+    with torch.no_grad():
+        for name, p in trained.items():
+            torch.testing.assert_close(p, same[name], atol=1e-4, rtol=1e-3)
+    ids = torch.tensor([policy.tokenizer("3 5 7 2 = 24:")["input_ids"]])
+    folder = save(policy, tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    assert not hasattr(merged.config, "quantization_config")
+    with torch.no_grad():
+        torch.testing.assert_close(
+            merged(ids).logits, policy.model(ids).logits, atol=1e-3, rtol=1e-3
+        )
+    assert (folder / "adapter" / "adapter_config.json").is_file()
+
+
+def test_four_bits_need_numbers_to_begin_with_and_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="save it as a folder first"):
+        _four_bits("m.gguf", {"gguf_file": "m.gguf"}, torch.float32, "cpu")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match=r"pip install 'bestofk\[nf4\]'"):
+        load("tiny-countdown", lora=Lora(rank=4, nf4=True))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler, can_run
 from bestofk.sampling.engine.memory import Field, Table, make_plan, room_for
-from bestofk.sampling.engine.mirror import Joined, Mirror
+from bestofk.sampling.engine.mirror import AdaptedLinear, Joined, Mirror
 from bestofk.types import Group, Prompt
 from fused_models import family
 from policies import MODELS, fixed, letters, llama, table
@@ -264,17 +264,72 @@ def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
     assert cast.casts == 2
 
 
-def test_lora_is_sampled_with_its_adapters() -> None:
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+@pytest.mark.parametrize("rank", [2, 5])
+def test_lora_is_sampled_with_its_adapters_beside_shared_weights(targets: Any, rank: int) -> None:
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    config = LoraConfig(r=rank, target_modules=targets, init_lora_weights=False)
     model: Any = get_peft_model(fixed(llama), config)
+    ids = torch.arange(6)[None]
+    before = model(ids).logits
     params = Sampling(samples_per_prompt=2, max_new_tokens=12)
-    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
     sampler = GroupSampler(model, TOKENIZER)
+    for _ in range(2):
+        expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+        assert rows(sampler.sample(PROMPTS, seed=0, params=params)) == rows(expected)
+        if _ == 0:
+            assert torch.equal(model(ids).logits, before)  # the policy computes as it did
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora" in name:
+                    p.mul_(1.3)
+    mirror = sampler.mirror
+    assert mirror is not None
+    assert mirror.fused_model is not None
+    assert not mirror.own
+    frozen = {p.data_ptr() for name, p in model.named_parameters() if "lora" not in name}
+    layer = mirror.fused_model.layers[0]
+    assert {t.data_ptr() for t in (layer.qkv, layer.gate_up, layer.out, layer.down)} <= frozen
+    other = GroupSampler(model, TOKENIZER)  # another sampler of the policy, and the first again
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=1, params=params)
+    for each in (other, sampler):
+        assert rows(each.sample(PROMPTS, seed=1, params=params)) == rows(expected)
+
+
+def test_a_change_below_the_rounding_of_a_weight_is_sampled() -> None:
+    """Weights of 1 and −1 in turns, and .001 more on each: in bfloat16 the sums are 1 and −1."""
+    linear = torch.nn.Linear(64, 3, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    linear.weight.copy_(torch.tensor([1.0, -1.0] * 32))
+    adapted = AdaptedLinear(linear, 1, torch.bfloat16)
+    adapted.down.fill_(1.0)
+    adapted.up.fill_(1e-3)
+    x = torch.ones(1, 64, dtype=torch.bfloat16)
+    assert torch.equal((linear.weight.float() + 1e-3).bfloat16(), linear.weight)
+    assert float(linear(x)[0, 0]) == 0.0
+    assert adapted(x).float().numpy() == pytest.approx(0.064, rel=0.01)
+
+
+def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers() -> None:
+    from peft import LoHaConfig, LoraConfig, get_peft_model
+
+    params = Sampling(samples_per_prompt=2, max_new_tokens=8)
+    loha: Any = get_peft_model(
+        fixed(llama), LoHaConfig(r=2, target_modules=["q_proj", "down_proj"])
+    )
+    with torch.no_grad():
+        for name, p in loha.named_parameters():
+            if "hada" in name:
+                p.copy_(torch.randn_like(p) * 0.5)
+    expected = ModelSampler(loha, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+    sampler = GroupSampler(loha, TOKENIZER)
     assert rows(sampler.sample(PROMPTS, seed=0, params=params)) == rows(expected)
     assert sampler.mirror is not None
     assert sampler.mirror.own
+    dora: Any = get_peft_model(
+        fixed(llama), LoraConfig(r=2, use_dora=True, target_modules=["q_proj"])
+    )
+    assert can_run(dora) == "its adapters are DoRA or another variant of LoRA"
 
 
 def test_layers_compile_once_for_all_of_them_without_a_break() -> None:

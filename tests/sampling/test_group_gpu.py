@@ -96,12 +96,25 @@ def test_weights_are_taken_anew_at_every_call() -> None:
         assert before != after == tokens(fresh.sample(PROMPTS, seed=1, params=params))
 
 
-def test_lora_is_sampled_with_its_adapters() -> None:
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_lora_is_sampled_with_its_adapters(targets: Any) -> None:
+    """Also after a step; the frozen weights are the policy's own tensors."""
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    config = LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
     model: Any = get_peft_model(fixed(llama), config).to("cuda")
     params = Sampling(samples_per_prompt=4, max_new_tokens=20, temperature=0.0)
-    expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, params=params)
     sampler = GroupSampler(model, letters(26, end=1), memory_gib=8)
-    assert tokens(sampler.sample(PROMPTS, seed=0, params=params)) == tokens(expected)
+    drawn = []
+    for _ in range(3):
+        expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, params=params)
+        drawn.append(tokens(sampler.sample(PROMPTS, seed=0, params=params)))
+        assert drawn[-1] == tokens(expected)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora" in name:
+                    p.mul_(1.5)
+    assert drawn[0] != drawn[2]
+    assert sampler.mirror is not None
+    assert sampler.mirror.fused_model is not None
+    assert not sampler.mirror.own

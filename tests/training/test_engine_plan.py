@@ -13,6 +13,7 @@ import torch
 from bestofk.common import processes_per_card
 from bestofk.sampling import Sampling
 from bestofk.sampling.engine.group_sampler import GroupSampler
+from bestofk.sampling.engine.mirror import Mirror
 from bestofk.training import display
 from bestofk.training.processes import backends
 from bestofk.training.resume import keep_plan, take_plan
@@ -61,9 +62,12 @@ def test_a_damaged_or_missing_plan_is_made_anew(tmp_path: Path) -> None:
 def test_processes_on_one_card_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes_per_card(2, {"LOCAL_WORLD_SIZE": "3"}) == 2
     model, tokenizer = fixed(llama), letters(26, end=1)
-    alone = GroupSampler(model, tokenizer)._total()
+    mirror = Mirror(model, torch.bfloat16)
+    held = mirror.held_bytes(model)
+    assert held == 6 * sum(p.numel() for p in model.parameters())  # and a copy in bfloat16
+    alone = GroupSampler(model, tokenizer)._total(mirror) + held
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert GroupSampler(model, tokenizer)._total() == alone / 4
+    assert GroupSampler(model, tokenizer)._total(mirror) + held == alone / 4
 
 
 def test_processes_that_share_a_card_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,7 +235,8 @@ def _plain(
     share = query.shape[1] // key.shape[1]
     k, v = (each.repeat_interleave(share, 1) for each in (key, value))
     chances, total = _chances(query, k, parts, queries, prompt_at, scale)
-    return torch.einsum("hqk,khd->qhd", chances, v.float()).to(query.dtype), total
+    out = torch.einsum("hqk,khd->qhd", chances, v.float())
+    return out.to(query.dtype).contiguous(), total
 
 
 def _plain_backward(
@@ -252,11 +253,9 @@ def _plain_backward(
     dk = torch.einsum("hqk,qhd->khd", by_score, query.float())
     dv = torch.einsum("hqk,qhd->khd", chances, grad)
     shape = (len(key), key.shape[1], share, -1)
-    return (
-        dq.to(query.dtype),
-        dk.view(shape).sum(2).to(key.dtype),
-        dv.view(shape).sum(2).to(value.dtype),
-    )
+    summed = (each.reshape(shape).sum(2) for each in (dk, dv))
+    dq, dk, dv = (each.to(query.dtype).contiguous() for each in (dq, *summed))
+    return dq, dk, dv
 
 
 def flash_attention(

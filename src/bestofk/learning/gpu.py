@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from bestofk.common import base_model, config_value, processes_per_card
+from bestofk.common import base_model, card_bytes, config_value, keep_compiled
 from bestofk.learning.attention import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
@@ -18,7 +18,7 @@ from bestofk.types import Group
 LOGITS = 2**28
 """Logits held at once on a GPU: half a gibibyte in bfloat16."""
 WORTH = 30_000_000
-"""Weights from which compiling a layer, some twenty seconds, pays."""
+"""Weights from which compiling a layer pays."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def settings(model: Any, precision: str, *, checkpointing: bool) -> GpuSettings:
     if parameter.device.type != "cuda":
         return GpuSettings()
     count = sum(p.numel() for p in base.parameters())
-    total = torch.cuda.get_device_properties(parameter.device).total_memory
-    total //= processes_per_card(torch.cuda.device_count())
+    total = card_bytes(parameter.device)
     heads = config_value(base.config, "num_attention_heads") or 1
     hidden = config_value(base.config, "hidden_size") or 0
     size = config_value(base.config, "head_dim") or hidden // heads
@@ -58,13 +57,35 @@ def settings(model: Any, precision: str, *, checkpointing: bool) -> GpuSettings:
 
 
 def compile_layers(model: Any) -> None:
-    """Each decoder layer by itself: they share one compiled code, and lengths may vary."""
+    """Each decoder layer by itself: all of them share one code, for all lengths.
+
+    It is compiled once with gradients and, where log-probs are asked for, once without. The
+    compiler's files stay in the cache folder for the next process.
+    """
+    keep_compiled()
     base = base_model(model)
     names = set(getattr(base, "_no_split_modules", None) or ())
+    if next(base.parameters()).is_cuda:
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()  # the compiler's processes start while the first batch is sampled
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # With dynamic sizes, numbers such as a norm's epsilon would be inputs too. The compiler finds
+    # out late that they cannot be, and starts again.
+    torch._dynamo.config.specialize_float = True
+    base.get_input_embeddings().register_forward_hook(_equal_for_all_layers)
     for layer in base.modules():
         if type(layer).__name__ in names:
-            layer.compile()
+            layer.compile(dynamic=True)
+
+
+def _equal_for_all_layers(module: nn.Module, args: Any, states: Tensor) -> Tensor:
+    """The first layer's input with a gradient where later ones have one, and without where not.
+
+    Embeddings below adapters are frozen, and checkpointing asks for their gradient always: either
+    would need a second code for the first layer.
+    """
+    return states.requires_grad_() if torch.is_grad_enabled() else states.detach()
 
 
 def even_budget(groups: Sequence[Group], rows: Sequence[Row], budget: int, *, packed: bool) -> int:
@@ -77,24 +98,24 @@ def even_budget(groups: Sequence[Group], rows: Sequence[Row], budget: int, *, pa
     return balanced(sum(answers) + sum(prompts.values()), longest, budget)
 
 
-SHARE = 0.45
-"""Of the card's memory, for weights, optimiser and activations; sampling has its own part."""
-LEAST, MOST = 2_048, 49_152
+SHARE = 1 / 3
+"""Of the memory that weights and optimiser leave, for activations; sampling has its own part."""
+LEAST, MOST = 512, 49_152
 """More tokens than MOST do not make a micro-batch faster."""
 
 
 def model_bytes(model: nn.Module) -> float:
     """What a model holds on the card while it learns and is sampled from.
 
-    Each weight as it is and the copy in bfloat16 that is sampled from; for trained ones also the
-    gradient and AdamW's two moments in float32.
+    Each weight as it is, and a copy in bfloat16 that is sampled from, unless it is one itself; for
+    trained ones the gradient and AdamW's two moments in float32.
     """
-    return float(
-        sum(
-            p.numel() * (p.element_size() + 2 + (12 if p.requires_grad else 0))
-            for p in model.parameters()
-        )
-    )
+    held = 0.0
+    for p in model.parameters():
+        packed = p.dtype == torch.uint8  # two weights in a byte
+        copy = 4 if packed else 0 if p.dtype == torch.bfloat16 else 2
+        held += p.numel() * (p.element_size() + copy + (12 if p.requires_grad else 0))
+    return held
 
 
 def token_budget(config: Any, held_bytes: float, total_bytes: float, *, checkpointing: bool) -> int:
@@ -113,7 +134,7 @@ def token_budget(config: Any, held_bytes: float, total_bytes: float, *, checkpoi
         inner = max(inner)
     per_layer = 4 * hidden if checkpointing else 20 * hidden + 12 * inner
     each = layers * per_layer + (20 * hidden + 12 * inner if checkpointing else 0)
-    room = SHARE * total_bytes - held_bytes
+    room = SHARE * (total_bytes - held_bytes)
     return int(min(MOST, max(LEAST, room / each)))
 
 

@@ -81,7 +81,7 @@ def flat_segments(
 
 
 def _up(length: int) -> int:
-    """A few values for all lengths: they are part of what a layer is compiled for."""
+    """A few values for all lengths: the same kernels run in every step."""
     return max(128, 1 << (length - 1).bit_length())
 
 

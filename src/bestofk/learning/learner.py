@@ -276,7 +276,8 @@ class Learner:
 
         flat = "flat" if self._flat else "packed"
         reduced = self.precision == "bf16"
-        gap, limit = prepare.layout_gap(score, groups, flat, self.device, reduced=reduced)
+        with torch.compiler.set_stance("force_eager"):  # nothing is compiled for it
+            gap, limit = prepare.layout_gap(score, groups, flat, self.device, reduced=reduced)
         if distributed.most(self.accelerator, 1 + (not gap <= limit)) > 1:
             prepare.report(self.model, gap, limit, layout=self.requested_layout)
             self.layout = "padded"

@@ -109,13 +109,14 @@ def probed(groups: Sequence[Group]) -> list[Row]:
 def in_float32(model: nn.Module) -> Iterator[None]:
     """While inside, every module computes in float32, its weights cast while it runs.
 
-    For frozen weights in bfloat16, below adapters: one module's at a time need the memory.
+    For frozen weights in bfloat16, below adapters: one module's at a time need the memory. Those in
+    4 bits are written out by their module, in the dtype that it is told.
     """
     kept: dict[nn.Parameter, Tensor] = {}
 
     def cast(module: nn.Module, *_: Any) -> None:
         for parameter in module._parameters.values():
-            if parameter is not None and parameter.dtype != torch.float32:
+            if parameter is not None and _is_reduced(parameter):
                 kept[parameter] = parameter.data
                 parameter.data = parameter.data.float()
 
@@ -127,8 +128,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     reduced = [
         module
         for module in model.modules()
-        if any(p is not None and p.dtype != torch.float32 for p in module._parameters.values())
+        if any(p is not None and _is_reduced(p) for p in module._parameters.values())
     ]
+    packed: dict[Any, Any] = {m: m.compute_dtype for m in model.modules() if _is_packed(m)}
+    for module in packed:
+        module.compute_dtype = torch.float32
     hooks = [module.register_forward_pre_hook(cast) for module in reduced]
     hooks += [module.register_forward_hook(restore, always_call=True) for module in reduced]
     try:
@@ -137,6 +141,17 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+        for module, before in packed.items():
+            module.compute_dtype = before
+
+
+def _is_reduced(weight: Tensor) -> bool:
+    return weight.is_floating_point() and weight.dtype != torch.float32
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether it is a linear layer of bitsandbytes, its weight in 4 bits."""
+    return hasattr(module._parameters.get("weight"), "quant_state")
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from bestofk.common import base_model
+from bestofk.common import base_model, keep_compiled
 from bestofk.learning.layout import Batch
 
 CHUNK = 2**24
@@ -195,6 +195,7 @@ def _fast(function: Any, device: torch.device) -> Any:
     if device.type != "cuda":
         return function
     if function not in _COMPILED:
+        keep_compiled()
         _COMPILED[function] = torch.compile(function, dynamic=True)
     return _COMPILED[function]
 
@@ -286,4 +287,6 @@ def scores(
 
 
 def _stretches(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    """As few as `size` allows, of like length: one of a single token would be compiled apart."""
+    each = -(-count // -(-count // size))
+    return [slice(start, min(start + each, count)) for start in range(0, count, each)]

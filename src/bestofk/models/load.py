@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers.utils import logging
 
 from bestofk.common import (
     SHIPPED,
+    base_model,
     cache_folder,
     check_causal,
     did_you_mean,
@@ -68,6 +70,8 @@ class Lora:
     """Scale of the adapters; 0 takes 2 × rank."""
     targets: tuple[str, ...] = ()
     """Modules by name; none takes all linear layers but the head."""
+    nf4: bool = False
+    """The frozen linear layers below them in 4 bits (NF4 of bitsandbytes)."""
 
 
 def load(
@@ -104,6 +108,9 @@ def load(
     if "gguf_file" not in options:
         check_safetensors(Path(place), os.fspath(name))
         options["use_safetensors"] = True
+    packed = lora is not None and lora.nf4
+    if packed:
+        options |= _four_bits(os.fspath(name), options, DTYPES[dtype], device)
     with _no_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place, dtype=DTYPES[dtype], output_loading_info=True, **options
@@ -114,7 +121,7 @@ def load(
     check_vocabulary(tokenizer, model, os.fspath(name))
     if "gguf_file" in options:
         model = plain(model)
-    model = model.to(device).eval()
+    model = (model if packed else model.to(device)).eval()
     check_causal(model, os.fspath(name))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -122,7 +129,29 @@ def load(
         model = with_adapters(model, lora)
     own = getattr(config.get_text_config(), "dtype", None)
     kept = own if own in DTYPES.values() and "gguf_file" not in options else model.dtype
-    return Policy(model.to(device).eval(), tokenizer, os.fspath(name), kept)
+    return Policy(model.eval(), tokenizer, os.fspath(name), kept)
+
+
+def _four_bits(
+    name: str, options: Mapping[str, Any], dtype: torch.dtype, device: str
+) -> dict[str, Any]:
+    """Options of `from_pretrained` for weights in 4 bits, on the device from the beginning."""
+    from transformers import BitsAndBytesConfig
+
+    if "gguf_file" in options:
+        raise ValueError(
+            f"{name} is packed in its own way, which is written out when it is read: save it as a "
+            "folder first (bestofk.models.save), then take that in 4 bits"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise ValueError("weights in 4 bits need bitsandbytes: pip install 'bestofk[nf4]'")
+    kind = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=True,
+    )
+    return {"quantization_config": kind, "device_map": {"": device}}
 
 
 def describe_policy(
@@ -332,7 +361,33 @@ def _merged(model: Any) -> Any:
     any other model as it is."""
     if not hasattr(model, "merge_and_unload"):
         return model
+    if any(hasattr(p, "quant_state") for p in model.parameters()):
+        return _written_out(model)
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for p in model.parameters()
     }
     return copy.deepcopy(model, memo).cpu().merge_and_unload()
+
+
+def _written_out(model: Any) -> Any:
+    """The same of a model whose weights are in 4 bits: as numbers again."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    base, weights = base_model(model), {}
+    for name, p in base.named_parameters():
+        if ".lora_" in name:
+            continue
+        packed = hasattr(p, "quant_state")
+        weight = dequantize_4bit(p.data, p.quant_state) if packed else p.detach()
+        if ".base_layer." in name and name.endswith(".weight"):
+            layer = base.get_submodule(name.rpartition(".base_layer.")[0])
+            for adapter in layer.active_adapters:
+                weight = weight.float() + layer.get_delta_weight(adapter).detach().float()
+        weights[name.replace(".base_layer.", ".")] = weight.to("cpu", base.dtype)
+    config = copy.deepcopy(base.config)
+    del config.quantization_config
+    with torch.device("meta"):
+        fresh = type(base)(config)
+    fresh.load_state_dict(weights, strict=False, assign=True)
+    fresh.tie_weights()
+    return fresh

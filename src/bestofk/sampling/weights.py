@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bestofk.common import base_model
 
@@ -29,26 +29,69 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _as_on_disk(base, dict(layer)).items()
 
 
-def merged(base: Any) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every weight as if there were no adapters: theirs are added in."""
-    adapted = {
-        name: module
-        for name, module in base.named_modules()
-        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
-    }
+def merged(base: Any, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every weight as if there were no adapters: theirs are added in, or, without
+    `adapters`, left out."""
+    adapted = adapted_modules(base)
     for name, parameter in base.named_parameters():
         owner = next((each for each in adapted if name.startswith(f"{each}.")), None)
         if owner is None:
-            yield name, parameter.detach()
+            yield name, unpacked(parameter)
             continue
         inner = name.removeprefix(f"{owner}.base_layer.")
         if inner == name:
             continue  # of the adapter itself
-        weight = parameter.detach()
-        if inner == "weight":
+        weight = unpacked(parameter)
+        dtype = weight.dtype
+        if adapters and inner == "weight":
             for adapter in adapted[owner].active_adapters:
                 weight = weight.float() + adapted[owner].get_delta_weight(adapter).float()
-        yield f"{owner}.{inner}", weight.to(parameter.dtype)
+        yield f"{owner}.{inner}", weight.to(dtype)
+
+
+def adapted_modules(base: Any) -> dict[str, Any]:
+    """Modules that peft wrapped with adapters, by name."""
+    return {
+        name: module
+        for name, module in base.named_modules()
+        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
+    }
+
+
+def unpacked(parameter: Any) -> Tensor:
+    """A weight as numbers: one that bitsandbytes holds in 4 bits is written out."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, state)
+
+
+class LowRank(NamedTuple):
+    """One adapter of a linear layer: the layer adds scale · up (down x)."""
+
+    down: Tensor
+    """(rank, inputs)."""
+    up: Tensor
+    """(outputs, rank)."""
+    scale: float
+
+
+def low_rank(module: Any) -> list[LowRank] | None:
+    """What a peft layer adds, where it is plain LoRA on a linear layer; None where it is not."""
+    linear = isinstance(module.base_layer, nn.Linear)
+    names = [name for name in module.active_adapters if name in getattr(module, "lora_A", ())]
+    strange = (
+        module.merged or getattr(module, "lora_variant", None)
+        or any(getattr(module, "lora_bias", {}).values())
+        or getattr(module, "fan_in_fan_out", False)
+    )  # fmt: skip
+    if not linear or strange or len(names) < len(module.active_adapters):
+        return None
+    return [
+        LowRank(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in names
+    ]
 
 
 def _layer_of(name: str) -> str:

@@ -55,9 +55,13 @@ def _sections(config: Config) -> dict[str, Any]:
     return {
         f"{secret} looks like a secret, and a config is kept in the run's folder: put it into the "
         "environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)": secret,
-        "model.advanced.lora_alpha and lora_targets belong to LoRA, and model.lora_rank = 0 trains "
-        "every weight: set model.lora_rank, for example 16":
-            not model.lora_rank and (model.advanced.lora_alpha or model.advanced.lora_targets),
+        "model.advanced.lora_alpha, lora_targets and lora_nf4 belong to LoRA, and model.lora_rank "
+        "= 0 trains every weight: set model.lora_rank, for example 16":
+            not model.lora_rank and (model.advanced.lora_alpha or model.advanced.lora_targets
+                                     or model.advanced.lora_nf4),
+        "model.advanced.lora_nf4 holds the weights in 4 bits, which model.advanced.fsdp cannot "
+        "share out over processes: leave one of them out":
+            model.advanced.lora_nf4 and model.advanced.fsdp,
         "sampling.temperature is above 0 in training, got 0": not sampling.temperature,
         f"sampling.{apart} is for sampling.engine = 'vllm', got {sampling.engine!r}":
             sampling.engine != "vllm" and (sampling.server or sampling.vllm),

@@ -77,7 +77,12 @@ def load_policy(
     options, rank = section.advanced, section.lora_rank
     lora, reduced = None, section.precision == "bf16"
     if rank:
-        lora = models.Lora(rank=rank, alpha=options.lora_alpha, targets=options.lora_targets)
+        lora = models.Lora(
+            rank=rank,
+            alpha=options.lora_alpha,
+            targets=options.lora_targets,
+            nf4=options.lora_nf4,
+        )
 
     def load(lora: models.Lora | None) -> models.Policy:
         return models.load(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bestofk.common import processes_per_card
+from bestofk.common import card_bytes, processes_per_card
 from bestofk.sampling.decode import ModelSampler, completion, end_tokens, texts_of
 from bestofk.sampling.draw import AGREEMENT, gap_to_plain
 from bestofk.sampling.engine.device import GroupEngine
@@ -79,8 +79,8 @@ class GroupSampler:
             model: sampled as it is at each call; the learner may train the same object in between.
             max_rows: completions decoded at once, at most.
             precision: "bf16" samples from weights cast to bfloat16, once per call.
-            memory_gib: the card's memory that sizes are planned from; by default all it has,
-                divided by the number of processes of this run that share it.
+            memory_gib: the memory beside the weights that sizes are planned from; by default all
+                that the card has, divided by the number of processes of this run that share it.
             compiled: compile layers and record CUDA graphs. Without, every step is launched anew.
             copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
             fused: run the common kind of layer (Llama, Qwen, ...) by fewer, larger kernels.
@@ -194,7 +194,7 @@ class GroupSampler:
             self.mirror = Mirror(self.model, self.dtype, copied=self.copied, fused=self.fused)
         else:
             self.mirror.refresh(self.model)
-        token_bytes, total = self.mirror.token_bytes(), self._total()
+        token_bytes, total = self.mirror.token_bytes(), self._total(self.mirror)
         needed = make_plan(
             token_bytes=token_bytes,
             total_bytes=total,
@@ -216,14 +216,13 @@ class GroupSampler:
             )
         return self.engine
 
-    def _total(self) -> float:
+    def _total(self, mirror: Mirror) -> float:
         if self.memory_gib is not None:
             return self.memory_gib * 2**30
         device = next(self.model.parameters()).device
-        total = 8.0 * 2**30
-        if device.type == "cuda":
-            total = float(torch.cuda.get_device_properties(device).total_memory)
-        return total / self._processes()
+        cuda = device.type == "cuda"
+        total = card_bytes(device) if cuda else 8.0 * 2**30 / self._processes()
+        return total - mirror.held_bytes(self.model)
 
     def _processes(self) -> int:
         """Of this run on one card: they share its memory."""

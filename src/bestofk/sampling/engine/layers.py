@@ -199,6 +199,11 @@ class FusedLayer:
     query_gain: Tensor | None = None
     key_gain: Tensor | None = None
     head_eps: float = 0.0
+    qkv_up: Tensor | None = None
+    out_up: Tensor | None = None
+    gate_up_up: Tensor | None = None
+    down_up: Tensor | None = None
+    """Of adapters, see `PlainOps`."""
 
     def rotation(self, cos: Tensor, sin: Tensor) -> Rotation:
         return Rotation(cos, sin, self.query_gain, self.key_gain, self.head_eps)
@@ -233,10 +238,12 @@ class FusedModel:
         ops = _ops(self.head)
         x = self.embedding(ids)
         for layer in self.layers:
-            qkv = ops.normed_linear(x, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias)
-            x = ops.add_linear(attend(layer, qkv), layer.out, x)
-            inner = ops.gated(x, layer.second, layer.second_eps, layer.gate_up)
-            x = ops.add_linear(inner, layer.down, x)
+            qkv = ops.normed_linear(
+                x, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias, layer.qkv_up
+            )
+            x = ops.add_linear(attend(layer, qkv), layer.out, x, layer.out_up)
+            inner = ops.gated(x, layer.second, layer.second_eps, layer.gate_up, layer.gate_up_up)
+            x = ops.add_linear(inner, layer.down, x, layer.down_up)
         return F.linear(ops.norm(x, self.last, self.last_eps), self.head)
 
     @torch.no_grad()
@@ -311,7 +318,7 @@ def _layer(module: Any, site: Any) -> FusedLayer:
         if len(getattr(joined, "sizes", ())) != count:
             raise _Other
     plain = (attention.o_proj, mlp.down_proj)
-    if any(type(each) is not nn.Linear or each.bias is not None for each in plain):
+    if any(not _is_linear(each) or each.bias is not None for each in plain):
         raise _Other
     if gate_up.bias is not None:
         raise _Other
@@ -324,14 +331,30 @@ def _layer(module: Any, site: Any) -> FusedLayer:
     return FusedLayer(
         site,
         *_norm(module.input_layernorm),
-        qkv.weight,
-        qkv.bias,
-        attention.o_proj.weight,
+        *_product(qkv),
+        _product(attention.o_proj)[0],
         *_norm(module.post_attention_layernorm),
-        gate_up.weight,
-        mlp.down_proj.weight,
+        _product(gate_up)[0],
+        _product(mlp.down_proj)[0],
         **gains,
+        qkv_up=_up(qkv),
+        out_up=_up(attention.o_proj),
+        gate_up_up=_up(gate_up),
+        down_up=_up(mlp.down_proj),
     )
+
+
+def _up(module: Any) -> Tensor | None:
+    return getattr(module, "up", None)
+
+
+def _is_linear(module: Any) -> bool:
+    return type(module) is nn.Linear or hasattr(module, "whole")
+
+
+def _product(module: Any) -> tuple[Tensor, Tensor | None]:
+    """A linear layer's weight and bias, adapters included."""
+    return getattr(module, "whole", None) or (module.weight, module.bias)
 
 
 def _silu() -> type:
@@ -363,7 +386,11 @@ def attend_fused(
 
 
 class PlainOps:
-    """The kernels of `kernels`, in PyTorch."""
+    """The kernels of `kernels`, in PyTorch.
+
+    With `up` (outputs, rank), the weight has `rank` more rows: the first matrix of adapters, whose
+    second is `up`. The product then ends in what that adds.
+    """
 
     @staticmethod
     def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -371,19 +398,27 @@ class PlainOps:
         return (z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain.float()).to(x.dtype)
 
     @staticmethod
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None, up: Tensor | None) -> Tensor:
+        out = F.linear(x, weight, bias)
+        return out if up is None else out[:, : len(up)] + F.linear(out[:, len(up) :], up)
+
+    @staticmethod
     def normed_linear(
-        x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+        x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
+        up: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return PlainOps.linear(PlainOps.norm(x, gain, eps), weight, bias, up)
+
+    @staticmethod
+    def gated(
+        x: Tensor, gain: Tensor, eps: float, weight: Tensor, up: Tensor | None = None
     ) -> Tensor:
-        return F.linear(PlainOps.norm(x, gain, eps), weight, bias)
+        gate, value = PlainOps.normed_linear(x, gain, eps, weight, None, up).chunk(2, -1)
+        return F.silu(gate) * value
 
     @staticmethod
-    def gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-        gate, up = F.linear(PlainOps.norm(x, gain, eps), weight).chunk(2, -1)
-        return F.silu(gate) * up
-
-    @staticmethod
-    def add_linear(x: Tensor, weight: Tensor, into: Tensor) -> Tensor:
-        return into + F.linear(x, weight)
+    def add_linear(x: Tensor, weight: Tensor, into: Tensor, up: Tensor | None = None) -> Tensor:
+        return into + PlainOps.linear(x, weight, None, up)
 
 
 def _ops(weight: Tensor) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SHARE = 0.35
-"""Of the card's memory, for keys and values; the learner keeps the rest."""
+"""Of the memory that the weights leave, for keys and values; the learner keeps the rest."""
 OWN = 0.75
 """Of that, at most, for completions; prompts have what is left."""
 
@@ -77,7 +77,7 @@ def make_plan(
 
     Args:
         token_bytes: of one token's keys and values in all layers.
-        total_bytes: the card's memory, used or not.
+        total_bytes: the card's memory without the weights, used or not.
         samples: completions of each prompt.
         lengths: of the call's prompts, in tokens.
 
@@ -95,8 +95,8 @@ def make_plan(
         raise ValueError(
             f"a prompt of {longest} tokens with {new_tokens} new ones needs "
             f"{(longest + new_tokens) * token_bytes / 2**30:.1f} GiB for its keys and values, and "
-            f"{SHARE:.0%} of the GPU's memory is {SHARE * total_bytes / 2**30:.1f} GiB: take "
-            "fewer new tokens"
+            f"{SHARE:.0%} of the GPU's memory beside the weights is "
+            f"{SHARE * total_bytes / 2**30:.1f} GiB: take fewer new tokens"
         )
     most = max(new_tokens, min(int(OWN * room), room - longest))
     slots = rounded(min(rows, max_rows))

@@ -1,8 +1,12 @@
 """The policy as the group engine runs it: its own modules again, with attention replaced.
 
 Weights are the policy's own tensors where their dtype is the one to sample in. Otherwise they are
-cast, all together, once per call; LoRA adapters are added in on the way. Products of one input
-(queries, keys and values; gate and up) are then one product.
+cast, all together, once per call. Products of one input (queries, keys and values; gate and up) are
+then one product.
+
+LoRA adapters are low-rank products of their own beside those of the frozen weights, which are the
+policy's tensors: nothing is held twice, and a small change is not lost in the rounding of a sum.
+Adapters of other kinds are added into a copy of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from bestofk.common import base_model
 from bestofk.sampling.engine.layers import FusedModel, attend, fused_model
-from bestofk.sampling.weights import merged
+from bestofk.sampling.weights import LowRank, adapted_modules, low_rank, merged
 
 BACKEND = "bestofk_engine"
 PLAIN = {
@@ -30,6 +34,7 @@ PLAIN = {
 """Keyword arguments of attention that ask for nothing special."""
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that are applied to one input, in this order."""
+_NONE = torch.empty(0)
 AT_ONCE = 64
 """Tensors cast by one call: bounds what adapters need in between."""
 
@@ -74,13 +79,28 @@ class Mirror:
         base = base_model(model)
         _check(base)
         self.dtype = dtype
-        adapted = any(hasattr(module, "get_delta_weight") for module in base.modules())
-        floats = {p.dtype for p in base.parameters() if p.is_floating_point()}
-        self.own = copied or adapted or floats != {dtype}
+        adapted = adapted_modules(base)
+        if any(getattr(module, "lora_variant", None) for module in adapted.values()):
+            raise CannotRun("its adapters are DoRA or another variant of LoRA")
+        found = {name: low_rank(module) for name, module in adapted.items()}
+        self.merging = None in found.values()
+        """Whether adapters are added into the weights, being of a kind that is not a product."""
+        held = {p.dtype for _, p in _below(base, found)}
+        self.own = copied or self.merging or held != {dtype}
         """Whether the weights are a copy, to be refreshed."""
+        self.changing = (
+            copied or self.merging or any(p.requires_grad for _, p in _below(base, found))
+        )
+        """Whether that copy is to be made anew for each call: frozen weights are copied once."""
         self.casts = 0
-        self.model = _copied(base, dtype, self.own)
+        ranks = {name: sum(len(one.down) for one in parts or ()) for name, parts in found.items()}
+        self.model = _copied(base, dtype, self.own, {} if self.merging else ranks)
         self.weights = dict(self.model.named_parameters())
+        self.low_rank = {
+            name: (module.down, module.up)
+            for name, module in self.model.named_modules()
+            if isinstance(module, AdaptedLinear)
+        }
         self.model.eval()  # its modules are its own; shared weights stay as the learner has them
         AttentionInterface.register(BACKEND, engine_attention)
         AttentionMaskInterface.register(BACKEND, lambda *args, **kwargs: None)
@@ -98,19 +118,31 @@ class Mirror:
         ]
         self.fused_model: FusedModel | None = None
         """The same weights as fused layers, if the model is of that kind."""
-        candidate = fused_model(self.model, self.sites) if fused and self.own else None
+        candidate = fused_model(self.model, self.sites) if fused and self.joins else None
         if candidate is not None:
             with self.as_before():
                 self.fused_model = candidate if candidate.alike(self.model, dtype) else None
 
+    @property
+    def joins(self) -> bool:
+        """Whether products may be joined: the weights are a copy, or frozen below adapters."""
+        return self.own or bool(self.low_rank)
+
     @torch.no_grad()
     def refresh(self, model: Any) -> None:
-        """Take the policy's present weights, in one go; nothing to do where they are shared."""
-        if not self.own:
-            return
+        """Take the policy's present weights, in one go; those that are shared are there already."""
+        base = base_model(model)
+        if self.own and (self.changing or not self.casts):
+            self._take(merged(base, adapters=self.merging))
+        if not self.merging:
+            for name, adapter in adapted_modules(base).items():
+                self._adapt(name, low_rank(adapter) or [])
+        self.casts += 1
+
+    def _take(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         into: list[Tensor] = []
         new: list[Tensor] = []
-        for name, tensor in merged(base_model(model)):
+        for name, tensor in weights:
             if name not in self.weights:
                 raise CannotRun(f"its weight {name} is adapted in a way that cannot be merged")
             into.append(self.weights[name])
@@ -120,11 +152,26 @@ class Mirror:
                 into, new = [], []
         if new:
             torch._foreach_copy_(into, new)
-        self.casts += 1
+
+    def _adapt(self, name: str, parts: list[LowRank]) -> None:
+        """The present adapters of a layer, its scale in the second matrix."""
+        down, up = self.low_rank.get(name, (_NONE, _NONE))
+        if len(down) != sum(len(one.down) for one in parts):
+            raise CannotRun(f"the adapters of {name} are others than at the first call")
+        if parts:
+            down.copy_(torch.cat([one.down for one in parts]))
+            up.copy_(torch.cat([one.up.float() * one.scale for one in parts], dim=1))
 
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
         return sum(2 * s.shared * s.size for s in self.sites) * self.dtype.itemsize
+
+    def held_bytes(self, model: nn.Module) -> float:
+        """Bytes of the policy's weights, and of the copy that is sampled from."""
+        copied = self.weights.values() if self.own else ()
+        return float(
+            sum(p.numel() * p.element_size() for each in (model.parameters(), copied) for p in each)
+        )
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """Logits (R, V) after the last of ids (R, L)."""
@@ -160,7 +207,7 @@ class Mirror:
         hooks = [
             module.register_forward_pre_hook(lambda m, args: calls.append((m, id(args[0]))))
             for module in self.model.modules()
-            if type(module) is nn.Linear
+            if type(module) in LINEAR
         ]
         for module in self.model.modules():
             module.engine_look = seen
@@ -178,8 +225,11 @@ class Mirror:
         layers = getattr(self.model.config.get_text_config(), "num_hidden_layers", len(seen))
         if not seen or len({id(site.module) for site in seen}) != layers:
             raise CannotRun(f"{len(seen)} of its {layers} layers use the attention interface")
-        if self.own:
+        if self.joins:
             _join_products(self.model, calls)
+            for module in self.model.modules():
+                if isinstance(module, AdaptedLinear):
+                    module.whole = _whole([module])
         return seen
 
 
@@ -195,34 +245,94 @@ def _check(base: Any) -> None:
         raise CannotRun(f"it has layers of the kind {', '.join(sorted(strange))}")
 
 
-def _copied(base: Any, dtype: torch.dtype, own: bool) -> Any:
-    """The module tree again; parameters shared, or new ones of the given dtype."""
+def _below(base: Any, adapted: Any) -> list[tuple[str, nn.Parameter]]:
+    """The weights that are not of an adapter."""
+    return [
+        (name, p)
+        for name, p in base.named_parameters()
+        if not any(name.startswith(f"{each}.") for each in adapted) or ".base_layer." in name
+    ]
+
+
+def _copied(base: Any, dtype: torch.dtype, own: bool, ranks: dict[str, int]) -> Any:
+    """The module tree again; parameters shared, or new ones of the given dtype.
+
+    Args:
+        ranks: of the layers whose adapters are products of their own.
+    """
     memo: dict[int, Any] = {}
     for p in base.parameters():
-        kind = dtype if p.is_floating_point() else p.dtype
-        memo[id(p)] = (
-            nn.Parameter(torch.empty_like(p, dtype=kind), requires_grad=False) if own else p
-        )
+        shape = p.quant_state.shape if hasattr(p, "quant_state") else p.shape
+        kind = dtype if p.is_floating_point() or hasattr(p, "quant_state") else p.dtype
+        fresh = torch.empty(shape, dtype=kind, device=p.device) if own else p
+        memo[id(p)] = nn.Parameter(fresh, requires_grad=False) if own else p
     copied = copy.deepcopy(base, memo)
-    for parent in list(copied.modules()):
+    for at, parent in list(copied.named_modules()):
         for name, child in list(parent.named_children()):
-            if hasattr(child, "base_layer") and hasattr(child, "get_delta_weight"):
-                setattr(parent, name, child.base_layer)
+            place = f"{at}.{name}" if at else name
+            inner = getattr(child, "base_layer", child)
+            if ranks.get(place):
+                setattr(parent, name, AdaptedLinear(inner, ranks[place], dtype))
+            elif inner is not child or _packed(inner):
+                setattr(parent, name, _linear(inner) if _packed(inner) else inner)
     return copied
+
+
+def _packed(module: nn.Module) -> bool:
+    """Whether it is a linear layer of bitsandbytes, whose weight is not one of numbers."""
+    return isinstance(module, nn.Linear) and type(module).__module__.startswith("bitsandbytes")
+
+
+def _linear(given: Any) -> nn.Linear:
+    """A plain linear layer with the tensors of another."""
+    linear = nn.Linear(given.in_features, given.out_features, device="meta")
+    linear.weight, linear.bias = given.weight, given.bias
+    return linear
+
+
+Whole = tuple[Tensor, Tensor | None]
+"""A weight with the first matrix of its adapters below it, and a bias of as many rows."""
+
+
+def _linear_plus(x: Tensor, whole: Whole, up: Tensor | None) -> Tensor:
+    """A product and what adapters add to it, whose second matrix is `up`."""
+    out = F.linear(x, *whole)
+    return out if up is None else out[..., : len(up)] + F.linear(out[..., len(up) :], up)
+
+
+class AdaptedLinear(nn.Module):
+    """A linear layer and its adapters, which add up (down x)."""
+
+    def __init__(self, linear: Any, rank: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        like: dict[str, Any] = {"dtype": dtype, "device": self.weight.device}
+        self.down = torch.zeros(rank, self.in_features, **like)
+        self.up = torch.zeros(self.out_features, rank, **like)
+        self.whole: Whole | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.whole is not None:
+            return _linear_plus(x, self.whole, self.up)
+        return F.linear(x, self.weight, self.bias) + F.linear(F.linear(x, self.down), self.up)
+
+
+LINEAR = (nn.Linear, AdaptedLinear)
 
 
 class Joined(nn.Module):
     """One of several linear layers of the same input: the first computes the product of all."""
 
-    def __init__(self, joined: tuple[Tensor, Tensor | None], box: list[Any], sizes: list[int],
+    def __init__(self, whole: Whole, up: Tensor | None, box: list[Any], sizes: list[int],
                  part: int) -> None:  # fmt: skip
         super().__init__()
-        self.weight, self.bias = joined
+        self.whole, self.up, self.bias = whole, up, whole[1]
         self.box, self.sizes, self.part = box, sizes, part
 
     def forward(self, x: Tensor) -> Tensor:
         if self.part == 0:
-            self.box[0] = F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+            self.box[0] = _linear_plus(x, self.whole, self.up).split(self.sizes, -1)
         mine: Tensor = self.box[0][self.part]
         if self.part == len(self.sizes) - 1:
             self.box[0] = None
@@ -236,7 +346,7 @@ def _join_products(model: nn.Module, calls: list[tuple[nn.Module, int]]) -> None
     for parent in list(model.modules()):
         for names in TOGETHER:
             parts = [getattr(parent, name, None) for name in names]
-            if not once or any(type(p) is not nn.Linear or id(p) not in order for p in parts):
+            if not once or any(type(p) not in LINEAR or id(p) not in order for p in parts):
                 continue
             places = [order[id(p)] for p in parts]
             follow = [at for at, _ in places] == list(
@@ -251,18 +361,44 @@ def _replace(parent: nn.Module, names: tuple[str, ...], parts: list[Any]) -> Non
     if len({p.bias is None for p in parts}) != 1:
         return
     sizes = [p.out_features for p in parts]
-
-    def one(tensors: list[Tensor]) -> Tensor:
-        whole = torch.cat(tensors).detach()
-        for tensor, view in zip(tensors, whole.split(sizes)):
-            tensor.data = view  # what `refresh` copies into
-        return whole
-
-    weight = one([p.weight for p in parts])
-    bias = None if parts[0].bias is None else one([p.bias for p in parts])
+    whole, up = _whole(parts), _joined_up(parts)
     box: list[Any] = [None]
     for at, name in enumerate(names):
-        setattr(parent, name, Joined((weight, bias), box, sizes, at))
+        setattr(parent, name, Joined(whole, up, box, sizes, at))
+
+
+def _whole(parts: list[Any]) -> Whole:
+    """Layers with the same input as one, the first matrices of their adapters below."""
+    downs = [p.down for p in parts if isinstance(p, AdaptedLinear)]
+    weight = _one([*(p.weight for p in parts), *downs])
+    if parts[0].bias is None:
+        return weight, None
+    return weight, _one([*(p.bias for p in parts), *(down.new_zeros(len(down)) for down in downs)])
+
+
+def _one(tensors: list[Tensor]) -> Tensor:
+    """Matrices below each other as one, of which they are views from then on."""
+    whole = torch.cat([tensor.detach() for tensor in tensors])
+    for tensor, view in zip(tensors, whole.split([len(tensor) for tensor in tensors])):
+        tensor.data = view  # what `refresh` copies into, or what the policy computes with
+    return whole
+
+
+def _joined_up(parts: list[Any]) -> Tensor | None:
+    """The second matrices of their adapters in one, each for its own outputs."""
+    adapted = [p for p in parts if isinstance(p, AdaptedLinear)]
+    if not adapted:
+        return None
+    rank = sum(len(p.down) for p in adapted)
+    up = adapted[0].up.new_zeros(sum(p.out_features for p in parts), rank)
+    row = column = 0
+    for part in parts:
+        if part in adapted:
+            across = slice(column, column + len(part.down))
+            part.up.data = up[row : row + part.out_features, across].copy_(part.up)
+            column += len(part.down)
+        row += part.out_features
+    return up
 
 
 def engine_attention(
