@@ -42,7 +42,7 @@ def graphs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     def keep(graph: Any, inputs: Any) -> Callable[..., Any]:
         found.append(graph)
-        return graph.forward  # type: ignore[no-any-return]
+        return graph.forward
 
     monkeypatch.setattr(nn.Module, "compile", lambda m, **given: compile_(m, backend=keep, **given))
     torch._dynamo.reset()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler, can_run
@@ -89,6 +90,19 @@ def test_layers_that_only_look_alike_are_run_by_the_model_itself(name: str) -> N
     assert sampler.mirror.fused_model is None
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=PARAMS["plain"])
     assert rows(found) == rows(expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_does_not_decide_which_layers_are_fused(seed: int) -> None:
+    """In bfloat16, and where many layers add up to much rounding."""
+    torch.manual_seed(seed)
+    for name in ("Llama", "Qwen2", "Qwen3", "Mistral"):
+        assert Mirror(family(name).eval(), torch.bfloat16, copied=True).fused_model is not None
+    for name in ("Granite", "SmolLM3"):
+        assert Mirror(family(name).eval(), torch.bfloat16, copied=True).fused_model is None
+    deep = llama(num_hidden_layers=24, initializer_range=0.3).eval()
+    assert Mirror(deep, torch.bfloat16, copied=True).fused_model is not None
+    assert Mirror(with_adapters(deep.bfloat16(), Lora(rank=2)), torch.bfloat16).fused_model
 
 
 def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
@@ -302,8 +316,8 @@ def test_a_change_below_the_rounding_of_a_weight_is_sampled() -> None:
     linear = torch.nn.Linear(64, 3, bias=False, dtype=torch.bfloat16).requires_grad_(False)
     linear.weight.copy_(torch.tensor([1.0, -1.0] * 32))
     adapted = AdaptedLinear(linear, 1, torch.bfloat16)
-    adapted.down.fill_(1.0)
-    adapted.up.fill_(1e-3)
+    adapted.adapter[0].fill_(1.0)
+    adapted.adapter[1].fill_(1e-3)
     x = torch.ones(1, 64, dtype=torch.bfloat16)
     assert torch.equal((linear.weight.float() + 1e-3).bfloat16(), linear.weight)
     assert float(linear(x)[0, 0]) == 0.0

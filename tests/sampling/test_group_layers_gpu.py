@@ -55,19 +55,21 @@ def test_products_with_norm_sum_and_gate_are_those_of_float64(
         plain = into.double() + exact[0] @ exact[2].t()
         assert off(ours.add_linear(x, weight, into), plain) < near
         for rank in (6, 16, 100):
-            up, wide = draw(outputs, rank) / 9, draw(2 * outputs, rank) / 9
             down = draw(rank, inner) / 9
-            one, both = torch.cat((weight, down)), torch.cat((two, down))
-            biases = torch.cat((bias, bias.new_zeros(rank)))
+            one, both = (draw(size, rank) / 9 for size in (outputs, 2 * outputs))
             plain = PlainOps.normed_linear(
-                exact[0], exact[1], eps, one.double(), biases.double(), up.double()
+                exact[0], exact[1], eps, exact[2], exact[3], (down.double(), one.double())
             )
-            assert off(ours.normed_linear(x, gain, eps, one, biases, up), plain) < 2 * near
-            plain = PlainOps.gated(exact[0], exact[1], eps, both.double(), wide.double())
-            assert off(ours.gated(x, gain, eps, both, wide), plain) < 3 * near
+            assert off(ours.normed_linear(x, gain, eps, weight, bias, (down, one)), plain) < near
+            plain = PlainOps.gated(
+                exact[0], exact[1], eps, two.double(), (down.double(), both.double())
+            )
+            assert off(ours.gated(x, gain, eps, two, (down, both)), plain) < 2 * near
             into = draw(rows, outputs)
-            plain = PlainOps.add_linear(exact[0], one.double(), into.double(), up.double())
-            assert off(ours.add_linear(x, one, into, up), plain) < 2 * near
+            plain = PlainOps.add_linear(
+                exact[0], exact[2], into.double(), (down.double(), one.double())
+            )
+            assert off(ours.add_linear(x, weight, into, (down, one)), plain) < near
         assert off(ours.norm(x, gain, eps), PlainOps.norm(exact[0], exact[1], eps)) < near
 
 

@@ -23,6 +23,7 @@ EXTRAS = {
     "gym": (("reasoning-gym",), "reasoning-gym tasks"),
     "data": (("datasets", "pyarrow"), "data sets from the Hub, parquet files"),
     "vllm": (("vllm",), "sample with vLLM"),
+    "nf4": (("bitsandbytes",), "LoRA over weights in 4 bits"),
     "trl": (("trl",), "the objectives inside TRL"),
     "api": (("httpx",), "sample from an OpenAI-compatible endpoint"),
     "plot": (("matplotlib",), "figures for papers"),

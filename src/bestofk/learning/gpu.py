@@ -121,9 +121,6 @@ def model_bytes(model: nn.Module) -> float:
 def token_budget(config: Any, held_bytes: float, total_bytes: float, *, checkpointing: bool) -> int:
     """Tokens whose activations fit beside the model: always the same for a model and a card.
 
-    A layer keeps about 20 bytes per token and hidden unit and 12 per unit of its feed-forward
-    block; with checkpointing, 4 per hidden unit.
-
     Args:
         held_bytes: By `model_bytes`.
     """
@@ -132,6 +129,19 @@ def token_budget(config: Any, held_bytes: float, total_bytes: float, *, checkpoi
     layers = config_value(config, "num_hidden_layers") or 1
     if isinstance(inner, list | tuple):
         inner = max(inner)
+    sizes = (hidden, inner, layers)
+    return tokens_that_fit(*sizes, held_bytes, total_bytes, checkpointing=checkpointing)
+
+
+def tokens_that_fit(
+    hidden: float, inner: float, layers: float, held_bytes: float, total_bytes: float, *,
+    checkpointing: bool,
+) -> int:  # fmt: skip
+    """`token_budget` by the sizes of a model.
+
+    A layer keeps at most about 20 bytes per token and hidden unit and 12 per unit of its
+    feed-forward block; with checkpointing, 4 per hidden unit. Compiled layers keep about half.
+    """
     per_layer = 4 * hidden if checkpointing else 20 * hidden + 12 * inner
     each = layers * per_layer + (20 * hidden + 12 * inner if checkpointing else 0)
     room = SHARE * (total_bytes - held_bytes)

@@ -15,7 +15,7 @@ from bestofk.models.load import find
 
 
 def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Parameters, hidden size, layers, heads, key-value heads, vocabulary, context, architecture.
+    """Parameters, sizes, layers, heads, key-value heads, vocabulary, context, architecture.
 
     >>> describe("tiny-countdown")["parameters"]
     201664
@@ -37,6 +37,7 @@ def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -
         "layers": text.num_hidden_layers,
         "heads": heads,
         "kv_heads": config_value(config, "num_key_value_heads") or heads,
+        "head_dim": config_value(config, "head_dim") or (heads and text.hidden_size // heads),
         "vocabulary": text.vocab_size,
         "context": context_length(config),
         "architecture": type(model).__name__,

@@ -145,6 +145,10 @@ BYTES_PER_TOKEN = 80
 GIB = 2.0**30
 
 
+def machine_bytes() -> float:
+    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+
+
 def check_memory(config: Config, processes: int = 1, room: float | None = None) -> None:
     """Raise where the tokens of a step, or of an evaluation, do not fit into this machine: it would
     be killed without a word, steps later.
@@ -152,7 +156,7 @@ def check_memory(config: Config, processes: int = 1, room: float | None = None) 
     Args:
         room: Bytes; by default the machine's memory.
     """
-    have = room or float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    have = room or machine_bytes()
     step, shown, ahead = config.sampling, config.evaluation, config.off_policy.ahead
     drawn = {
         "a step": {

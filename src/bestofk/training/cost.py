@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bestofk.common import card_bytes
 from bestofk.config import Config, leaves, to_toml
 from bestofk.objectives import Objective
-from bestofk.training.checks import cautions, check, check_memory, claim_of_run
+from bestofk.sampling.prompts import encode
+from bestofk.training.checks import cautions, check, check_memory, claim_of_run, machine_bytes
+from bestofk.training.footprint import GIB, PROMPT, footprint
 
-GIB = 2.0**30
-PROMPT = 256
-"""Tokens of a prompt, taken on average."""
-CHUNK = 2**24
-"""Logits that the learner holds at once, in about five float32 tensors."""
+ASSUMED = 80 * GIB
+"""Of a GPU that a config asks for on a machine without one."""
 
 
 def dry_run(config: Config, *, everything: bool = False) -> str:
@@ -128,19 +128,73 @@ def memory_lines(config: Config) -> list[str]:
             f"sampling.max_new_tokens = {new}, and {config.model.path} has positions for {context} "
             "tokens, prompt and completion together: lower it"
         )
-    need = memory(config, shape)
-    listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items())
+    card, where = device_of(config.model.device)
+    prompt = prompt_tokens(config) if "hidden" in shape else None
+    need = footprint(config, shape, card=card, prompt=prompt or PROMPT)
+    total, have = sum(need.values()), card or machine_bytes()
+    listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items() if size)
     split = (
         "; FSDP2 shares weights, gradients, optimiser and reference out over the processes, and "
         f"each holds all weights once ({4.0 * shape['parameters'] / GIB:.2f} GiB) while it samples"
     )
-    return [
-        *lines,
+    assumed = f"; prompts of {prompt or PROMPT} tokens{'' if prompt else ' assumed'}"
+    lines += [
         f"model: {config.model.path}, about {shape['parameters']:,} weights",
-        f"memory, about {sum(need.values()) / GIB:.2f} GiB: {listed}"
+        f"memory {where}, about {total / GIB:.2f} GiB: {listed}"
         + (split if options.fsdp else " (in each process)")
-        + ("" if "hidden" in shape else "; activations and sampling not counted"),
+        + (assumed if "hidden" in shape else "; activations and sampling not counted"),
     ]
+    if total > have and not options.fsdp:
+        lines.append(
+            f"note: about {total / GIB:.1f} GiB is more than the {have / GIB:.1f} GiB there are: "
+            + _less(config, shape, card, prompt or PROMPT)
+        )
+    return lines
+
+
+def _less(config: Config, shape: Mapping[str, Any], card: float | None, prompt: int) -> str:
+    """What to do where a run needs too much memory."""
+    model, ways = config.model, []
+    if "hidden" in shape and not model.advanced.gradient_checkpointing:
+        lean = model.changed(advanced=model.advanced.changed(gradient_checkpointing=True))
+        other = config.changed(model=lean)
+        need = sum(footprint(other, shape, card=card, prompt=prompt).values())
+        ways.append(f"with model.advanced.gradient_checkpointing = true it is {need / GIB:.1f}")
+    if not model.lora_rank:
+        ways.append("train adapters (model.lora_rank = 16)")
+    return ", or ".join([*ways, "take a smaller model"])
+
+
+def device_of(name: str) -> tuple[float | None, str]:
+    """Bytes of the GPU that a run of this config takes, None on CPU; and the device in words."""
+    try:
+        import torch
+    except ImportError:  # the run is meant for another machine
+        return None, "on CPU"
+    here = torch.cuda.is_available()
+    if not name.startswith("cuda") and not (name == "auto" and here):
+        return None, "on CPU"
+    if not here:
+        return ASSUMED, f"on a GPU of {ASSUMED / GIB:.0f} GiB (there is none here)"
+    card = card_bytes(torch.device(name if name != "auto" else "cuda"))
+    return card, f"on this GPU with {card / GIB:.1f} GiB"
+
+
+def prompt_tokens(config: Config) -> int | None:
+    """Mean length of the first prompts, where the task makes its own; None where they would have
+    to be fetched, or the tokenizer is not at hand."""
+    from bestofk import tasks
+    from bestofk.models import describe_policy
+
+    try:
+        task = tasks.task(config.task.name, **config.task.options)
+        if task.licence != "generated":
+            return None
+        _, tokenizer = describe_policy(config.model.path)
+        lengths = [len(encode(tokenizer, each)) for each in task.split(config.task.split)[:32]]
+    except (OSError, ValueError):
+        return None
+    return round(sum(lengths) / len(lengths))
 
 
 def server_line(config: Config) -> list[str]:
@@ -153,40 +207,3 @@ def server_line(config: Config) -> list[str]:
         return []
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
     return ["server: " + start_line(config.model.path, config.sampling.server, dtype)]
-
-
-def memory(config: Config, shape: Mapping[str, Any]) -> dict[str, float]:
-    """The largest need in bytes, by what it is for, when every completion has its full length.
-
-    Learning and sampling take turns, so that the larger of the two counts. A layer keeps about 46
-    bytes per token and hidden unit and 16 per unit of its feed-forward block for the backward pass
-    (43 and 10 in bf16, counted by PyTorch's saved tensors; half as much again with adapters, as
-    measured); with checkpointing 4 per hidden unit, and one layer all. AdamW holds two float32 per
-    trained weight.
-    """
-    weights, options, requested = float(shape["parameters"]), config.model.advanced, config.sampling
-    hidden, layers = float(shape.get("hidden", 0)), float(shape.get("layers", 0))
-    inner, rank = float(shape.get("inner", 0)), config.model.lora_rank
-    reduced = config.model.precision == "bf16"
-    trained = 2.0 * rank * layers * (5 * hidden + 3 * inner) if rank and hidden else weights
-    rows = requested.prompts_per_step * requested.samples_per_prompt
-    all_tokens = rows * requested.max_new_tokens + PROMPT * requested.prompts_per_step
-    tokens = float(min(options.tokens_per_micro_batch or 16_384, all_tokens))
-    layer = (43.0 * hidden + 10.0 * inner) if reduced else (46.0 * hidden + 16.0 * inner)
-    layer *= 1.5 if rank else 1.0
-    kept = 4.0 * hidden * layers + layer if options.gradient_checkpointing else layer * layers
-    heads = shape.get("heads") or 1
-    low = 2.0 if reduced else 4.0
-    token = 2.0 * layers * hidden * (shape.get("kv_heads") or heads) / heads * low
-    drawn = min(requested.advanced.max_rows, rows) * (requested.max_new_tokens + PROMPT)
-    logits = 5 * 4.0 * CHUNK if hidden else 0.0
-    learning = {"gradients": 4.0 * trained, "activations": tokens * kept + logits}
-    sampling = {"copy to sample from": low * weights if reduced else 0.0, "cache": drawn * token}
-    return {
-        "Python and libraries": 0.4 * GIB,
-        "weights": (2.0 if rank and reduced and not options.fsdp else 4.0) * weights
-        + (4.0 * trained if rank else 0.0),
-        "optimiser": 8.0 * trained,
-        "reference": 4.0 * weights if config.loss.kl > 0 and not rank else 0.0,
-        **max(learning, sampling, key=lambda part: sum(part.values())),
-    }

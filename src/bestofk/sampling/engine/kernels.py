@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from bestofk.sampling.engine.memory import TILED, Rotation
+from bestofk.sampling.engine.memory import TILED, Adapter, Rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
@@ -457,42 +457,6 @@ def gate_kernel(X, OUT, N, B: tl.constexpr, PDL: tl.constexpr):  # type: ignore[
     tl.store(OUT + row * N + n, value.to(OUT.dtype.element_ty), mask=n < N)
 
 
-@triton.jit
-def low_rank_kernel(  # type: ignore[no-untyped-def]
-    Y, UP, OUT, rows, N, y_row, out_row, rank,
-    BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PAIR: tl.constexpr, ADD: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """OUT (rows, N) = y + z UPᵀ, where Y holds y and then z, of `rank` places; UP is (N, rank).
-
-    PAIR: y and UP are of 2 N, gate before up, and OUT = silu(gate) · up. ADD: it is added to what
-    OUT holds.
-    """
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    r = tl.arange(0, R)
-    inside = (m < rows)[:, None] & (n < N)[None, :]
-    near = (r < rank)[:, None] & (n < N)[None, :]
-    up_at = UP + n[None, :] * rank + r[:, None]
-    w = tl.load(up_at, mask=near, other=0.0)
-    if PAIR:
-        w2 = tl.load(up_at + N * rank, mask=near, other=0.0)
-    hand_over(PDL)
-    y_at = Y + m[:, None] * y_row + n[None, :]
-    behind = Y + m[:, None] * y_row + (2 * N if PAIR else N) + r[None, :]
-    z = tl.load(behind, mask=(m < rows)[:, None] & (r < rank)[None, :], other=0.0)
-    acc = tl.load(y_at, mask=inside, other=0.0).to(tl.float32)
-    acc = tl.dot(z, w, acc, input_precision="ieee")
-    if PAIR:
-        up = tl.load(y_at + N, mask=inside, other=0.0).to(tl.float32)
-        up = tl.dot(z, w2, up, input_precision="ieee")
-        acc = acc / (1.0 + tl.exp(-acc)) * up
-    out = OUT + m[:, None] * out_row + n[None, :]
-    if ADD:
-        acc += tl.load(out, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out, acc.to(OUT.dtype.element_ty), mask=inside)
-
-
 def blocks(bytes_each: int) -> dict[str, int]:
     """Sizes of a program's part of the product: enough programs, and enough in flight for each."""
     if bytes_each > 2:
@@ -534,53 +498,43 @@ def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 def normed_linear(
     x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
-    up: Tensor | None = None,
+    adapter: Adapter | None = None,
 ) -> Tensor:  # fmt: skip
-    """linear(norm(x)); with `up`, what adapters add too: see `layers.PlainOps`."""
-    if in_one(len(x)):
+    """linear(norm(x)), and what adapters add."""
+    if adapter is None and in_one(len(x)):
         out = x.new_empty(len(x), len(weight))
-        launch(x, weight, out, bias=bias, gain=gain, eps=eps)
-    else:
-        out = F.linear(norm(x, gain, eps), weight, bias)
-    if up is None:
-        return out
-    return add_low_rank(out, up, out[:, : len(up)])
+        return launch(x, weight, out, bias=bias, gain=gain, eps=eps)
+    normed = norm(x, gain, eps)
+    return add_adapter(F.linear(normed, weight, bias), normed, adapter)
 
 
-def gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor, up: Tensor | None = None) -> Tensor:
+def gated(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, adapter: Adapter | None = None
+) -> Tensor:
     """silu(gate) · up of norm(x)."""
-    size = len(weight if up is None else up) // 2
+    size = len(weight) // 2
     out = x.new_empty(len(x), size)
-    if up is not None:
-        return add_low_rank(normed_linear(x, gain, eps, weight, None), up, out, pair=True)
-    if in_one(len(x)):
+    if adapter is None and in_one(len(x)):
         return launch(x, weight, out, gain=gain, eps=eps, pair=True)
-    both, pdl = F.linear(norm(x, gain, eps), weight), dependent()
+    normed, pdl = norm(x, gain, eps), dependent()
+    both = add_adapter(F.linear(normed, weight), normed, adapter)
     gate_kernel[(len(x), triton.cdiv(size, 1024))](
         both, out, size, B=1024, PDL=pdl, launch_pdl=pdl, num_warps=4
     )
     return out
 
 
-def add_linear(x: Tensor, weight: Tensor, into: Tensor, up: Tensor | None = None) -> Tensor:
+def add_linear(x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None) -> Tensor:
     """into += linear(x), and what adapters add."""
-    few = in_one(len(x))
-    if up is None:
-        return launch(x, weight, into, add=True) if few else into.addmm_(x, weight.t())
-    y = launch(x, weight, x.new_empty(len(x), len(weight))) if few else F.linear(x, weight)
-    return add_low_rank(y, up, into, add=True)
+    if in_one(len(x)):
+        launch(x, weight, into, add=True)
+    else:
+        into.addmm_(x, weight.t())
+    return add_adapter(into, x, adapter)
 
 
-def add_low_rank(
-    y: Tensor, up: Tensor, out: Tensor, *, pair: bool = False, add: bool = False
-) -> Tensor:
-    """`low_rank_kernel`, into `out`."""
-    rows, outputs, pdl = len(y), out.shape[1], dependent()
-    wide = max(16, power(up.shape[1]))
-    high = 16 if rows <= 16 else 64
-    broad = 64 if wide <= 64 and up.element_size() <= 2 else 32
-    low_rank_kernel[(triton.cdiv(rows, high), triton.cdiv(outputs, broad))](
-        y, up, out, rows, outputs, y.stride(0), out.stride(0), up.shape[1], BM=high, BN=broad,
-        R=wide, PAIR=pair, ADD=add, PDL=pdl, launch_pdl=pdl, num_warps=4,
-    )  # fmt: skip
-    return out
+def add_adapter(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
+    """`layers.plus`, in place."""
+    if adapter is None:
+        return out
+    return out.addmm_(F.linear(x, adapter[0]), adapter[1].t())

@@ -12,7 +12,7 @@ its own modules, as all others are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bestofk.sampling.draw import draw
-from bestofk.sampling.engine.memory import Field, Rotation
+from bestofk.sampling.engine.memory import Adapter, Field, Rotation
 from bestofk.sampling.sampler import Sampling
 
 
@@ -176,8 +176,17 @@ def pick_plain(
     places[live] = (slots[Field.LENGTH, live] + drawn + (~over).to(drawn.dtype)).long()
 
 
-ALIKE = {torch.float32: 1e-4, torch.bfloat16: 0.04}
-"""Largest ‖difference‖ / ‖logits‖ to the model's own forward pass."""
+def plus(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
+    """A product and what adapters add to it."""
+    return out if adapter is None else out + F.linear(F.linear(x, adapter[0]), adapter[1])
+
+
+ALIKE = 1e-4
+"""‖difference‖ / ‖logits‖ of two passes that float32 explains."""
+NOISE = 4.0
+"""So many times as far from float32 as the other may one of two passes in bfloat16 be."""
+HEAD = 16_384
+"""Rows of the head that are cast at once."""
 FIXED = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose angles do not depend on a sequence's length."""
 
@@ -199,11 +208,20 @@ class FusedLayer:
     query_gain: Tensor | None = None
     key_gain: Tensor | None = None
     head_eps: float = 0.0
-    qkv_up: Tensor | None = None
-    out_up: Tensor | None = None
-    gate_up_up: Tensor | None = None
-    down_up: Tensor | None = None
-    """Of adapters, see `PlainOps`."""
+    qkv_adapter: Adapter | None = None
+    out_adapter: Adapter | None = None
+    gate_up_adapter: Adapter | None = None
+    down_adapter: Adapter | None = None
+
+    def exact(self) -> FusedLayer:
+        """The same in float32."""
+
+        def cast(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(cast, value))
+            return value.float() if isinstance(value, Tensor) else value
+
+        return FusedLayer(**{each.name: cast(getattr(self, each.name)) for each in fields(self)})
 
     def rotation(self, cos: Tensor, sin: Tensor) -> Rotation:
         return Rotation(cos, sin, self.query_gain, self.key_gain, self.head_eps)
@@ -238,17 +256,24 @@ class FusedModel:
         ops = _ops(self.head)
         x = self.embedding(ids)
         for layer in self.layers:
-            qkv = ops.normed_linear(
-                x, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias, layer.qkv_up
-            )
-            x = ops.add_linear(attend(layer, qkv), layer.out, x, layer.out_up)
-            inner = ops.gated(x, layer.second, layer.second_eps, layer.gate_up, layer.gate_up_up)
-            x = ops.add_linear(inner, layer.down, x, layer.down_up)
+            x = _through(layer, x, attend, ops)
         return F.linear(ops.norm(x, self.last, self.last_eps), self.head)
 
+    def exact(self, ids: Tensor, attend: Callable[[FusedLayer, Tensor], Tensor]) -> Tensor:
+        """The same in float32, whatever the weights: one layer's at a time are cast."""
+        x = self.embedding(ids).float()
+        for layer in self.layers:
+            x = _through(layer.exact(), x, attend, PlainOps)
+        x = PlainOps.norm(x, self.last.float(), self.last_eps)
+        return torch.cat([F.linear(x, part.float()) for part in self.head.split(HEAD)], -1)
+
     @torch.no_grad()
-    def alike(self, model: Any, dtype: torch.dtype) -> bool:
-        """Whether it computes the model's own logits, on a few tokens."""
+    def alike(self, model: Any) -> bool:
+        """Whether it computes the model's own logits, on a few tokens.
+
+        Both are compared with these layers in float32. Two right passes in bfloat16 are about as
+        far from that as each other, however deep the model is; a wrong one is farther.
+        """
         count = 8
         ids = torch.arange(3, 3 + count, device=self.head.device) % self.head.shape[0]
         cos, sin = self.angles(count)
@@ -269,10 +294,20 @@ class FusedModel:
             chances = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             return (chances @ v.float()).transpose(0, 1).flatten(1).to(qkv.dtype)
 
-        logits = self.forward(ids, attend).float()
-        expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        gap = float((logits - expected).norm() / expected.norm().clamp_min(1e-12))
-        return gap <= ALIKE[dtype]
+        exact = self.exact(ids, attend)
+        passes = self.forward(ids, attend), model(input_ids=ids[None], use_cache=False).logits[0]
+        size = exact.norm().clamp_min(1e-12)
+        near, far = sorted(float((each.float() - exact).norm() / size) for each in passes)
+        return far <= ALIKE + NOISE * near
+
+
+def _through(layer: FusedLayer, x: Tensor, attend: Any, ops: Any) -> Tensor:
+    qkv = ops.normed_linear(
+        x, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias, layer.qkv_adapter
+    )
+    x = ops.add_linear(attend(layer, qkv), layer.out, x, layer.out_adapter)
+    inner = ops.gated(x, layer.second, layer.second_eps, layer.gate_up, layer.gate_up_adapter)
+    return ops.add_linear(inner, layer.down, x, layer.down_adapter)
 
 
 def fused_model(model: Any, sites: list[Any]) -> FusedModel | None:
@@ -331,30 +366,22 @@ def _layer(module: Any, site: Any) -> FusedLayer:
     return FusedLayer(
         site,
         *_norm(module.input_layernorm),
-        *_product(qkv),
-        _product(attention.o_proj)[0],
+        qkv.weight,
+        qkv.bias,
+        attention.o_proj.weight,
         *_norm(module.post_attention_layernorm),
-        _product(gate_up)[0],
-        _product(mlp.down_proj)[0],
+        gate_up.weight,
+        mlp.down_proj.weight,
         **gains,
-        qkv_up=_up(qkv),
-        out_up=_up(attention.o_proj),
-        gate_up_up=_up(gate_up),
-        down_up=_up(mlp.down_proj),
+        qkv_adapter=qkv.adapter,
+        out_adapter=getattr(attention.o_proj, "adapter", None),
+        gate_up_adapter=gate_up.adapter,
+        down_adapter=getattr(mlp.down_proj, "adapter", None),
     )
 
 
-def _up(module: Any) -> Tensor | None:
-    return getattr(module, "up", None)
-
-
 def _is_linear(module: Any) -> bool:
-    return type(module) is nn.Linear or hasattr(module, "whole")
-
-
-def _product(module: Any) -> tuple[Tensor, Tensor | None]:
-    """A linear layer's weight and bias, adapters included."""
-    return getattr(module, "whole", None) or (module.weight, module.bias)
+    return type(module) is nn.Linear or hasattr(module, "adapter")
 
 
 def _silu() -> type:
@@ -386,11 +413,7 @@ def attend_fused(
 
 
 class PlainOps:
-    """The kernels of `kernels`, in PyTorch.
-
-    With `up` (outputs, rank), the weight has `rank` more rows: the first matrix of adapters, whose
-    second is `up`. The product then ends in what that adds.
-    """
+    """The kernels of `kernels`, in PyTorch."""
 
     @staticmethod
     def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -398,27 +421,25 @@ class PlainOps:
         return (z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain.float()).to(x.dtype)
 
     @staticmethod
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None, up: Tensor | None) -> Tensor:
-        out = F.linear(x, weight, bias)
-        return out if up is None else out[:, : len(up)] + F.linear(out[:, len(up) :], up)
-
-    @staticmethod
     def normed_linear(
         x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
-        up: Tensor | None = None,
+        adapter: Adapter | None = None,
     ) -> Tensor:  # fmt: skip
-        return PlainOps.linear(PlainOps.norm(x, gain, eps), weight, bias, up)
+        normed = PlainOps.norm(x, gain, eps)
+        return plus(F.linear(normed, weight, bias), normed, adapter)
 
     @staticmethod
     def gated(
-        x: Tensor, gain: Tensor, eps: float, weight: Tensor, up: Tensor | None = None
+        x: Tensor, gain: Tensor, eps: float, weight: Tensor, adapter: Adapter | None = None
     ) -> Tensor:
-        gate, value = PlainOps.normed_linear(x, gain, eps, weight, None, up).chunk(2, -1)
-        return F.silu(gate) * value
+        gate, up = PlainOps.normed_linear(x, gain, eps, weight, None, adapter).chunk(2, -1)
+        return F.silu(gate) * up
 
     @staticmethod
-    def add_linear(x: Tensor, weight: Tensor, into: Tensor, up: Tensor | None = None) -> Tensor:
-        return into + PlainOps.linear(x, weight, None, up)
+    def add_linear(
+        x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None
+    ) -> Tensor:
+        return plus(into + F.linear(x, weight), x, adapter)
 
 
 def _ops(weight: Tensor) -> Any:

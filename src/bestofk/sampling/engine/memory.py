@@ -173,6 +173,9 @@ class Rotation(NamedTuple):
         return (z * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
+Adapter = tuple[Tensor, Tensor]
+"""(rank, inputs) and (outputs, rank): what a linear layer's LoRA adapters add is their product."""
+
 EMPTY = -1
 
 

@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bestofk.common import base_model
-from bestofk.sampling.engine.layers import FusedModel, attend, fused_model
+from bestofk.sampling.engine.layers import FusedModel, attend, fused_model, plus
+from bestofk.sampling.engine.memory import Adapter
 from bestofk.sampling.weights import LowRank, adapted_modules, low_rank, merged
 
 BACKEND = "bestofk_engine"
@@ -97,7 +98,7 @@ class Mirror:
         self.model = _copied(base, dtype, self.own, {} if self.merging else ranks)
         self.weights = dict(self.model.named_parameters())
         self.low_rank = {
-            name: (module.down, module.up)
+            name: module.adapter
             for name, module in self.model.named_modules()
             if isinstance(module, AdaptedLinear)
         }
@@ -121,7 +122,7 @@ class Mirror:
         candidate = fused_model(self.model, self.sites) if fused and self.joins else None
         if candidate is not None:
             with self.as_before():
-                self.fused_model = candidate if candidate.alike(self.model, dtype) else None
+                self.fused_model = candidate if candidate.alike(self.model) else None
 
     @property
     def joins(self) -> bool:
@@ -227,9 +228,6 @@ class Mirror:
             raise CannotRun(f"{len(seen)} of its {layers} layers use the attention interface")
         if self.joins:
             _join_products(self.model, calls)
-            for module in self.model.modules():
-                if isinstance(module, AdaptedLinear):
-                    module.whole = _whole([module])
         return seen
 
 
@@ -290,32 +288,21 @@ def _linear(given: Any) -> nn.Linear:
     return linear
 
 
-Whole = tuple[Tensor, Tensor | None]
-"""A weight with the first matrix of its adapters below it, and a bias of as many rows."""
-
-
-def _linear_plus(x: Tensor, whole: Whole, up: Tensor | None) -> Tensor:
-    """A product and what adapters add to it, whose second matrix is `up`."""
-    out = F.linear(x, *whole)
-    return out if up is None else out[..., : len(up)] + F.linear(out[..., len(up) :], up)
-
-
 class AdaptedLinear(nn.Module):
-    """A linear layer and its adapters, which add up (down x)."""
+    """A linear layer and its adapters, as products beside its own."""
 
     def __init__(self, linear: Any, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
         like: dict[str, Any] = {"dtype": dtype, "device": self.weight.device}
-        self.down = torch.zeros(rank, self.in_features, **like)
-        self.up = torch.zeros(self.out_features, rank, **like)
-        self.whole: Whole | None = None
+        self.adapter: Adapter = (
+            torch.zeros(rank, self.in_features, **like),
+            torch.zeros(self.out_features, rank, **like),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.whole is not None:
-            return _linear_plus(x, self.whole, self.up)
-        return F.linear(x, self.weight, self.bias) + F.linear(F.linear(x, self.down), self.up)
+        return plus(F.linear(x, self.weight, self.bias), x, self.adapter)
 
 
 LINEAR = (nn.Linear, AdaptedLinear)
@@ -324,15 +311,16 @@ LINEAR = (nn.Linear, AdaptedLinear)
 class Joined(nn.Module):
     """One of several linear layers of the same input: the first computes the product of all."""
 
-    def __init__(self, whole: Whole, up: Tensor | None, box: list[Any], sizes: list[int],
-                 part: int) -> None:  # fmt: skip
+    def __init__(self, joined: tuple[Tensor, Tensor | None], adapter: Adapter | None,
+                 box: list[Any], sizes: list[int], part: int) -> None:  # fmt: skip
         super().__init__()
-        self.whole, self.up, self.bias = whole, up, whole[1]
-        self.box, self.sizes, self.part = box, sizes, part
+        self.weight, self.bias = joined
+        self.adapter, self.box, self.sizes, self.part = adapter, box, sizes, part
 
     def forward(self, x: Tensor) -> Tensor:
         if self.part == 0:
-            self.box[0] = _linear_plus(x, self.whole, self.up).split(self.sizes, -1)
+            whole = plus(F.linear(x, self.weight, self.bias), x, self.adapter)
+            self.box[0] = whole.split(self.sizes, -1)
         mine: Tensor = self.box[0][self.part]
         if self.part == len(self.sizes) - 1:
             self.box[0] = None
@@ -361,19 +349,12 @@ def _replace(parent: nn.Module, names: tuple[str, ...], parts: list[Any]) -> Non
     if len({p.bias is None for p in parts}) != 1:
         return
     sizes = [p.out_features for p in parts]
-    whole, up = _whole(parts), _joined_up(parts)
+    weight = _one([p.weight for p in parts])
+    bias = None if parts[0].bias is None else _one([p.bias for p in parts])
+    adapter = _one_adapter([getattr(p, "adapter", None) for p in parts], sizes)
     box: list[Any] = [None]
     for at, name in enumerate(names):
-        setattr(parent, name, Joined(whole, up, box, sizes, at))
-
-
-def _whole(parts: list[Any]) -> Whole:
-    """Layers with the same input as one, the first matrices of their adapters below."""
-    downs = [p.down for p in parts if isinstance(p, AdaptedLinear)]
-    weight = _one([*(p.weight for p in parts), *downs])
-    if parts[0].bias is None:
-        return weight, None
-    return weight, _one([*(p.bias for p in parts), *(down.new_zeros(len(down)) for down in downs)])
+        setattr(parent, name, Joined((weight, bias), adapter, box, sizes, at))
 
 
 def _one(tensors: list[Tensor]) -> Tensor:
@@ -384,21 +365,21 @@ def _one(tensors: list[Tensor]) -> Tensor:
     return whole
 
 
-def _joined_up(parts: list[Any]) -> Tensor | None:
-    """The second matrices of their adapters in one, each for its own outputs."""
-    adapted = [p for p in parts if isinstance(p, AdaptedLinear)]
-    if not adapted:
+def _one_adapter(adapters: list[Adapter | None], sizes: list[int]) -> Adapter | None:
+    """Adapters of layers that were joined: each keeps its part of both matrices as a view."""
+    some = [adapter for adapter in adapters if adapter is not None]
+    if not some:
         return None
-    rank = sum(len(p.down) for p in adapted)
-    up = adapted[0].up.new_zeros(sum(p.out_features for p in parts), rank)
+    down = _one([each for each, _ in some])
+    up = down.new_zeros(sum(sizes), len(down))
     row = column = 0
-    for part in parts:
-        if part in adapted:
-            across = slice(column, column + len(part.down))
-            part.up.data = up[row : row + part.out_features, across].copy_(part.up)
-            column += len(part.down)
-        row += part.out_features
-    return up
+    for adapter, size in zip(adapters, sizes):
+        if adapter is not None:
+            rank = len(adapter[0])
+            adapter[1].data = up[row : row + size, column : column + rank].copy_(adapter[1])
+            column += rank
+        row += size
+    return down, up
 
 
 def engine_attention(

@@ -1,0 +1,226 @@
+"""What a run holds in memory, by purpose: from the model's shape, the batches and the device.
+
+On a GPU it follows the plans that a run makes there: tokens of a micro-batch by `learning.gpu`,
+keys and values by `sampling.engine.memory`. Bytes of activations are those of the tensors that
+PyTorch saves for the backward pass, counted for layers of the usual kind (RMSNorm, rotary
+attention, gated feed-forward block); they agree with measured peaks (tests/training/test_cost.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bestofk.config import Config
+
+GIB = 2.0**30
+PROMPT = 256
+"""Tokens of a prompt, where they are not known."""
+PYTHON, CUDA = 0.5 * GIB, 0.6 * GIB
+"""What the libraries take of the machine's memory, and of a GPU's."""
+CPU_CACHE = 4 * GIB
+"""Keys and values that are held at once on CPU, at most; fewer rows are decoded together then."""
+NF4 = 0.52
+"""Bytes of a weight in 4 bits, with its scales."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that its memory follows from."""
+
+    parameters: float
+    hidden: float
+    inner: float
+    layers: float
+    vocabulary: float
+    queries: float
+    """Numbers that a token's queries have in a layer."""
+    keys: float
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Shape:
+        """From what `models.describe` says."""
+        heads = described["heads"] or 1
+        size = described["head_dim"] or described["hidden"] / heads
+        own = ("parameters", "hidden", "inner", "layers", "vocabulary")
+        numbers = {name: float(described[name]) for name in own}
+        keys = (described["kv_heads"] or heads) * size
+        return cls(queries=heads * size, keys=keys, **numbers)
+
+    @property
+    def head(self) -> float:
+        return self.vocabulary * self.hidden
+
+    @property
+    def linear(self) -> float:
+        """Weights of the layers' matrices."""
+        return self.layers * self.hidden * (2 * (self.queries + self.keys) + 3 * self.inner)
+
+    def adapters(self, rank: int) -> float:
+        """Weights of LoRA adapters on all of these matrices."""
+        sides = 7 * self.hidden + 2 * (self.queries + self.keys) + 3 * self.inner
+        return rank * self.layers * sides
+
+
+@dataclass(frozen=True)
+class Work:
+    """The largest micro-batch, when every completion has its full length."""
+
+    tokens: float
+    rows: float
+    prompt: float
+    new: float
+    several: bool
+    """Whether a step has more than one, so that gradients are there already."""
+
+    @classmethod
+    def cut(cls, config: Config, prompt: float, budget: float, *, even: bool) -> Work:
+        asked = config.sampling
+        rows, new = asked.prompts_per_step * asked.samples_per_prompt, asked.max_new_tokens
+        rows //= config.off_policy.mini_batches
+        total = rows * new + asked.prompts_per_step / config.off_policy.mini_batches * prompt
+        count = -(-total // budget)
+        tokens = min(budget, total / count + prompt + new) if even and count > 1 else budget
+        tokens = max(min(tokens, total), prompt + new)
+        return cls(tokens, rows * min(1.0, tokens / total), prompt, new, several=count > 1)
+
+
+def footprint(
+    config: Config,
+    described: Mapping[str, Any],
+    *,
+    card: float | None = None,
+    prompt: float = PROMPT,
+) -> dict[str, float]:
+    """The largest need in bytes, by what it is for.
+
+    Args:
+        described: By `models.describe`; with the number of parameters alone, activations and
+            sampling are not counted.
+        card: Bytes of the GPU; None is a run on CPU.
+        prompt: Tokens of a prompt.
+    """
+    rank, options = config.model.lora_rank, config.model.advanced
+    reduced, weights = config.model.precision == "bf16", float(described["parameters"])
+    shape = Shape.of(described) if "hidden" in described else None
+    frozen = bool(rank) and reduced and not options.fsdp
+    trained = (shape.adapters(rank) if shape else 0.0) if rank else weights
+    base = (2.0 if frozen else 4.0) * weights
+    if shape and frozen and options.lora_nf4:
+        base -= (2.0 - NF4) * shape.linear
+    held = {
+        "Python and libraries" if card is None else "CUDA itself": PYTHON if card is None else CUDA,
+        "weights": base + (4.0 * trained if rank else 0.0),
+        "optimiser": 8.0 * trained,
+        "reference": 4.0 * weights if config.loss.kl > 0 and not rank else 0.0,
+    }
+    if shape is None:
+        return held | {"gradients": 4.0 * trained}
+    copy = 2.0 * weights if reduced and (not frozen or options.lora_nf4) else 0.0
+    planned = held["weights"] + 12.0 * trained + (copy or (0.0 if frozen else 2.0 * weights))
+    tokens = options.tokens_per_micro_batch or _budget(shape, planned, card, config)
+    work = Work.cut(config, prompt, tokens, even=card is not None)
+    phases = _learning(shape, work, config, trained, card)
+    ours = config.sampling.engine in ("auto", "group")
+    if card is not None and ours:
+        held |= {"copy to sample from": copy}
+        beside = card - held["weights"] - copy
+        held |= {"keys and values": _engine(shape, config, beside, prompt)}
+    else:
+        phases.append(_sampling(shape, config, copy, card, prompt))
+    if card is None:
+        phases.append({"copy to save": base})
+    return held | max(phases, key=lambda part: sum(part.values()))
+
+
+def _budget(shape: Shape, held: float, card: float | None, config: Config) -> float:
+    if card is None:
+        return 16_384
+    from bestofk.learning.gpu import tokens_that_fit
+
+    sizes = (shape.hidden, shape.inner, shape.layers)
+    checkpointing = config.model.advanced.gradient_checkpointing
+    return tokens_that_fit(*sizes, held, card, checkpointing=checkpointing)
+
+
+def _learning(
+    shape: Shape, work: Work, config: Config, trained: float, card: float | None
+) -> list[dict[str, float]]:
+    """What is held at the end of a forward pass, in the first layer of the backward pass and, of a
+    step's only micro-batch, at its end."""
+    from bestofk.learning.gpu import LOGITS, WORTH
+    from bestofk.learning.scorer import CHUNK
+
+    reduced, rank = config.model.precision == "bf16", config.model.lora_rank
+    whole = trained == shape.parameters
+    on_gpu = card is not None
+    compiled = on_gpu and reduced and shape.parameters >= WORTH
+    layer = _kept(shape, work, reduced=reduced, frozen=bool(rank), compiled=compiled)
+    if not (on_gpu and reduced):  # keys and values are gathered for each row
+        context = work.rows * (work.prompt + work.new)
+        layer += context * (2 * shape.queries + work.new) * (2 if reduced else 4)
+    kept, made = layer * (shape.layers + 1), 0.0  # one more: what a backward pass makes of a layer
+    if config.model.advanced.gradient_checkpointing:
+        state = 2 if rank and reduced else 4
+        kept, made = work.tokens * state * shape.hidden * shape.layers, 2 * layer
+    casts = 2.0 * shape.linear if reduced and whole else 0.0
+    at_once = min(LOGITS if on_gpu else CHUNK, work.rows * work.new * shape.vocabulary)
+    logits = at_once * (20.0 if not on_gpu else 4.0 if reduced else 8.0)
+    head = 4.0 * shape.head if whole else 0.0
+    if on_gpu and reduced and whole:
+        head += 2.0 * shape.head  # its weights in bfloat16
+    there = 4.0 * trained if work.several else 0.0
+    return [
+        {"gradients": there, "activations": kept + casts, "logits and head": logits + head},
+        {"gradients": there or head, "activations": kept + made + casts},
+        {"gradients": 4.0 * trained, "activations": layer + casts},
+    ]
+
+
+def _kept(shape: Shape, work: Work, *, reduced: bool, frozen: bool, compiled: bool) -> float:
+    """Bytes that a layer keeps for its backward pass, without each row's context."""
+    if compiled:
+        each = 8 * shape.hidden if frozen else 10 * shape.hidden
+        return work.tokens * (each + 4 * (shape.queries + shape.keys) + 6 * shape.inner)
+    each = 20 * shape.hidden if frozen else 28 * shape.hidden
+    return work.tokens * (each + (4 if reduced else 8) * (shape.queries + 2 * shape.inner))
+
+
+def _engine(shape: Shape, config: Config, beside: float, prompt: float) -> float:
+    """Bytes of the group engine, which keeps them while the learner works."""
+    from bestofk.sampling.engine.memory import make_plan
+
+    asked = config.sampling
+    token = int(2 * shape.layers * shape.keys * (2 if config.model.precision == "bf16" else 4))
+    try:
+        plan = make_plan(
+            token_bytes=token,
+            total_bytes=beside,
+            samples=asked.samples_per_prompt,
+            new_tokens=asked.max_new_tokens,
+            lengths=[int(prompt)] * asked.prompts_per_step,
+            max_rows=asked.advanced.max_rows,
+        )
+    except ValueError:  # not even one row fits
+        return token * (prompt + asked.max_new_tokens)
+    return float(token * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens)
+
+
+def _sampling(
+    shape: Shape, config: Config, copy: float, card: float | None, prompt: float
+) -> dict[str, float]:
+    """While a sampler draws that holds nothing afterwards."""
+    asked = config.sampling
+    if asked.server:
+        return {"cache": 0.0}
+    if asked.engine == "vllm":
+        from bestofk.sampling.vllm import SHARE
+
+        return {"vLLM": float(asked.vllm.get("gpu_memory_utilization", SHARE)) * (card or 0.0)}
+    rows = min(asked.advanced.max_rows, asked.prompts_per_step * asked.samples_per_prompt)
+    row = 2 * shape.layers * shape.keys * 4 * (prompt + asked.max_new_tokens)
+    room = CPU_CACHE if card is None else card / 2
+    rows = max(1, min(rows, int(room // row)))
+    logits = rows * shape.vocabulary * 20.0
+    return {"copy to sample from": copy, "cache": rows * row, "logits": logits}
