@@ -27,6 +27,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # which not every machine has
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process, as TRL does it
 
 import torch

@@ -179,7 +179,7 @@ def test_the_reference_is_made_from_the_code() -> None:
 
 
 SETTING = re.compile(
-    r"(?:--|`)((?:model|task|sampling|loss|off_policy|optimizer|evaluation|run)\.[a-z_.-]+)"
+    r"(?:--|`)((?:model|task|sampling|loss|off_policy|optimizer|evaluation|run)\.[a-z][a-z0-9_.-]+)"
 )
 
 

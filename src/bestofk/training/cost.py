@@ -1,4 +1,4 @@
-"""`--dry-run`: the resolved config, what k the groups support, tokens, memory. Loads nothing."""
+"""`--dry-run`: the resolved config, what k the groups support, tokens, memory. Loads no weights."""
 
 from __future__ import annotations
 

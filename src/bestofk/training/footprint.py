@@ -53,6 +53,11 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.parameters < self.linear + 1.5 * self.head
+
+    @property
     def linear(self) -> float:
         """Weights of the layers' matrices."""
         return self.layers * self.hidden * (2 * (self.queries + self.keys) + 3 * self.inner)
@@ -171,10 +176,11 @@ def _learning(
     if on_gpu and reduced and whole:
         head += 2.0 * shape.head  # its weights in bfloat16
     there = 4.0 * trained if work.several else 0.0
+    twice = 4.0 * shape.head if whole and shape.tied else 0.0  # the embedding's, to be added
     return [
         {"gradients": there, "activations": kept + casts, "logits and head": logits + head},
         {"gradients": there or head, "activations": kept + made + casts},
-        {"gradients": 4.0 * trained, "activations": layer + casts},
+        {"gradients": 4.0 * trained + twice, "activations": layer + casts},
     ]
 
 
