@@ -193,6 +193,16 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def unpacked(parameter: Any) -> Any:
+    """A weight as numbers: one that bitsandbytes holds in 4 bits is written out."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, state)
+
+
 NEEDED = (
     "training and sampling need a causal language model (a decoder with a head over the "
     "vocabulary), such as a Llama, Qwen or GPT-2 checkpoint"

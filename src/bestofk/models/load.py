@@ -34,6 +34,7 @@ from bestofk.common import (
     did_you_mean,
     hub_options,
     unknown,
+    unpacked,
 )
 from bestofk.models.causal import (
     check_complete,
@@ -371,14 +372,11 @@ def _merged(model: Any) -> Any:
 
 def _written_out(model: Any) -> Any:
     """The same of a model whose weights are in 4 bits: as numbers again."""
-    from bitsandbytes.functional import dequantize_4bit
-
     base, weights = base_model(model), {}
     for name, p in base.named_parameters():
         if ".lora_" in name:
             continue
-        packed = hasattr(p, "quant_state")
-        weight = dequantize_4bit(p.data, p.quant_state) if packed else p.detach()
+        weight = unpacked(p)
         if ".base_layer." in name and name.endswith(".weight"):
             layer = base.get_submodule(name.rpartition(".base_layer.")[0])
             for adapter in layer.active_adapters:

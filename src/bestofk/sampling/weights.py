@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bestofk.common import base_model
+from bestofk.common import base_model, unpacked
 
 LAYER = re.compile(r"(.*?\.\d+)\.")
 """Up to and with the first number in a name: the layer a weight belongs to."""
@@ -56,16 +56,6 @@ def adapted_modules(base: Any) -> dict[str, Any]:
         for name, module in base.named_modules()
         if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
     }
-
-
-def unpacked(parameter: Any) -> Tensor:
-    """A weight as numbers: one that bitsandbytes holds in 4 bits is written out."""
-    state = getattr(parameter, "quant_state", None)
-    if state is None:
-        return parameter.detach()
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(parameter.data, state)
 
 
 class LowRank(NamedTuple):

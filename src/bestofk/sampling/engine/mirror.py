@@ -86,12 +86,10 @@ class Mirror:
         found = {name: low_rank(module) for name, module in adapted.items()}
         self.merging = None in found.values()
         """Whether adapters are added into the weights, being of a kind that is not a product."""
-        held = {p.dtype for _, p in _below(base, found)}
-        self.own = copied or self.merging or held != {dtype}
+        held = _below(base, found)
+        self.own = copied or self.merging or {p.dtype for p in held} != {dtype}
         """Whether the weights are a copy, to be refreshed."""
-        self.changing = (
-            copied or self.merging or any(p.requires_grad for _, p in _below(base, found))
-        )
+        self.changing = copied or self.merging or any(p.requires_grad for p in held)
         """Whether that copy is to be made anew for each call: frozen weights are copied once."""
         self.casts = 0
         ranks = {name: sum(len(one.down) for one in parts or ()) for name, parts in found.items()}
@@ -243,10 +241,10 @@ def _check(base: Any) -> None:
         raise CannotRun(f"it has layers of the kind {', '.join(sorted(strange))}")
 
 
-def _below(base: Any, adapted: Any) -> list[tuple[str, nn.Parameter]]:
+def _below(base: Any, adapted: Any) -> list[nn.Parameter]:
     """The weights that are not of an adapter."""
     return [
-        (name, p)
+        p
         for name, p in base.named_parameters()
         if not any(name.startswith(f"{each}.") for each in adapted) or ".base_layer." in name
     ]
