@@ -10,7 +10,8 @@ import torch
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler
-from bestofk.sampling.engine.layers import PlainOps
+from bestofk.sampling.engine.layers import PlainOps, attend_plain
+from bestofk.sampling.engine.memory import Field, Rotation
 from bestofk.types import Group, Prompt
 from fused_models import family
 from policies import fixed, letters
@@ -114,3 +115,60 @@ def test_bf16_agrees_with_a_plain_forward_pass_and_repeats() -> None:
         assert sampler.agreement is not None
         assert sampler.agreement[0] < 0.05
     assert calls[0] == calls[1] == calls[2] == calls[3]
+
+
+@pytest.mark.parametrize("most", [4096, 16], ids=["16 parts", "2 parts"])
+@pytest.mark.parametrize("split", [False, True], ids=["rows", "tiles"])
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (300, 5.0)])
+def test_attention_divided_between_programs_is_that_of_the_plain_formula(
+    most: int, split: bool, window: int, cap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 1,100, 513 and 3 tokens of their own, one slot that has ended; ten times over."""
+    from bestofk.sampling.engine import kernels as ours
+
+    monkeypatch.setattr(ours, "MOST_PROGRAMS", most)
+    monkeypatch.setattr(ours, "TILED", 1)
+    torch.manual_seed(most)
+    rows, heads, shared, size, span = 4, 6, 2, 64, 1200
+    lengths, drawn = torch.tensor([900, 257, 30, 9]), torch.tensor([1100, 513, 3, 700])
+    slots = torch.zeros(len(Field), rows, dtype=torch.int32)
+    slots[Field.ENDED, 3] = 1
+    slots[Field.DRAWN], slots[Field.LENGTH] = drawn, lengths
+    slots[Field.START] = lengths.cumsum(0) - lengths
+    slots[Field.HOME] = torch.tensor([2, 0, 3, 1])
+    tiles = torch.full((rows, 2 + 8), -1, dtype=torch.int32)
+    for r in range(3):
+        tiles[r, :3] = torch.tensor([int(slots[Field.START, r]), int(lengths[r]), r])
+    query, key, value, prompt_keys, prompt_values, own_keys, own_values = (
+        torch.randn(*shape, device="cuda")
+        for shape in (
+            (rows, heads, 1, size), (rows, shared, 1, size), (rows, shared, 1, size),
+            (1200, shared, size), (1200, shared, size),
+            (rows * shared * span * size,), (rows * shared * span * size,),
+        )
+    )  # fmt: skip
+    slots, tiles = slots.cuda(), tiles.cuda()
+    limit = torch.tensor([span], dtype=torch.int32, device="cuda")
+    arrived = torch.zeros(rows, shared, dtype=torch.int32, device="cuda")
+    angle = torch.randn(4096, size // 2, device="cuda")
+    cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
+    rotation = Rotation(cos, sin, *torch.rand(2, size, device="cuda"), 1e-5)
+    place = (slots[Field.LENGTH] + slots[Field.DRAWN]).long()[:, None]
+    stores = [(own_keys.clone(), own_values.clone()) for _ in range(2)]
+    settings = (0.125, window, cap)
+    expected = attend_plain(
+        rotation.turned(query, place, rotation.query_gain),
+        rotation.turned(key, place, rotation.key_gain), value, prompt_keys, prompt_values,
+        *stores[0], slots, limit, *settings,
+    )  # fmt: skip
+    calls = [
+        ours.attend(
+            query, key, value, prompt_keys, prompt_values, *stores[1], slots, tiles, limit,
+            arrived, *settings, split, True, rotation,
+        )
+        for _ in range(10)
+    ]  # fmt: skip
+    torch.testing.assert_close(calls[0], expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(call, calls[0]) for call in calls)
+    torch.testing.assert_close(stores[1], stores[0], rtol=1e-5, atol=1e-5)
+    assert not arrived.any()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.engine.layers import attend_fused, pick
-from bestofk.sampling.engine.memory import TILE, TILED, Field, MemoryPlan, Table, rounded
+from bestofk.sampling.engine.memory import PART, TILE, TILED, Field, MemoryPlan, Table, rounded
 from bestofk.sampling.engine.mirror import Mirror
 from bestofk.sampling.sampler import Sampling
 
@@ -43,7 +43,7 @@ class GroupEngine:
         self.device = next(mirror.model.parameters()).device
         self.cuda = self.device.type == "cuda"
         self.graphed = self.cuda and compiled
-        self.long = self.split = False
+        self.long = self.split = self.parted = False
         shares = [1 << (s.heads // s.shared - 1).bit_length() for s in mirror.sites]
         self.rows_per_tile = max(1, TILE // max(shares), 16 // min(shares))
         self.slots = self._table(len(Field), plan.slots)
@@ -55,6 +55,10 @@ class GroupEngine:
             torch.zeros(plan.out_tokens, device=self.device) for _ in range(2)
         )
         self.out = self._table(plan.out_tokens)
+        self.arrived = {
+            shared: torch.zeros(plan.slots, shared, dtype=torch.int32, device=self.device)
+            for shared in {site.shared for site in mirror.sites}
+        }
         self.graphs: dict[Any, Any] = {}
         self.seconds = {"compile": 0.0}
         for site in mirror.sites:
@@ -68,7 +72,8 @@ class GroupEngine:
                 setattr(module, name, torch.zeros(size, **store))
             module.engine_slots, module.engine_tiles = self.slots, self.tiles
             module.engine_span = self.span
-            module.engine_prefill = module.engine_split = False
+            module.engine_arrived = self.arrived[site.shared]
+            module.engine_prefill = module.engine_split = module.engine_parted = False
         self._pool: Any = None
         self._angles = mirror.fused_model.angles(self.positions) if mirror.fused_model else None
         self._seen: set[Any] = set()
@@ -94,6 +99,7 @@ class GroupEngine:
         flat = torch.from_numpy(np.ascontiguousarray(uniform, dtype=np.float32).ravel())
         self.uniform[: flat.numel()].copy_(flat.clamp_(max=1.0 - 2.0**-24))
         self.long = bool(np.mean(lengths) >= READ_ONCE)
+        self.parted = span > PART
 
     @torch.no_grad()
     def prefill(self, prefixes: Sequence[Sequence[int]]) -> list[int]:
@@ -173,7 +179,7 @@ class GroupEngine:
             graph.replay()
 
     def _key(self, width: int, params: Sampling) -> Any:
-        return width, self.split, params.temperature, params.top_k, params.top_p
+        return width, self.split, self.parted, params.temperature, params.top_k, params.top_p
 
     @torch.no_grad()
     def _step(self, width: int, params: Sampling) -> None:
@@ -195,7 +201,7 @@ class GroupEngine:
         return self.mirror.fused_model.forward(
             tokens,
             lambda layer, qkv: attend_fused(
-                layer, qkv, cos, sin, self.slots, self.tiles, self.span, self.split
+                layer, qkv, cos, sin, self.slots, self.tiles, self.span, self.split, self.parted
             ),
         )
 
@@ -206,7 +212,8 @@ class GroupEngine:
         """
         key = self._key(width, params)
         for site in self.mirror.sites:
-            site.module.engine_split = self.split  # type: ignore[assignment]
+            module: Any = site.module
+            module.engine_split, module.engine_parted = self.split, self.parted
         if not self.graphed or key in self.graphs:
             return
         began = time.perf_counter()

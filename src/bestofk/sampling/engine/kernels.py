@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from bestofk.sampling.engine.memory import TILED, Adapter, Rotation
+from bestofk.sampling.engine.memory import PART, TILED, Adapter, Rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
@@ -72,6 +72,15 @@ def _join(x, seen, v, top, total, acc):
 
 
 @triton.jit
+def _both(top, total, acc, top2, total2, acc2):
+    """Two parts of one softmax, joined."""
+    high = tl.maximum(top, top2)
+    left = tl.exp2(top - high)
+    right = tl.exp2(top2 - high)
+    return high, total * left + total2 * right, acc * left[:, None] + acc2 * right[:, None]
+
+
+@triton.jit
 def prefix_kernel(  # type: ignore[no-untyped-def]
     Q, PK, PV, ACC, TOP, SUM, SLOTS, TILES, COS, SIN, QG, scale, cap, window, sq0, sq1, S, eps,
     HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
@@ -123,18 +132,21 @@ def prefix_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def row_kernel(  # type: ignore[no-untyped-def]
-    Q, K, V, PK, PV, OK, OV, OUT, ACC, TOP, SUM, SLOTS, SPAN, COS, SIN, QG, KG,
-    scale, cap, window, sq0, sq1, sk0, sk1, sv0, sv1, S, eps,
+    Q, K, V, PK, PV, OK, OV, OUT, ACC, TOP, SUM, SLOTS, SPAN, COS, SIN, QG, KG, MACC, MTOP, MSUM,
+    ARRIVED, scale, cap, window, sq0, sq1, sk0, sk1, sv0, sv1, S, eps,
     HK: tl.constexpr, G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, CAP: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
-    ROPE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    ROPE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PARTS: tl.constexpr,
+    LEAST: tl.constexpr,
 ):  # fmt: skip
     """Attention of one row's newest token to the row itself, whose key and value it also stores.
 
-    The prompt's part comes from `prefix_kernel` (SPLIT) or is computed here, row by row.
+    The prompt's part comes from `prefix_kernel` (SPLIT) or is computed here, row by row. The row's
+    own keys are divided between up to PARTS programs; the last of them to end joins the parts.
     """
     slot = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
+    part = tl.program_id(2)
     g = tl.arange(0, M)
     d = tl.arange(0, DP)
     b = tl.arange(0, B)
@@ -149,7 +161,17 @@ def row_kernel(  # type: ignore[no-untyped-def]
     start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
     home = tl.load(SLOTS + 5 * S + slot).to(tl.int64)
     hand_over(PDL)  # the table does not change within a step
-    if ended == 0:
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(t - window + 1, 0) // B * B
+    end = t
+    parts = 1
+    if PARTS > 1:
+        each = tl.maximum(tl.cdiv(tl.cdiv(t - begin, PARTS), B) * B, LEAST)
+        parts = tl.maximum(tl.cdiv(t - begin, each), 1)
+        begin += part * each
+        end = tl.minimum(begin + each, t)
+    if (ended == 0) & (part < parts):
         here = length + t
         q = _turned(Q, slot * sq0 + (h * G + g) * sq1, d, inside, here + g * 0, COS, SIN, QG, eps,
                     D, ROPE, NORM)  # fmt: skip
@@ -159,31 +181,29 @@ def row_kernel(  # type: ignore[no-untyped-def]
         k = tl.reshape(k, (DP,))
         v = tl.load(V + slot * sv0 + h * sv1 + d, mask=wide, other=0.0)
         own = (home * HK + h) * span * D
-        tl.store(OK + own + t * D + d, k, mask=wide)
-        tl.store(OV + own + t * D + d, v, mask=wide)
+        # The first part has the newest token and the prompt.
+        first = part == 0
+        if first:
+            tl.store(OK + own + t * D + d, k, mask=wide)
+            tl.store(OV + own + t * D + d, v, mask=wide)
         x = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
         if CAP:
             x = cap * (2.0 / (1.0 + tl.exp(-2.0 * x / cap)) - 1.0)
-        top = x * LOG2E
-        total = tl.full((M,), 1.0, tl.float32)
-        acc = tl.zeros((M, DP), tl.float32) + v.to(tl.float32)[None, :]
+        top = tl.where(first, x * LOG2E, NONE)
+        total = tl.where(first, tl.full((M,), 1.0, tl.float32), 0.0)
+        acc = tl.zeros((M, DP), tl.float32) + tl.where(first, v.to(tl.float32), 0.0)[None, :]
+        row = (slot * HK + h) * G + g
         if SPLIT:
-            if length > 0:
-                row = (slot * HK + h) * G + g
+            if (length > 0) & first:
                 high = tl.load(TOP + row, mask=g < G, other=NONE)
                 more = tl.load(SUM + row, mask=g < G, other=0.0)
-                part = tl.load(ACC + row[:, None] * D + d[None, :], mask=inside, other=0.0)
-                both = tl.maximum(top, high)
-                left = tl.exp2(top - both)
-                right = tl.exp2(high - both)
-                total = total * left + more * right
-                acc = acc * left[:, None] + part * right[:, None]
-                top = both
+                prompt = tl.load(ACC + row[:, None] * D + d[None, :], mask=inside, other=0.0)
+                top, total, acc = _both(top, total, acc, high, more, prompt)
         else:
-            first = 0
+            since = 0
             if WINDOW:
-                first = tl.maximum(length + t - window + 1, 0) // B * B
-            for s in range(first, length, B):
+                since = tl.maximum(length + t - window + 1, 0) // B * B
+            for s in range(since, tl.where(first, length, 0), B):
                 j = s + b
                 ok = (j < length)[:, None] & wide[None, :]
                 keys = ((start + j) * HK + h)[:, None] * D + d[None, :]
@@ -193,21 +213,41 @@ def row_kernel(  # type: ignore[no-untyped-def]
                     seen = seen & (length + t - j < window)[None, :]
                 values = tl.load(PV + keys, mask=ok, other=0.0)
                 top, total, acc = _join(x2, seen, values, top, total, acc)
-        begin = 0
-        if WINDOW:
-            begin = tl.maximum(t - window + 1, 0) // B * B
-        for s in range(begin, t, B):
+        for s in range(begin, end, B):
             j = s + b
-            ok = (j < t)[:, None] & wide[None, :]
+            ok = (j < end)[:, None] & wide[None, :]
             keys = own + j[:, None] * D + d[None, :]
             x3 = _scores(q, tl.load(OK + keys, mask=ok, other=0.0), scale, cap, CAP)
-            seen = (j < t)[None, :]
+            seen = (j < end)[None, :]
             if WINDOW:
                 seen = seen & (t - j < window)[None, :]
             values = tl.load(OV + keys, mask=ok, other=0.0)
             top, total, acc = _join(x3, seen, values, top, total, acc)
-        tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
-    else:
+        arrived = 1
+        if PARTS > 1:  # noqa: SIM102 (decided when it is compiled)
+            if parts > 1:
+                heads = HK * G * tl.num_programs(0).to(tl.int64)
+                to = part * heads + row
+                tl.store(MTOP + to, top, mask=g < G)
+                tl.store(MSUM + to, total, mask=g < G)
+                tl.store(MACC + to[:, None] * D + d[None, :], acc, mask=inside)
+                tl.debug_barrier()  # all of this program's numbers are written before it counts
+                arrived = tl.atomic_add(ARRIVED + slot * HK + h, 1, sem="acq_rel") + 1
+                if arrived == parts:
+                    top = tl.full((M,), NONE, tl.float32)
+                    total = tl.zeros((M,), tl.float32)
+                    acc = tl.zeros((M, DP), tl.float32)
+                    for p in range(parts):
+                        at = p * heads + row
+                        high = tl.load(MTOP + at, mask=g < G, other=NONE, cache_modifier=".cg")
+                        more = tl.load(MSUM + at, mask=g < G, other=0.0, cache_modifier=".cg")
+                        other = tl.load(MACC + at[:, None] * D + d[None, :], mask=inside, other=0.0,
+                                        cache_modifier=".cg")  # fmt: skip
+                        top, total, acc = _both(top, total, acc, high, more, other)
+                    tl.store(ARRIVED + slot * HK + h, 0)
+        if arrived == parts:
+            tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
+    if (ended != 0) & (part == 0):
         tl.store(out, tl.zeros((M, DP), OUT.dtype.element_ty), mask=inside)
 
 
@@ -287,21 +327,31 @@ def power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def shapes(size: int, bytes_each: int, programs: int) -> dict[str, int]:
+def shapes(size: int, bytes_each: int, programs: int, parted: bool) -> dict[str, int]:
     """Keys per block, warps and stages of the kernels: what a multiprocessor's memory holds.
 
-    Few programs read more keys at once each: nothing else hides the wait for memory.
+    Few programs, and those of long rows, read more keys at once each: nothing else hides the wait
+    for memory.
     """
     if size * bytes_each > 256:
         return {"block": 32, "warps": 4, "stages": 1, "tile_block": 32, "tile_stages": 1}
     few = programs <= FEW and bytes_each <= 2
     tuned = {**TUNED, "block": 128, "warps": 4} if few else TUNED
+    if parted and programs > VERY_FEW:
+        tuned = {**TUNED, "block": 64, "warps": 2}
     return {**tuned, "tile_block": 64} if size > 64 else tuned
 
 
 TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages": 2}
 FEW = 528
 """Programs, four for each multiprocessor of a large card."""
+VERY_FEW = 66
+
+
+MOST_PARTS = 16
+MOST_PROGRAMS = 8192
+"""Programs that a row's own keys are divided between, and of all rows together: at most. Programs
+without work cost time too."""
 
 
 def dependent() -> bool:
@@ -312,7 +362,8 @@ def dependent() -> bool:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, prefix_keys: Tensor, prefix_values: Tensor,
     own_keys: Tensor, own_values: Tensor, slots: Tensor, tiles: Tensor, span: Tensor,
-    scale: float, window: int, cap: float, split: bool, rotation: Rotation | None = None,
+    arrived: Tensor, scale: float, window: int, cap: float, split: bool, parted: bool,
+    rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
     """`layers.attend_plain`, by two kernels (split) or one."""
     rows, heads, _, size = query.shape
@@ -320,7 +371,7 @@ def attend(
     g, wide = heads // shared, max(16, power(size))
     out = torch.empty(rows, 1, heads, size, device=query.device, dtype=query.dtype)
     acc = top = total = out
-    tuned = shapes(size, query.element_size(), rows * shared)
+    tuned = shapes(size, query.element_size(), rows * shared, parted)
     pdl = rotation is not None and dependent()
     normed = rotation is not None and rotation.query_gain is not None
     cos, sin, query_gain, key_gain, eps = rotation or (out, out, None, None, 0.0)
@@ -339,12 +390,21 @@ def attend(
             ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
             num_stages=tuned["tile_stages"], **flags,
         )  # fmt: skip
-    row_kernel[(rows, shared)](
+    parts = min(MOST_PARTS, MOST_PROGRAMS // (rows * shared)) if parted else 1
+    joined = (out, out, out)
+    if parts > 1:
+        joined = (
+            torch.empty(parts, rows, heads, size, device=query.device),
+            torch.empty(parts, rows, heads, device=query.device),
+            torch.empty(parts, rows, heads, device=query.device),
+        )
+    row_kernel[(rows, shared, max(1, parts))](
         query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
-        slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *common,
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1), slots.stride(0), eps,
-        M=max(16, power(g)), B=tuned["block"], SPLIT=split, num_warps=tuned["warps"],
-        num_stages=tuned["stages"], **flags,
+        slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *joined,
+        arrived, *common, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        slots.stride(0), eps,
+        M=max(16, power(g)), B=tuned["block"], SPLIT=split, PARTS=max(1, parts), LEAST=PART,
+        num_warps=tuned["warps"], num_stages=tuned["stages"], **flags,
     )  # fmt: skip
     return out
 

@@ -25,7 +25,7 @@ from bestofk.sampling.sampler import Sampling
 
 
 @torch.library.custom_op(
-    "bestofk::group_attend", mutates_args=("own_keys", "own_values"), device_types=None
+    "bestofk::group_attend", mutates_args=("own_keys", "own_values", "arrived"), device_types=None
 )
 def attend(
     query: Tensor,
@@ -38,10 +38,12 @@ def attend(
     slots: Tensor,
     tiles: Tensor,
     span: Tensor,
+    arrived: Tensor,
     scale: float,
     window: int,
     cap: float,
     split: bool,
+    parted: bool,
 ) -> Tensor:
     """Attention of one new token per row to its prompt, its own earlier tokens and itself.
 
@@ -52,9 +54,11 @@ def attend(
         own_keys, own_values: flat, (S, shared heads, T, d) with T in `span`.
         slots: (6, S), see `Field`.
         tiles: (S / TILED, 2 + rows): start and length of a prompt, then slots of its rows or -1.
+        arrived: (S, shared heads), zeros before and after: programs of one row count here.
         window: keys a token sees, itself included; 0 is all.
         cap: of the scores (cap · tanh(x / cap)); 0 is none.
         split: read each prompt once per tile, not once per row.
+        parted: rows may be long, so several programs read the keys of one.
 
     Returns:
         (R, 1, heads, d); zeros where the slot has ended.
@@ -63,14 +67,14 @@ def attend(
     if query.is_cuda:
         from bestofk.sampling.engine import kernels
 
-        return kernels.attend(*given, tiles, span, scale, window, cap, split)
+        return kernels.attend(*given, tiles, span, arrived, scale, window, cap, split, parted)
     return attend_plain(*given, span, scale, window, cap)
 
 
 @attend.register_fake
 def _(  # type: ignore[no-untyped-def]
     query, key, value, prefix_keys, prefix_values, own_keys, own_values, slots, tiles, span,
-    scale, window, cap, split,
+    arrived, scale, window, cap, split, parted,
 ) -> Tensor:  # fmt: skip
     rows, heads, _, size = query.shape
     return query.new_empty(rows, 1, heads, size)
@@ -392,7 +396,7 @@ def _silu() -> type:
 
 def attend_fused(
     layer: FusedLayer, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, tiles: Tensor,
-    span: Tensor, split: bool,
+    span: Tensor, split: bool, parted: bool,
 ) -> Tensor:  # fmt: skip
     """`attend` with rotation: (R, (heads + 2 shared) d) → (R, heads · d)."""
     site, rotation = layer.site, layer.rotation(cos, sin)
@@ -403,7 +407,10 @@ def attend_fused(
     if qkv.is_cuda:
         from bestofk.sampling.engine import kernels
 
-        out = kernels.attend(query, key, value, *store, tiles, span, *settings, split, rotation)
+        out = kernels.attend(
+            query, key, value, *store, tiles, span, module.engine_arrived, *settings, split,
+            parted, rotation,
+        )  # fmt: skip
         return out.flatten(1)
     place = (slots[Field.LENGTH, : len(qkv)] + slots[Field.DRAWN, : len(qkv)]).long()[:, None]
     place = place.clamp(max=len(cos) - 1)  # of slots that have ended

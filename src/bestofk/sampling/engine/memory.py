@@ -135,6 +135,10 @@ TILED = 4
 """Rows that tiles hold on average, at least, where prompts are read by tiles."""
 
 
+PART = 256
+"""Keys of a row's own tokens that one program reads, at least, where several read them."""
+
+
 class Field(IntEnum):
     """Rows of the integer table of slots, (6, S)."""
 

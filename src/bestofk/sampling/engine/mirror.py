@@ -400,7 +400,7 @@ def engine_attention(
         out = attend(
             query, key, value, module.engine_pk, module.engine_pv, module.engine_ok,
             module.engine_ov, module.engine_slots, module.engine_tiles, module.engine_span,
-            scale, window, cap, module.engine_split,
+            module.engine_arrived, scale, window, cap, module.engine_split, module.engine_parted,
         )  # fmt: skip
         return out, None
     else:
