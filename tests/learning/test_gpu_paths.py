@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from bestofk.learning import Learner, Loss, Optimisation
-from bestofk.learning.attention import flash_groups
+from bestofk.learning import Learner, Loss, Optimisation, layout
+from bestofk.learning.attention import add_runs, flash_groups
 from bestofk.learning.gpu import balanced, model_bytes, token_budget
 from bestofk.learning.layout import flat_segments
 from bestofk.learning.scorer import HeadLogProbs, WeighedHead, scores
@@ -121,15 +121,24 @@ def test_the_heads_gradient_is_that_of_plain_autograd() -> None:
         )
 
 
-def test_a_row_sees_its_prompt_and_itself_alone() -> None:
-    """Against attention row by row, each with its own copy of the prompt."""
+@pytest.mark.parametrize("run", [1024, 4, 1])
+def test_a_row_sees_its_prompt_and_itself_alone(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against attention row by row, each with its own copy of the prompt; in runs of any length."""
+    monkeypatch.setattr(layout, "RUN", run)
     torch.manual_seed(0)
     prompts, own = [3, 1, 5], [[2, 0, 4], [1], [3, 3]]
     total = sum(prompts) + sum(map(sum, own))
     q = torch.randn(total, 4, 8)
     k, v = torch.randn(total, 2, 8), torch.randn(total, 2, 8)
     s = flat_segments(prompts, own, "cpu")
-    found, _ = flash_groups(q, k, v, s.parts, s.queries, s.keys, s.prompt_at, *s.longest, 0.3)
+    where = (s.parts, s.queries, s.keys, s.prompt_at, s.copies)
+    found, _ = flash_groups(q, k, v, *where, *s.longest, 0.3)
+    expected, runs = torch.zeros_like(k), torch.randn(len(s.copies), 2, 8)
+    gradient = torch.zeros_like(k)
+    add_runs(gradient, runs, s.prompt_at, s.copies)
+    for copy, own_run in zip(s.copies, runs):
+        expected[s.prompt_at[copy]] += own_run
+    torch.testing.assert_close(gradient, expected)
     at = 0
     for p, sizes in zip(prompts, own):
         prompt = list(range(at, at + p))
@@ -144,7 +153,7 @@ def test_a_row_sees_its_prompt_and_itself_alone() -> None:
             torch.testing.assert_close(found[row], out.transpose(0, 1), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("prompts", "own"), [([300, 20], [[4], [5, 9]]), ([3], [[200, 200]])])
+@pytest.mark.parametrize(("prompts", "own"), [([300, 20], [[4], [5, 9]]), ([3], [[200, 3000]])])
 def test_no_part_is_longer_than_what_is_computed(prompts: list[int], own: list[list[int]]) -> None:
     """Prompts are queries too, of the pass over prompts, where they find no keys."""
     s = flat_segments(prompts, own, "cpu")

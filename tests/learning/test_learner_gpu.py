@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bestofk.learning import Learner, Loss, Optimisation
+from bestofk.learning import Learner, Loss, Optimisation, layout
 from policies import fixed, group, llama, random_groups
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +35,11 @@ def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: objec
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("loss", ["exact", "clipped", "kl"])
-def test_gradients_are_those_of_float32_up_to_bf16(loss: str, compiled: bool) -> None:
+def test_gradients_are_those_of_float32_up_to_bf16(
+    loss: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 160 tokens attend to their prompt in several runs."""
+    monkeypatch.setattr(layout, "RUN", 64)
     groups = random_groups(6, 8, longest=40)
     weights = np.random.default_rng(1).normal(size=(6, 8))
     losses = {"exact": Loss(), "clipped": Loss(name="clipped"), "kl": Loss(kl=0.1)}

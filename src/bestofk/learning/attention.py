@@ -6,9 +6,9 @@ prompt and to themselves. Models that pass keyword arguments down to their atten
 support transformers' attention interface) run it unchanged.
 
 On CUDA it is two passes of FlashAttention, and no padding. A packed sequence is
-[prompt | y_1 | y_2 | ... | prompt | y_1 | ...]. Every part attends causally to itself; then all
-completions of a group, as one run of queries, attend to their prompt, which is read once. The two
-results are one softmax over both: with L the log of a softmax's denominator,
+[prompt | y_1 | y_2 | ... | prompt | y_1 | ...]. Every part attends causally to itself; then the
+completions of a group, in long runs of queries, attend to their prompt, which is read once a run.
+The two results are one softmax over both: with L the log of a softmax's denominator,
 
     L = log(e^L_a + e^L_b),    out = e^(L_a − L) out_a + e^(L_b − L) out_b.
 
@@ -128,22 +128,23 @@ Three = tuple[Tensor, Tensor, Tensor]
 @torch.library.custom_op("bestofk::flash_groups", mutates_args=())
 def flash_groups(
     query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, keys: Tensor,
-    prompt_at: Tensor, a: int, b: int, c: int, scale: float,
+    prompt_at: Tensor, copies: Tensor, a: int, b: int, c: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (T, heads, d) and the log of the softmax's denominators (heads, T)."""
     if not query.is_cuda:
-        return _plain(query, key, value, parts, queries, prompt_at, scale)
+        return _plain(query, key, value, parts, queries, keys, scale)
     from bestofk.learning.merge_kernel import merge
 
     out, total = _forward(query, key, value, parts, parts, a, a, True, scale)
-    shared = key[prompt_at], value[prompt_at]
+    seen = prompt_at[copies]
+    shared = key[seen], value[seen]
     other, other_total = _forward(query, *shared, queries, keys, b, c, False, scale)
     merge(out, total, other, other_total)
     return out, total
 
 
 @flash_groups.register_fake
-def _(query, key, value, parts, queries, keys, prompt_at, a, b, c, scale):
+def _(query, key, value, parts, queries, keys, prompt_at, copies, a, b, c, scale):
     return torch.empty_like(query), query.new_empty(
         query.shape[1], query.shape[0], dtype=torch.float32
     )
@@ -152,18 +153,28 @@ def _(query, key, value, parts, queries, keys, prompt_at, a, b, c, scale):
 @torch.library.custom_op("bestofk::flash_groups_backward", mutates_args=())
 def flash_groups_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
-    parts: Tensor, queries: Tensor, keys: Tensor, prompt_at: Tensor, a: int, b: int, c: int,
-    scale: float,
+    parts: Tensor, queries: Tensor, keys: Tensor, prompt_at: Tensor, copies: Tensor, a: int, b: int,
+    c: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key and value."""
     if not query.is_cuda:
-        return _plain_backward(grad, query, key, value, parts, queries, prompt_at, scale)
+        return _plain_backward(grad, query, key, value, parts, queries, keys, scale)
     known = (out, total)
     grad = grad.contiguous()
     dq, dk, dv = _backward(grad, query, key, value, *known, parts, parts, a, a, True, scale)
-    shared = key[prompt_at], value[prompt_at]
+    seen = prompt_at[copies]
+    shared = key[seen], value[seen]
     more, pk, pv = _backward(grad, query, *shared, *known, queries, keys, b, c, False, scale)
-    return dq.add_(more), dk.index_add_(0, prompt_at, pk), dv.index_add_(0, prompt_at, pv)
+    add_runs(dk, pk, prompt_at, copies)
+    add_runs(dv, pv, prompt_at, copies)
+    return dq.add_(more), dk, dv
+
+
+def add_runs(gradient: Tensor, runs: Tensor, prompt_at: Tensor, copies: Tensor) -> None:
+    """What all runs of completions say of their prompts' tokens, into the gradient, in float32."""
+    whole = runs.new_zeros(len(prompt_at), *runs.shape[1:], dtype=torch.float32)
+    whole.index_add_(0, copies, runs.float())
+    gradient[prompt_at] = (gradient[prompt_at] + whole).to(gradient.dtype)
 
 
 @flash_groups_backward.register_fake
@@ -178,11 +189,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, parts, queries, keys, prompt_at, out, total = ctx.saved_tensors
-    result = flash_groups_backward(
-        grad, query, key, value, out, total, parts, queries, keys, prompt_at, *ctx.sizes
-    )
-    return *result, *[None] * 8
+    query, key, value, *where, out, total = ctx.saved_tensors
+    result = flash_groups_backward(grad, query, key, value, out, total, *where, *ctx.sizes)
+    return *result, *[None] * 9
 
 
 flash_groups.register_autograd(_differentiate, setup_context=_keep)
@@ -211,41 +220,41 @@ def _backward(
 
 
 def _chances(
-    query: Tensor, key: Tensor, parts: Tensor, queries: Tensor, prompt_at: Tensor, scale: float
+    query: Tensor, key: Tensor, parts: Tensor, queries: Tensor, keys: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The softmax over the whole sequence (heads, T, T) and the logs of its denominators."""
     length = len(query)
     place = torch.arange(length)
     part = torch.searchsorted(parts.long(), place, right=True) - 1
     run = torch.searchsorted(queries.long(), place, right=True) - 1
-    is_prompt = torch.zeros(length, dtype=torch.bool)
-    is_prompt[prompt_at] = True
+    without_keys = keys.diff() == 0
+    is_prompt, group = without_keys[run], without_keys.cumsum(0)[run]
     own = (part[:, None] == part) & (place[:, None] >= place)
-    to_prompt = (run[:, None] // 2 == run // 2) & is_prompt & ~is_prompt[:, None]
+    to_prompt = (group[:, None] == group) & is_prompt & ~is_prompt[:, None]
     scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
     scores = scores.masked_fill(~(own | to_prompt), -torch.inf)
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
 def _plain(
-    query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, prompt_at: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, keys: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same by one mask over the whole sequence."""
     share = query.shape[1] // key.shape[1]
     k, v = (each.repeat_interleave(share, 1) for each in (key, value))
-    chances, total = _chances(query, k, parts, queries, prompt_at, scale)
+    chances, total = _chances(query, k, parts, queries, keys, scale)
     out = torch.einsum("hqk,khd->qhd", chances, v.float())
     return out.to(query.dtype).contiguous(), total
 
 
 def _plain_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor,
-    prompt_at: Tensor, scale: float,
+    keys: Tensor, scale: float,
 ) -> Three:  # fmt: skip
     share = query.shape[1] // key.shape[1]
     k, v = (each.repeat_interleave(share, 1).float() for each in (key, value))
-    chances, _ = _chances(query, k, parts, queries, prompt_at, scale)
+    chances, _ = _chances(query, k, parts, queries, keys, scale)
     grad = grad.float()
     by_chance = torch.einsum("qhd,khd->hqk", grad, v)
     by_score = chances * (by_chance - (chances * by_chance).sum(-1, keepdim=True)) * scale
@@ -267,7 +276,7 @@ def flash_attention(
     q, k, v = (each[0].transpose(0, 1).to(value.dtype).contiguous() for each in (query, key, value))
     out, _ = flash_groups(
         q, k, v, segments.parts, segments.queries, segments.keys, segments.prompt_at,
-        *segments.longest, scale,
+        segments.copies, *segments.longest, scale,
     )  # fmt: skip
     return out[None], None
 

@@ -40,6 +40,11 @@ class Segments:
     """(T,): where each packed token lies in [prompts.flatten() | rows.flatten()]."""
 
 
+RUN, RUNS = 1024, 16
+"""Completions attend to their prompt in runs of at least RUN tokens, about RUNS of them in a batch.
+The gradient of a prompt's keys is one program's work per run and head."""
+
+
 @dataclass(frozen=True)
 class FlatSegments:
     """Where the parts of a packed sequence begin."""
@@ -47,11 +52,14 @@ class FlatSegments:
     parts: Tensor
     """(parts + 1,) int32: prompts and completions in order."""
     queries: Tensor
-    """(2 G + 1,) int32: per group its prompt, then all of its completions together."""
+    """(runs + 1,) int32: per group its prompt, then its completions, cut anywhere into runs of like
+    length."""
     keys: Tensor
-    """(2 G + 1,) int32: the prompts' tokens those attend to: none, then all of the prompt."""
+    """(runs + 1,) int32: the prompts' tokens those attend to: none, then all of the prompt."""
     prompt_at: Tensor
     """Places of the prompts' tokens."""
+    copies: Tensor
+    """Which of those each run of completions attends to: every prompt once for each of its runs."""
     longest: tuple[int, int, int]
     """Tokens of the longest part, of the longest run of queries, of the longest prompt. What lies
     beyond them is not computed, and not even set."""
@@ -62,10 +70,22 @@ def flat_segments(
 ) -> FlatSegments:
     """From the lengths of each group's prompt and completions, as they lie in the sequence."""
     sizes = [size for p, own in zip(prompts, completions) for size in (p, *own)]
-    runs = [size for p, own in zip(prompts, completions) for size in (p, sum(own))]
-    seen = [size for p in prompts for size in (0, p)]
-    begins = np.cumsum([0, *runs])[:-1:2]
-    at = np.concatenate([np.arange(b, b + p) for b, p in zip(begins, prompts)])
+    runs: list[int] = []
+    seen: list[int] = []
+    places: list[np.ndarray] = []
+    copies: list[np.ndarray] = []
+    begin = known = 0
+    most = max(RUN, sum(map(sum, completions)) // RUNS)
+    for p, own in zip(prompts, completions):
+        total = sum(own)
+        each = -(-total // max(1, -(-total // most)))
+        cut = [min(each, total - start) for start in range(0, total, max(1, each))] or [0]
+        runs += [p, *cut]
+        seen += [0, *[p] * len(cut)]
+        places.append(np.arange(begin, begin + p))
+        copies += [np.arange(known, known + p)] * len(cut)
+        begin += p + total
+        known += p
 
     def ends(lengths: Sequence[int]) -> Tensor:
         return there(np.cumsum([0, *lengths]).astype(np.int32), device)
@@ -75,7 +95,8 @@ def flat_segments(
         parts=ends(sizes),
         queries=ends(runs),
         keys=ends(seen),
-        prompt_at=there(at, device),
+        prompt_at=there(np.concatenate(places), device),
+        copies=there(np.concatenate(copies), device),
         longest=(_up(longest[0]), _up(longest[1]), _up(longest[2])),
     )
 

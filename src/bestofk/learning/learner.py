@@ -26,7 +26,7 @@ from bestofk.learning.loss import (
     same_size,
     same_temperature,
 )
-from bestofk.learning.scorer import Scorer
+from bestofk.learning.scorer import CHUNK, Scorer
 from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation
 from bestofk.types import Group
 
@@ -276,8 +276,11 @@ class Learner:
 
         flat = "flat" if self._flat else "packed"
         reduced = self.precision == "bf16"
+        usual = self._scorer.chunk
+        self._scorer.chunk = min(usual, CHUNK)  # float32 takes more room
         with torch.compiler.set_stance("force_eager"):  # nothing is compiled for it
             gap, limit = prepare.layout_gap(score, groups, flat, self.device, reduced=reduced)
+        self._scorer.chunk = usual
         if distributed.most(self.accelerator, 1 + (not gap <= limit)) > 1:
             prepare.report(self.model, gap, limit, layout=self.requested_layout)
             self.layout = "padded"
