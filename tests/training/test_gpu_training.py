@@ -80,7 +80,8 @@ def test_two_processes_share_one_card(
     """Each samples its own groups; both plan for half of the card."""
     path = recipe(model={"device": "auto", "precision": "bf16"}, run={"steps": 2})
     plan = json.dumps({"two": [[2, False, 2]], "one": [[1, False, 2]], "shards": [[2, True, 2]]})
-    done = command("tests/training/ranks.py", path, tmp_path, plan, "gpu")
+    # Cold: bitsandbytes starts CUDA when it is imported, which a forked process cannot do again.
+    done = command("tests/training/ranks.py", path, tmp_path, plan, "gpu", cold=True)
     logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*.log.*")))
     assert done.returncode == 0, done.stderr + logs
     assert last_json(done.stdout) == {"two": [[0, 0]], "one": [[0]], "shards": [[1, 1]]}, logs
