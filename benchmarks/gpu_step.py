@@ -1,7 +1,7 @@
 """Whole RL steps on one GPU: sample, score, weigh, learn; needs CUDA.
 
     python benchmarks/gpu_step.py [135m] [15b] [3b-lora] [7b-lora] [--shape 8x16x128x256]
-                                  [--rank N] [--memory GIB] [--steps N]
+                                  [--rank N] [--memory GIB] [--steps N] [--kernels]
 
 Random weights and no end token, so that every completion has its full length. The reward is the
 length of the text modulo 7: noise, so that every group has signal. --memory limits the process to a
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from _gpu import (
+    kernels,
     made,
     needs_cuda,
     peaks,
@@ -44,7 +45,9 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[str, Any]:
+def measured(
+    make: Any, shape: str, steps: int = 6, lora_rank: int = 0, profiled: bool = False
+) -> dict[str, Any]:
     count, n, length, new = map(int, shape.split("x"))
     model = made(make, lora_rank=lora_rank)
     vocabulary = model.config.vocab_size
@@ -77,7 +80,7 @@ def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[
         phases.append(dict(zip(names, np.diff(marks).tolist())) | {"step": marks[-1] - marks[0]})
         gaps.append((stats["sampler_gap_mean"], stats["sampler_gap_max"]))
     later = phases[2:] or phases[-1:]
-    return {
+    found = {
         "shape": shape,
         "step_s": min(each["step"] for each in later),
         "step_s_mean": float(np.mean([each["step"] for each in later])),
@@ -88,8 +91,12 @@ def measured(make: Any, shape: str, steps: int = 6, lora_rank: int = 0) -> dict[
         "sampler": sampler.stats,
         "micro_batches": stats["micro_batches"],
         "budget": learner.budget,
+        "layers": sampler.about["layers"],
         **peaks(),
     }
+    if profiled:
+        found["kernels"] = kernels(lambda: learner.step(groups, weights), 24)
+    return found
 
 
 def options_of(words: list[str] | None = None) -> argparse.Namespace:
@@ -99,12 +106,14 @@ def options_of(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help="rank of the adapters; 0 trains all weights")
     parser.add_argument("--memory", type=float, help="GiB of the card that the process may take")
     parser.add_argument("--steps", type=int, help="the first two are left out of the figures")
+    parser.add_argument("--kernels", action="store_true", help="list those of a learner's step")
     return parser.parse_args(words)
 
 
 def settings(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """A model's arguments for `measured`, with what the options change."""
     asked = {"shape": options.shape, "lora_rank": options.rank, "steps": options.steps}
+    asked["profiled"] = options.kernels
     return SHAPES[name] | {key: value for key, value in asked.items() if value is not None}
 
 

@@ -1,16 +1,22 @@
 """How far bf16 rounding takes the sampler from the learner, by the length of the answers.
 
 python benchmarks/rounding.py MODEL [--device cuda] [--tokens 1024]      others: --help
+python benchmarks/rounding.py MODEL --engine [--device cuda]     the trainer's own sampler
 
 Answers of equal length are drawn (ends are ignored) and scored with the same weights in four ways:
 token by token with a cache, as samplers do, and in one pass, as learners do, each with logits in
 bf16 and in float32. D is the mean of ρ - 1 - log ρ over answers, whose tokens are cut at each
 length; the share is what k = 8, n = 32 keeps. A CPU without bf16 instructions takes hours.
+
+With --engine the weights are float32, as in training: answers are drawn by the sampler that the
+trainer takes on that device (the group engine on CUDA) and scored by its learner.
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bestofk import models, tasks
+from bestofk.learning import Learner
 from bestofk.objectives import effective_share, ratio_divergence
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.local import local_sampler
 from bestofk.training.task_setup import usual_style
 from bestofk.types import Group
 
@@ -61,6 +69,37 @@ def scored(model: torch.nn.Module, group: Group) -> dict[str, np.ndarray]:
     return found
 
 
+def drawn(sampler: Any, asked: argparse.Namespace) -> list[Group]:
+    """Groups of answers of equal length."""
+    sampler.ends = frozenset()
+    problems = tasks.task(asked.task, style=usual_style(asked.model, asked.task, {})).split("train")
+    params = Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens)
+    return sampler.sample([problems.at(i) for i in range(asked.prompts)], seed=0, params=params)
+
+
+def gaps_of_ways(asked: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Log-ratio of every token, (answers, T), for each of PAIRS."""
+    policy = models.load(asked.model)
+    model = policy.model.to(asked.device, torch.bfloat16)
+    parts = [scored(model, group) for group in drawn(ModelSampler(model, policy.tokenizer), asked)]
+    return {
+        what: np.concatenate([part[learned] - part[sampled] for part in parts])
+        for what, (sampled, learned) in PAIRS.items()
+    }
+
+
+def gaps_of_trainer(asked: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Log-ratio of every token, (answers, T), of the trainer's learner to its sampler."""
+    warnings.filterwarnings("error", message="the group engine does not run")
+    policy = models.load(asked.model, device=asked.device)
+    learner = Learner(policy.model, precision=asked.precision, max_new_tokens=asked.tokens)
+    sampler = local_sampler(learner.policy, policy.tokenizer, precision=asked.precision)
+    groups = drawn(sampler, asked)
+    sampled = np.array([one.logprobs for group in groups for one in group.completions])
+    learned = np.concatenate(learner.log_probs(groups).tokens).astype(float)
+    return {f"{type(sampler).__name__} against the learner, {asked.precision}": learned - sampled}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -71,26 +110,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--engine", action="store_true", help="measure the trainer's own sampler")
+    parser.add_argument("--precision", default="bf16", help="of --engine: bf16 or fp32")
     asked = parser.parse_args()
-    policy = models.load(asked.model)
-    model = policy.model.to(asked.device, torch.bfloat16)
-    sampler = ModelSampler(model, policy.tokenizer)
-    sampler.ends = frozenset()
-    problems = tasks.task(asked.task, style=usual_style(asked.model, asked.task, {})).split("train")
-    groups = sampler.sample(
-        [problems.at(i) for i in range(asked.prompts)],
-        seed=0,
-        params=Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens),
-    )
-    parts = [scored(model, group) for group in groups]
-    ways = {way: np.concatenate([part[way] for part in parts]) for way in parts[0]}
+    gaps = gaps_of_trainer(asked) if asked.engine else gaps_of_ways(asked)
     lengths = [1 << power for power in range(4, 13) if 1 << power <= asked.tokens]
     print("| |" + "".join(f" {length} tokens |" for length in lengths))
     print("|---|" + "---|" * len(lengths))
-    for what, (sampled, learned) in PAIRS.items():
+    for what, gap in gaps.items():
         cells = []
         for length in lengths:
-            log_ratio = (ways[learned] - ways[sampled])[:, :length].sum(1)
+            log_ratio = gap[:, :length].sum(1)
             far = float(ratio_divergence(log_ratio))
             share = float(effective_share(far, 8, 32))
             cells.append(f"{far:.3f} (sd {log_ratio.std():.2f}, share {share:.2f})")

@@ -4,7 +4,8 @@ python benchmarks/variance.py            prints the tables of research/inner-ste
 python benchmarks/variance.py --figure   also draws research/images/baseline-variance.svg
 python benchmarks/variance.py --sampled  only the tables that need samples: sequence policies, and
                                          the best mixture of two baselines for tiny policies
-python benchmarks/variance.py --model smollm2 [--device cuda]    the same for a model on MBPP
+python benchmarks/variance.py --model smollm2 [--device cuda] [--prompts 48] [--tokens 192]
+                              [--sizes 4:16,8:32]    the same for a model on MBPP, by k:n
 
 For a softmax over four answers every outcome of n draws is enumerated up to order, with its
 probability under π_old, so that E|g|² - |E g|² of g = (1/n) Σ A_i ∇log π_θ(y_i) is a finite sum.
@@ -22,6 +23,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,8 @@ def update(model: Any, weights: Any, rows: Any, lengths: Any, start: int, weighe
     """Σ_i A_i ∇log π(y_i) of one group, (d,)."""
     import torch
 
+    if not np.any(weighed):
+        return torch.zeros(sum(weight.numel() for weight in weights), device=rows.device)
     logits = model(input_ids=rows).logits[:, start - 1 : -1].log_softmax(-1)
     token = logits.gather(-1, rows[:, start:, None])[..., 0]
     inside = torch.arange(token.shape[1], device=rows.device) < lengths[:, None]
@@ -262,14 +266,17 @@ def show_sampled() -> None:
             print(f"| {what} | {k}, {n} | {found} |", flush=True)
 
 
-def show_model(name: str, device: str) -> None:
-    policy = models.load(name)
-    policy.model.to(device)
+def show_model(asked: argparse.Namespace) -> None:
+    """On MBPP, the reward is the fraction of tests passed; limits as in recipes/code-qwen."""
+    policy = models.load(asked.model, device=asked.device)
     task = tasks.task("mbpp", reward="fraction")
-    print("| k, n | canonical | at λ* | λ* |\n|---|---|---|---|")
-    for k, n in ((4, 16), (8, 32)):
-        found = cells(model_products(policy, task, k, n, tokens=192, prompts=48))
-        print(f"| {k}, {n} | {found} |", flush=True)
+    limits = {"cpu_per_test": 0.25, "cpu_per_program": 0.5}
+    task = replace(task, verifier_options={**task.verifier_options, "limits": limits})
+    print("| k, n | prompts with signal | canonical | at λ* | λ* |\n|---|---|---|---|---|")
+    for k, n in (map(int, size.split(":")) for size in asked.sizes.split(",")):
+        found = list(model_products(policy, task, k, n, asked.tokens, asked.prompts))
+        signal = sum(map(any, found))  # without signal every update is 0
+        print(f"| {k}, {n} | {signal} of {asked.prompts} | {cells(found)} |", flush=True)
 
 
 def cells(prompts: Iterable[list[float]]) -> str:
@@ -366,9 +373,12 @@ def main() -> None:
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--model")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--sizes", default="4:16,8:32", help="k:n, separated by commas")
     asked = parser.parse_args()
     if asked.model:
-        return show_model(asked.model, asked.device)
+        return show_model(asked)
     if not asked.sampled:
         show()
     show_sampled()
