@@ -329,11 +329,15 @@ def code_tables() -> dict[str, str]:
 
 QWEN = ("grpo", "max@1+4+16")
 RATES = ("4e-6", "2e-6", "1e-6")
-QWEN_PAIRS = {
-    "one step ahead − on policy": ("max@1+4+16 2e-6, one step ahead", "max@1+4+16 2e-6"),
-    "passk-training@8 − grpo": ("passk-training@8 2e-6", "grpo 2e-6"),
+SHORT = 34
+"""Step at which the runs of the design's third part ended."""
+AHEAD = f"{QWEN[1]} 2e-6, one step ahead"
+SHORT_PAIRS = {
+    "the mixture − GRPO, seed 1": (f"{QWEN[1]} 2e-6", f"{QWEN[0]} 2e-6"),
+    "one step ahead − GRPO": (AHEAD, f"{QWEN[0]} 2e-6"),
+    "one step ahead − the mixture": (AHEAD, f"{QWEN[1]} 2e-6"),
 }
-"""Further comparisons, at 2e-6 and with the seeds that both arms have."""
+"""One step ahead has another seed than its partners."""
 UNSEEN = {"humaneval": (1, 4, 16, 32, 64), "mbpp": (1, 2, 4, 8, 16, 32)}
 """Tasks that no arm was trained on, and the k that are shown."""
 Checkpoint = tuple[str, int, int]
@@ -345,8 +349,9 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     average over the rates, and every checkpoint of the others against GRPO's front."""
     texts: dict[str, str] = {}
     for mark, metric, solved in (("qwen", "pass", True), ("qwen-fraction", "max", False)):
-        ks, found = checkpoints("qwen-leetcode", solved)
-        ends = last_of_seeds(found)
+        ks, every = checkpoints("qwen-leetcode", solved)
+        short = {arm: values for (arm, _, step), values in every.items() if step == SHORT}
+        ends = last_of_seeds({key: v for key, v in every.items() if key[2] != SHORT})
         ended, start = of_seeds(ks, ends), np.stack([*ends["start"].values()])
         gaps: dict[str, np.ndarray] = {}
         for rate in RATES:
@@ -359,10 +364,14 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
             f"{mark}-start": against(ended, start, metric, shown),
             f"{mark}-grpo": differences(ks, gaps, metric, shown),
         }
-        if pairs := {n: between(ends, *p) for n, p in QWEN_PAIRS.items() if ends.keys() >= {*p}}:
-            texts[f"{mark}-pairs"] = differences(ks, pairs, metric, shown)
+        short_runs = of_seeds(ks, {arm: {0: values} for arm, values in short.items()})
+        pairs = {n: (short[one] - short[other])[None] for n, (one, other) in SHORT_PAIRS.items()}
+        texts |= {
+            f"{mark}-short": reached(short_runs, metric, shown, start=start),
+            f"{mark}-short-pairs": differences(ks, pairs, metric, shown),
+        }
         if solved:
-            texts["qwen-checkpoints"] = above_front(ks, found, 64)
+            texts["qwen-checkpoints"] = above_front(ks, every, 64)
     for task, few in UNSEEN.items():
         if not (HERE / "counts" / f"qwen-leetcode-{task}.parquet").exists():
             continue
