@@ -28,6 +28,7 @@ WORK = {
     "sampling_long_2048_tok_s": "sampling, 135M: 32 × 16, 128 + 512 on average, at most 2,048",
     "sampling_long_4096_tok_s": "sampling, 135M: 32 × 16, 128 + 1,024 on average, at most 4,096",
     "learner_20x32_row_tok_s": "learner, 135M: 20 × 32, 512 + 128",
+    "learner_64x16_row_tok_s": "learner, 135M: 64 × 16, 64 + 256",
     "learner_4x512_row_tok_s": "learner, 135M: 4 × 512, 64 + 256",
     "learner_2x1024_row_tok_s": "learner, 135M: 2 × 1,024, 64 + 256",
     "sampling_15b_tok_s": "sampling, 1.5B: 32 × 16, 128 + 256",
