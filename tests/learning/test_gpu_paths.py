@@ -131,13 +131,14 @@ def test_a_row_sees_its_prompt_and_itself_alone(run: int, monkeypatch: pytest.Mo
     q = torch.randn(total, 4, 8)
     k, v = torch.randn(total, 2, 8), torch.randn(total, 2, 8)
     s = flat_segments(prompts, own, "cpu")
-    where = (s.parts, s.queries, s.keys, s.prompt_at, s.copies)
+    where = (s.parts, s.queries, s.keys, s.prompt_at, s.first)
     found, _ = flash_groups(q, k, v, *where, *s.longest, 0.3)
-    expected, runs = torch.zeros_like(k), torch.randn(len(s.copies), 2, 8)
-    gradient = torch.zeros_like(k)
-    add_runs(gradient, runs, s.prompt_at, s.copies)
-    for copy, own_run in zip(s.copies, runs):
-        expected[s.prompt_at[copy]] += own_run
+    assert torch.equal(s.prompt_at[s.first], s.prompt_at)
+    gradient, runs = torch.randn_like(k), torch.randn(len(s.first), 2, 8)
+    expected = gradient.clone()
+    for place, own_run in zip(s.prompt_at, runs):
+        expected[place] += own_run
+    add_runs(gradient, runs, s.prompt_at, s.first)
     torch.testing.assert_close(gradient, expected)
     at = 0
     for p, sizes in zip(prompts, own):

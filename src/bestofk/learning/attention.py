@@ -128,7 +128,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 @torch.library.custom_op("bestofk::flash_groups", mutates_args=())
 def flash_groups(
     query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, keys: Tensor,
-    prompt_at: Tensor, copies: Tensor, a: int, b: int, c: int, scale: float,
+    prompt_at: Tensor, first: Tensor, a: int, b: int, c: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (T, heads, d) and the log of the softmax's denominators (heads, T)."""
     if not query.is_cuda:
@@ -136,15 +136,14 @@ def flash_groups(
     from bestofk.learning.merge_kernel import merge
 
     out, total = _forward(query, key, value, parts, parts, a, a, True, scale)
-    seen = prompt_at[copies]
-    shared = key[seen], value[seen]
+    shared = key[prompt_at], value[prompt_at]
     other, other_total = _forward(query, *shared, queries, keys, b, c, False, scale)
     merge(out, total, other, other_total)
     return out, total
 
 
 @flash_groups.register_fake
-def _(query, key, value, parts, queries, keys, prompt_at, copies, a, b, c, scale):
+def _(query, key, value, parts, queries, keys, prompt_at, first, a, b, c, scale):
     return torch.empty_like(query), query.new_empty(
         query.shape[1], query.shape[0], dtype=torch.float32
     )
@@ -153,7 +152,7 @@ def _(query, key, value, parts, queries, keys, prompt_at, copies, a, b, c, scale
 @torch.library.custom_op("bestofk::flash_groups_backward", mutates_args=())
 def flash_groups_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
-    parts: Tensor, queries: Tensor, keys: Tensor, prompt_at: Tensor, copies: Tensor, a: int, b: int,
+    parts: Tensor, queries: Tensor, keys: Tensor, prompt_at: Tensor, first: Tensor, a: int, b: int,
     c: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key and value."""
@@ -162,19 +161,18 @@ def flash_groups_backward(
     known = (out, total)
     grad = grad.contiguous()
     dq, dk, dv = _backward(grad, query, key, value, *known, parts, parts, a, a, True, scale)
-    seen = prompt_at[copies]
-    shared = key[seen], value[seen]
+    shared = key[prompt_at], value[prompt_at]
     more, pk, pv = _backward(grad, query, *shared, *known, queries, keys, b, c, False, scale)
-    add_runs(dk, pk, prompt_at, copies)
-    add_runs(dv, pv, prompt_at, copies)
+    add_runs(dk, pk, prompt_at, first)
+    add_runs(dv, pv, prompt_at, first)
     return dq.add_(more), dk, dv
 
 
-def add_runs(gradient: Tensor, runs: Tensor, prompt_at: Tensor, copies: Tensor) -> None:
+def add_runs(gradient: Tensor, runs: Tensor, prompt_at: Tensor, first: Tensor) -> None:
     """What all runs of completions say of their prompts' tokens, into the gradient, in float32."""
-    whole = runs.new_zeros(len(prompt_at), *runs.shape[1:], dtype=torch.float32)
-    whole.index_add_(0, copies, runs.float())
-    gradient[prompt_at] = (gradient[prompt_at] + whole).to(gradient.dtype)
+    whole = torch.zeros_like(runs, dtype=torch.float32).index_add_(0, first, runs.float())
+    # A token of several runs is written once for each, with the same value.
+    gradient[prompt_at] = (gradient[prompt_at] + whole[first]).to(gradient.dtype)
 
 
 @flash_groups_backward.register_fake
@@ -276,7 +274,7 @@ def flash_attention(
     q, k, v = (each[0].transpose(0, 1).to(value.dtype).contiguous() for each in (query, key, value))
     out, _ = flash_groups(
         q, k, v, segments.parts, segments.queries, segments.keys, segments.prompt_at,
-        segments.copies, *segments.longest, scale,
+        segments.first, *segments.longest, scale,
     )  # fmt: skip
     return out[None], None
 

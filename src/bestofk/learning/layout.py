@@ -57,9 +57,10 @@ class FlatSegments:
     keys: Tensor
     """(runs + 1,) int32: the prompts' tokens those attend to: none, then all of the prompt."""
     prompt_at: Tensor
-    """Places of the prompts' tokens."""
-    copies: Tensor
-    """Which of those each run of completions attends to: every prompt once for each of its runs."""
+    """Places of the prompts' tokens, once for each run of completions."""
+    first: Tensor
+    """For each of those, where in `prompt_at` the same token comes first. Of the same size, so that
+    one compiled code serves batches with and without cuts."""
     longest: tuple[int, int, int]
     """Tokens of the longest part, of the longest run of queries, of the longest prompt. What lies
     beyond them is not computed, and not even set."""
@@ -73,8 +74,8 @@ def flat_segments(
     runs: list[int] = []
     seen: list[int] = []
     places: list[np.ndarray] = []
-    copies: list[np.ndarray] = []
-    begin = known = 0
+    firsts: list[np.ndarray] = []
+    begin = copied = 0
     most = max(RUN, sum(map(sum, completions)) // RUNS)
     for p, own in zip(prompts, completions):
         total = sum(own)
@@ -82,10 +83,10 @@ def flat_segments(
         cut = [min(each, total - start) for start in range(0, total, max(1, each))] or [0]
         runs += [p, *cut]
         seen += [0, *[p] * len(cut)]
-        places.append(np.arange(begin, begin + p))
-        copies += [np.arange(known, known + p)] * len(cut)
+        places += [np.arange(begin, begin + p)] * len(cut)
+        firsts += [np.arange(copied, copied + p)] * len(cut)
         begin += p + total
-        known += p
+        copied += p * len(cut)
 
     def ends(lengths: Sequence[int]) -> Tensor:
         return there(np.cumsum([0, *lengths]).astype(np.int32), device)
@@ -96,7 +97,7 @@ def flat_segments(
         queries=ends(runs),
         keys=ends(seen),
         prompt_at=there(np.concatenate(places), device),
-        copies=there(np.concatenate(copies), device),
+        first=there(np.concatenate(firsts), device),
         longest=(_up(longest[0]), _up(longest[1]), _up(longest[2])),
     )
 
