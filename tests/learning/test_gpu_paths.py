@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import LlamaConfig
 
 from bestofk.learning import Learner, Loss, Optimisation, layout
 from bestofk.learning.attention import add_runs, flash_groups
-from bestofk.learning.gpu import balanced, model_bytes, token_budget
+from bestofk.learning.gpu import balanced, compile_layers, model_bytes, token_budget
 from bestofk.learning.layout import flat_segments
 from bestofk.learning.scorer import HeadLogProbs, WeighedHead, scores
 from bestofk.models.load import Lora, with_adapters
@@ -152,6 +153,24 @@ def test_a_row_sees_its_prompt_and_itself_alone(run: int, monkeypatch: pytest.Mo
             hidden = torch.ones(len(row), len(row)).triu(1).bool()
             out = scores_.masked_fill(hidden, -torch.inf).softmax(-1) @ values
             torch.testing.assert_close(found[row], out.transpose(0, 1), atol=1e-5, rtol=1e-4)
+
+
+def test_one_compiled_code_serves_batches_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without cuts into runs, whatever the numbers of groups and completions are."""
+    plain = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **given: plain(self, backend="aot_eager", **given)
+    )
+    torch._dynamo.reset()
+    model = fixed(llama)
+    learner = as_on_gpu(model, tokens_per_micro_batch=300)
+    compile_layers(model)
+    compiled = counters["stats"]["unique_graphs"]
+    for seed, (count, n, run) in enumerate([(4, 3, 1024), (4, 3, 8), (6, 5, 16), (3, 8, 4)]):
+        monkeypatch.setattr(layout, "RUN", run)
+        groups = random_groups(count, n, longest=20 + 5 * seed)
+        learner.step(groups, np.random.default_rng(seed).normal(size=(count, n)))
+        assert counters["stats"]["unique_graphs"] == compiled + 1
 
 
 @pytest.mark.parametrize(("prompts", "own"), [([300, 20], [[4], [5, 9]]), ([3], [[200, 3000]])])
