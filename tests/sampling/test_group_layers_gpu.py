@@ -152,19 +152,19 @@ def test_attention_divided_between_programs_is_that_of_the_plain_formula(
     arrived = torch.zeros(rows, shared, dtype=torch.int32, device="cuda")
     angle = torch.randn(4096, size // 2, device="cuda")
     cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
-    rotation = Rotation(cos, sin, *torch.rand(2, size, device="cuda"), 1e-5)
+    gains = torch.rand(2, size, device="cuda")
+    rotation = Rotation(cos, sin, gains[0], gains[1], 1e-5)
     place = (slots[Field.LENGTH] + slots[Field.DRAWN]).long()[:, None]
     stores = [(own_keys.clone(), own_values.clone()) for _ in range(2)]
-    settings = (0.125, window, cap)
     expected = attend_plain(
         rotation.turned(query, place, rotation.query_gain),
         rotation.turned(key, place, rotation.key_gain), value, prompt_keys, prompt_values,
-        *stores[0], slots, limit, *settings,
+        stores[0][0], stores[0][1], slots, limit, 0.125, window, cap,
     )  # fmt: skip
     calls = [
         ours.attend(
-            query, key, value, prompt_keys, prompt_values, *stores[1], slots, tiles, limit,
-            arrived, *settings, split, True, rotation,
+            query, key, value, prompt_keys, prompt_values, stores[1][0], stores[1][1], slots,
+            tiles, limit, arrived, 0.125, window, cap, split, True, rotation,
         )
         for _ in range(10)
     ]  # fmt: skip
