@@ -77,6 +77,8 @@ class VLLMEngine:
         self.on_gpu, self._asleep = torch.cuda.is_available(), False
         self._alone = not torch.distributed.is_initialized()
         given = engine_options(options or {}, self.on_gpu)
+        if not self.on_gpu:
+            check_heads(model.config.get_text_config())
         self._folder = tempfile.mkdtemp(prefix="bestofk-vllm-")
         try:
             describe(model, tokenizer, self._folder)
@@ -185,6 +187,19 @@ def engine_options(options: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
         **options,
         **FIXED,
     }
+
+
+def check_heads(config: Any) -> None:
+    """Raise an error for a model whose head size vLLM's CPU build does not support."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    have = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in have:
+        raise ValueError(
+            f"on CPU vLLM takes attention heads of {', '.join(map(str, have))} numbers, and this "
+            f"model's have {size}: take a GPU, or sampling.engine = 'transformers'"
+        )
 
 
 def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
