@@ -338,8 +338,6 @@ SHORT_PAIRS = {
     "one step ahead − the mixture": (AHEAD, f"{QWEN[1]} 2e-6"),
 }
 """One step ahead has another seed than its partners."""
-UNSEEN = {"humaneval": (1, 4, 16, 32, 64), "mbpp": (1, 2, 4, 8, 16, 32)}
-"""Tasks that no arm was trained on, and the k that are shown."""
 Checkpoint = tuple[str, int, int]
 """Arm, seed and step of an evaluation."""
 
@@ -372,23 +370,13 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
         }
         if solved:
             texts["qwen-checkpoints"] = above_front(ks, every, 64)
-    for task, few in UNSEEN.items():
-        if not (HERE / "counts" / f"qwen-leetcode-{task}.parquet").exists():
-            continue
-        ks, found = checkpoints(f"qwen-leetcode-{task}", True, of="qwen-leetcode")
-        ends = last_of_seeds(found)
-        ended, start = of_seeds(ks, ends), np.stack([*ends["start"].values()])
-        texts[f"qwen-{task}"] = reached(ended, "pass", few, start=start)
-        texts[f"qwen-{task}-start"] = against(ended, start, "pass", few)
     return texts
 
 
-def checkpoints(
-    study: str, solved: bool, of: str = ""
-) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
+def checkpoints(study: str, solved: bool) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
     """The k, and (problems, k) of every evaluation, in the order of arms, seeds and steps: seeds
-    may have ended at different steps. Other arguments: `evaluations.read`."""
-    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
+    may have ended at different steps. `solved`: see `evaluations.read`."""
+    stated = tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
     order = {arm: place for place, arm in enumerate(arms_of(stated))}
     lines = read_counts(HERE / "counts" / f"{study}.parquet")
     lines.sort(key=lambda line: (order[line["arm"]], line["seed"], line["step"]))

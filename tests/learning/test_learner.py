@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bestofk
 from bestofk import common
 from bestofk.learning import Learner, Loss, NonFinite, Optimisation
+from bestofk.learning import learner as learner_module
 from bestofk.models.load import Lora, load, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -63,6 +64,19 @@ def test_memory_grows_with_tokens_not_with_tokens_times_vocabulary() -> None:
     assert large < 512 * 8192 / 8
     assert kept_large - kept_small <= 3 * (weights - 32 * 1024)  # the head's weights, no logits
     assert small < 512 * 1024 / 8
+
+
+def test_the_check_of_the_first_batch_takes_few_logits_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a step may take: it computes in float32, beside all that a GPU holds already."""
+    monkeypatch.setattr(learner_module, "CHUNK", 2**14)
+    learner = Learner(fixed(lambda: llama(vocab_size=8192, num_hidden_layers=1)))
+    rows = [[2 + (7 * i + t) % 8190 for t in range(64)] for i in range(8)]
+    with Largest() as seen:
+        learner._probe([group([2, 3], rows)])
+    assert seen.elements <= 32 * 8192
+    assert learner._scorer.chunk > 2**14  # and steps have theirs
 
 
 def test_a_resumed_learner_goes_on_bit_for_bit() -> None:

@@ -79,8 +79,7 @@ def flat_segments(
     most = max(RUN, sum(map(sum, completions)) // RUNS)
     for p, own in zip(prompts, completions):
         total = sum(own)
-        each = -(-total // max(1, -(-total // most)))
-        cut = [min(each, total - start) for start in range(0, total, max(1, each))] or [0]
+        cut = [len(run) for run in np.array_split(np.arange(total), max(1, -(-total // most)))]
         runs += [p, *cut]
         seen += [0, *[p] * len(cut)]
         places += [np.arange(begin, begin + p)] * len(cut)

@@ -346,6 +346,7 @@ TUNED = {"block": 32, "warps": 1, "stages": 2, "tile_block": 128, "tile_stages":
 FEW = 528
 """Programs, four for each multiprocessor of a large card."""
 VERY_FEW = 66
+"""Programs that read long rows, so few that the parts of a row do not fill the card either."""
 
 
 MOST_PARTS = 16
@@ -390,7 +391,7 @@ def attend(
             ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
             num_stages=tuned["tile_stages"], **flags,
         )  # fmt: skip
-    parts = min(MOST_PARTS, MOST_PROGRAMS // (rows * shared)) if parted else 1
+    parts = max(1, min(MOST_PARTS, MOST_PROGRAMS // (rows * shared))) if parted else 1
     joined = (out, out, out)
     if parts > 1:
         joined = (
@@ -398,12 +399,12 @@ def attend(
             torch.empty(parts, rows, heads, device=query.device),
             torch.empty(parts, rows, heads, device=query.device),
         )
-    row_kernel[(rows, shared, max(1, parts))](
+    row_kernel[(rows, shared, parts)](
         query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
         slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *joined,
         arrived, *common, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         slots.stride(0), eps,
-        M=max(16, power(g)), B=tuned["block"], SPLIT=split, PARTS=max(1, parts), LEAST=PART,
+        M=max(16, power(g)), B=tuned["block"], SPLIT=split, PARTS=parts, LEAST=PART,
         num_warps=tuned["warps"], num_stages=tuned["stages"], **flags,
     )  # fmt: skip
     return out
