@@ -24,7 +24,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-WARMUP = 4
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ON_CPU = ["--enforce-eager", "--max-model-len=512", "--block-size=32",
           f"--kv-cache-memory-bytes={2**28}"]  # fmt: skip
@@ -91,7 +90,7 @@ def timed(ahead: int, asked: argparse.Namespace, url: str | None) -> dict[str, f
         settings: dict[str, Any] = {
             "model.path": asked.model, "model.device": asked.device,
             "model.precision": asked.precision, "off_policy.ahead": ahead,
-            "off_policy.correct_sampler": bool(url), "optimizer.warmup_steps": WARMUP,
+            "off_policy.correct_sampler": bool(url), "optimizer.warmup_steps": asked.warmup,
             "evaluation.every": 0, "run.dir": folder, "run.steps": asked.steps,
             "run.checkpoint_every": asked.steps,
         }  # fmt: skip
@@ -107,7 +106,8 @@ def timed(ahead: int, asked: argparse.Namespace, url: str | None) -> dict[str, f
                 reward=one_in_seven, objective="max@8", samples_per_prompt=16, prompts_per_step=8,
                 max_new_tokens=64, dir=folder, settings=settings, callback=stamp,
             )  # fmt: skip
-    kept = slice(WARMUP + ahead, asked.steps - 1 - ahead)  # the queue is full, and is filled again
+    # the queue is full, and is filled again
+    kept = slice(asked.warmup + ahead, asked.steps - 1 - ahead)
     steps, after = np.diff(times)[kept], lines[1:][kept]
     error = float(np.std(steps, ddof=1) / len(steps) ** 0.5)
     found = {"a step": mean(steps), "± (standard error)": error, "steps": len(steps)}
@@ -127,6 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--warmup", type=int, default=4, help="steps, drawn in turns and left out")
     parser.add_argument("--model", default="")
     parser.add_argument("--recipe", help="settings of this file instead of the small job's")
     parser.add_argument("--precision", default="fp32", choices=DTYPES)
