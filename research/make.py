@@ -115,15 +115,15 @@ def against(runs: Runs, other: np.ndarray, metric: str, shown: Sequence[int], bu
     return table(["", *(f"{metric}@{k}" for k in shown)], rows)
 
 
-def headline(runs: Runs) -> str:
-    """Five rows: pass@1 and pass@64 of the lines of the front page and of MaxRL, and how far they
-    are from the start (intervals over all arms and k of the study)."""
-    differences = against(runs, runs.start(), "pass", (1, 64)).splitlines()[2:]
+def headline(runs: Runs, start: np.ndarray, arms: Sequence[str]) -> str:
+    """Five rows: pass@1 and pass@64 of the start and four arms, and how far these are from the
+    start (intervals over all arms and k of the study)."""
+    differences = against(runs, start, "pass", (1, 64)).splitlines()[2:]
     gained = {line.split("`")[1]: line.split(" | ")[1:3] for line in differences}
     places = [runs.ks.index(k) for k in (1, 64)]
-    rows = [["start", number(runs.start()[..., places[0]].mean()), "",
-             number(runs.start()[..., places[1]].mean()), ""]]  # fmt: skip
-    for arm in FIVE:
+    rows = [["start", number(start[..., places[0]].mean()), "",
+             number(start[..., places[1]].mean()), ""]]  # fmt: skip
+    for arm in arms:
         one, many = (number(runs.last(arm)[..., place].mean()) for place in places)
         rows.append([f"`{arm}`", one, gained[arm][0], many, gained[arm][1].removesuffix(" |")])
     return table(["", "pass@1", "minus start", "pass@64", "minus start"], rows)
@@ -342,41 +342,56 @@ Checkpoint = tuple[str, int, int]
 """Arm, seed and step of an evaluation."""
 
 
+def qwen_ends(solved: bool) -> tuple[np.ndarray, Runs, dict[str, dict[int, np.ndarray]]]:
+    """The start, the trained arms where they ended, and the same by arm and seed."""
+    ks, every = checkpoints("qwen-leetcode", solved)
+    ends = last_of_seeds({key: v for key, v in every.items() if key[2] != SHORT})
+    return np.stack([*ends["start"].values()]), of_seeds(ks, ends), ends
+
+
 def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
-    """Two objectives at three rates: where they end, what lies between them at each rate and on
-    average over the rates, and every checkpoint of the others against GRPO's front."""
+    """Two objectives at three rates: where they end, what lies between them, and every checkpoint
+    of the others against GRPO's front; then the short runs, and a task that was not trained on."""
     texts: dict[str, str] = {}
+    one, other = (f"{arm} 2e-6" for arm in reversed(QWEN))
     for mark, metric, solved in (("qwen", "pass", True), ("qwen-fraction", "max", False)):
-        ks, every = checkpoints("qwen-leetcode", solved)
-        short = {arm: values for (arm, _, step), values in every.items() if step == SHORT}
-        ends = last_of_seeds({key: v for key, v in every.items() if key[2] != SHORT})
-        ended, start = of_seeds(ks, ends), np.stack([*ends["start"].values()])
+        start, ended, ends = qwen_ends(solved)
         gaps: dict[str, np.ndarray] = {}
         for rate in RATES:
             gap = between(ends, f"{QWEN[1]} {rate}", f"{QWEN[0]} {rate}")
             gaps[f"{rate}, {len(gap)} seeds" if len(gap) > 1 else rate] = gap
         over_seeds = [gap.mean(axis=0, keepdims=True) for gap in gaps.values()]
         gaps["mean of the rates"] = np.mean(over_seeds, axis=0)
+        means = [ended.last(arm).mean(axis=0, keepdims=True) for arm in (one, f"{QWEN[0]} 1e-6")]
+        gaps["2e-6 − GRPO at 1e-6"] = means[0] - means[1]
         texts |= {
             mark: reached(ended, metric, shown, start=start),
             f"{mark}-start": against(ended, start, metric, shown),
-            f"{mark}-grpo": differences(ks, gaps, metric, shown),
+            f"{mark}-grpo": differences(ended.ks, gaps, metric, shown),
         }
-        short_runs = of_seeds(ks, {arm: {0: values} for arm, values in short.items()})
-        pairs = {n: (short[one] - short[other])[None] for n, (one, other) in SHORT_PAIRS.items()}
-        texts |= {
-            f"{mark}-short": reached(short_runs, metric, shown, start=start),
-            f"{mark}-short-pairs": differences(ks, pairs, metric, shown),
-        }
-        if solved:
-            texts["qwen-checkpoints"] = above_front(ks, every, 64)
-    return texts
+    start, ended, _ = qwen_ends(solved=True)
+    ks, every = checkpoints("qwen-leetcode", solved=True)
+    short = {arm: values for (arm, _, step), values in every.items() if step == SHORT}
+    short_runs = of_seeds(ks, {arm: {0: values} for arm, values in short.items()})
+    pairs = {n: (short[a] - short[b])[None] for n, (a, b) in SHORT_PAIRS.items()}
+    texts |= {
+        "qwen-headline": headline(ended, start, (other, f"{QWEN[0]} 1e-6", one, f"{QWEN[1]} 1e-6")),
+        "qwen-checkpoints": above_front(ks, every, 64),
+        "qwen-short": reached(short_runs, "pass", shown, start=start),
+        "qwen-short-pairs": differences(ks, pairs, "pass", shown),
+    }
+    ks, found = checkpoints("qwen-leetcode-humaneval", solved=True, of="qwen-leetcode")
+    gap = between(last_of_seeds(found), one, other)
+    unseen = differences(ks, {"HumanEval": gap}, "pass", (1, 4, 16, 32, 64))
+    return texts | {"qwen-humaneval": unseen}
 
 
-def checkpoints(study: str, solved: bool) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
+def checkpoints(
+    study: str, solved: bool, of: str = ""
+) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
     """The k, and (problems, k) of every evaluation, in the order of arms, seeds and steps: seeds
-    may have ended at different steps. `solved`: see `evaluations.read`."""
-    stated = tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
+    may have ended at different steps. `solved` and `of`: see `evaluations.read`."""
+    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
     order = {arm: place for place, arm in enumerate(arms_of(stated))}
     lines = read_counts(HERE / "counts" / f"{study}.parquet")
     lines.sort(key=lambda line: (order[line["arm"]], line["seed"], line["step"]))
@@ -461,7 +476,7 @@ def tables() -> dict[str, str]:
     shown = (1, 4, 16, 64, 128, 256)
     texts["front"] = reached(front, "pass", shown)
     texts["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), FIVE)
-    texts["headline"] = headline(front)
+    texts["headline"] = headline(front, front.start(), FIVE)
     texts["front-start"] = against(front, front.start(), "pass", shown)
     texts["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
     texts["front-equal"] = at_equal_pass_1(front, 64)
@@ -503,7 +518,8 @@ def main() -> int:
     check, stale = sys.argv[1:] == ["--check"], []
     texts = tables()
     new = {page: filled(page.read_text(encoding="utf-8"), texts) for page in PAGES if page.exists()}
-    draw_hero(read("countdown"))
+    tiny, (before, qwen, _) = read("countdown"), qwen_ends(solved=True)
+    draw_hero((tiny, tiny.start()), (qwen, before))
     new[DOCS / "images" / "hero.svg"] = picture()
     draw_front(read("countdown"))
     new[HERE / "images" / "front.svg"] = picture()

@@ -100,6 +100,7 @@ MEASURED = [
     ("Qwen2.5-3B", 16, None, 128, 256, 22.5, 15.7),
     ("Qwen2.5-7B", 16, None, 128, 256, 139.8, 51.8),
     ("Qwen2.5-7B", 16, None, 128, 256, 45.5, 29.9),
+    ("Qwen2.5-7B", 16, None, 128, 256, 77.0, 39.6),
 ]
 """Steps on an H200 (benchmarks/gpu_step.py), whole or limited to a part of it, by PyTorch's count
 of what it gave out: CUDA itself is not in it. At 1.5B on the whole card, the plan of then."""
