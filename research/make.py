@@ -360,14 +360,19 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
         for rate in RATES:
             gap = between(ends, f"{QWEN[1]} {rate}", f"{QWEN[0]} {rate}")
             gaps[f"{rate}, {len(gap)} seeds" if len(gap) > 1 else rate] = gap
-        over_seeds = [gap.mean(axis=0, keepdims=True) for gap in gaps.values()]
-        gaps["mean of the rates"] = np.mean(over_seeds, axis=0)
-        means = [ended.last(arm).mean(axis=0, keepdims=True) for arm in (one, f"{QWEN[0]} 1e-6")]
-        gaps["2e-6 − GRPO at 1e-6"] = means[0] - means[1]
+        mean = {arm: ended.last(arm).mean(axis=0, keepdims=True) for arm in ended.arms}
+        later = {
+            "2e-6, seeds 1 and 2 alone": between(ends, one, other)[1:],
+            "mean of the rates": np.mean([g.mean(axis=0, keepdims=True) for g in gaps.values()], 0),
+            "at 2e-6 − GRPO at 1e-6": mean[one] - mean[f"{QWEN[0]} 1e-6"],
+            "GRPO, 1e-6 − 2e-6": mean[f"{QWEN[0]} 1e-6"] - mean[other],
+            "the mixture, 1e-6 − 2e-6": mean[f"{QWEN[1]} 1e-6"] - mean[one],
+        }
         texts |= {
             mark: reached(ended, metric, shown, start=start),
             f"{mark}-start": against(ended, start, metric, shown),
             f"{mark}-grpo": differences(ended.ks, gaps, metric, shown),
+            f"{mark}-after": differences(ended.ks, later, metric, shown),
         }
     start, ended, _ = qwen_ends(solved=True)
     ks, every = checkpoints("qwen-leetcode", solved=True)
