@@ -329,8 +329,8 @@ def code_tables() -> dict[str, str]:
 
 QWEN = ("grpo", "max@1+4+16")
 RATES = ("4e-6", "2e-6", "1e-6")
-SHORT = 34
-"""Step at which the runs of the design's third part ended."""
+SHORT, FIFTH = 34, range(61, 66)
+"""Steps at which the runs of the design's third and fifth part ended."""
 AHEAD = f"{QWEN[1]} 2e-6, one step ahead"
 SHORT_PAIRS = {
     "the mixture − GRPO, seed 1": (f"{QWEN[1]} 2e-6", f"{QWEN[0]} 2e-6"),
@@ -338,6 +338,17 @@ SHORT_PAIRS = {
     "one step ahead − the mixture": (AHEAD, f"{QWEN[1]} 2e-6"),
 }
 """One step ahead has another seed than its partners."""
+ONE, EXACT = "max@8 2e-6", "max@8 1e-6, three inner steps, exact"
+FIRST, CHEN, SLOW = EXACT.replace("exact", "first order"), "passk-training@8 2e-6", "grpo 1e-6"
+FIFTH_PAIRS = {
+    "three inner steps, exact − one step": (EXACT, ONE),
+    "three inner steps, exact − first order": (EXACT, FIRST),
+    "passk-training@8 − max@8": (CHEN, ONE),
+    "max@8 − GRPO": (ONE, SLOW),
+    "three inner steps, exact − GRPO": (EXACT, SLOW),
+    "passk-training@8 − GRPO": (CHEN, SLOW),
+}
+"""GRPO at 1e-6 with two seeds, the others with one."""
 Checkpoint = tuple[str, int, int]
 """Arm, seed and step of an evaluation."""
 
@@ -345,7 +356,8 @@ Checkpoint = tuple[str, int, int]
 def qwen_ends(solved: bool) -> tuple[np.ndarray, Runs, dict[str, dict[int, np.ndarray]]]:
     """The start, the trained arms where they ended, and the same by arm and seed."""
     ks, every = checkpoints("qwen-leetcode", solved)
-    ends = last_of_seeds({key: v for key, v in every.items() if key[2] != SHORT})
+    long = {key: v for key, v in every.items() if key[2] not in (SHORT, *FIFTH)}
+    ends = last_of_seeds(long)
     return np.stack([*ends["start"].values()]), of_seeds(ks, ends), ends
 
 
@@ -364,8 +376,8 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
         later = {
             "2e-6, seeds 1 and 2 alone": between(ends, one, other)[1:],
             "mean of the rates": np.mean([g.mean(axis=0, keepdims=True) for g in gaps.values()], 0),
-            "at 2e-6 − GRPO at 1e-6": mean[one] - mean[f"{QWEN[0]} 1e-6"],
-            "GRPO, 1e-6 − 2e-6": mean[f"{QWEN[0]} 1e-6"] - mean[other],
+            "at 2e-6 − GRPO at 1e-6": mean[one] - mean[SLOW],
+            "GRPO, 1e-6 − 2e-6": mean[SLOW] - mean[other],
             "the mixture, 1e-6 − 2e-6": mean[f"{QWEN[1]} 1e-6"] - mean[one],
         }
         texts |= {
@@ -388,7 +400,40 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     ks, found = checkpoints("qwen-leetcode-humaneval", solved=True, of="qwen-leetcode")
     gap = between(last_of_seeds(found), one, other)
     unseen = differences(ks, {"HumanEval": gap}, "pass", (1, 4, 16, 32, 64))
-    return texts | {"qwen-humaneval": unseen}
+    return texts | {"qwen-humaneval": unseen} | qwen_fifth_tables(shown)
+
+
+def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
+    """Other objectives and inner steps: where they ended, what lies between them, unseen tasks."""
+    texts: dict[str, str] = {}
+    for mark, metric, solved in (
+        ("qwen-fifth", "pass", True),
+        ("qwen-fifth-fraction", "max", False),
+    ):
+        ks, every = checkpoints("qwen-leetcode", solved)
+        ends = last_of_seeds({key: v for key, v in every.items() if key[2] in (0, *FIFTH)})
+        mean = {arm: np.stack([*by.values()]).mean(axis=0)[None] for arm, by in ends.items()}
+        start = np.stack([*ends["start"].values()])
+        pairs = {name: mean[a] - mean[b] for name, (a, b) in FIFTH_PAIRS.items()}
+        slow = np.stack([*last_of_seeds(every)[SLOW].values()]).mean(axis=0)[None]
+        mixed = qwen_ends(solved)[1].last(f"{QWEN[1]} 2e-6").mean(axis=0, keepdims=True)
+        best_rates = {"the mixture at 2e-6 − GRPO at 1e-6": mixed - slow}
+        texts |= {
+            mark: reached(of_seeds(ks, ends), metric, shown, start=start),
+            f"{mark}-pairs": differences(ks, pairs, metric, shown),
+            f"{mark}-rates": differences(ks, best_rates, metric, shown),
+        }
+    for task, up_to in (("humaneval", 64), ("mbpp", 32)):
+        ks, found = checkpoints(f"qwen-leetcode-{task}", solved=True, of="qwen-leetcode")
+        ends = last_of_seeds(found)
+        start, trained = np.stack([*ends["start"].values()]), of_seeds(ks, ends)
+        some = [k for k in (1, 4, 16, 32, 64) if k <= up_to]
+        texts[f"qwen-unseen-{task}"] = reached(trained, "pass", some, start=start)
+        texts[f"qwen-unseen-{task}-start"] = against(trained, start, "pass", some)
+        texts[f"qwen-unseen-{task}-grpo"] = against(trained, trained.last(SLOW), "pass", some, SLOW)
+    ks, found = checkpoints("qwen15-leetcode", solved=True)
+    start = np.stack([*last_of_seeds(found)["start"].values()])
+    return texts | {"qwen15": reached(Runs(ks, {}, {}), "pass", shown, start=start)}
 
 
 def checkpoints(
