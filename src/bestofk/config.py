@@ -48,7 +48,8 @@ class ModelAdvanced(Section):
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     tokens_per_micro_batch: Count | None = None
     """Tokens per forward and backward pass; bounds memory, changes nothing else. By default as many
-    as suit the model and the GPU's total memory; 16,384 on CPU."""
+    as suit the model and the GPU's total memory; 16,384 on CPU. With one process it is halved where
+    the memory is full."""
     chat_template: Table = {}
     """Values for variables of the chat template, for example {enable_thinking = false}. The saved
     model keeps them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from typing import Any
 
@@ -279,3 +280,82 @@ def test_a_bandit_goes_to_the_optimum_of_max_at_k_and_not_of_the_mean() -> None:
     assert found == pytest.approx(optimum, abs=0.08)
     assert np.interp(found, risk, best_of_4) > best_of_4.max() - 0.005
     assert bandit("mean") < 0.05
+
+
+class Card:
+    """A GPU whose memory is full where a forward pass has more than so many tokens, from a certain
+    pass on."""
+
+    def __init__(self, model: Any, tokens: int, after: int = 0) -> None:
+        self.tokens, self.after, self.passes = tokens, after, 0
+        model.get_input_embeddings().register_forward_pre_hook(self)
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        self.passes += 1
+        if inputs[0].numel() > self.tokens and self.passes > self.after:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 504.00 MiB")
+
+
+def seasoned(tokens: int, layout: str = "auto") -> Learner:
+    """A learner that has seen a batch, so that its layout is settled."""
+    learner = Learner(fixed(llama), tokens_per_micro_batch=tokens, layout=layout)
+    learner.log_probs(long_groups()[0][:1])
+    return learner
+
+
+def long_groups() -> tuple[list[Any], np.ndarray]:
+    """1,800 tokens: four groups of four rows."""
+    draw = np.random.default_rng(0)
+    rows = draw.integers(2, 30, (4, 4, 110)).tolist()
+    return [group([2, 3, 4], each) for each in rows], draw.normal(size=(4, 4))
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["at once", "with gradients of other micro-batches"])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_full_gpu_is_given_smaller_micro_batches_and_the_step_is_the_same(
+    layout: str, after: int
+) -> None:
+    groups, weights = long_groups()
+    ends, stats = [], []
+    for budget, full in ((1_024, False), (512, False), (1_024, True)):
+        learner = seasoned(budget, layout)
+        if full:
+            Card(learner.model, 512, after)
+            with pytest.warns(UserWarning, match="have 512 tokens at most"):
+                stats.append(learner.step(groups, weights))
+            assert learner.budget == 512
+        else:
+            stats.append(learner.step(groups, weights))
+        ends.append(torch.cat([p.detach().flatten() for p in learner.model.parameters()]))
+    assert stats[0]["micro_batches"] < stats[1]["micro_batches"] == stats[2]["micro_batches"]
+    assert torch.equal(ends[1], ends[2])
+    assert stats[1] == stats[2]
+    torch.testing.assert_close(ends[0], ends[2])
+
+
+def test_log_probs_are_the_same_where_the_gpu_is_full() -> None:
+    groups, _ = long_groups()
+    plain = seasoned(512).log_probs(groups)
+    learner = seasoned(4_096)
+    Card(learner.model, 512)
+    with pytest.warns(UserWarning, match="memory was full") as told:
+        found = learner.log_probs(groups)
+    halved = [re.search(r"have (\S+) tokens", str(each.message)) for each in told]
+    assert [each and each[1] for each in halved] == ["2,048", "1,024", "512"]
+    assert np.array_equal(found.log_prob, plain.log_prob)
+
+
+def test_a_gpu_too_small_for_one_row_changes_nothing_and_says_so() -> None:
+    groups, weights = long_groups()
+    learner = seasoned(600)
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    Card(learner.model, 100)
+    with (
+        pytest.warns(UserWarning, match="memory was full"),
+        pytest.raises(torch.OutOfMemoryError, match="504"),
+    ):
+        learner.step(groups, weights)
+    assert learner.steps == 0
+    for old, now in zip(before, learner.model.parameters(), strict=True):
+        assert torch.equal(old, now)
+        assert now.grad is None

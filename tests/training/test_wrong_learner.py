@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from bestofk.cli import main
 from bestofk.config import read
+from bestofk.learning import Learner
 from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
 from bestofk.sampling.draw import AGREEMENT
@@ -255,6 +256,6 @@ def test_a_full_gpu_names_the_phase_and_what_takes_less(phase: str, way_out: str
     said = "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 139 GiB"
     with (
         pytest.raises(ValueError, match=rf"full \({phase}: CUDA.*512.00 MiB\): lower.*{way_out}"),
-        session_module.memory_named(phase, 16_384),
+        session_module.memory_named(phase, Learner(load("tiny-maze").model)),
     ):
         raise torch.OutOfMemoryError(said)

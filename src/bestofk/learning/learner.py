@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from bestofk.learning.scorer import CHUNK, Scorer
 from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation
 from bestofk.types import Group
 
+T = TypeVar("T")
 LAYOUTS = ("auto", "packed", "padded", "single")
 PRECISIONS = ("fp32", "bf16")
 
@@ -157,7 +159,8 @@ class Learner:
         tokens = [[_EMPTY] * len(group.completions) for group in groups]
         entropies = [[_EMPTY] * len(group.completions) for group in groups]
         self.model.eval()
-        with self._as_reference() if reference else nullcontext(self.scorer) as scorer:
+
+        def scored() -> list[tuple[Batch, Tensor, Tensor]]:
             result = []
             for chosen, real in self._cut(groups, rows):
                 batch = self._built(groups, chosen)
@@ -165,6 +168,10 @@ class Learner:
                     log_prob, entropy = scorer(batch)
                 if real:
                     result.append((batch, log_prob, entropy))
+            return result
+
+        with self._as_reference() if reference else nullcontext(self.scorer) as scorer:
+            result = self._in_parts_that_fit(scored)
         for batch, log_prob, entropy in result:
             pieces = zip(
                 batch.rows,
@@ -223,25 +230,54 @@ class Learner:
         wanted = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
         rows = [(int(p), int(i)) for p, i in np.argwhere(wanted)]
         self.model.train(self.checkpointing)
+
+        def accumulated() -> list[tuple[dict[str, Tensor], bool]]:
+            seen = []
+            cut = self._cut(groups, rows)
+            for at, (chosen, real) in enumerate(cut):
+                batch = self._built(groups, chosen)
+                known = rows_of(batch, weight * real, share * real, old, reference, self.device)
+                with distributed.accumulate(self.scorer, at == len(cut) - 1):
+                    part, log_prob, stats = self._loss(loss, batch, known, whole)
+                    part = part * real  # a filler only keeps the ranks in step
+                    part.backward()
+                stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
+                stats |= gap_to_sampler(batch, groups, log_prob.detach())
+                seen.append((stats, real))
+            return seen
+
+        seen = self._in_parts_that_fit(accumulated)
         sums = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows)), **NO_GAP}
-        cut = self._cut(groups, rows)
-        seen: list[tuple[dict[str, Tensor], bool]] = []
-        for at, (chosen, real) in enumerate(cut):
-            batch = self._built(groups, chosen)
-            known = rows_of(batch, weight * real, share * real, old, reference, self.device)
-            with distributed.accumulate(self.scorer, at == len(cut) - 1):
-                part, log_prob, stats = self._loss(loss, batch, known, whole)
-                part = part * real  # a filler only keeps the ranks in step
-                part.backward()
-            stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
-            stats |= gap_to_sampler(batch, groups, log_prob.detach())
-            seen.append((stats, real))
         for stats, real in seen:  # read back at the end only: the GPU is never waited for before
             for name, value in stats.items():
                 join = max if name.endswith("_max") else float.__add__
                 sums[name] = join(sums.get(name, 0.0), float(value) * real)
         self.model.eval()
-        return self._update(sums, len(cut))
+        return self._update(sums, len(seen))
+
+    def _in_parts_that_fit(self, work: Callable[[], T]) -> T:
+        """Do the work; where the GPU's memory is full, once more in micro-batches of half the size.
+
+        Several processes wait for each other in the middle of it, so there the error stands.
+
+        Raises:
+            torch.OutOfMemoryError: micro-batches of 512 tokens do not fit either.
+        """
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                self.optimiser.zero_grad(set_to_none=True)
+                if self.accelerator is not None or self.budget <= gpu.LEAST:
+                    raise
+            # Outside of `except`, where nothing holds the tensors of the failed attempt any more.
+            torch.cuda.empty_cache()
+            self.budget = max(self.budget // 2, gpu.LEAST)
+            warnings.warn(
+                f"the GPU's memory was full: from here on micro-batches have {self.budget:,} "
+                "tokens at most (model.advanced.tokens_per_micro_batch)",
+                stacklevel=3,
+            )
 
     def _loss(
         self, loss: Loss, batch: Batch, known: Rows, whole: dict[str, float]
@@ -304,6 +340,8 @@ class Learner:
             self.optimiser.zero_grad(set_to_none=True)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
+        if not self.steps:
+            torch.cuda.empty_cache()  # the optimiser's state, made now, goes into blocks of its own
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.steps += 1

@@ -186,7 +186,7 @@ class Session:
         """Add the time spent inside to a phase of the present step."""
         began = time.perf_counter()
         try:
-            with memory_named(phase, self.learner.budget):
+            with memory_named(phase, self.learner):
                 yield
         finally:
             spent = time.perf_counter() - began
@@ -447,7 +447,7 @@ class Session:
         lines = []
         for each in self.parts.sets:
             with (
-                memory_named("evaluate", self.learner.budget),
+                memory_named("evaluate", self.learner),
                 self._agreement.whole_policy(),
             ):
                 line, batch = evaluate(
@@ -585,17 +585,13 @@ def open_session(
 
 
 @contextlib.contextmanager
-def memory_named(phase: str, tokens: int) -> Iterator[None]:
-    """Where the GPU's memory is full, say in which phase, and what takes less.
-
-    Args:
-        tokens: of a micro-batch, at most.
-    """
+def memory_named(phase: str, learner: Learner) -> Iterator[None]:
+    """Where the GPU's memory is full, say in which phase, and what takes less."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         less = (
-            f"lower model.advanced.tokens_per_micro_batch (now {tokens:,}), or set "
+            f"lower model.advanced.tokens_per_micro_batch (now {learner.budget:,}), or set "
             "model.advanced.gradient_checkpointing"
             if phase == "learn"
             else "lower sampling.advanced.max_rows"
