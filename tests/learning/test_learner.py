@@ -333,6 +333,18 @@ def test_a_full_gpu_is_given_smaller_micro_batches_and_the_step_is_the_same(
     torch.testing.assert_close(ends[0], ends[2])
 
 
+def test_a_resumed_run_keeps_the_smaller_micro_batches() -> None:
+    groups, weights = long_groups()
+    learner, resumed = seasoned(1_024), seasoned(1_024)
+    Card(learner.model, 512)
+    with pytest.warns(UserWarning, match="have 512 tokens at most"):
+        learner.step(groups, weights)
+    resumed.load_state_dict(learner.state_dict())
+    assert learner.step(groups, weights) == resumed.step(groups, weights)
+    for old, new in zip(learner.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
 def test_log_probs_are_the_same_where_the_gpu_is_full() -> None:
     groups, _ = long_groups()
     plain = seasoned(512).log_probs(groups)

@@ -123,6 +123,7 @@ class Learner:
         self._probed = self.layout != "packed"
         fast = gpu.settings(model, precision, checkpointing=gradient_checkpointing)
         self.budget = tokens_per_micro_batch or fast.tokens
+        self.reduced = 0  # the budget, once the memory was full
         if gradient_checkpointing:
             renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.23
             (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -272,7 +273,7 @@ class Learner:
                     raise
             # Outside of `except`, where nothing holds the tensors of the failed attempt any more.
             torch.cuda.empty_cache()
-            self.budget = max(self.budget // 2, gpu.LEAST)
+            self.budget = self.reduced = max(self.budget // 2, gpu.LEAST)
             warnings.warn(
                 f"the GPU's memory was full: from here on micro-batches have {self.budget:,} "
                 "tokens at most (model.advanced.tokens_per_micro_batch)",
@@ -373,19 +374,22 @@ class Learner:
         return distributed.filled(self.policy, self.scorer, self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs: trained weights, optimiser, steps. Safe to load with
-        `torch.load(weights_only=True)`, and the same for any number of processes. Every rank calls
-        it; with several, the first alone gets the tensors."""
+        """Everything a resumed run needs: trained weights, optimiser, steps, and a budget of tokens
+        that full memory reduced. Safe to load with `torch.load(weights_only=True)`, and the same
+        for any number of processes. Every rank calls it; with several, the first alone gets the
+        tensors."""
         distributed.settle(self.scorer)
         keep = self.accelerator is None or self.accelerator.is_main_process
         model, optimiser = distributed.taken(self.model, self.optimiser, keep=keep)
-        return {"model": model, "optimiser": optimiser, "steps": self.steps}
+        counts = {"steps": self.steps, "reduced": self.reduced}
+        return {"model": model, "optimiser": optimiser, **counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
         distributed.settle(self.scorer)
         distributed.put(self.model, self.optimiser, state_dict["model"], state_dict["optimiser"])
-        self.steps = int(state_dict["steps"])
+        self.steps, self.reduced = int(state_dict["steps"]), int(state_dict.get("reduced", 0))
+        self.budget = min(self.budget, self.reduced or self.budget)
 
     def _cut(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
         """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
