@@ -152,3 +152,35 @@ def test_five_hundred_steps_need_no_more_memory() -> None:
         if step in (50, 499):
             used.append(torch.cuda.memory_allocated())
     assert used[1] <= used[0] + 2**20
+
+
+def test_a_step_that_does_not_fit_is_taken_in_smaller_micro_batches() -> None:
+    """The process is limited to a memory between what small and large ones take."""
+    draw = np.random.default_rng(0)
+    groups = [group([2, 3, 4], rows) for rows in draw.integers(2, 30, (32, 8, 100)).tolist()]
+    weights = draw.normal(size=(32, 8))
+
+    def seasoned(tokens: int) -> Learner:
+        options: dict[str, Any] = {"precision": "bf16", "compiled": False}
+        learner = Learner(fixed(wide, device="cuda"), tokens_per_micro_batch=tokens, **options)
+        learner.log_probs(groups[:1])
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return learner
+
+    peaks = []
+    for tokens in (1_024, 32_768):
+        seasoned(tokens).step(groups, weights)
+        peaks.append(torch.cuda.max_memory_reserved())
+    assert peaks[1] > 2 * peaks[0]
+    learner = seasoned(32_768)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(sum(peaks) / 2 / total)
+    try:
+        with pytest.warns(UserWarning, match="the GPU's memory was full"):
+            stats = learner.step(groups, weights)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert learner.steps == 1
+    assert 1_024 <= learner.budget < 32_768
+    assert stats["micro_batches"] > 1
