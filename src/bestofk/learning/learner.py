@@ -341,8 +341,6 @@ class Learner:
             self.optimiser.zero_grad(set_to_none=True)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
-        if not self.steps:
-            torch.cuda.empty_cache()  # the optimiser's state, made now, goes into blocks of its own
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.steps += 1
@@ -381,8 +379,8 @@ class Learner:
         distributed.settle(self.scorer)
         keep = self.accelerator is None or self.accelerator.is_main_process
         model, optimiser = distributed.taken(self.model, self.optimiser, keep=keep)
-        counts = {"steps": self.steps, "reduced": self.reduced}
-        return {"model": model, "optimiser": optimiser, **counts}
+        state = {"model": model, "optimiser": optimiser}
+        return state | {"steps": self.steps, "reduced": self.reduced}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
