@@ -349,6 +349,17 @@ FIFTH_PAIRS = {
     "passk-training@8 − GRPO at 1e-6": (CHEN, SLOW),
 }
 """GRPO at 1e-6 with two seeds, the others with one."""
+MIXED, PLAIN = f"{QWEN[1]} 2e-6", f"{QWEN[0]} 2e-6"
+SIXTH_PAIRS = {
+    "GRPO − start": (PLAIN, "start"),
+    "the mixture − start": (MIXED, "start"),
+    "the mixture − GRPO": (MIXED, PLAIN),
+}
+MAXRL_PAIRS = {
+    "MaxRL − start": ("maxrl 2e-6", "start"),
+    "MaxRL − GRPO": ("maxrl 2e-6", PLAIN),
+    "the mixture − MaxRL": (MIXED, "maxrl 2e-6"),
+}
 Checkpoint = tuple[str, int, int]
 """Arm, seed and step of an evaluation."""
 
@@ -435,9 +446,26 @@ def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
         mean = {arm: trained.last(arm).mean(axis=0)[None] for arm in trained.arms}
         pairs = {name: mean[a] - mean[b] for name, (a, b) in FIFTH_PAIRS.items()}
         texts[f"qwen-unseen-{task}-pairs"] = differences(ks, pairs, "pass", some)
-    ks, found = checkpoints("qwen15-leetcode", solved=True)
-    start = np.stack([*last_of_seeds(found)["start"].values()])
-    return texts | {"qwen15": reached(Runs(ks, {}, {}), "pass", shown, start=start)}
+    return texts | qwen_sixth_tables(shown)
+
+
+def qwen_sixth_tables(shown: Sequence[int]) -> dict[str, str]:
+    """Three times the weights, and a task with 0/1 rewards: where the arms ended, and what lies
+    between them and the start."""
+    texts: dict[str, str] = {}
+    for mark, study, metric, own, pairs in (
+        ("qwen15", "qwen15-leetcode", "pass", shown, SIXTH_PAIRS),
+        ("qwen15-fraction", "qwen15-leetcode", "max", shown, SIXTH_PAIRS),
+        ("qwen15-mbpp", "qwen15-leetcode-mbpp", "pass", (1, 4, 8, 16, 32), SIXTH_PAIRS),
+        ("qwen-gsm8k", "qwen-gsm8k", "pass", (1, 4, 8, 16, 32, 64), SIXTH_PAIRS | MAXRL_PAIRS),
+    ):
+        ks, found = checkpoints(study, metric == "pass", of=study.removesuffix("-mbpp"))
+        ends = last_of_seeds(found)
+        gaps = {name: between(ends, arm, other) for name, (arm, other) in pairs.items()}
+        start = np.stack([*ends["start"].values()])
+        texts[mark] = reached(of_seeds(ks, ends), metric, own, start=start)
+        texts[f"{mark}-pairs"] = differences(ks, gaps, metric, own)
+    return texts
 
 
 def checkpoints(
