@@ -240,7 +240,7 @@ def test_completion_is_a_script_that_knows_verbs_and_settings(shell, capsys):
 def test_a_shipped_recipe_is_found_by_its_name(capsys):
     assert main(["train", "countdown-tiny", "--run.seed", "7", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "objective = 'max@1+4+16'  (default 'max@8')" in shown
+    assert "optimizer.learning_rate = 0.00015" in shown
     assert "run.seed = 7  (default 0)" in shown
     assert "run.trackers" not in shown  # a default
     assert main(["train", "countdwn-tiny"]) == 2

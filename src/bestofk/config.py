@@ -215,9 +215,9 @@ class Config(Section):
     ValueError: unknown key 'sampling.samples_per_promt'; did you mean 'samples_per_prompt'? ...
     """
 
-    objective: str = "max@8"
-    """What to train for: max@8, pass@8, passk-training@8, grpo, max@8/60%/mean, …; `bestofk
-    objectives` lists them."""
+    objective: str = "max@1+4+16"
+    """What to train for: max@8, pass@8, max@1+4+16, passk-training@8, grpo, max@8/60%/mean, …;
+    `bestofk objectives` lists them."""
     objective_options: Table = {}
     """threshold (reward ≥ threshold passes), weights of a mixture, off_policy, truncate,
     self_normalise, clamp, beta, accuracy_threshold, …"""

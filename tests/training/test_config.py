@@ -229,7 +229,8 @@ def vllm(server=None, **options):
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (changed(objective="max@16"), "max@16 needs more than 16 samples per prompt, got 16"),
+        (changed(sampling__samples_per_prompt=16),
+         "max@16 needs more than 16 samples per prompt, got 16, in max@1+4+16: "),
         (changed(objective="mx@3"), "unknown objective 'mx'"),
         (changed(sampling__top_p=0.9), "whole distribution"),
         (changed(sampling__top_k=5), "whole distribution"),
@@ -294,8 +295,8 @@ def test_what_can_work_is_accepted(config):
 def test_a_resumed_run_may_change_only_what_no_step_depended_on():
     allowed = changed(run__steps=999, run__advanced__keep_last=7, run__dir="elsewhere")
     check_resumed(Config(), allowed)
-    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.0001 → 0.5"):
-        check_resumed(Config(), changed(optimizer__learning_rate=0.5))
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.1 → 0.5"):
+        check_resumed(*(changed(optimizer__learning_rate=rate) for rate in (0.1, 0.5)))
     with pytest.raises(ValueError, match=r"task.options.numbers: None → 3"):
         check_resumed(Config(), changed(task__options={"numbers": 3}))
     cosine = changed(optimizer__schedule="cosine")
@@ -357,6 +358,18 @@ def test_a_warm_up_longer_than_the_run_is_mentioned():
     config = changed(optimizer__warmup_steps=999)
     assert any("999 and the run has 200" in note for note in cautions(config, check(config)))
     assert not any("warmup" in note for note in cautions(Config(), check(Config())))
+
+
+def test_a_learning_rate_far_above_the_usual_is_said():
+    """Ten times the usual one is not: tiny policies of the tutorials learn with it."""
+    far = changed(optimizer__learning_rate=1e-4)
+    (note,) = cautions(far, check(far), weights=600_000_000)
+    assert note.startswith("optimizer.learning_rate = 0.0001 is 50 times what is usual")
+    assert note.endswith("leave it out for 2e-06")
+    adapters = changed(optimizer__learning_rate=1e-4, model__lora_rank=8)
+    assert not cautions(adapters, check(adapters), weights=600_000_000)
+    tiny = changed(optimizer__learning_rate=1e-3)
+    assert not cautions(tiny, check(tiny), weights=200_000)
 
 
 def test_a_setting_that_nothing_uses_is_said():

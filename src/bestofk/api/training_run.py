@@ -123,12 +123,12 @@ def train(
     model: str | PathLike[str],
     data: Any = None,
     reward: Any = None,
-    objective: str | Objective = "max@8",
+    objective: str | Objective = "max@1+4+16",
     *,
     prompt: str | None = None,
     validation: Any = None,
     test: Any = None,
-    samples_per_prompt: int = 16,
+    samples_per_prompt: int = 32,
     prompts_per_step: int | None = None,
     steps: int = 200,
     learning_rate: float | None = None,
@@ -155,6 +155,8 @@ def train(
         validation, test: data to evaluate on; by default 5 % of `data`, at least about 64 rows.
             With fewer than 128 rows nothing is held out.
         samples_per_prompt: n, larger than k.
+        learning_rate: by default by the model's size: 1e-4 below 30 million weights, 1e-5 below 300
+            million, else 2e-6; ten times that with `lora_rank`.
         prompts_per_step: P; by default 16, or all rows where there are fewer.
         evaluate_every: steps between evaluations; 0 is never.
         dir: folder of the run; by default a new one in runs/.
@@ -233,12 +235,13 @@ def run_to_the_end(
     check(config)
     if not resume:
         refuse_begun(config.run.dir)
-    from bestofk.training.task_setup import make_prompts, with_style
+    from bestofk.training.setup import with_usual
+    from bestofk.training.task_setup import make_prompts
     from bestofk.training.train import train as run_loop
 
     silence_compiler()
     if not resume:
-        config = with_style(config)
+        config = with_usual(config)
         if config.evaluation.every and config.task.name == "dataset":
             split = make_prompts(config).split(config.evaluation.split)
             k = min(make_objective(config).k, 16)

@@ -28,7 +28,7 @@ from bestofk.learning.loss import (
     same_temperature,
 )
 from bestofk.learning.scorer import CHUNK, Scorer
-from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation
+from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation, usual_rate
 from bestofk.types import Group
 
 T = TypeVar("T")
@@ -110,7 +110,11 @@ class Learner:
         if precision == "bf16":
             warn_where_bf16_is_slow(model)
         self.model, self.steps = model, 0
-        self.optimisation = optimisation or Optimisation()
+        self.optimisation = optimisation = optimisation or Optimisation()
+        if optimisation.learning_rate is None:
+            weights = sum(each.numel() for each in model.parameters())
+            rate = usual_rate(weights, adapters=hasattr(model, "disable_adapter"))
+            self.optimisation = optimisation.changed(learning_rate=rate)
         self.total_steps, self.stop_grad_norm = total_steps, stop_grad_norm
         self.max_new_tokens = max_new_tokens
         self.optimisation.learning_rate_at(self.optimisation.warmup_steps, total_steps)

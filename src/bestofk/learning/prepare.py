@@ -80,7 +80,7 @@ def adamw(model: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
             {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
         ],
-        lr=settings.learning_rate,
+        lr=0.0,  # of the schedule, at every step
         betas=settings.adam[:2],
         eps=settings.adam[2],
         fused=True,

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bestofk.common import config_value, hub_options
+from bestofk.common import config_value
 from bestofk.models.causal import check_kind, context_length
-from bestofk.models.load import find
+from bestofk.models.load import loading_options
 
 
-def describe(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> dict[str, Any]:
+def describe(
+    name: str | os.PathLike[str], *, trust_remote_code: bool = False, revision: str | None = None
+) -> dict[str, Any]:
     """Parameters, sizes, layers, heads, key-value heads, vocabulary, context, architecture.
 
     >>> describe("tiny-countdown")["parameters"]
     201664
     """
-    place, options = find(name)
-    options["trust_remote_code"] = trust_remote_code
-    if not Path(place).exists():
-        options |= hub_options(place)
+    place, options = loading_options(name, trust_remote_code, revision)
     config = AutoConfig.from_pretrained(place, **options)
     check_kind(config, os.fspath(name), own_code=trust_remote_code)
     with torch.device("meta"):

@@ -103,7 +103,7 @@ def load(
         revision=revision,
         chat_template=chat_template,
     )
-    place, options = _options(name, trust_remote_code, revision)
+    place, options = loading_options(name, trust_remote_code, revision)
     check_kind(config, os.fspath(name), own_code=trust_remote_code)
     # Weights that can run code when they are read (pickles) are not read.
     if "gguf_file" not in options:
@@ -163,7 +163,7 @@ def describe_policy(
     chat_template: Mapping[str, Any] | None = None,
 ) -> tuple[PretrainedConfig, Any]:
     """The config and the tokenizer of a policy; no weights are read."""
-    place, options = _options(name, trust_remote_code, revision)
+    place, options = loading_options(name, trust_remote_code, revision)
     config = AutoConfig.from_pretrained(place, **options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
@@ -209,9 +209,10 @@ def with_template_values(tokenizer: Any, values: Mapping[str, Any], name: str) -
     tokenizer.chat_template = head + template
 
 
-def _options(
+def loading_options(
     name: str | os.PathLike[str], trust_remote_code: bool, revision: str | None
 ) -> tuple[str, dict[str, Any]]:
+    """Where a model is, and what transformers' `from_pretrained` needs to read it there."""
     place, options = find(name)
     options["trust_remote_code"] = trust_remote_code
     if revision is not None:

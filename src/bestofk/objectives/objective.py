@@ -119,7 +119,8 @@ class Objective:
         for term in self.terms:
             if n < term.least:
                 need, why = requirement(term, n)
-                raise ValueError(f"{need}, got {n}{why}")
+                part = f", in {self.text}" if len(self.terms) > 1 else ""
+                raise ValueError(f"{need}, got {n}{part}{why}")
 
     def at(self, progress: float | None) -> tuple[Term, ...]:
         """The terms in force at a share of the run in [0, 1]."""

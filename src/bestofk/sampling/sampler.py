@@ -14,7 +14,7 @@ from bestofk.types import Group, Prompt
 class Sampling(Section):
     """How completions are drawn. The defaults draw from the model's own distribution."""
 
-    samples_per_prompt: Count = 16
+    samples_per_prompt: Count = 32
     """n, the size of a group. More samples lower the variance of every estimator; most objectives
     need more than k."""
     max_new_tokens: Count = 256

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bestofk.config import Config, EvaluationSection, differences, leaves
+from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.objective import INPUTS
 from bestofk.sampling.openai_wire import local
@@ -19,6 +20,8 @@ from bestofk.tasks import TASKS
 from bestofk.types import Prompt
 
 SECRET = re.compile(r"(api_?key|secret|passw(or)?d|credentials?|(^|_)token)$", re.IGNORECASE)
+FAR = 10.0
+"""A learning rate so many times the usual one is worth a word."""
 
 
 def check(config: Config) -> Objective:
@@ -226,11 +229,14 @@ def claim_of_run(config: Config, objective: Objective) -> tuple[str, str]:
     return "exact", "unbiased for the gradient"
 
 
-def cautions(config: Config, objective: Objective, rows: int | None = None) -> list[str]:
+def cautions(
+    config: Config, objective: Objective, rows: int | None = None, weights: int | None = None
+) -> list[str]:
     """What a user should read once, before the run.
 
     Args:
         rows: Prompts of the training split, where they have been read.
+        weights: Of the model, where they are known.
     """
     notes = [f"{t.text}: {t.entry.caution}" for t in objective.terms if t.entry.caution]
     claim, why = claim_of_run(config, objective)
@@ -243,6 +249,13 @@ def cautions(config: Config, objective: Objective, rows: int | None = None) -> l
             f"optimizer.warmup_steps = {warmup} and the run has {total} optimiser steps: the "
             "learning rate does not reach optimizer.learning_rate"
             + (f", and the {decay} schedule never starts" if decay != "constant" else "")
+        )
+    rate, adapters = config.optimizer.learning_rate, bool(config.model.lora_rank)
+    usual = usual_rate(weights, adapters=adapters) if weights else math.inf
+    if rate and rate > FAR * usual:
+        notes.append(
+            f"optimizer.learning_rate = {rate:g} is {rate / usual:.0f} times what is usual for "
+            f"{weights:,} weights: leave it out for {usual:g}"
         )
     if config.off_policy.ahead and not warmup:
         notes.append(

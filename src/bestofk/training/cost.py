@@ -8,6 +8,7 @@ from typing import Any
 
 from bestofk.common import card_bytes
 from bestofk.config import Config, leaves, to_toml
+from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective
 from bestofk.sampling.prompts import encode
 from bestofk.training.checks import cautions, check, check_memory, claim_of_run, machine_bytes
@@ -23,16 +24,20 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
     Raises:
         ValueError: whatever the run itself would raise before loading anything.
     """
-    objective = check(config)
+    objective, (shape, unread) = check(config), shape_of(config)
+    weights = shape.get("parameters")
+    notes = *cautions(config, objective, weights=weights), *_too_large(config)
     return "\n".join(
         [
             to_toml(config) if everything else differing(config),
             *group_lines(config, objective),
             *token_lines(config),
             task_line(config),
-            *memory_lines(config),
+            *unread,
+            *rate_line(config, weights),
+            *memory_lines(config, shape),
             *server_line(config),
-            *(f"note: {line}" for line in (*cautions(config, objective), *_too_large(config))),
+            *(f"note: {line}" for line in notes),
         ]
     )
 
@@ -50,11 +55,9 @@ def differing(config: Config) -> str:
     """The settings that differ from their defaults, one a line."""
     defaults = dict(leaves(Config()))
     lines = [
-        f"{name} = {value!r}  (default {defaults[name]!r})"
-        if name in defaults
-        else f"{name} = {value!r}"
+        f"{name} = {value!r}" + (f"  (default {default!r})" if default is not None else "")
         for name, value in leaves(config)
-        if name not in defaults or value != defaults[name]
+        if value != (default := defaults.get(name))
     ]
     return "\n".join(["settings that differ from the defaults:", *(lines or ["none"]), ""])
 
@@ -108,20 +111,36 @@ def token_lines(config: Config) -> list[str]:
     ]
 
 
-def memory_lines(config: Config) -> list[str]:
-    """Bytes by purpose; the model's shape is read from its config alone, or guessed by its name."""
-    lines, options = [], config.model.advanced
+def shape_of(config: Config) -> tuple[dict[str, Any], list[str]]:
+    """The model's shape, from its config alone or guessed by its name; and a line if it is not."""
+    path, options = config.model.path, config.model.advanced
     try:
         from bestofk.models import describe
 
-        shape = describe(config.model.path)
+        own_code, revision = options.trust_remote_code, options.revision
+        return describe(path, trust_remote_code=own_code, revision=revision), []
     except (OSError, ValueError, ImportError) as error:
         first = str(error).partition("\n")[0]
-        lines.append(f"model: {config.model.path}; its config cannot be read from here ({first})")
-        named = re.search(r"(\d+(?:\.\d+)?)([bm])\b", config.model.path.lower())
-        if not named:
-            return [*lines, "memory: not known without it"]
-        shape = {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])}
+        named = re.search(r"(\d+(?:\.\d+)?)([bm])\b", path.lower())
+        shape = (
+            {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])} if named else {}
+        )
+        return shape, [f"model: {path}; its config cannot be read from here ({first})"]
+
+
+def rate_line(config: Config, weights: int | None) -> list[str]:
+    """The learning rate, where the recipe leaves it to the model's size."""
+    if config.optimizer.learning_rate is not None or not weights:
+        return []
+    rate = usual_rate(weights, adapters=bool(config.model.lora_rank))
+    return [f"learning rate: {rate:g}, by the model's size; optimizer.learning_rate sets another"]
+
+
+def memory_lines(config: Config, shape: Mapping[str, Any]) -> list[str]:
+    """Bytes by purpose."""
+    if not shape:
+        return ["memory: not known without it"]
+    options = config.model.advanced
     context, new = shape.get("context"), config.sampling.max_new_tokens
     if context and new >= context:
         raise ValueError(
@@ -138,7 +157,7 @@ def memory_lines(config: Config) -> list[str]:
         f"each holds all weights once ({4.0 * shape['parameters'] / GIB:.2f} GiB) while it samples"
     )
     assumed = f"; prompts of {prompt or PROMPT} tokens{'' if prompt else ' assumed'}"
-    lines += [
+    lines = [
         f"model: {config.model.path}, about {shape['parameters']:,} weights",
         f"memory {where}, about {total / GIB:.2f} GiB: {listed}"
         + (split if options.fsdp else " (in each process)")

@@ -9,11 +9,18 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
-from bestofk.config import Config, ModelSection, SamplingSection
+from bestofk.config import Config, ModelSection, SamplingSection, merged
 from bestofk.learning import Learner
+from bestofk.learning.settings import usual_rate
 from bestofk.sampling import Sampler
 from bestofk.training.processes import Processes, check_shards
-from bestofk.training.task_setup import EvaluationSet, JudgeGroups, evaluation_sets, make_task
+from bestofk.training.task_setup import (
+    EvaluationSet,
+    JudgeGroups,
+    evaluation_sets,
+    make_task,
+    usual_style,
+)
 from bestofk.types import Verifier
 
 
@@ -28,6 +35,22 @@ class RunParts:
     policy: models.Policy
     learner: Learner
     sampler: Sampler
+
+
+def with_usual(config: Config) -> Config:
+    """The config with what its model decides unless stated: style of prompts, learning rate.
+
+    They stand in the run's folder, so that a resumed run has them from there.
+    """
+    model, options = config.model, config.model.advanced
+    how: Any = {"trust_remote_code": options.trust_remote_code, "revision": options.revision}
+    changes: dict[str, Any] = {}
+    if style := usual_style(model.path, config.task.name, config.task.options, **how):
+        changes["task.options.style"] = style
+    if config.optimizer.learning_rate is None:
+        weights = models.describe(model.path, **how)["parameters"]
+        changes["optimizer.learning_rate"] = usual_rate(weights, adapters=bool(model.lora_rank))
+    return merged(config, changes)
 
 
 def make_parts(config: Config, processes: Processes, verifier: Verifier | None = None) -> RunParts:

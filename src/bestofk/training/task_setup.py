@@ -17,7 +17,7 @@ import numpy as np
 
 from bestofk import tasks
 from bestofk.common import cache_folder, reaches, write_atomically
-from bestofk.config import Config, TaskAdvanced, TaskSection, merged
+from bestofk.config import Config, TaskAdvanced, TaskSection
 from bestofk.rewards import BatchVerifier, UnscoredGuard, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
@@ -122,14 +122,6 @@ def make_prompts(config: Config) -> tasks.Task:
         threshold=threshold,
         seed=config.run.seed,
     )
-
-
-def with_style(config: Config) -> Config:
-    """The config with the style of prompts that the model's tokenizer can read, unless stated."""
-    options, model = config.model.advanced, config.model.path
-    how = (options.trust_remote_code, options.revision)
-    style = usual_style(model, config.task.name, config.task.options, *how)
-    return merged(config, {"task.options.style": style}) if style else config
 
 
 def usual_style(
