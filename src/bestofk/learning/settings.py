@@ -68,8 +68,9 @@ def usual_rate(weights: int, *, adapters: bool = False) -> float:
     """A learning rate that did well on models with about so many weights.
 
     Several were tried on tiny policies, at 135 million weights and at 0.5 billion, all of them
-    trained (research/); 1.5 billion did well with the rate of 0.5. Adapters take about ten times as
-    much (Schulman et al. 2025, LoRA Without Regret).
+    trained, with warm-up and a falling rate (research/); 1.5 billion were trained with the rate of
+    0.5, larger models not at all. Adapters take about ten times as much (Schulman et al. 2025, LoRA
+    Without Regret).
 
     >>> [usual_rate(weights) for weights in (200_000, 135_000_000, 7_000_000_000)]
     [0.0001, 1e-05, 2e-06]
