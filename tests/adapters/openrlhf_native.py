@@ -7,6 +7,7 @@ prints the table of research/conformance.md. Left out: gae, which needs a critic
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -81,7 +82,9 @@ def one_group(estimator: str) -> Callable[[Any], np.ndarray]:
         if values.ndim != 1:
             raise ValueError("one group at a time")
         rows = experience(values, range(len(values)), ["a"] * len(values))
-        made = maker(arguments(estimator, len(values))).compute_advantages_and_returns([rows])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "biased update: --reward.clip_range")
+            made = maker(arguments(estimator, len(values))).compute_advantages_and_returns([rows])
         # its loss divides by all rows; an estimator is judged by the mean over its live samples
         return made[0].advantages[:, 0].numpy() * float((~values.isnan()).double().mean())
 

@@ -112,7 +112,9 @@ def test_rewards_are_clipped_and_weights_are_not():
     rewards = [1.0] + [0.0] * 12
     made = made_of(rewards, range(13), ["a"] * 13, n=13, text="max@12")
     assert weights(made).max() == pytest.approx(12)  # over the range of ±10
-    made = made_of([50.0, 0.0, 0.0], range(3), ["a"] * 3)
+    with pytest.warns(ObjectiveWarning, match="--reward.clip_range -10 10 changes rewards"):
+        made = made_of([50.0, torch.nan, 0.0, 0.0], range(4), ["a"] * 4, n=4)
+    made[0].advantages = made[0].advantages[[0, 2, 3]] * 0.75  # a lost sibling left its share
     np.testing.assert_allclose(weights(made), brute([10.0, 0.0, 0.0], 2), rtol=1e-6)
 
 

@@ -71,7 +71,7 @@ def advantages(self: RemoteExperienceMaker, experiences: list[Experience]) -> li
     apply_length_penalties(experiences, args)
     rewards = torch.cat([each.rewards for each in experiences])
     if args.reward.clip_range:
-        rewards = rewards.clamp(*args.reward.clip_range)
+        rewards = _clipped(rewards, *args.reward.clip_range)
     index = torch.tensor([i for each in experiences for i in each.index])
     groups = index // args.rollout.n_samples_per_prompt
     _check_prompts(groups.tolist(), [prompt for each in experiences for prompt in each.prompts])
@@ -108,6 +108,14 @@ def main(argv: Sequence[str]) -> None:
         runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)
     finally:
         utils.get_strategy = make
+
+
+def _clipped(rewards: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    clipped = rewards.clamp(low, high)
+    if bool((clipped != rewards).logical_and(~rewards.isnan()).any()):
+        message = f"biased update: --reward.clip_range {low:g} {high:g} changes rewards: widen it"
+        warnings.warn(message, ObjectiveWarning, stacklevel=3)
+    return clipped
 
 
 def _check_prompts(groups: Sequence[int], prompts: Sequence[str]) -> None:

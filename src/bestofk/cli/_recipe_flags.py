@@ -28,7 +28,7 @@ COMMON = {
     "sampling.max_new_tokens": "longest completion",
     "sampling.temperature": "sampling temperature",
     "sampling.engine": "auto, transformers or vllm",
-    "optimizer.learning_rate": "peak learning rate",
+    "optimizer.learning_rate": "peak rate; by the model's size",
     "evaluation.every": "steps between evaluations; 0 is never",
     "evaluation.samples_per_prompt": "n of an evaluation",
     "run.dir": "folder of the run",
