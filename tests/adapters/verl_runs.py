@@ -9,13 +9,14 @@ VERL_PLATFORM=cpu and VERL_USE_EXTERNAL_MODULES=verl_cpu, as its cpu.sh sets the
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from rendezvous import meeting_place
 
 MODEL = Path(__file__).parents[2] / "src/bestofk/models/checkpoints/tiny-maze"
 SETTINGS = [
@@ -145,11 +146,9 @@ def main(folder: Path, rank: int, ranks: int) -> None:
 def all_ranks(folder: str, ranks: int) -> list[int]:
     import subprocess
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    store, place = meeting_place()
+    size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    shared = {**os.environ, **place, **size}
     running = [
         subprocess.Popen(
             [sys.executable, __file__, folder, str(ranks), str(rank)],
@@ -157,7 +156,9 @@ def all_ranks(folder: str, ranks: int) -> list[int]:
         )
         for rank in range(ranks)
     ]
-    return [each.wait(timeout=1800) for each in running]
+    ends = [each.wait(timeout=1800) for each in running]
+    del store  # it listened until the last of them ended
+    return ends
 
 
 if __name__ == "__main__":
