@@ -332,11 +332,12 @@ QWEN = ("grpo", "max@1+4+16")
 RATES = ("4e-6", "2e-6", "1e-6")
 SHORT, FIFTH = 34, range(61, 66)
 """Steps at which the runs of the design's third and fifth part ended."""
-AHEAD = f"{QWEN[1]} 2e-6, one step ahead"
+PLAIN, MIXED = (f"{arm} 2e-6" for arm in QWEN)
+AHEAD = f"{MIXED}, one step ahead"
 SHORT_PAIRS = {
-    "the mixture − GRPO, seed 1": (f"{QWEN[1]} 2e-6", f"{QWEN[0]} 2e-6"),
-    "one step ahead − GRPO": (AHEAD, f"{QWEN[0]} 2e-6"),
-    "one step ahead − the mixture": (AHEAD, f"{QWEN[1]} 2e-6"),
+    "the mixture − GRPO, seed 1": (MIXED, PLAIN),
+    "one step ahead − GRPO": (AHEAD, PLAIN),
+    "one step ahead − the mixture": (AHEAD, MIXED),
 }
 """One step ahead has another seed than its partners."""
 ONE, EXACT = "max@8 2e-6", "max@8 1e-6, three inner steps, exact"
@@ -350,7 +351,6 @@ FIFTH_PAIRS = {
     "passk-training@8 − GRPO at 1e-6": (CHEN, SLOW),
 }
 """GRPO at 1e-6 with two seeds, the others with one."""
-MIXED, PLAIN = f"{QWEN[1]} 2e-6", f"{QWEN[0]} 2e-6"
 SIXTH_PAIRS = {
     "GRPO − start": (PLAIN, "start"),
     "the mixture − start": (MIXED, "start"),
@@ -383,7 +383,6 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     """Two objectives at three rates: where they end, what lies between them, and every checkpoint
     of the others against GRPO's front; then the short runs, and a task that was not trained on."""
     texts: dict[str, str] = {}
-    one, other = (f"{arm} 2e-6" for arm in reversed(QWEN))
     for mark, metric, solved in (("qwen", "pass", True), ("qwen-fraction", "max", False)):
         start, ended, ends = qwen_ends(solved)
         gaps: dict[str, np.ndarray] = {}
@@ -391,7 +390,7 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
             gap = between(ends, f"{QWEN[1]} {rate}", f"{QWEN[0]} {rate}")
             gaps[f"{rate}, {len(gap)} seeds" if len(gap) > 1 else rate] = gap
         later = {
-            "2e-6, seeds 1 and 2 alone": between(ends, one, other)[1:],
+            "2e-6, seeds 1 and 2 alone": between(ends, MIXED, PLAIN)[1:],
             "mean of the rates": np.mean([g.mean(axis=0, keepdims=True) for g in gaps.values()], 0),
         }
         mean = {arm: ended.last(arm).mean(axis=0, keepdims=True) for arm in ended.arms}
@@ -411,13 +410,13 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     short_runs = of_seeds(ks, {arm: {0: values} for arm, values in short.items()})
     pairs = {n: (short[a] - short[b])[None] for n, (a, b) in SHORT_PAIRS.items()}
     texts |= {
-        "qwen-headline": headline(ended, start, (other, f"{QWEN[0]} 1e-6", one, f"{QWEN[1]} 1e-6")),
+        "qwen-headline": headline(ended, start, (PLAIN, SLOW, MIXED, f"{QWEN[1]} 1e-6")),
         "qwen-checkpoints": above_front(ks, every, 64),
         "qwen-short": reached(short_runs, "pass", shown, start=start),
         "qwen-short-pairs": differences(ks, pairs, "pass", shown),
     }
     ks, found = checkpoints("qwen-leetcode-humaneval", solved=True, of="qwen-leetcode")
-    gap = between(last_of_seeds(found), one, other)
+    gap = between(last_of_seeds(found), MIXED, PLAIN)
     unseen = differences(ks, {"HumanEval": gap}, "pass", (1, 4, 16, 32, 64))
     return texts | {"qwen-humaneval": unseen} | qwen_fifth_tables(shown)
 
@@ -434,9 +433,9 @@ def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
         mean = {arm: np.stack([*by.values()]).mean(axis=0)[None] for arm, by in ends.items()}
         start = np.stack([*ends["start"].values()])
         pairs = {name: mean[a] - mean[b] for name, (a, b) in FIFTH_PAIRS.items()}
-        whole = qwen_ends(solved)[1].last(f"{QWEN[0]} 2e-6").mean(axis=0, keepdims=True)
-        pairs["max@8 − GRPO at 2e-6 and step 111 to 120"] = mean[ONE] - whole
-        mixed = qwen_ends(solved)[1].last(f"{QWEN[1]} 2e-6").mean(axis=0, keepdims=True)
+        long = qwen_ends(solved)[1]
+        plain, mixed = (long.last(arm).mean(axis=0, keepdims=True) for arm in (PLAIN, MIXED))
+        pairs["max@8 − GRPO at 2e-6 and step 111 to 120"] = mean[ONE] - plain
         best_rates = {"the mixture at 2e-6 − GRPO at 1e-6": mixed - slow_end(solved)}
         texts |= {
             mark: reached(of_seeds(ks, ends), metric, shown, start=start),

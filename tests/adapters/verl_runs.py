@@ -146,7 +146,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
 def all_ranks(folder: str, ranks: int) -> list[int]:
     import subprocess
 
-    store, place = meeting_place()
+    _store, place = meeting_place()  # it listens until the last of them has ended
     size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     shared = {**os.environ, **place, **size}
     running = [
@@ -156,9 +156,7 @@ def all_ranks(folder: str, ranks: int) -> list[int]:
         )
         for rank in range(ranks)
     ]
-    ends = [each.wait(timeout=1800) for each in running]
-    del store  # it listened until the last of them ended
-    return ends
+    return [each.wait(timeout=1800) for each in running]
 
 
 if __name__ == "__main__":

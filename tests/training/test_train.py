@@ -68,6 +68,14 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(
         assert file.is_dir() or b"a-secret-that-must-not-appear" not in file.read_bytes()
 
 
+def test_a_run_says_and_keeps_the_learning_rate_that_nobody_stated(recipe, tmp_path, capsys):
+    stated = read(recipe(run={"steps": 1}, evaluation={"every": 0}))
+    train(merged(stated, {"optimizer": {"learning_rate": None, "warmup_steps": 0}}))
+    assert "a step, learning rate 0.0001, 1 process" in capsys.readouterr().out
+    assert read(tmp_path / "run" / "config.toml").optimizer.learning_rate == 1e-4
+    assert read_metrics(tmp_path / "run")[0]["lr"] == 1e-4
+
+
 def test_the_best_model_by_the_named_metric_is_kept(recipe, tmp_path):
     config = read(recipe(evaluation={"every": 2, "prompts": 8, "best_by": "max@4"}))
     train(config)

@@ -235,17 +235,14 @@ def run_to_the_end(
     check(config)
     if not resume:
         refuse_begun(config.run.dir)
-    from bestofk.training.setup import with_usual
     from bestofk.training.task_setup import make_prompts
     from bestofk.training.train import train as run_loop
 
     silence_compiler()
-    if not resume:
-        config = with_usual(config)
-        if config.evaluation.every and config.task.name == "dataset":
-            split = make_prompts(config).split(config.evaluation.split)
-            k = min(make_objective(config).k, 16)
-            warn_of_few(min(len(split), config.evaluation.prompts), k)
+    if not resume and config.evaluation.every and config.task.name == "dataset":
+        split = make_prompts(config).split(config.evaluation.split)
+        k = min(make_objective(config).k, 16)
+        warn_of_few(min(len(split), config.evaluation.prompts), k)
     print(f"watch: bestofk report --watch {config.run.dir}", flush=True)
     end = run_loop(config, resume=resume, verifier=verifier, callback=callback)
     if end.signal is not None:
@@ -253,4 +250,4 @@ def run_to_the_end(
         stated = f"stopped at step {end.step}; resume with {again}"
         print(stated)
         raise KeyboardInterrupt(stated) if end.signal == SIGINT else SystemExit(128 + end.signal)
-    return TrainedRun(end.path, config, verifier)
+    return TrainedRun(end.path, read_recipe(end.path / "config.toml"), verifier)

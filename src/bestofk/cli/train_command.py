@@ -177,12 +177,9 @@ def go(config: Config, options: TrainOptions, checkpoint: str | None = None) -> 
     if first and not resume:
         refuse_begun(config.run.dir)
     try:
-        from bestofk.training.setup import with_usual
         from bestofk.training.train import train
     except ModuleNotFoundError as error:
         raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
-    if not resume:
-        config = with_usual(config)
     with contextlib.ExitStack() as around:
         if as_json:
             around.enter_context(contextlib.redirect_stdout(sys.stderr))

@@ -57,7 +57,7 @@ from bestofk.training.resume import (
     save_checkpoint,
     take_plan,
 )
-from bestofk.training.setup import RunParts, make_parts
+from bestofk.training.setup import RunParts, make_parts, with_usual
 from bestofk.training.validation import evaluate
 from bestofk.types import Group, Prompt, Verdict, Verifier
 
@@ -538,6 +538,8 @@ def open_session(
         folder=config.run.dir,
     )
     check_memory(config, processes.size)
+    if not resume:
+        config = with_usual(config)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, result = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
     display = Display(processes, config.run.steps, objective.k)
