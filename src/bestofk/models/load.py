@@ -117,6 +117,9 @@ def load(
             place, dtype=DTYPES[dtype], output_loading_info=True, **options
         )
     model, result = loaded
+    for module in model.modules() if packed else ():
+        # Some CPUs would get the weights in an order that is not the one they are written out from.
+        module.support_avx512bf16_for_cpu = False
     check_complete(result["missing_keys"], os.fspath(name))
     check_finite(model, os.fspath(name))
     check_vocabulary(tokenizer, model, os.fspath(name))
