@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
+from bestofk.common import unpacked
 from bestofk.learning import Learner, Optimisation
 from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
 from bestofk.models.gguf import check, convert, smollm2
@@ -174,6 +175,18 @@ def test_four_bits_learn_sample_and_are_saved_as_numbers(tmp_path: Path) -> None
             merged(ids).logits, policy.model(ids).logits, atol=1e-3, rtol=1e-3
         )
     assert (folder / "adapter" / "adapter_config.json").is_file()
+
+
+def test_four_bits_keep_their_order_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a CPU has AVX512-BF16, bitsandbytes would reorder the weights at the first pass."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    model = load("tiny-countdown", lora=Lora(rank=4, nf4=True)).model.eval()
+    packed = [p for p in model.parameters() if hasattr(p, "quant_state")]
+    before = [unpacked(p).clone() for p in packed]
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    for p, numbers in zip(packed, before, strict=True):
+        torch.testing.assert_close(unpacked(p), numbers, atol=0, rtol=0)
 
 
 def test_four_bits_need_numbers_to_begin_with_and_the_library(
