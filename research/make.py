@@ -452,7 +452,29 @@ def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
         mean = {arm: trained.last(arm).mean(axis=0)[None] for arm in trained.arms}
         pairs = {name: mean[a] - mean[b] for name, (a, b) in FIFTH_PAIRS.items()}
         texts[f"qwen-unseen-{task}-pairs"] = differences(ks, pairs, "pass", some)
-    return texts | qwen_sixth_tables(shown)
+    return texts | qwen_sixth_tables(shown) | qwen_eighth_tables()
+
+
+def qwen_eighth_tables() -> dict[str, str]:
+    """GRPO and the mixture on MBPP after 57 steps; the last two pairs are with the fifth part. Then
+    all arms there against both evaluations of the start together."""
+    shown = (1, 4, 8, 16, 32)
+    studies = "qwen-leetcode-mbpp", "qwen-leetcode-mbpp-seed3"
+    (ks, found), (_, new) = (checkpoints(study, True, of="qwen-leetcode") for study in studies)
+    fifth, ends = last_of_seeds(found), last_of_seeds(new)
+    mixed = ends[MIXED][3][None]
+    gaps = {name: between(ends, arm, other) for name, (arm, other) in SIXTH_PAIRS.items()}
+    gaps["the mixture − GRPO at 1e-6"] = mixed - np.mean([*fifth[SLOW].values()], axis=0)
+    gaps["passk-training@8 − the mixture"] = fifth[CHEN][0] - mixed
+    files = [HERE / "counts" / f"{study}.parquet" for study in studies]
+    lines = [line for file in files for line in read_counts(file)]
+    starts = [passing(line["counts"]) for line in lines if line["arm"] == "start"]
+    twice = best_of_k(np.sum(starts, axis=0).tolist(), shares_of(64, ks))[None]
+    return {
+        "qwen-eighth-start": against(of_seeds(ks, fifth | ends), twice, "pass", shown),
+        "qwen-eighth": reached(of_seeds(ks, ends), "pass", shown, start=ends["start"][3][None]),
+        "qwen-eighth-pairs": differences(ks, gaps, "pass", shown),
+    }
 
 
 def qwen_sixth_tables(shown: Sequence[int]) -> dict[str, str]:
@@ -487,11 +509,14 @@ def checkpoints(
     ks = tuple(k for k in KS if k <= samples)
     shares, found = shares_of(samples, ks), {}
     for line in lines:
-        counts = line["counts"]
-        if solved:
-            counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
+        counts = passing(line["counts"]) if solved else line["counts"]
         found[line["arm"], line["seed"], line["step"]] = best_of_k(counts, shares)
     return ks, found
+
+
+def passing(counts: Sequence[Sequence[Sequence[float]]]) -> list[int]:
+    """Of each problem, how often the reward was 1."""
+    return [int(sum(times for reward, times in pairs if reward == 1.0)) for pairs in counts]
 
 
 def last_of_seeds(found: dict[Checkpoint, np.ndarray]) -> dict[str, dict[int, np.ndarray]]:
