@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -379,6 +380,13 @@ def slow_end(solved: bool) -> np.ndarray:
     return np.stack([*ends[SLOW].values()]).mean(axis=0)[None]
 
 
+def qwen_means(solved: bool) -> dict[str, np.ndarray]:
+    """(1, problems, k) of each trained arm at its end, over all seeds that there are."""
+    ended = qwen_ends(solved)[1]
+    mean = {arm: ended.last(arm).mean(axis=0, keepdims=True) for arm in ended.arms}
+    return mean | {SLOW: slow_end(solved)}
+
+
 def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     """Two objectives at three rates: where they end, what lies between them, and every checkpoint
     of the others against GRPO's front; then the short runs, and a task that was not trained on."""
@@ -393,8 +401,7 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
             "2e-6, seeds 1 and 2 alone": between(ends, MIXED, PLAIN)[1:],
             "mean of the rates": np.mean([g.mean(axis=0, keepdims=True) for g in gaps.values()], 0),
         }
-        mean = {arm: ended.last(arm).mean(axis=0, keepdims=True) for arm in ended.arms}
-        mean[SLOW] = slow_end(solved)
+        mean = qwen_means(solved)
         for name, arm in (("GRPO", QWEN[0]), ("the mixture", QWEN[1])):
             for high, low in pairwise(RATES):
                 later[f"{name}, {low} − {high}"] = mean[f"{arm} {low}"] - mean[f"{arm} {high}"]
@@ -418,7 +425,37 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     ks, found = checkpoints("qwen-leetcode-humaneval", solved=True, of="qwen-leetcode")
     gap = between(last_of_seeds(found), MIXED, PLAIN)
     unseen = differences(ks, {"HumanEval": gap}, "pass", (1, 4, 16, 32, 64))
-    return texts | {"qwen-humaneval": unseen} | qwen_fifth_tables(shown)
+    return texts | {"qwen-humaneval": unseen} | chosen_tables(shown) | qwen_fifth_tables(shown)
+
+
+def chosen_tables(shown: Sequence[int]) -> dict[str, str]:
+    """The design's rule without validation: a random half of the test problems chooses the rate of
+    each objective by its mean of pass@1 and pass@64, and the other half compares. The difference of
+    a problem is the mean over the halves that did not contain it."""
+    ks, means = qwen_ends(solved=True)[1].ks, qwen_means(solved=True)
+    places = [ks.index(1), ks.index(64)]
+    score = {arm: values[0][:, places].mean(axis=1) for arm, values in means.items()}
+    problems, draws, random = len(score[SLOW]), 1000, np.random.default_rng(0)
+    choices: list[tuple[np.ndarray, list[str]]] = []
+    for _ in range(draws):
+        choosing = random.permutation(problems) < problems // 2
+        merit = {arm: values[choosing].mean() for arm, values in score.items()}
+        best = [max((f"{arm} {rate}" for rate in RATES), key=merit.__getitem__) for arm in QWEN]
+        choices.append((~choosing[:, None], best))
+    times = Counter(arm for _, best in choices for arm in best)
+    rows = [
+        [f"`{arm}`", *(f"{times[f'{arm} {rate}'] / draws:.0%}" for rate in RATES)] for arm in QWEN
+    ]
+    texts = {"qwen-chosen": table(["", *RATES], rows)}
+    for mark, metric, solved in (
+        ("qwen-chosen-pairs", "pass", True),
+        ("qwen-chosen-fraction", "max", False),
+    ):
+        means = qwen_means(solved)
+        gaps = [where * (means[mixed][0] - means[plain][0]) for where, (plain, mixed) in choices]
+        gap = np.sum(gaps, axis=0) / np.sum([where for where, _ in choices], axis=0)
+        texts[mark] = differences(ks, {"the mixture − GRPO": gap[None]}, metric, shown)
+    return texts
 
 
 def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:

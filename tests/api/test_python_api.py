@@ -148,8 +148,7 @@ def test_the_interval_shown_is_the_one_the_verdict_uses() -> None:
 
 def test_frames_and_plots() -> None:
     pytest.importorskip("pandas")
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+    pytest.importorskip("matplotlib")
     found = bestofk.evaluate(REWARDS)
     frame = found.to_pandas()
     assert list(frame.columns) == ["k", "estimate", "low", "high"]
