@@ -36,6 +36,11 @@ def best_of_k(counts: Sequence[Any], shares: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
+def passing(counts: Sequence[Any]) -> list[int]:
+    """Of each problem, how often the reward was 1."""
+    return [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
+
+
 def shares_of(samples: int, ks: Sequence[int]) -> np.ndarray:
     """(n + 1, k): C(t, k) / C(n, k)."""
     rows = range(samples + 1)
@@ -103,9 +108,7 @@ def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
     by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
     seconds: dict[tuple[str, int], list[float]] = {}
     for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
-        counts = line["counts"]
-        if solved:
-            counts = [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
+        counts = passing(line["counts"]) if solved else line["counts"]
         key = line["arm"], line["step"]
         by_seed.setdefault(key, {})[line["seed"]] = best_of_k(counts, shares)
         seconds.setdefault(key, []).append(line["seconds"])

@@ -25,7 +25,7 @@ from draw import (
     draw_tasks,
     picture,
 )
-from evaluations import KS, Runs, best_of_k, read, shares_of
+from evaluations import KS, Runs, best_of_k, passing, read, shares_of
 from run import arms_of
 
 from bestofk.evaluation.sign_flips import sign_flip_tests
@@ -374,17 +374,13 @@ def qwen_ends(solved: bool) -> tuple[np.ndarray, Runs, dict[str, dict[int, np.nd
     return np.stack([*ends["start"].values()]), of_seeds(ks, ends), ends
 
 
-def slow_end(solved: bool) -> np.ndarray:
-    """GRPO at its lowest rate: the mean over three seeds, two of which ended early."""
-    ends = last_of_seeds(checkpoints("qwen-leetcode", solved)[1])
-    return np.stack([*ends[SLOW].values()]).mean(axis=0)[None]
-
-
 def qwen_means(solved: bool) -> dict[str, np.ndarray]:
-    """(1, problems, k) of each trained arm at its end, over all seeds that there are."""
+    """(1, problems, k) of each trained arm at its end, over all seeds that there are: two of GRPO's
+    three at its lowest rate ended early."""
     ended = qwen_ends(solved)[1]
     mean = {arm: ended.last(arm).mean(axis=0, keepdims=True) for arm in ended.arms}
-    return mean | {SLOW: slow_end(solved)}
+    slow = last_of_seeds(checkpoints("qwen-leetcode", solved)[1])[SLOW]
+    return mean | {SLOW: np.mean([*slow.values()], axis=0)[None]}
 
 
 def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
@@ -446,16 +442,12 @@ def chosen_tables(shown: Sequence[int]) -> dict[str, str]:
     rows = [
         [f"`{arm}`", *(f"{times[f'{arm} {rate}'] / draws:.0%}" for rate in RATES)] for arm in QWEN
     ]
-    texts = {"qwen-chosen": table(["", *RATES], rows)}
-    for mark, metric, solved in (
-        ("qwen-chosen-pairs", "pass", True),
-        ("qwen-chosen-fraction", "max", False),
-    ):
-        means = qwen_means(solved)
-        gaps = [where * (means[mixed][0] - means[plain][0]) for where, (plain, mixed) in choices]
-        gap = np.sum(gaps, axis=0) / np.sum([where for where, _ in choices], axis=0)
-        texts[mark] = differences(ks, {"the mixture − GRPO": gap[None]}, metric, shown)
-    return texts
+    gaps = [where * (means[mixed] - means[plain]) for where, (plain, mixed) in choices]
+    gap = np.sum(gaps, axis=0) / np.sum([where for where, _ in choices], axis=0)
+    return {
+        "qwen-chosen": table(["", *RATES], rows),
+        "qwen-chosen-pairs": differences(ks, {"the mixture − GRPO": gap}, "pass", shown),
+    }
 
 
 def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
@@ -470,10 +462,9 @@ def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
         mean = {arm: np.stack([*by.values()]).mean(axis=0)[None] for arm, by in ends.items()}
         start = np.stack([*ends["start"].values()])
         pairs = {name: mean[a] - mean[b] for name, (a, b) in FIFTH_PAIRS.items()}
-        long = qwen_ends(solved)[1]
-        plain, mixed = (long.last(arm).mean(axis=0, keepdims=True) for arm in (PLAIN, MIXED))
-        pairs["max@8 − GRPO at 2e-6 and step 111 to 120"] = mean[ONE] - plain
-        best_rates = {"the mixture at 2e-6 − GRPO at 1e-6": mixed - slow_end(solved)}
+        long = qwen_means(solved)
+        pairs["max@8 − GRPO at 2e-6 and step 111 to 120"] = mean[ONE] - long[PLAIN]
+        best_rates = {"the mixture at 2e-6 − GRPO at 1e-6": long[MIXED] - long[SLOW]}
         texts |= {
             mark: reached(of_seeds(ks, ends), metric, shown, start=start),
             f"{mark}-pairs": differences(ks, pairs, metric, shown),
@@ -549,11 +540,6 @@ def checkpoints(
         counts = passing(line["counts"]) if solved else line["counts"]
         found[line["arm"], line["seed"], line["step"]] = best_of_k(counts, shares)
     return ks, found
-
-
-def passing(counts: Sequence[Sequence[Sequence[float]]]) -> list[int]:
-    """Of each problem, how often the reward was 1."""
-    return [int(sum(times for reward, times in pairs if reward == 1.0)) for pairs in counts]
 
 
 def last_of_seeds(found: dict[Checkpoint, np.ndarray]) -> dict[str, dict[int, np.ndarray]]:

@@ -118,7 +118,7 @@ def load(
         )
     model, result = loaded
     for module in model.modules() if packed else ():
-        # Some CPUs would get the weights in an order that is not the one they are written out from.
+        # Else bitsandbytes reorders them at the first pass on CPUs with AVX512-BF16.
         module.support_avx512bf16_for_cpu = False
     check_complete(result["missing_keys"], os.fspath(name))
     check_finite(model, os.fspath(name))
