@@ -26,7 +26,7 @@ from _gpu import (
     seconds,
     smollm_135m,
 )
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.types import Completion, Group, Prompt
 
 SHAPES = ("32x16x64x128", "20x32x512x128")
@@ -55,7 +55,7 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
     groups = random_groups(shape, model.config.vocab_size)
     weights = np.random.default_rng(1).normal(size=(count, n))
     options = {"tokens_per_micro_batch": None, "precision": "bf16", **settings}
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-6), **options)
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1e-6), **options)
     first = seconds(lambda: learner.step(groups, weights), 1)[0]
     second = seconds(lambda: learner.step(groups, weights), 1)[0]
     if DEVICE == "cuda":

@@ -33,7 +33,7 @@ from _gpu import (
     words,
 )
 from bestofk import objective
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.sampling import Sampling
 from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
 
@@ -53,7 +53,7 @@ def measured(
     vocabulary = model.config.vocab_size
     learner = Learner(
         model,
-        optimisation=Optimisation(learning_rate=1e-6),
+        optimizer=Optimizer(learning_rate=1e-6),
         precision="bf16",
         tokens_per_micro_batch=None,
     )

@@ -35,7 +35,7 @@ def ours(prompts: int, n: int, steps: int) -> dict[str, Any]:
     import numpy as np
 
     import bestofk
-    from bestofk.learning import Learner, Optimisation
+    from bestofk.learning import Learner, Optimizer
     from bestofk.models import load
     from bestofk.rewards import verifier
     from bestofk.sampling import Sampling
@@ -44,7 +44,7 @@ def ours(prompts: int, n: int, steps: int) -> dict[str, Any]:
 
     policy = load(MODEL)
     sampler = ModelSampler(policy.model, policy.tokenizer)
-    learner = Learner(policy.model, optimisation=Optimisation(learning_rate=1e-6))
+    learner = Learner(policy.model, optimizer=Optimizer(learning_rate=1e-6))
     split = task("countdown", style="compact").split("train")
     judge, params = verifier("countdown"), Sampling(samples_per_prompt=n, max_new_tokens=NEW_TOKENS)
     rows: list[dict[str, float]] = []

@@ -14,7 +14,7 @@ import numpy as np
 
 import bestofk
 from bestofk import models, rewards, tasks
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 
@@ -49,7 +49,7 @@ def main():
     sampler = ModelSampler(policy.model, policy.tokenizer)
     objective = bestofk.objective(args.objective)
     learner = Learner(
-        policy.model, optimisation=Optimisation(learning_rate=args.learning_rate, warmup_steps=5)
+        policy.model, optimizer=Optimizer(learning_rate=args.learning_rate, warmup_steps=5)
     )
     train, test = task.split("train"), task.split("test")
     test_prompts = [test[i] for i in range(args.test_prompts)]

@@ -18,7 +18,7 @@ import numpy as np
 
 import bestofk
 from bestofk import models, rewards, tasks
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 
@@ -48,7 +48,7 @@ def main():
     sampler = ModelSampler(policy.model, policy.tokenizer)
     objective = bestofk.objective(args.objective, off_policy=args.off_policy)
     learner = Learner(
-        policy.model, optimisation=Optimisation(learning_rate=args.learning_rate, warmup_steps=4)
+        policy.model, optimizer=Optimizer(learning_rate=args.learning_rate, warmup_steps=4)
     )
     params = Sampling(samples_per_prompt=args.samples, max_new_tokens=24)
     train, test = task.split("train"), task.split("test")

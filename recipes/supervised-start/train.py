@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bestofk import models, tasks
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.sampling.prompts import encode
 from bestofk.types import Completion, Group, Prompt
 
@@ -73,7 +73,7 @@ def main() -> list[float]:
     steps = args.epochs * (len(groups) // args.batch)
     learner = Learner(
         policy.model,
-        optimisation=Optimisation(
+        optimizer=Optimizer(
             learning_rate=args.learning_rate, warmup_steps=steps // 20, schedule="linear"
         ),
         total_steps=steps,

@@ -1,7 +1,7 @@
 """The recipe of a run: frozen sections, read from a TOML file, changed by dotted flags.
 
 Every field has a default, its bound and its reason. A section that a package uses is declared there
-(`sampling.Sampling`, `learning.Loss`, `learning.Optimisation`); this module puts them together.
+(`sampling.Sampling`, `learning.Loss`, `learning.Optimizer`); this module puts them together.
 Settings that few runs change are in the table `advanced` of their section. `json_schema()` is the
 recipe's schema, for editors.
 """
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from bestofk.learning.settings import Loss, Optimisation
+from bestofk.learning.settings import Loss, Optimizer
 from bestofk.sampling.sampler import Sampling
 from bestofk.sections import (
     Count,
@@ -226,7 +226,7 @@ class Config(Section):
     sampling: SamplingSection = SamplingSection()
     loss: Loss = Loss()
     off_policy: OffPolicySection = OffPolicySection()
-    optimizer: Optimisation = Optimisation()
+    optimizer: Optimizer = Optimizer()
     evaluation: EvaluationSection = EvaluationSection()
     run: RunSection = RunSection()
 

@@ -22,7 +22,7 @@ from adapters.trl_runs import (
     trainer,
     weights_of,
 )
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
 from oracles import subset_mean
 
@@ -129,7 +129,7 @@ def test_the_first_update_with_adamw_is_our_own_learners(tmp_path):
     run.train()
     model = load("tiny-countdown").model
     before = weights_of(model)
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-3, max_grad_norm=1.0))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1e-3, max_grad_norm=1.0))
     groups, weights = groups_of(judge.rows, 8), bestofk.advantages(judge.rewards(8), "max@4")
     learner.step(groups, weights)
     gradient = our_update(groups, weights)

@@ -28,7 +28,7 @@ from adapters.trl_runs import (
 from bestofk.adapters.trl import BestOfKMixin, BestOfKTrainer
 from bestofk.adapters.trl.grpo_rows import log_ratios
 from bestofk.adapters.trl.grpo_settings import check_floor
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning, effective_share
 
@@ -42,8 +42,8 @@ def replay(rows, objective, steps, per_step, *, n=8, lr=0.0005, live=None, **nam
     `steps` lists the groups of each optimiser step, as slices of the batch.
     """
     policy = load("tiny-countdown")
-    learner = Learner(policy.model, optimisation=Optimisation(learning_rate=lr, max_grad_norm=0.0))
-    learner.optimiser = torch.optim.SGD(policy.model.parameters(), lr=lr)
+    learner = Learner(policy.model, optimizer=Optimizer(learning_rate=lr, max_grad_norm=0.0))
+    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=lr)
     values = [math.nan if reward is None else reward for *_, reward in rows]
     rewards = np.array(values).reshape(-1, n)
     groups = groups_of(rows, n)

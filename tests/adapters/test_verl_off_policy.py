@@ -28,7 +28,7 @@ from bestofk.adapters.verl import ppo_steps
 from bestofk.adapters.verl.ppo_settings import LEAST
 from bestofk.adapters.verl.ppo_trainer import validation_metrics, whole_groups
 from bestofk.adapters.verl.self_check import check
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning
 from bestofk.types import Completion, Group, Prompt
@@ -104,8 +104,8 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
     found = run_verl(tmp_path, rows, ranks=ranks, epochs=2, objective=objective, **options)
 
     model = load("tiny-maze").model
-    learner = Learner(model, optimisation=Optimisation(learning_rate=LR, max_grad_norm=0.0))
-    learner.optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+    learner = Learner(model, optimizer=Optimizer(learning_rate=LR, max_grad_norm=0.0))
+    learner.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     old = learner.sequence_log_probs(groups)
     corrected = options.pop("correct_sampler", False)
     if corrected:

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from bestofk.adapters.trl import BestOfKTrainer
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
 from bestofk.types import Completion, Group, Prompt
 from rendezvous import as_rank, meeting_place
@@ -150,8 +150,8 @@ def our_update(groups, weights, live=None):
     """What one SGD step of our own learner adds to the tiny model's weights."""
     policy = load("tiny-countdown")
     before = weights_of(policy.model)
-    learner = Learner(policy.model, optimisation=Optimisation(learning_rate=1.0, max_grad_norm=0.0))
-    learner.optimiser = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    learner = Learner(policy.model, optimizer=Optimizer(learning_rate=1.0, max_grad_norm=0.0))
+    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
     learner.step(groups, weights, live=live)
     return {name: value - before[name] for name, value in weights_of(policy.model).items()}
 

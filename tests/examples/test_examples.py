@@ -10,7 +10,7 @@ import torch
 
 import bestofk
 from bestofk import models
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.types import Completion, Group, Prompt
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,9 +71,7 @@ def test_the_plain_loop_takes_the_learners_steps(capsys):
     optimizer = torch.optim.AdamW(  # with a large eps, since tiny gradients are rounding
         policy.model.parameters(), lr=1e-2, eps=1e-3, weight_decay=0.0
     )
-    learner = Learner(
-        again.model, optimisation=Optimisation(learning_rate=1e-2, adam=(0.9, 0.999, 1e-3))
-    )
+    learner = Learner(again.model, optimizer=Optimizer(learning_rate=1e-2, adam=(0.9, 0.999, 1e-3)))
     shaped = [
         Group(
             Prompt("p", "", "t"),

@@ -18,7 +18,7 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from bestofk.common import keep_compiled
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.models.load import Lora, with_adapters
 from policies import fixed, llama, random_groups
 
@@ -63,7 +63,7 @@ def as_on_gpu(model: Any, **settings: Any) -> Learner:
         model,
         logits_at_once=60 * 7,
         tokens_per_micro_batch=60,
-        optimisation=Optimisation(learning_rate=1e-3),
+        optimizer=Optimizer(learning_rate=1e-3),
         **settings,
     )
     learner._flat = True

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import LlamaConfig
 
-from bestofk.learning import Learner, Loss, Optimisation, layout
+from bestofk.learning import Learner, Loss, Optimizer, layout
 from bestofk.learning.attention import add_runs, flash_groups
 from bestofk.learning.gpu import balanced, compile_layers, model_bytes, token_budget
 from bestofk.learning.layout import flat_segments
@@ -61,7 +61,7 @@ def test_steps_are_those_of_the_plain_path(name: str, budget: int) -> None:
             model,
             tokens_per_micro_batch=budget,
             temperature=0.8,
-            optimisation=Optimisation(learning_rate=1e-3, max_grad_norm=0.0),
+            optimizer=Optimizer(learning_rate=1e-3, max_grad_norm=0.0),
             reference=fixed(llama, seed=3),
         )
         old, reference = learner.log_probs(groups), learner.log_probs(groups, reference=True)
@@ -86,7 +86,7 @@ def test_lora_takes_the_same_steps() -> None:
             torch.manual_seed(0)
             config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
             model: Any = get_peft_model(fixed(llama), config)
-        learner = make(model, optimisation=Optimisation(learning_rate=1e-2))
+        learner = make(model, optimizer=Optimizer(learning_rate=1e-2))
         learner.step(groups, weights)
         found.append(learner.log_probs(groups).log_prob)
     np.testing.assert_allclose(found[1], found[0], atol=1e-4)

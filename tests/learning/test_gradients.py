@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bestofk
-from bestofk.learning import Learner, LogProbs, Loss, Optimisation
+from bestofk.learning import Learner, LogProbs, Loss, Optimizer
 from bestofk.types import Group
 from policies import answers, group, table
 
@@ -34,7 +34,7 @@ def gradient(learner: Learner, step: Callable[[], object]) -> np.ndarray:
         assert parameter.grad is not None
         seen.append(parameter.grad.double().numpy().copy())
 
-    handle = learner.optimiser.register_step_pre_hook(look)
+    handle = learner.optimizer.register_step_pre_hook(look)
     step()
     handle.remove()
     (only,) = seen
@@ -42,10 +42,10 @@ def gradient(learner: Learner, step: Callable[[], object]) -> np.ndarray:
 
 
 def learner_at(logits: np.ndarray, budget: int = 10_000, layout: str = "auto") -> Learner:
-    settings = Optimisation(learning_rate=1e-12, max_grad_norm=0.0)
+    settings = Optimizer(learning_rate=1e-12, max_grad_norm=0.0)
     return Learner(
         table(logits),
-        optimisation=settings,
+        optimizer=settings,
         max_new_tokens=9,
         tokens_per_micro_batch=budget,
         layout=layout,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.learning.layout import micro_batches
 from bestofk.models.load import Lora, with_adapters
 from bestofk.types import Group
@@ -57,7 +57,7 @@ def gradients(learner: Learner, groups: Sequence[Group], weights: np.ndarray) ->
     def look(*_: object) -> None:
         seen.extend(p.grad.numpy().copy() for p in learner.model.parameters() if p.grad is not None)
 
-    learner.optimiser.register_step_pre_hook(look)
+    learner.optimizer.register_step_pre_hook(look)
     learner.step(groups, weights)
     return seen
 
@@ -78,7 +78,7 @@ def test_every_layout_gives_the_gradient_of_a_plain_forward_pass(
         layout=layout,
         tokens_per_micro_batch=budget,
         gradient_checkpointing=checkpointing,
-        optimisation=Optimisation(max_grad_norm=0.0),
+        optimizer=Optimizer(max_grad_norm=0.0),
         logits_at_once=60 * 7,
     )
     found = gradients(learner, groups, weights)
@@ -114,7 +114,7 @@ def test_lora_has_the_gradient_of_plain_peft() -> None:
         learner = Learner(
             model,
             precision=precision,
-            optimisation=Optimisation(max_grad_norm=0.0),
+            optimizer=Optimizer(max_grad_norm=0.0),
             logits_at_once=60 * 7,
         )
         found = gradients(learner, groups, weights)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bestofk
 from bestofk import common
-from bestofk.learning import Learner, Loss, NonFinite, Optimisation
+from bestofk.learning import Learner, Loss, NonFinite, Optimizer
 from bestofk.learning import learner as learner_module
 from bestofk.models.load import Lora, load, with_adapters
 from bestofk.sampling import Sampling
@@ -83,12 +83,10 @@ def test_the_check_of_the_first_batch_takes_few_logits_at_once(
 def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
     groups = random_groups(6, 4)
     weights = np.random.default_rng(0).normal(size=(3, 6, 4))
-    settings = Optimisation(learning_rate=1e-2, warmup_steps=2, schedule="cosine")
+    settings = Optimizer(learning_rate=1e-2, warmup_steps=2, schedule="cosine")
 
     def fresh() -> Learner:
-        return Learner(
-            fixed(llama), optimisation=settings, total_steps=9, tokens_per_micro_batch=50
-        )
+        return Learner(fixed(llama), optimizer=settings, total_steps=9, tokens_per_micro_batch=50)
 
     through = fresh()
     stats = [through.step(groups, w) for w in weights]
@@ -113,7 +111,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change() -> None:
     model = fixed(llama)
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1.0))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1.0))
     groups = random_groups(2, 2)
     before = [p.clone() for p in model.parameters()]
     old = learner.log_probs(groups)
@@ -132,7 +130,7 @@ def test_the_gradient_is_clipped_to_its_norm() -> None:
     weights = 1e3 * np.random.default_rng(0).normal(size=(3, 3))
     norms = []
     for limit in (0.0, 0.5):
-        learner = Learner(fixed(llama), optimisation=Optimisation(max_grad_norm=limit))
+        learner = Learner(fixed(llama), optimizer=Optimizer(max_grad_norm=limit))
 
         def look(*_: object, learner: Learner = learner) -> None:
             squares = [
@@ -140,14 +138,14 @@ def test_the_gradient_is_clipped_to_its_norm() -> None:
             ]
             norms.append(float(torch.stack(squares).sum().sqrt()))
 
-        learner.optimiser.register_step_pre_hook(look)
+        learner.optimizer.register_step_pre_hook(look)
         stats = learner.step(groups, weights)
     assert norms[0] == pytest.approx(stats["grad_norm"], rel=1e-5)
     assert norms[1] == pytest.approx(0.5, rel=1e-4)
 
 
 def test_lr_warms_up_then_falls() -> None:
-    cosine = Optimisation(learning_rate=1.0, warmup_steps=3, schedule="cosine")
+    cosine = Optimizer(learning_rate=1.0, warmup_steps=3, schedule="cosine")
     rates = [cosine.learning_rate_at(step, 13) for step in range(14)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[8] == pytest.approx(0.5)
@@ -159,7 +157,7 @@ def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> No
     groups = random_groups(3, 4)
     weights = np.random.default_rng(0).normal(size=(3, 4))
     model = with_adapters(fixed(qwen3), Lora(rank=4))
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-2))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1e-2))
     assert learner.layout == "packed"
     start = learner.sequence_log_probs(groups)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
@@ -176,7 +174,7 @@ def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> No
 def test_bf16_keeps_float32_weights_and_nearly_the_same_log_probs() -> None:
     groups = random_groups(3, 4)
     exact = Learner(fixed(qwen3)).sequence_log_probs(groups)
-    learner = Learner(fixed(qwen3), precision="bf16", optimisation=Optimisation(learning_rate=1e-3))
+    learner = Learner(fixed(qwen3), precision="bf16", optimizer=Optimizer(learning_rate=1e-3))
     rough = learner.sequence_log_probs(groups)
     learner.step(groups, np.ones((3, 4)))
     assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
@@ -256,7 +254,7 @@ def test_a_step_says_what_it_lacks() -> None:
 def bandit(objective: str, steps: int = 100) -> float:
     """The chance of the risky arm after training: 1 with chance .3, against a sure .5."""
     model, rng = table(np.zeros((3, 3)) - np.array([0, 0, 30.0])), np.random.default_rng(0)
-    learner = Learner(model, optimisation=Optimisation(learning_rate=0.06, max_grad_norm=0.0))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=0.06, max_grad_norm=0.0))
     sampler = ModelSampler(model, letters(3))
     prompts = [Prompt(f"{p}", "c", "bandit") for p in range(32)]
     for step in range(steps):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bestofk.learning import Learner, Loss, Optimisation, layout
+from bestofk.learning import Learner, Loss, Optimizer, layout
 from policies import fixed, group, llama, random_groups
 
 pytestmark = pytest.mark.gpu
@@ -27,7 +27,7 @@ def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: objec
         grads = (p.grad for p in learner.model.parameters())
         seen.extend(grad.flatten().clone() for grad in grads if grad is not None)
 
-    hook = learner.optimiser.register_step_pre_hook(look)
+    hook = learner.optimizer.register_step_pre_hook(look)
     learner.step(groups, weights, **given)  # type: ignore[arg-type]
     hook.remove()
     return torch.cat(seen)
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_float32_up_to_bf16(
     for name, options in settings.items():
         learner = Learner(
             fixed(wide, device="cuda"),
-            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            optimizer=Optimizer(learning_rate=1e-12, max_grad_norm=0.0),
             reference=fixed(wide, seed=2, device="cuda"),
             tokens_per_micro_batch=400,
             **options,
@@ -84,7 +84,7 @@ def test_a_second_step_off_policy_has_the_gradient_of_float32(loss: str) -> None
         model = fixed(wide, device="cuda")
         learner = Learner(
             model,
-            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            optimizer=Optimizer(learning_rate=1e-12, max_grad_norm=0.0),
             tokens_per_micro_batch=400,
             **options,
         )
@@ -113,7 +113,7 @@ def test_prompts_longer_than_all_completions_together() -> None:
     for options in (REFERENCE, PACKED | {"layout": "packed", "compiled": False}):
         learner = Learner(
             fixed(lambda: wide(max_position_embeddings=512), device="cuda"),
-            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            optimizer=Optimizer(learning_rate=1e-12, max_grad_norm=0.0),
             **options,
         )
         torch.full((2**26,), torch.nan, device="cuda")
@@ -134,7 +134,7 @@ def test_lora_has_the_gradient_of_float32() -> None:
             model: Any = get_peft_model(fixed(wide), config).to("cuda")
         learner = Learner(
             model,
-            optimisation=Optimisation(learning_rate=1e-12, max_grad_norm=0.0),
+            optimizer=Optimizer(learning_rate=1e-12, max_grad_norm=0.0),
             tokens_per_micro_batch=400,
             **options,
         )

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from bestofk.learning import Learner, Loss, Optimisation
+from bestofk.learning import Learner, Loss, Optimizer
 from bestofk.models.load import Lora, Policy, save, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -40,7 +40,7 @@ def group_of_one() -> Iterator[None]:
 def pair(make: Any, device: str, **options: Any) -> tuple[Learner, Learner]:
     """The same learner, plain and sharded. With this eps, Adam's step is continuous at g = 0."""
     settings: dict[str, Any] = {
-        "optimisation": Optimisation(learning_rate=1e-2, adam=(0.9, 0.999, 1e-4)),
+        "optimizer": Optimizer(learning_rate=1e-2, adam=(0.9, 0.999, 1e-4)),
         "tokens_per_micro_batch": 50,
     } | options
     plain = Learner(fixed(make, device=device), **settings)

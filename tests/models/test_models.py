@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
 from bestofk.common import unpacked
-from bestofk.learning import Learner, Optimisation
+from bestofk.learning import Learner, Optimizer
 from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
 from bestofk.models.gguf import check, convert, smollm2
 from bestofk.models.load import _four_bits, cache_folder, find, hub_options
@@ -160,7 +160,7 @@ def test_four_bits_learn_sample_and_are_saved_as_numbers(tmp_path: Path) -> None
     ]
     weights = np.random.default_rng(0).normal(size=(3, 4))
     for model in (policy.model, plain):
-        learner = Learner(model, optimisation=Optimisation(learning_rate=1e-3))
+        learner = Learner(model, optimizer=Optimizer(learning_rate=1e-3))
         learner.step(groups, weights)
         assert all("lora" in name for name in learner.state_dict()["model"])
     with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 
 from bestofk.cli.objectives_command import rows
 from bestofk.config import OffPolicySection as OffPolicy
-from bestofk.learning import Learner, Loss, Optimisation
+from bestofk.learning import Learner, Loss, Optimizer
 from bestofk.models import tiny
 from bestofk.objectives import effective_share, objective, trust_region_mask
 from bestofk.rewards.base import as_verdict
@@ -74,7 +74,7 @@ ON_POLICY: dict[str, Any] = {"loss": Loss(), "off_policy": ONE_STEP}
 
 def drive(bandit, text, steps=120, rate=3e-3, **how):
     model, batch, even = bandit
-    learner = Learner(model, optimisation=Optimisation(learning_rate=rate))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=rate))
     how = {**ON_POLICY, **how}
     for step in range(steps):
         progress = step / steps
@@ -118,7 +118,7 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
     options = known.get(text, {})
     goal, learner = (
         objective(text, **options),
-        Learner(model, optimisation=Optimisation(learning_rate=1e-4)),
+        Learner(model, optimizer=Optimizer(learning_rate=1e-4)),
     )
     loss = Loss() if goal.takes_log_ratio else Loss(name="clipped")
     several: dict[str, Any] = {"loss": loss, "off_policy": OffPolicy(passes=2)}
@@ -141,7 +141,7 @@ def test_off_policy_weights_come_from_all_siblings_current_ratios(bandit):
     """The second pass over one batch weighs by the ratios that the first step made."""
     model, batch, _ = bandit
     learner, goal = (
-        Learner(model, optimisation=Optimisation(learning_rate=0.05)),
+        Learner(model, optimizer=Optimizer(learning_rate=0.05)),
         objective("max@2"),
     )
     groups = batch(1)
@@ -163,7 +163,7 @@ def test_on_policy_nothing_is_scored_twice_and_the_sampler_is_measured_all_the_s
     assert needs_old_log_probs(goal, Loss(), OffPolicy(correct_sampler=True))
     assert needs_old_log_probs(goal, Loss(name="clipped"), ONE_STEP)
     assert needs_old_log_probs(objective("passk-training@2:adaptive"), Loss(), ONE_STEP)
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-3))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1e-3))
     learner.log_probs(batch(0).groups)  # the first batch is also scored in the other layout
     passes = []
     learner.scorer.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
@@ -203,7 +203,7 @@ def test_a_sampler_that_is_off_is_measured_and_corrected(bandit):
     true = batch(0)
     off = misjudged(true, lambda p, i: float(np.log(2)))
     goal = objective("max@2")
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-12))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1e-12))
     how: dict[str, Any] = {"loss": Loss(), "off_policy": OffPolicy(correct_sampler=True)}
     weights, stats = learn(learner, goal, off, Alone(), progress=0.0, seed=(0,), **how)
     assert stats["sampler_gap_mean"] == pytest.approx(np.log(2), abs=1e-4)
@@ -215,7 +215,7 @@ def moved_on(bandit, rate, **off_policy):
     """A batch drawn two steps ago, and the advantages and statistics of the step on it."""
     model, batch, _ = bandit
     goal, settings = objective("max@2"), OffPolicy(**off_policy)
-    learner = Learner(model, optimisation=Optimisation(learning_rate=rate))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=rate))
     off = misjudged(batch(1), lambda p, i: 0.01 * i)
     stale = for_later(
         off, learner.log_probs(off.groups), Alone(), against_sampler=settings.correct_sampler
@@ -259,7 +259,7 @@ def test_the_adaptive_design_compares_with_the_median_of_all_processes(bandit):
 
     model, batch, _ = bandit
     goal = objective("passk-training@2:adaptive")
-    learner = Learner(model, optimisation=Optimisation(learning_rate=1e-12))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=1e-12))
     how: dict[str, Any] = {"loss": Loss(name="clipped"), "off_policy": ONE_STEP}
     data = batch(3)
     alone, _ = learn(learner, goal, data, Alone(), progress=0.0, seed=(0,), **how)
@@ -293,7 +293,7 @@ def test_ratio_statistics_are_of_live_samples():
 def log_ratio_of_the_winner(bandit, passes, **off_policy):
     """The largest log-ratio of a pushed-up sample after passes over one fixed batch."""
     model, batch, _ = bandit
-    learner = Learner(model, optimisation=Optimisation(learning_rate=0.003))
+    learner = Learner(model, optimizer=Optimizer(learning_rate=0.003))
     data = batch(7)
     old = learner.log_probs(data.groups).log_prob
     _, stats = learn(
@@ -326,7 +326,7 @@ def test_inner_steps_end_when_the_samples_no_longer_count(bandit):
     model, batch, _ = bandit
     taken = {}
     for floor in (0.0, 0.5):
-        learner = Learner(model, optimisation=Optimisation(learning_rate=0.1))
+        learner = Learner(model, optimizer=Optimizer(learning_rate=0.1))
         how: dict[str, Any] = {"loss": Loss(), "off_policy": OffPolicy(passes=12, ess_floor=floor)}
         _, stats = learn(
             learner, objective("max@2"), batch(1), Alone(), progress=0.0, seed=(0,), **how

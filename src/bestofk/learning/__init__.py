@@ -1,6 +1,6 @@
 """Learning: groups + weights → one optimiser step.
 
-learner = Learner(model, optimisation=Optimisation(learning_rate=1e-5))
+learner = Learner(model, optimizer=Optimizer(learning_rate=1e-5))
 old = learner.log_probs(groups)                                # π_old: the learner's own log-probs
 for _ in range(inner_steps):
     log_ratio = learner.sequence_log_probs(groups) - old.log_prob     # (P, n), no gradient
@@ -10,12 +10,12 @@ for _ in range(inner_steps):
 
 from typing import TYPE_CHECKING, Any
 
-from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation
+from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimizer
 
 if TYPE_CHECKING:
     from bestofk.learning.learner import Learner
 
-__all__ = ["Learner", "LogProbs", "Loss", "NonFinite", "Optimisation"]
+__all__ = ["Learner", "LogProbs", "Loss", "NonFinite", "Optimizer"]
 
 
 def __getattr__(name: str) -> Any:

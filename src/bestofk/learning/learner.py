@@ -28,7 +28,7 @@ from bestofk.learning.loss import (
     same_temperature,
 )
 from bestofk.learning.scorer import CHUNK, Scorer
-from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimisation, usual_rate
+from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimizer, usual_rate
 from bestofk.types import Group
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Learner:
         self,
         model: PreTrainedModel,
         *,
-        optimisation: Optimisation | None = None,
+        optimizer: Optimizer | None = None,
         total_steps: int | None = None,
         stop_grad_norm: float = math.inf,
         max_new_tokens: int | None = None,
@@ -110,14 +110,14 @@ class Learner:
         if precision == "bf16":
             warn_where_bf16_is_slow(model)
         self.model, self.steps = model, 0
-        self.optimisation = optimisation = optimisation or Optimisation()
-        if optimisation.learning_rate is None:
+        self.settings = optimizer = optimizer or Optimizer()
+        if optimizer.learning_rate is None:
             weights = sum(each.numel() for each in model.parameters())
             rate = usual_rate(weights, adapters=hasattr(model, "disable_adapter"))
-            self.optimisation = optimisation.changed(learning_rate=rate)
+            self.settings = optimizer.changed(learning_rate=rate)
         self.total_steps, self.stop_grad_norm = total_steps, stop_grad_norm
         self.max_new_tokens = max_new_tokens
-        self.optimisation.learning_rate_at(self.optimisation.warmup_steps, total_steps)
+        self.settings.learning_rate_at(self.settings.warmup_steps, total_steps)
         self.temperature, self.precision = temperature, precision
         self.accelerator, self.checkpointing = accelerator, gradient_checkpointing
         prepare.switch_off_dropout(model)
@@ -143,9 +143,9 @@ class Learner:
         if sharded:
             for each in filter(None, (scorer, self.reference)):
                 distributed.share_out(each)
-        self.optimiser: torch.optim.Optimizer = prepare.adamw(model, self.optimisation)
+        self.optimizer: torch.optim.Optimizer = prepare.adamw(model, self.settings)
         if accelerator is not None and not sharded:
-            self.scorer, self.optimiser = accelerator.prepare(self.scorer, self.optimiser)
+            self.scorer, self.optimizer = accelerator.prepare(self.scorer, self.optimizer)
 
     @property
     def device(self) -> torch.device:
@@ -272,7 +272,7 @@ class Learner:
             try:
                 return work()
             except torch.OutOfMemoryError:
-                self.optimiser.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad(set_to_none=True)
                 if self.accelerator is not None or self.budget <= gpu.LEAST:
                     raise
             # Outside of `except`, where nothing holds the tensors of the failed attempt any more.
@@ -329,11 +329,11 @@ class Learner:
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""
         sums = distributed.total(self.accelerator, sums)
-        lr = self.optimisation.learning_rate_at(self.steps, self.total_steps)
+        lr = self.settings.learning_rate_at(self.steps, self.total_steps)
         norm = self._clip()
         limit = self.stop_grad_norm
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm) or norm > limit:
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             raise NonFinite(
                 f"step {self.steps}: loss {sums['loss']}, gradient norm {norm} (limit {limit:g}); "
                 "the weights are as before. A lower learning rate or a truncated log-ratio is the "
@@ -342,11 +342,11 @@ class Learner:
         if not sums["tokens"]:
             # Nothing entered on any rank. One process has no gradient then, several have zeros,
             # on which momentum would go on: none it is.
-            self.optimiser.zero_grad(set_to_none=True)
-        for group in self.optimiser.param_groups:
+            self.optimizer.zero_grad(set_to_none=True)
+        for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         tokens = max(sums["tokens"], 1.0)
         stats = {
@@ -382,14 +382,14 @@ class Learner:
         tensors."""
         distributed.settle(self.scorer)
         keep = self.accelerator is None or self.accelerator.is_main_process
-        model, optimiser = distributed.taken(self.model, self.optimiser, keep=keep)
+        model, optimiser = distributed.taken(self.model, self.optimizer, keep=keep)
         state = {"model": model, "optimiser": optimiser}
         return state | {"steps": self.steps, "reduced": self.reduced}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
         distributed.settle(self.scorer)
-        distributed.put(self.model, self.optimiser, state_dict["model"], state_dict["optimiser"])
+        distributed.put(self.model, self.optimizer, state_dict["model"], state_dict["optimiser"])
         self.steps, self.reduced = int(state_dict["steps"]), int(state_dict.get("reduced", 0))
         self.budget = min(self.budget, self.reduced or self.budget)
 
@@ -428,7 +428,7 @@ class Learner:
 
     def _clip(self) -> float:
         """Scale the gradient down; its norm before, over all ranks."""
-        limit = self.optimisation.max_grad_norm or math.inf
+        limit = self.settings.max_grad_norm or math.inf
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if not parameters:
             return 0.0

@@ -18,7 +18,7 @@ from bestofk.common import base_model
 from bestofk.learning import attention
 from bestofk.learning.layout import BUILD, Batch, Row
 from bestofk.learning.scorer import Scorer
-from bestofk.learning.settings import Optimisation
+from bestofk.learning.settings import Optimizer
 from bestofk.types import Group
 
 
@@ -70,7 +70,7 @@ def adapters_off(model: Any, scorer: nn.Module) -> Iterator[nn.Module]:
         yield scorer
 
 
-def adamw(model: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
+def adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     """Matrices decay, vectors do not."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:

@@ -1,4 +1,4 @@
-"""The shapes of learning: the loss, the settings of the optimiser, the scores of groups."""
+"""The shapes of learning: the loss, the settings of the optimizer, the scores of groups."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def usual_rate(weights: int, *, adapters: bool = False) -> float:
     return 10.0 * rate if adapters else rate
 
 
-class Optimisation(Section):
+class Optimizer(Section):
     """AdamW, its learning rate over the steps, and gradient clipping."""
 
     learning_rate: Positive | None = None

@@ -71,7 +71,7 @@ def make_parts(config: Config, processes: Processes, verifier: Verifier | None =
     )
     learner = Learner(
         policy.model,
-        optimisation=config.optimizer,
+        optimizer=config.optimizer,
         total_steps=config.run.steps * config.off_policy.inner_steps,
         stop_grad_norm=config.run.advanced.stop_grad_norm,
         max_new_tokens=config.sampling.max_new_tokens,
