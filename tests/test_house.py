@@ -26,11 +26,12 @@ MAY_IMPORT = {
     "models": TYPES,
     "runs": TYPES,
     "config": TYPES | {"sampling", "learning"},
-    "evaluation": TYPES | {"objectives"},
+    "samples": TYPES,
+    "evaluation": TYPES | {"objectives", "samples"},
     "adapters": TYPES | {"objectives"},
     "conformance": TYPES | {"objectives"},
     "demo": TYPES | {"objectives", "evaluation", "reports"},
-    "reports": TYPES | {"evaluation", "runs"},
+    "reports": TYPES | {"samples", "evaluation", "runs"},
 }
 EVERYTHING_BUT = {
     "training": {"cli", "api", "reports", "adapters"},

@@ -19,7 +19,7 @@ import pytest
 
 from bestofk.cli import main
 from bestofk.evaluation import BadFile, compare, curve, locate, read, rows, samples
-from bestofk.evaluation.records import Archive
+from bestofk.samples.records import Archive
 
 FILES = Path(__file__).parent / "tool_files"
 zstandard = pytest.importorskip("zstandard")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk.evaluation.run_names import unique_names
 from bestofk.reports.sources import Source, load
 from bestofk.runs import Run
+from bestofk.samples import unique_names
 from report_files import make_file, make_run, write_lines
 
 

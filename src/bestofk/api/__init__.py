@@ -3,7 +3,8 @@
 from bestofk.api.measuring import compare, evaluate, read, report, signal
 from bestofk.api.result_objects import ReportFile, SignalResult
 from bestofk.api.training_run import TrainedRun, train
-from bestofk.evaluation import Comparison, Curve, Estimate, Samples
+from bestofk.evaluation import Comparison, Curve, Estimate
+from bestofk.samples import Samples
 
 __all__ = [
     "Comparison",

@@ -10,10 +10,11 @@ from typing import Any
 
 from bestofk import evaluation
 from bestofk.api.result_objects import ReportFile, SampledRun, SignalResult
-from bestofk.evaluation import Comparison, Curve, Metric, Samples
+from bestofk.evaluation import Comparison, Curve, Metric
 from bestofk.evaluation.per_problem import default_metric
 from bestofk.objectives import Objective
 from bestofk.objectives import signal as measure_signal
+from bestofk.samples import Samples
 
 
 def read(source: Any, *, name: str | None = None, **options: Any) -> Samples:
@@ -25,7 +26,7 @@ def read(source: Any, *, name: str | None = None, **options: Any) -> Samples:
             or None where a sample has no score.
         name: the run's name in tables; by default the file's.
         options: cluster="source" (problems of one are alike), columns={"reward": "score"},
-            where={"step": "10"}, encoding: as for `bestofk.evaluation.read`.
+            where={"step": "10"}, encoding: as for `bestofk.samples.read`.
 
     Raises:
         ValueError: not a file of samples; says the line and the remedy.

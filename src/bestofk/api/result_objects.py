@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from bestofk.evaluation import Samples
 from bestofk.objectives.diagnostics import Signal
+from bestofk.samples import Samples
 
 
 @runtime_checkable

@@ -16,8 +16,9 @@ from bestofk.api.result_objects import ReportFile
 from bestofk.common import silence_compiler
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe
-from bestofk.evaluation import Curve, Samples, plan
+from bestofk.evaluation import Curve, plan
 from bestofk.objectives import Objective
+from bestofk.samples import Samples
 from bestofk.types import Verifier
 
 EFFECT, POWER = 0.2, 0.8

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from bestofk.cli._options import VerbOptions, option
 
 if TYPE_CHECKING:
-    from bestofk.evaluation import Metric, Samples
+    from bestofk.evaluation import Metric
+    from bestofk.samples import Samples
 
 
 class ReadingOptions(VerbOptions):
@@ -127,8 +128,7 @@ def json_pairs(texts: tuple[str, ...]) -> dict[str, Any]:
 def read_all(targets: tuple[str, ...], reading: FileOptions) -> list[Samples]:
     """Every run, with a progress bar for people, under names that differ."""
     from bestofk.cli._terminal import bar
-    from bestofk.evaluation import read
-    from bestofk.evaluation.run_names import named_paths
+    from bestofk.samples import named_paths, read
 
     runs = []
     for name, path in named_paths(targets):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         Extrapolation,
         Measure,
         Plan,
-        Samples,
     )
+    from bestofk.samples import Samples
 
 
 WIDTH = 80

@@ -8,7 +8,7 @@ from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
 from bestofk.cli._options import argument, option, parsed
 
 if TYPE_CHECKING:
-    from bestofk.evaluation import Samples
+    from bestofk.samples import Samples
 
 
 class EvalOptions(FileOptions):

@@ -50,7 +50,8 @@ class PlanOptions(VerbOptions):
 def main(argv: list[str]) -> int:
     chosen = parsed(PlanOptions, argv, "bestofk plan")
     from bestofk.cli import _tables
-    from bestofk.evaluation import plan, population, read
+    from bestofk.evaluation import plan, population
+    from bestofk.samples import read
 
     if len(chosen.pilot) > 2:
         raise ValueError(f"one or two pilot files, got {len(chosen.pilot)}")

@@ -110,7 +110,7 @@ def follow(chosen: ReportOptions) -> None:
 
 def watched(argument: str) -> Path:
     """The path of PATH or NAME=PATH, which may not be there yet."""
-    from bestofk.evaluation.run_names import split_name
+    from bestofk.samples import split_name
 
     try:
         return split_name(argument)[1]

@@ -6,14 +6,22 @@
 array([0.333, 0.5  , 0.583, 0.667])
 """
 
+from bestofk.samples import (
+    BadFile,
+    SampleRow,
+    Samples,
+    from_records,
+    locate,
+    read,
+    rows,
+    samples,
+)
+
 from .comparison import compare
 from .curves import curve
 from .diversity import diversity
 from .extrapolate import extrapolate
-from .files import SampleRow, from_records, read, rows
-from .from_arrays import samples
 from .planning import Population, plan, population
-from .records import BadFile, locate
 from .results import (
     METRICS,
     Comparison,
@@ -27,7 +35,6 @@ from .results import (
     Metric,
     Plan,
     PlanRow,
-    Samples,
 )
 
 __all__ = [

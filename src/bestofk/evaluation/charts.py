@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from bestofk.common import printable
+from bestofk.samples.sample_arrays import in_clusters
 
-from .verdict_words import in_clusters, one_or_range
+from .verdict_words import one_or_range
 
 COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
 STYLE: dict[Any, Any] = {

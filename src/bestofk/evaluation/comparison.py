@@ -17,11 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bestofk.samples import Samples
+from bestofk.samples.sample_arrays import in_clusters
+
 from .curves import check_confidence, reward_bounds, select
 from .intervals import bounds_of_means, by_cluster, draws_for, log_grid, tail_rank
 from .per_problem import check_metric, passes_and_samples, values_by_k
 from .rare_losses import rare_loss_test
-from .results import Comparison, Crossing, Interval, Metric, Samples, in_clusters
+from .results import Comparison, Crossing, Interval, Metric
 from .sign_flips import LEAST_FLIPS, SAME, FlipTests, sign_flip_tests
 from .verdict_words import POWER, at_k, verdict
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from bestofk.samples import Samples
+
 from .difficulty import fit, sampling_variance
 from .intervals import (
     LEAST_INFORMATIVE,
@@ -22,7 +24,7 @@ from .per_problem import (
     values_by_k,
     variance_of_best,
 )
-from .results import Curve, Interval, Metric, Samples
+from .results import Curve, Interval, Metric
 
 
 def curve(

@@ -7,10 +7,11 @@ import zlib
 import numpy as np
 
 from bestofk.objectives.binomials import subset_share
+from bestofk.samples import Samples
 
 from .intervals import bounds_of_means, by_cluster, t_quantile, tail_rank
 from .per_problem import passing
-from .results import Diversity, Measure, Samples
+from .results import Diversity, Measure
 
 RESAMPLES = 2000
 WRONG = 4

@@ -22,11 +22,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bestofk.samples import Samples
+
 from .curves import check_confidence, select
 from .difficulty import counts_of, likeliest, profile
 from .intervals import LEAST_INFORMATIVE, by_cluster
 from .per_problem import pass_curve, passes_and_samples
-from .results import Extrapolation, Interval, Samples
+from .results import Extrapolation, Interval
 
 LARGEST_REACH = 16
 """No number is given for k beyond this many times n."""

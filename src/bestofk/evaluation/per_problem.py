@@ -9,8 +9,9 @@ import numpy as np
 from bestofk.common import unknown
 from bestofk.objectives import max_at_k_curve
 from bestofk.objectives.estimates import zero_one
+from bestofk.samples import Samples
 
-from .results import METRICS, Metric, Samples
+from .results import METRICS, Metric
 from .voting import majority_curve
 
 

@@ -23,6 +23,7 @@ from statistics import NormalDist
 import numpy as np
 
 from bestofk.objectives.binomials import subset_share
+from bestofk.samples import Samples
 
 from .comparison import compare
 from .difficulty import fit, miss, sampling_variance
@@ -30,7 +31,7 @@ from .extrapolate import design_effect
 from .intervals import bounds_of_means, log_grid, tail_rank
 from .per_problem import pass_curve, passes_and_samples
 from .rare_losses import least_gain
-from .results import Plan, PlanRow, Samples
+from .results import Plan, PlanRow
 from .sign_flips import sign_flip_tests
 
 MOST_PROBLEMS = 10_000_000

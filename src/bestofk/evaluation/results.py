@@ -1,4 +1,4 @@
-"""The shapes that carry samples and what was found in them. Frozen; arrays are never written to.
+"""The shapes that carry what was found in samples. Frozen; arrays are never written to.
 
 Every result names its metric, its problems, its n and its confidence level, so that no figure has
 to be shown without them.
@@ -7,22 +7,14 @@ to be shown without them.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from .verdict_words import (
-    in_clusters,
-    latex,
-    methods,
-    one_or_range,
-    per_problem,
-    powers_of_two,
-    quote,
-)
+from bestofk.samples.sample_arrays import in_clusters
+
+from .verdict_words import latex, methods, one_or_range, powers_of_two, quote
 
 Metric: TypeAlias = Literal["pass@k", "max@k", "maj@k", "pass^k", "mean"]
 METRICS: tuple[Metric, ...] = ("pass@k", "max@k", "maj@k", "pass^k", "mean")
@@ -136,105 +128,6 @@ class Estimate:
 
     def __float__(self) -> float:
         return self.value
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Samples:
-    """The samples of one run, one problem after another, without their texts.
-
-    Sample s of problem p stands at flat position `offsets[p] + s` of every per-sample array.
-    """
-
-    name: str
-    """What to call the run in tables and legends."""
-    problems: tuple[str, ...]
-    """Problem ids, sorted; runs are paired by them."""
-    clusters: tuple[str, ...] | None = None
-    """(P,) the source, topic or template of each problem, where problems of one are alike."""
-    offsets: np.ndarray
-    """(P + 1,) int64."""
-    rewards: np.ndarray
-    """(N,) float64; NaN = unscored."""
-    answers: np.ndarray | None = None
-    """(N,) int64, equal numbers for equal answers; -1 = no answer. None where the file has none."""
-    tokens: np.ndarray | None = None
-    """(N,) float64 number of tokens of each completion; NaN = not stated."""
-    logprobs: np.ndarray | None = None
-    """(N,) float64 log-probability of each completion under the policy that sampled it."""
-    lines: np.ndarray | None = None
-    """(N,) int64 line (or row, from 1) of the file each sample was read from."""
-    texts: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """By problem index, a bounded excerpt of the completions: for the compression ratio."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Where it came from: path, format, mapping, model, task, sampling, run_id, ... where known."""
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """(P,) samples per problem, unscored ones included."""
-        return np.diff(self.offsets)
-
-    @cached_property
-    def live(self) -> np.ndarray:
-        """(P,) scored samples per problem: the n that estimates use."""
-        return self.count(~np.isnan(self.rewards))
-
-    def count(self, mask: np.ndarray) -> np.ndarray:
-        """(P,) how many of each problem's samples a mask (N,) holds."""
-        filled = self.sizes > 0
-        counts = np.zeros(len(self.problems), dtype=np.int64)
-        if filled.any():
-            counts[filled] = np.add.reduceat(mask, self.offsets[:-1][filled], dtype=np.int64)
-        return counts
-
-    @cached_property
-    def unscored(self) -> int:
-        return int(np.isnan(self.rewards).sum())
-
-    @property
-    def problem_of(self) -> np.ndarray:
-        """(N,) problem index of each sample."""
-        return np.repeat(np.arange(len(self.problems)), self.sizes)
-
-    def cluster_of(self, kept: np.ndarray) -> np.ndarray | None:
-        """The number of each kept problem's cluster, from 0; None where there are no clusters.
-
-        Raises:
-            ValueError: all problems are in one cluster.
-        """
-        if self.clusters is None:
-            return None
-        names, number = np.unique(np.array(self.clusters)[kept], return_inverse=True)
-        if len(names) < 2:
-            raise ValueError(
-                f"{self.name}: all problems are in one cluster ({names[0]!r}), so nothing shows "
-                "how clusters differ; leave --cluster out, or name another column"
-            )
-        return np.asarray(number)
-
-    def of(self, problem: int) -> slice:
-        """The flat positions of one problem's samples."""
-        return slice(int(self.offsets[problem]), int(self.offsets[problem + 1]))
-
-    @property
-    def extent(self) -> str:
-        """Problems × samples, and how many are unscored, in words."""
-        clusters = None if self.clusters is None else len(set(self.clusters))
-        lost = f", {self.unscored:,} unscored" if self.unscored else ""
-        each = per_problem(self.sizes.tolist() or [0])
-        return f"{in_clusters(len(self.problems), clusters)} × {each}{lost}"
-
-    def __repr__(self) -> str:
-        return f"{self.name}: {self.extent}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>"
-
-    def to_pandas(self) -> Any:
-        """One row per sample: problem, reward."""
-        import pandas
-
-        problems = [self.problems[i] for i in self.problem_of]
-        return pandas.DataFrame({"problem": problems, "reward": self.rewards})
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+from bestofk.samples.sample_arrays import in_clusters, per_problem
 
 POWER = 0.84
 """The normal quantile of 80% power."""
@@ -31,15 +32,6 @@ def one_or_range(numbers: Any) -> str:
     """
     low, high = int(min(numbers)), int(max(numbers))
     return f"{low}" if low == high else f"{low} to {high}"
-
-
-def in_clusters(problems: int, clusters: int | None) -> str:
-    """
-    >>> in_clusters(60, None), in_clusters(1, None), in_clusters(60, 6)
-    ('60 problems', '1 problem', '60 problems in 6 clusters')
-    """
-    inside = "" if clusters is None else f" in {clusters} clusters"
-    return f"{problems:,} problem{'s' * (problems != 1)}{inside}"
 
 
 def spans(mask: np.ndarray) -> list[tuple[int, int]]:
@@ -89,11 +81,6 @@ def p_text(p: float, *, bare: bool = False) -> str:
     """
     text = "< .0001" if p < 1e-4 else f"{p:.2g}".removeprefix("0")
     return text if bare else f"p {text}" if p < 1e-4 else f"p = {text}"
-
-
-def per_problem(n: Iterable[int]) -> str:
-    low, high = min(n), max(n)
-    return f"{low} sample{'s' * (low != 1)}" if low == high else f"{low} to {high} samples"
 
 
 def quote(result: Any, k: int) -> str:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from bestofk.objectives.estimates import votes_by_k
-
-from .results import Samples
+from bestofk.samples import Samples
 
 BUDGET = 16_000_000
 """Votes counted for one curve, over all problems and orders."""

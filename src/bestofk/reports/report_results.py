@@ -10,8 +10,9 @@ import numpy as np
 
 from bestofk import evaluation
 from bestofk.common import reaches
-from bestofk.evaluation import Comparison, Curve, Diversity, Extrapolation, Metric, Samples
+from bestofk.evaluation import Comparison, Curve, Diversity, Extrapolation, Metric
 from bestofk.evaluation.per_problem import is_zero_one
+from bestofk.samples import Samples
 
 from .sources import Source
 

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bestofk import evaluation, runs
-from bestofk.evaluation import Samples
-from bestofk.evaluation.run_names import named_paths
+from bestofk import runs
+from bestofk.samples import Samples, locate, named_paths, read, rows
 
 Row: TypeAlias = Mapping[str, Any]
 Fetch: TypeAlias = Callable[[Sequence[int]], Mapping[int, Row]]
@@ -76,7 +75,7 @@ def load(
 
     Args:
         say: told what is being read.
-        reading: columns, where, encoding, cluster, as in `evaluation.read`.
+        reading: columns, where, encoding, cluster, as in `bestofk.samples.read`.
 
     Raises:
         ValueError: nothing to read in it; a name used twice. OSError: no such file.
@@ -84,8 +83,8 @@ def load(
     sources = []
     for name, path in named_paths(arguments):
         say(str(path))
-        read = load_folder if path.is_dir() else load_file
-        sources.append(read(path, name, say, reading))
+        load_one = load_folder if path.is_dir() else load_file
+        sources.append(load_one(path, name, say, reading))
     return sources
 
 
@@ -106,7 +105,7 @@ def load_file(
             shown = share
             say(f"{path} {share}%")
 
-    samples = evaluation.read(path, name=name, progress=progress, **reading)
+    samples = read(path, name=name, progress=progress, **reading)
     facts = {**facts_of_run(path), **samples.metadata}
     facts["seed"] = facts.get("seed", seeds_of(path))
     return Source(
@@ -139,7 +138,7 @@ def fetch(
         wanted.setdefault(line, {})[place] = position
     result: dict[int, Mapping[str, Any]] = {}
     seen: dict[int, int] = {}
-    for row in evaluation.rows(path, only=wanted.keys(), **options):
+    for row in rows(path, only=wanted.keys(), **options):
         place = seen.get(row.line, 0)
         seen[row.line] = place + 1
         position = wanted.get(row.line, {}).get(place, -1)
@@ -195,13 +194,13 @@ def load_folder(
     """
     settings, recorded = path / "config.toml", path / "metrics.jsonl"
     if not settings.is_file() and not recorded.is_file():
-        return load_file(evaluation.locate(path), name, say, reading)
+        return load_file(locate(path), name, say, reading)
     config = flatten(read_toml(settings)) if settings.is_file() else {}
     metrics = tuple(runs.read_metrics(path)) if recorded.is_file() else ()
     kept = [folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))]
     source = Source(name=name, path=str(path), format="run folder")
     if kept:
-        file = evaluation.locate(path)
+        file = locate(path)
         source = load_file(file, name, say, reading)
         source = replace(source, path=str(file))
     if source.samples is None and not metrics:

@@ -171,7 +171,7 @@ def with_pass_rates(
     Raises:
         ValueError: no prompt of the split is in the file, or none lies in the range.
     """
-    from bestofk.evaluation import read
+    from bestofk.samples import read
 
     samples = read(file)
     passed = samples.count(reaches(samples.rewards, threshold))

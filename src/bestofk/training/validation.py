@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from bestofk.config import EvaluationSection
-from bestofk.evaluation import Metric, Samples, curve, diversity, samples
+from bestofk.evaluation import Metric, curve, diversity
 from bestofk.rewards.maths.extract_answer import given_answer
+from bestofk.samples import Samples, samples
 from bestofk.sampling import Sampling
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.processes import Processes

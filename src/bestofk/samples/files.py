@@ -29,8 +29,8 @@ from .columns import (
     settle,
 )
 from .records import BadFile, Progress, locate, quiet, records
-from .results import Samples
 from .run_names import run_name
+from .sample_arrays import Samples
 
 EXCERPT_PROBLEMS, EXCERPT_TEXTS, EXCERPT_CHARACTERS, EXCERPT_LINES = 400, 16, 2000, 5000
 """Bounds of the texts kept for the compression ratio: at most 13 million characters, of the first
