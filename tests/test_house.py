@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "config": TYPES | {"sampling", "learning"},
     "samples": TYPES,
     "evaluation": TYPES | {"objectives", "samples"},
-    "adapters": TYPES | {"objectives"},
+    "adapters": TYPES | {"objectives", "samples", "evaluation"},
     "conformance": TYPES | {"objectives"},
     "demo": TYPES | {"objectives", "evaluation", "reports"},
     "reports": TYPES | {"samples", "evaluation", "runs"},

@@ -82,6 +82,8 @@ class Verdict:
     detail: str = ""
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Rewards that this one is made of, by name; runs log their means."""
+    penalty: float = 0.0
+    """What training takes off the reward for length, except where passes are counted."""
 
     def __post_init__(self) -> None:
         """Reward and status say the same: runs are counted by one and trained by the other."""

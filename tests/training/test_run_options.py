@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from bestofk.api.training_run import TrainedRun
 from bestofk.cli import main
 from bestofk.config import merged, read
+from bestofk.objectives import objective
 from bestofk.rewards import combined
 from bestofk.runs import read_metrics
 from bestofk.tasks import task
-from bestofk.training.batch import with_overlong_penalty
+from bestofk.training.batch import rewards_for, with_penalties
 from bestofk.training.task_setup import make_prompts, with_pass_rates
 from bestofk.training.train import train
 from bestofk.types import Completion, Group, Prompt, Verdict
@@ -23,7 +25,7 @@ def group_of_lengths(*lengths):
     return Group(Prompt("p", "?", "t"), completions)
 
 
-def test_the_overlong_penalty_is_linear_below_the_limit():
+def test_the_overlong_penalty_is_linear_below_the_limit_and_no_verdict_changes():
     group = group_of_lengths(80, 90, 100, 100, 95)
     verdicts = [
         Verdict(1.0, "correct"),
@@ -32,14 +34,73 @@ def test_the_overlong_penalty_is_linear_below_the_limit():
         Verdict(0.0, "timeout"),
         Verdict.unscored("broken"),
     ]
-    (row,) = with_overlong_penalty([group], [verdicts], limit=100, buffer=20, penalty=1.0)
-    assert [v.reward for v in row[:4]] == [1.0, 0.5, 0.0, -1.0]
-    assert [v.status for v in row] == ["correct", "partial", "incorrect", "timeout", "unscored"]
-    assert math.isnan(row[4].reward)
-    assert (
-        with_overlong_penalty([group], [verdicts], limit=100, buffer=0, penalty=1.0)[0][2]
-        == (verdicts[2])
-    )
+    (row,) = with_penalties([group], [verdicts], limit=100, buffer=20, penalty=1.0)
+    less = rewards_for(objective("max@2"), [row], 0.0)[0]
+    assert less[:4].tolist() == [1.0, 0.5, 0.0, -1.0]
+    assert math.isnan(less[4])
+    assert [replace(v, penalty=0.0) for v in row[:4]] == verdicts[:4]
+    (free,) = with_penalties([group], [verdicts], limit=100, buffer=0, penalty=1.0)
+    assert free[:4] == verdicts[:4]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "counts"),
+    [
+        ("maxrl", {}, True),
+        ("pass@2", {}, True),
+        ("max@2", {"threshold": 0.5}, True),
+        ("mean+pass@2", {}, True),
+        ("mean", {}, False),
+        ("tailrl", {}, False),
+    ],
+)
+def test_what_counts_passes_takes_the_verdict_and_all_else_the_penalised_reward(
+    text, options, counts
+):
+    """A right answer at the limit of its length is right, and a wrong one never is."""
+    verdicts = [Verdict(1.0, "correct", penalty=0.75), Verdict(0.0, "incorrect", penalty=1.0)]
+    rewards = rewards_for(objective(text, **options), [verdicts], 0.0)
+    assert rewards.tolist() == ([[1.0, 0.0]] if counts else [[0.25, -1.0]])
+
+
+def test_a_schedule_takes_the_verdicts_only_while_it_counts_passes():
+    switch = objective("max@2/50%/pass@2")
+    verdicts = [[Verdict(1.0, "correct", penalty=0.5)]]
+    assert [rewards_for(switch, verdicts, at).item() for at in (0.0, 0.5)] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("text", ["maxrl", "pass@2", "max@2"])
+def test_a_run_with_an_overlong_penalty_counts_the_same_passes(text, recipe, tmp_path):
+    lines, samples = {}, {}
+    for name, zone in (("with", 5), ("without", 0)):
+        end = train(
+            read(
+                recipe(
+                    f"{name}.toml",
+                    objective=text,
+                    task={"verifier": "training_judges:any_digit",
+                          "advanced": {"overlong_tokens": zone}},
+                    evaluation={"every": 0},
+                    run={"dir": str(tmp_path / name), "steps": 1},
+                )
+            )
+        )  # fmt: skip
+        lines[name] = next(iter(read_metrics(end.path)))
+        samples[name] = [
+            json.loads(line)
+            for file in sorted((end.path / "samples").iterdir())
+            for line in file.read_text().splitlines()
+        ]
+    counted = [key for key in lines["with"] if key == "pass@1" or key.startswith("status_")]
+    assert [lines["with"][key] for key in counted] == [lines["without"][key] for key in counted]
+    assert 0 < lines["with"]["pass@1"] < 1
+    assert "status_partial" not in lines["with"]
+    judged = [[row["reward"], row["status"]] for row in samples["with"]]
+    assert judged == [[row["reward"], row["status"]] for row in samples["without"]]
+    lost = sum(row.get("penalty", 0.0) for row in samples["with"]) / len(judged)
+    assert lost > 0.1
+    less = 0.0 if text != "max@2" else lost
+    assert lines["with"]["reward"] == pytest.approx(lines["without"]["reward"] - less)
 
 
 def test_prompts_are_kept_by_their_pass_rate(tmp_path):

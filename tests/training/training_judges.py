@@ -8,6 +8,11 @@ def digits(prompt, completion):
     return sum(map(str.isdigit, completion)) / len(completion) if completion else 0.0
 
 
+def any_digit(prompt, completion):
+    """0 or 1."""
+    return any(map(str.isdigit, completion))
+
+
 def broken(prompt, completion):
     """A verifier that always breaks."""
     raise RuntimeError("no such host")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from bestofk.objectives import Objective, max_at_k, pass_at_k
+from bestofk.evaluation import Metric, samples
+from bestofk.evaluation.curves import reward_bounds
+from bestofk.evaluation.intervals import draws_for, over_problems
+from bestofk.evaluation.per_problem import values_by_k
+from bestofk.objectives import Objective
 from bestofk.objectives import objective as objective_of
 from bestofk.objectives.arrays import as_float64, as_numpy, constant, is_array
 
@@ -77,14 +82,12 @@ def on_policy_objective(host: str, text: str, options: Mapping[str, Any]) -> Obj
 def best_of_k_metrics(
     rewards: Iterable[Any], group_ids: Iterable[Any], *, k: int = 1, passing: float = 1.0
 ) -> dict[str, float]:
-    """Unbiased pass@k and max@k, averaged over prompts, each with a band of 95 %.
+    """Unbiased pass@k and max@k, averaged over prompts, each with its interval of 95 %.
 
     Keys are `pass@4`, `pass@4/low`, `pass@4/high` and the same for max, for 1, 2, 4, … up to the
     samples of a prompt, and k. A prompt with fewer scored samples than a size is left out of it.
-
-    The band is over prompts as if they were drawn at random. That of pass@k is Wilson's, which
-    holds for any values in [0, 1] and does not close where all prompts agree; that of max@k is
-    Student's, and needs two prompts.
+    Intervals are those of `bestofk.evaluation`, over prompts as if they were drawn at random: they
+    do not close where all prompts agree. Where rewards leave [0, 1] their range is guessed.
 
     Args:
         rewards: one per sample; None or NaN where it could not be scored.
@@ -96,36 +99,29 @@ def best_of_k_metrics(
     for reward, group in zip(rewards, group_ids, strict=True):
         if reward is not None and not math.isnan(float(reward)):
             groups[group].append(float(reward))
-    by_size: dict[int, list[list[float]]] = defaultdict(list)
-    for values in groups.values():
-        by_size[len(values)].append(values)  # one call for all groups of a size
-    figures: dict[str, list[np.ndarray]] = defaultdict(list)
-    for n, rows in by_size.items():
-        for size in logged_sizes(n, k):
-            figures[f"max@{size}"].append(max_at_k(rows, size))
-            figures[f"pass@{size}"].append(pass_at_k(rows, size, threshold=passing))
-    result = {}
-    for name, pieces in figures.items():
-        by_prompt = np.concatenate(pieces)
-        result[name] = float(by_prompt.mean())
-        band = _wilson(by_prompt) if name.startswith("pass") else _student(by_prompt)
-        result |= {f"{name}/{end}": bound for end, bound in zip(("low", "high"), band)}
+    if not groups:
+        return {}
+    table = samples(list(groups.values()))
+    by_prompts: dict[int, list[int]] = defaultdict(list)  # sizes that the same prompts answer
+    for size in logged_sizes(int(table.live.max()), k):
+        by_prompts[int((table.live >= size).sum())].append(size)
+    result: dict[str, float] = {}
+    metrics: tuple[Metric, ...] = ("pass@k", "max@k")
+    for metric, sizes in product(metrics, by_prompts.values()):
+        at, chosen = np.array(sizes) - 1, np.flatnonzero(table.live >= sizes[-1])
+        values = values_by_k(table, metric, chosen, sizes[-1], threshold=passing, seed=0)[:, at]
+        interval = over_problems(
+            values,
+            reward_bounds(table, metric, None)[0],
+            confidence=0.95,
+            resamples=draws_for(len(chosen)),
+            rng=np.random.default_rng(0),
+        ).interval
+        columns = (values.mean(axis=0), interval.low, interval.high)
+        for size, *figures in zip(sizes, *columns):
+            name = f"{metric[:-1]}{size}"
+            result |= zip([name, f"{name}/low", f"{name}/high"], map(float, figures))
     return result
-
-
-def _wilson(values: np.ndarray) -> Sequence[float]:
-    mean, z2 = float(values.mean()), 1.96**2 / len(values)
-    half = math.sqrt(z2 * max(mean * (1 - mean), 0.0) + z2 * z2 / 4)
-    return [(mean + z2 / 2 - half) / (1 + z2), (mean + z2 / 2 + half) / (1 + z2)]
-
-
-def _student(values: np.ndarray) -> Sequence[float]:
-    if len(values) < 2:
-        return []
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return [float(values.mean()) - half, float(values.mean()) + half]
 
 
 def logged_sizes(n: int, k: int) -> list[int]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from bestofk.objectives import (
     effective_share,
     ratio_divergence,
 )
-from bestofk.types import Group, Verdict, status_of
+from bestofk.types import Group, Verdict
 
 
 class ProcessGroup(Protocol):
@@ -51,7 +52,7 @@ class RolloutBatch:
 
     @property
     def rewards(self) -> np.ndarray:
-        """(P, n); NaN where scoring broke."""
+        """(P, n), without penalties; NaN where scoring broke."""
         return rewards_of(self.verdicts)
 
     def live(self, least: int) -> np.ndarray:
@@ -87,8 +88,24 @@ def with_log_probs(groups: Sequence[Group], log_probs: LogProbs) -> tuple[Group,
 
 
 def rewards_of(verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
-    """(P, n); NaN where scoring broke."""
+    """(P, n), without penalties; NaN where scoring broke."""
     return np.array([[verdict.reward for verdict in row] for row in verdicts])
+
+
+def rewards_for(
+    objective: Objective, verdicts: Sequence[Sequence[Verdict]], progress: float
+) -> np.ndarray:
+    """(P, n): the rewards that the objective is computed from, less their penalties.
+
+    An objective that counts passes (0/1 rewards, or a threshold) gets the rewards as they are: a
+    right answer stays right however long it is.
+    """
+    rewards = rewards_of(verdicts)
+    if objective.threshold is not None or any(
+        term.entry.zero_one for term in objective.at(progress)
+    ):
+        return rewards
+    return rewards - np.array([[verdict.penalty for verdict in row] for row in verdicts])
 
 
 def slots_of(processes: ProcessGroup, prompts: int) -> range:
@@ -249,10 +266,10 @@ def overlong_penalty(tokens: int, *, limit: int, buffer: int, penalty: float) ->
         DAPO (Yu et al., 2025), soft overlong punishment, eq. 13, with penalty = 1.
     """
     over = max(0, tokens - (limit - buffer))
-    return penalty * min(over / buffer, 1.0) if buffer else 0.0
+    return penalty * min(over / buffer, 1.0)
 
 
-def with_overlong_penalty(
+def with_penalties(
     groups: Sequence[Group],
     verdicts: Sequence[Sequence[Verdict]],
     *,
@@ -260,27 +277,17 @@ def with_overlong_penalty(
     buffer: int,
     penalty: float,
 ) -> list[list[Verdict]]:
-    """The verdicts with the penalty taken off their rewards; unscored ones stay unscored."""
+    """The verdicts, each with the penalty for its completion's length."""
+    if not buffer:
+        return [list(row) for row in verdicts]
+    loss = partial(overlong_penalty, limit=limit, buffer=buffer, penalty=penalty)
     return [
         [
-            _less(
-                verdict,
-                overlong_penalty(len(c.tokens), limit=limit, buffer=buffer, penalty=penalty),
-            )
+            replace(verdict, penalty=loss(len(c.tokens)))
             for c, verdict in zip(group.completions, row, strict=True)
         ]
         for group, row in zip(groups, verdicts, strict=True)
     ]
-
-
-def _less(verdict: Verdict, loss: float) -> Verdict:
-    if not loss or verdict.status == "unscored":
-        return verdict
-    reward = verdict.reward - loss
-    keeps = verdict.status not in ("correct", "partial") and reward <= 0.0
-    status = verdict.status if keeps else status_of(reward)
-    detail = f"{verdict.detail}; overlong: -{loss:.3g}".removeprefix("; ")
-    return replace(verdict, reward=reward, status=status, detail=detail)
 
 
 class JudgingAside:

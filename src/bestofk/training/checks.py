@@ -294,6 +294,9 @@ def unused(config: Config, objective: Objective) -> Iterator[tuple[str, str]]:
         yield "loss.kl_estimator", "loss.kl = 0"
     if not shown.every and shown.best_by is not None:
         yield "evaluation.best_by", "evaluation.every = 0 is never"
+    stages = [any(term.entry.zero_one for term in stage.terms) for stage in objective.stages]
+    if config.task.advanced.overlong_tokens and (objective.threshold is not None or all(stages)):
+        yield "task.advanced.overlong_tokens", f"objective {objective.text} counts passes"
 
 
 def check_resumed(old: Config, new: Config) -> None:

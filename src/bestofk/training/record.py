@@ -23,7 +23,7 @@ from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective, max_at_k
 from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.tasks import Task
-from bestofk.training.batch import ProcessGroup, RolloutBatch
+from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewards_of
 from bestofk.training.checks import claim_of_run
 from bestofk.training.validation import pass_threshold
 from bestofk.types import ALMOST_ONE, Verdict
@@ -41,11 +41,11 @@ def metrics_line(
 ) -> dict[str, Any]:
     """The metrics of a step, over all processes."""
     tokens = [[len(c.tokens) for c in group.completions] for group in batch.groups]
-    gathered = processes.gather((batch.rewards, batch.verdicts, tokens))
-    rewards = np.concatenate([part[0] for part in gathered])
-    verdicts = [row for part in gathered for row in part[1]]
-    lengths = np.concatenate([np.array(part[2]) for part in gathered])
-    terms = objective.at((step - 1) / config.run.steps)
+    gathered = processes.gather((batch.verdicts, tokens))
+    verdicts = [row for part in gathered for row in part[0]]
+    lengths = np.concatenate([np.array(part[1]) for part in gathered])
+    progress = (step - 1) / config.run.steps
+    rewards, terms = rewards_for(objective, verdicts, progress), objective.at(progress)
     speeds = {"tokens_per_second": sum(seconds.values())}
     if "sample" in seconds:  # a step may only use what was drawn ahead
         speeds["sampling_tokens_per_second"] = seconds["sample"]
@@ -104,11 +104,13 @@ def out_of_reach(config: Config, largest: float, steps: int) -> list[str]:
         "evaluation.threshold": config.evaluation.threshold,
         "objective_options.threshold": config.objective_options.get("threshold"),
     }
+    task = config.task.advanced
+    judged = largest + (task.overlong_penalty if task.overlong_tokens else 0.0)  # at most
     return [
         f"{name} = {threshold:g}, and the largest reward in {steps} steps is {largest:g}: nothing "
         "passes; lower it if rewards cannot be that large"
         for name, threshold in stated.items()
-        if threshold is not None and not reaches(largest, threshold)
+        if threshold is not None and not reaches(judged, threshold)
     ]
 
 
@@ -120,14 +122,19 @@ def reward_statistics(
     least: int,
     threshold: float | None,
 ) -> dict[str, Any]:
-    """Mean reward, pass@1 and max@k of a batch's groups (P, n), and what could not be counted."""
+    """Mean reward, pass@1 and max@k of a batch's groups (P, n), and what could not be counted.
+
+    Args:
+        rewards: less the penalties; passes are counted without.
+    """
     scored = ~np.isnan(rewards)
     counts = scored.sum(axis=1)
     statuses = Counter(verdict.status for row in verdicts for verdict in row)
     enough = counts >= k
     best = max_at_k(rewards[enough], k, live=scored[enough]).mean() if enough.any() else np.nan
-    passing = pass_threshold(threshold, rewards)
-    passed = np.where(scored, reaches(rewards, np.inf if passing is None else passing), np.nan)
+    judged = rewards_of(verdicts)
+    passing = pass_threshold(threshold, judged)
+    passed = np.where(scored, reaches(judged, np.inf if passing is None else passing), np.nan)
     any_scored = scored.any()
     return {
         "reward": float(np.nanmean(rewards)) if any_scored else np.nan,
@@ -174,6 +181,8 @@ def sample_rows(
             }
             if verdict.parts:
                 row["parts"] = dict(verdict.parts)
+            if verdict.penalty:
+                row["penalty"] = verdict.penalty
             if weights is not None:
                 row["weight"] = float(weights[p, i])
             if tokens:

@@ -28,7 +28,7 @@ from bestofk.rewards import BatchVerifier
 from bestofk.sampling import Sampling, ServerLost, WeightHolder
 from bestofk.sampling.draw import AGREEMENT
 from bestofk.training.agreement import Agreement
-from bestofk.training.batch import JudgingAside, RolloutBatch, with_overlong_penalty
+from bestofk.training.batch import JudgingAside, RolloutBatch, with_penalties
 from bestofk.training.checks import (
     best_metric,
     cautions,
@@ -298,7 +298,7 @@ class Session:
             else:
                 verdicts = self.parts.judge(groups)
             options = self.config.task.advanced
-            return with_overlong_penalty(
+            return with_penalties(
                 groups,
                 verdicts,
                 limit=self.config.sampling.max_new_tokens,

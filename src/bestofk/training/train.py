@@ -28,7 +28,7 @@ from bestofk.training.batch import (
     merge_statistics,
     ratio_statistics,
     recorded,
-    rewards_of,
+    rewards_for,
     sampled_entropy,
     share_of,
     slots_of,
@@ -174,7 +174,7 @@ def sample_and_judge(
         verdicts.update(zip(own, judge(sampled)))
         if attempt == refill:
             break
-        rewards = rewards_of([verdicts[slot] for slot in mine])
+        rewards = rewards_for(objective, [verdicts[slot] for slot in mine], progress)
         generators = generators_for(objective, mine, seed)
         advantages = advantages_of(objective, rewards, progress=progress, generators=generators)
         signal = np.concatenate(processes.gather(has_signal(advantages)))
@@ -214,7 +214,8 @@ def learn(
     Returns:
         The first advantages of every group (P, n), and statistics.
     """
-    rewards, live = batch.rewards, batch.live(max(term.least for term in objective.at(progress)))
+    rewards = rewards_for(objective, batch.verdicts, progress)
+    live = batch.live(max(term.least for term in objective.at(progress)))
     needed = watch_sampler or needs_old_log_probs(objective, loss, off_policy)
     old = old_log_probs(learner, batch, needed)
     reference = learner.log_probs(batch.groups, reference=True) if loss.kl > 0 else None
