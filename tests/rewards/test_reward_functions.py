@@ -170,22 +170,6 @@ def test_a_trl_function_that_miscounts_is_an_error_at_once(said: Any) -> None:
     assert calls == [["a", "b", "c"]]  # smaller batches are not tried: one reward would fit a pair
 
 
-def test_a_function_that_returns_a_coroutine_is_an_error_at_once() -> None:
-    async def asked() -> float:
-        return 1.0
-
-    made = []
-
-    def reward(completion: str) -> Any:
-        made.append(asked())
-        return made[-1]
-
-    with pytest.raises(ValueError, match="returned a coroutine"):
-        from_function(reward)([PROMPT] * 2, ["a", "b"])
-    for each in made:
-        each.close()
-
-
 def test_a_batch_that_hangs_is_unscored_and_the_run_goes_on() -> None:
     def whole(completions: list) -> list[float]:
         time.sleep(30 * completions.count("slow"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import signal
 import subprocess
@@ -122,35 +121,18 @@ def _interrupted(prompt: Prompt, completion: str) -> bool:
     raise KeyboardInterrupt
 
 
-async def waits(prompt: Prompt, completion: str) -> bool:
-    return True
-
-
 async def waits_and_yields(prompt: Prompt, completion: str) -> AsyncIterator[bool]:
     yield True
-
-
-async def waits_for_many(completions: list[str]) -> list[bool]:
-    return [True]
 
 
 def yields(prompt: Prompt, completion: str) -> Iterator[bool]:
     yield True
 
 
-class Waits:
-    async def __call__(self, prompt: Prompt, completion: str) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (waits, "waits is asynchronous"),
-        (functools.partial(waits, prompt=PROMPT), "is asynchronous"),
-        (waits_for_many, "is asynchronous"),
-        (waits_and_yields, "is asynchronous"),
-        (Waits(), "is asynchronous"),
+        (waits_and_yields, "yields; let it return"),
         (yields, "yields; let it return"),
         (math.pi, "cannot be called"),
         (None, "cannot be called"),

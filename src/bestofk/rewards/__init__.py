@@ -75,7 +75,7 @@ def verifier(name: str, /, **options: Any) -> BatchVerifier:
 def from_function(
     function: Any,
     *,
-    threads: int = 1,
+    threads: int | None = None,
     time_limit: float = 60.0,
     sandbox: bool = False,
     tier: int = 1,
@@ -89,13 +89,15 @@ def from_function(
     - `(prompts, completions, **columns)`: a batch, as TRL's reward functions; returns a list with
       one reward for each completion.
 
-    Any other signature is an error here, a field that the rows lack before the first sample.
+    Each may be `async def`. Any other signature is an error here, a field that the rows lack before
+    the first sample.
 
     It must answer whatever the model writes. A call that raises is repeated and then unscored, with
     the file, the line and the sample's id.
 
     Args:
-        threads: calls at once, for functions that wait (for a judge behind HTTP, say).
+        threads: calls at once, for functions that wait (for a judge behind HTTP, say); by default
+            16 of an async function, which share one event loop, and 1 of any other.
         time_limit: seconds; a call that takes longer is unscored at once, and named.
         sandbox, tier: run each call in a sandbox of at least that tier, with its limits: for
             functions that pass what a model wrote to a library they do not trust.
@@ -103,13 +105,13 @@ def from_function(
     A verifier is returned as it is.
     """
     if isinstance(function, BatchVerifier):
-        if threads != 1 or sandbox:
+        if threads not in (None, 1) or sandbox:
             raise ValueError(
                 f"threads and sandbox are for functions, {function.name} is a verifier already"
             )
         return function
     if arguments_of(function).is_batch:
-        if sandbox or threads != 1:
+        if sandbox or threads not in (None, 1):
             raise ValueError(
                 f"{function.__name__} takes whole batches: threads and sandbox are for functions "
                 "of one completion"

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from bestofk.rewards.time_limit import CallTimeout, limited_call
+from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
 from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
@@ -142,9 +142,13 @@ class PairVerifier(BatchVerifier):
         for attempt in range(RETRIES + 1):
             try:
                 if self.time_limit is None:
-                    return as_verdict(self.judge(prompt, text))
-                culprit = f"{self.name} on {prompt.id}"
-                return as_verdict(limited_call(self.judge, self.time_limit, culprit, prompt, text))
+                    judgement = self.judge(prompt, text)
+                else:
+                    culprit = f"{self.name} on {prompt.id}"
+                    judgement = limited_call(self.judge, self.time_limit, culprit, prompt, text)
+                if inspect.isawaitable(judgement):
+                    judgement = limited_wait(judgement, self.time_limit)
+                return as_verdict(judgement)
             except CallTimeout as error:  # it would take as long again
                 return broken(self.name, prompt, error)
             except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
@@ -207,8 +211,8 @@ def as_verdict(judgement: Judgement) -> Verdict:
         raise TypeError(
             f"a judging function returns a number, a bool or a Verdict, got {judgement!r}"
         )
-    if not isinstance(judgement, float | int) and inspect.isawaitable(judgement):
-        raise UnusableFunction("a reward function returned a coroutine; let it return the number")
+    if inspect.isawaitable(judgement):
+        raise UnusableFunction("a reward function returned a list of coroutines: gather them")
     reward = float(judgement)
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")

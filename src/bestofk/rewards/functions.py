@@ -4,7 +4,8 @@ def reward(completion, answer): ...               # answer is a field of the row
 def reward(prompt, completion): ...               # prompt.text, prompt.spec["answer"]
 def reward(prompts, completions, answer, **rest): # a batch: a list for each column (TRL)
 
-Arguments are passed by name, never by position: a parameter is one of these names or a field.
+Arguments are passed by name, never by position: a parameter is one of these names or a field. Each
+may be `async def`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from bestofk.common import unknown
 from bestofk.rewards.base import BatchVerifier, PairVerifier, UnusableFunction, as_verdict
-from bestofk.rewards.time_limit import CallTimeout, limited_call
+from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
 from bestofk.types import Prompt, Verdict
 
 EXAMPLE = "myreward.py:reward"
@@ -86,12 +87,13 @@ _OWN = ("prompt", "completion", "prompts", "completions")
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a reward function is called with, read once from its signature."""
+    """How a reward function is called, read once from its signature."""
 
     written: str
     """Name and signature, for errors."""
     name: str
     is_batch: bool
+    is_async: bool
     with_prompt: bool
     fields: tuple[str, ...]
     """Fields of the row that it names."""
@@ -143,11 +145,7 @@ def arguments_of(function: Any) -> Arguments:
         raise ValueError(f"a reward function was expected, got {function!r}: it cannot be called")
     inner = function.func if isinstance(function, functools.partial) else function
     body = inner if inspect.isroutine(inner) else type(inner).__call__
-    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-        raise ValueError(
-            f"reward function {name} is asynchronous; write it with def, and pass threads=16"
-        )
-    if inspect.isgeneratorfunction(body):
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise ValueError(f"reward function {name} yields; let it return")
     try:
         signature: Any = inspect.signature(function)
@@ -172,6 +170,7 @@ def arguments_of(function: Any) -> Arguments:
         f"{name}{signature}",
         name,
         is_batch=bool(many),
+        is_async=inspect.iscoroutinefunction(body),
         with_prompt=bool(own & {"prompt", "prompts"}) or _KWARGS in kinds.values(),
         fields=tuple(fields),
         needed=frozenset(key for key in fields if parameters[key].default is _NO_DEFAULT),
@@ -183,11 +182,19 @@ _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 _NO_DEFAULT = inspect.Parameter.empty
 
 
+ASYNC_CALLS = 16
+"""Calls of an async function at once, unless stated."""
+
+
 class FunctionVerifier(PairVerifier):
     """A user's function of one completion, called with the fields of the row that it names."""
 
-    def __init__(self, function: Any, *, threads: int = 1, time_limit: float | None = None) -> None:
+    def __init__(
+        self, function: Any, *, threads: int | None = None, time_limit: float | None = None
+    ) -> None:
         self.function, self.arguments = function, arguments_of(function)
+        if threads is None:
+            threads = ASYNC_CALLS if self.arguments.is_async else 1
         super().__init__(self._call, name=name_of(function), threads=threads, time_limit=time_limit)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -229,9 +236,10 @@ class BatchFunctionVerifier(BatchVerifier):
         if self.arguments.with_prompt:
             columns["prompts"] = [prompt for prompt, _ in pairs]
         try:
-            result = limited_call(
-                lambda: self.function(**columns), self.time_limit * len(texts), self.name
-            )
+            limit = self.time_limit * len(texts)
+            result = limited_call(lambda: self.function(**columns), limit, self.name)
+            if inspect.isawaitable(result):
+                result = limited_wait(result, limit)
         except CallTimeout as error:
             late = f"{self.name} timed out on {len(texts)} completions: {error}"
             return [Verdict.unscored(late)] * len(texts)

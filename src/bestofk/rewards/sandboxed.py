@@ -138,6 +138,11 @@ def call_judge(target: str, given: dict[str, Any]) -> tuple[Any, ...]:
     judge = getattr(importlib.import_module(module), name)
     if "prompt" in given:
         given["prompt"] = Prompt(**given["prompt"])
-    verdict = as_verdict(judge(**given))
+    judgement = judge(**given)
+    if inspect.isawaitable(judgement):
+        import asyncio
+
+        judgement = asyncio.run(judgement)
+    verdict = as_verdict(judgement)
     reward = None if math.isnan(verdict.reward) else verdict.reward
     return reward, verdict.status, verdict.passed, verdict.total, verdict.detail

@@ -1,19 +1,23 @@
-"""A time limit on one call of a function that this project did not write.
+"""A time limit on one call, sync or async, of a function that this project did not write.
 
 In the main thread the call is interrupted by a signal, which also ends a wait for a server. In any
 other thread it runs in a thread of its own, which is left behind when it takes too long: Python
 cannot end a thread. Code that never returns to the interpreter (a long regular expression) is not
 interrupted in the main thread either, but it is named on stderr.
+
+All async calls share one event loop in a thread, so that they can share clients and locks. One that
+blocks the loop is left behind with it, and the next call starts another.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -64,6 +68,70 @@ def _in_thread(function: Callable[..., R], seconds: float, args: tuple[Any, ...]
     if not results:
         raise CallTimeout(f"no answer within {seconds:g} s")
     return results[0]
+
+
+def limited_wait(awaitable: Awaitable[R], seconds: float | None) -> R:
+    """What an async call returns, after at most `seconds`. It is cancelled when it takes longer.
+
+    Raises:
+        CallTimeout: it took longer.
+        RuntimeError: another call blocked the event loop meanwhile; this one may be tried again.
+    """
+    tasks = []
+
+    async def outcome() -> tuple[R | None, BaseException | None]:
+        tasks.append(asyncio.current_task())
+        try:
+            return await awaitable, None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a SystemExit would end the loop
+            return None, error
+
+    loop = _event_loop()
+    future = asyncio.run_coroutine_threadsafe(outcome(), loop)
+    try:
+        result, error = future.result(seconds)
+    except TimeoutError:
+        late = f"no answer within {seconds:g} s"
+        if _answers(loop):
+            raise CallTimeout(late) from None
+        if asyncio.current_task(loop) in tasks:
+            raise CallTimeout(
+                f"{late}; it blocks the event loop: await what it waits for"
+            ) from None
+        raise RuntimeError("another call blocked the event loop") from None
+    finally:
+        future.cancel()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+_LOOP: asyncio.AbstractEventLoop | None = None
+_LOOP_LOCK = threading.Lock()
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop of all async calls, in a thread of its own."""
+    global _LOOP
+    with _LOOP_LOCK:
+        if _LOOP is None:
+            _LOOP = asyncio.new_event_loop()
+            threading.Thread(target=_LOOP.run_forever, daemon=True, name="bestofk async").start()
+        return _LOOP
+
+
+def _answers(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a loop runs what it is given; if not, the next call gets another."""
+    global _LOOP
+    answered = threading.Event()
+    loop.call_soon_threadsafe(answered.set)
+    if answered.wait(_PATIENCE):
+        return True
+    with _LOOP_LOCK:
+        _LOOP = None if _LOOP is loop else _LOOP
+    return False
 
 
 class _Watchdog:
@@ -132,8 +200,8 @@ _WATCHDOG = _Watchdog()
 
 def _after_fork() -> None:
     """The thread that watches is the parent's, and the forking thread is the main one now."""
-    global _MAIN
-    _MAIN = threading.main_thread()
+    global _LOOP, _LOOP_LOCK, _MAIN
+    _LOOP, _LOOP_LOCK, _MAIN = None, threading.Lock(), threading.main_thread()
     _WATCHDOG.__init__()  # type: ignore[misc]
 
 
