@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bestofk.objectives import objective
+from bestofk.objectives import has_signal, objective
 from bestofk.rewards.base import as_verdict
 from bestofk.training.batch import (
     JudgingAside,
     RolloutBatch,
     advantages_of,
     generators_for,
-    has_signal,
 )
 from bestofk.training.record import reward_statistics, sample_rows
 from bestofk.training.train import sample_and_judge

@@ -174,11 +174,6 @@ def generators_for(
     return [np.random.default_rng([*seed, slot]) for slot in slots]
 
 
-def has_signal(advantages: np.ndarray) -> np.ndarray:
-    """(P,): groups that move the policy at all, by their advantages (P, n)."""
-    return np.abs(advantages).max(axis=1) > 1e-12 if len(advantages) else np.zeros(0, dtype=bool)
-
-
 def group_entropies(
     old: LogProbs, live: np.ndarray, processes: ProcessGroup
 ) -> tuple[np.ndarray, float]:

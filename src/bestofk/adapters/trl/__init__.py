@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from bestofk.adapters.inner_steps import check_version, warn_first_step
-from bestofk.objectives import Objective, ObjectiveWarning
+from bestofk.objectives import Objective, ObjectiveWarning, has_signal
 
 from .grpo_rows import (
     BestOfKLog,
@@ -142,7 +142,7 @@ class BestOfKMixin(_Host):
             keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
         replace_last(self._logs["advantages"], advantages.tolist())
         self._best_of_k.add(metrics, rewards)
-        silent = advantages.reshape(-1, n).abs().amax(dim=1) <= 1e-12
+        silent = ~has_signal(advantages.reshape(-1, n))
         metrics["no_signal"].extend(silent.float().tolist())
         return output
 
