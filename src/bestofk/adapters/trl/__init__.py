@@ -28,6 +28,7 @@ from bestofk.objectives import Objective, ObjectiveWarning, has_signal
 from .grpo_rows import (
     BestOfKLog,
     InnerStepsEnded,
+    check_prompts,
     check_rows,
     combined,
     for_loss,
@@ -42,6 +43,7 @@ from .grpo_rows import (
 )
 from .grpo_settings import (
     as_objective,
+    check_data,
     check_floor,
     check_model,
     check_trainer,
@@ -116,6 +118,7 @@ class BestOfKMixin(_Host):
         del given_by_place["self"]
         super().__init__(**given_by_place, **named)
         cautions += check_model(self.model, several_steps=self.exact_steps)
+        cautions += check_data({**given_by_place, **named})
         for caution in cautions:
             if args.process_index == 0:
                 warnings.warn(caution, ObjectiveWarning, stacklevel=2)
@@ -131,6 +134,7 @@ class BestOfKMixin(_Host):
         metrics, self._columns, self._judged = self._metrics[mode], None, ()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         theirs = output["advantages"]
+        check_prompts(self, output)
         columns = check_rows(self._columns, self._judged, output, self.accelerator.num_processes)
         start = self.accelerator.process_index * len(theirs)
         own = slice(start, start + len(theirs))
