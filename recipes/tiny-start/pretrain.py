@@ -107,7 +107,7 @@ def pass_at(model: Any, name: str, start: Start, ks: tuple[int, ...]) -> dict[st
     prompts = [split[i] for i in range(256)]
     params = Sampling(samples_per_prompt=64, max_new_tokens=start.max_new_tokens)
     groups = ModelSampler(model, tiny.tokenizer()).sample(prompts, seed=0, params=params)
-    rows = [(group.prompt, done.text) for group in groups for done in group.completions]
+    rows = [(group.prompt, done.text) for group in groups for done in group.trajectories]
     verdicts = verifier(name)([p for p, _ in rows], [text for _, text in rows])
     correct = np.array([v.reward for v in verdicts]).reshape(len(groups), params.n)
     return {f"pass@{k}": round(float(bestofk.pass_at_k(correct, k).mean()), 3) for k in ks}

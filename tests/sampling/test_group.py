@@ -30,11 +30,13 @@ def shallow(**changes: Any) -> Any:
 
 
 def rows(groups: list[Group]) -> list[Any]:
-    return [(c.tokens, c.text, c.finish_reason) for group in groups for c in group.completions]
+    return [
+        (c.tokens.tolist(), c.text, c.finish_reason) for group in groups for c in group.trajectories
+    ]
 
 
 def log_probs(groups: list[Group]) -> np.ndarray:
-    return np.concatenate([c.logprobs for group in groups for c in group.completions])
+    return np.concatenate([c.log_probs for group in groups for c in group.trajectories])
 
 
 PARAMS = {
@@ -153,7 +155,7 @@ def test_rows_that_never_end_are_those_of_the_present_sampler(
         expected = ModelSampler(model, endless).sample(prompts, seed=2, params=params)
         found = sampler.sample(prompts, seed=2, params=params)
         assert rows(found) == rows(expected)
-        assert {len(c.tokens) for group in found for c in group.completions} == {length}
+        assert {len(c.tokens) for group in found for c in group.trajectories} == {length}
         np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
 
 

@@ -216,14 +216,14 @@ def draw_into(
         chosen = [file.prompts[p] for p in waiting[at : at + at_once]]
         for group in sampler.sample(chosen, seed=seed, params=params):
             for number in missing[group.prompt.id]:
-                completion = group.completions[number]
+                trajectory = group.trajectories[number]
                 file.take(
                     problem_id=group.prompt.id,
                     sample_id=number,
-                    completion=completion.text,
-                    finish_reason=completion.finish_reason,
-                    n_tokens=len(completion.tokens),
-                    logprob_sum=float(sum(completion.logprobs)),
+                    completion=trajectory.text,
+                    finish_reason=trajectory.finish_reason,
+                    n_tokens=trajectory.drawn,
+                    logprob_sum=trajectory.log_prob,
                     seed=seed,
                 )
             done += len(missing[group.prompt.id])

@@ -244,10 +244,10 @@ def partial(reward: float, passed: int, total: int, detail: str = "") -> Verdict
 
 def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
     """Verdicts of whole groups, judged as one batch: one list per group."""
-    prompts = [group.prompt for group in groups for _ in group.completions]
-    texts = [completion.text for group in groups for completion in group.completions]
+    prompts = [group.prompt for group in groups for _ in group.trajectories]
+    texts = [each.text for group in groups for each in group.trajectories]
     verdicts = iter(checked(verifier(prompts, texts), len(texts), _name_of(verifier)))
-    return [[next(verdicts) for _ in group.completions] for group in groups]
+    return [[next(verdicts) for _ in group.trajectories] for group in groups]
 
 
 def _name_of(verifier: Any) -> str:

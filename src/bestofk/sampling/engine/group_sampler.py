@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bestofk.common import card_bytes, processes_per_card
-from bestofk.sampling.decode import ModelSampler, completion, end_tokens, texts_of
+from bestofk.sampling.decode import ModelSampler, end_tokens, texts_of, trajectory
 from bestofk.sampling.draw import AGREEMENT, gap_to_plain
 from bestofk.sampling.engine.device import GroupEngine
 from bestofk.sampling.engine.memory import Field, MemoryPlan, Table, make_plan, room_for
@@ -235,9 +235,9 @@ class GroupSampler:
         Raises:
             CannotRun: they differ by more than rounding.
         """
-        done = max(group.completions, key=lambda one: len(one.tokens))
+        done = max(group.trajectories, key=lambda one: len(one.tokens))
         with engine.mirror.as_before():
-            drawn = group.prompt_tokens, done.tokens, done.logprobs
+            drawn = group.prompt_tokens, done.tokens, done.log_probs
             gap = gap_to_plain(engine.mirror.model, *drawn, params)
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
@@ -251,8 +251,6 @@ class GroupSampler:
 
 LOOK = 12
 """Tokens between two looks of the host, where rows can end before their limit."""
-EARLY = 64
-"""From so many tokens without a look on, seven eighths become lists while the rest is drawn."""
 
 
 def turns(
@@ -285,8 +283,6 @@ class Turn:
         self.sampler, self.engine, self.prompts, self.params = sampler, engine, prompts, params
         self.span, count = params.max_new_tokens, len(prompts) * params.n
         self.lengths = np.zeros(count, dtype=np.int64)
-        self.early: dict[int, tuple[list[int], list[float]]] = {}
-        """First tokens and log-probs, by row, that are on the host already."""
         self.left = np.full(len(prompts), params.n)
         self.begun = 0
         """Rows that are or were in a slot; the others wait."""
@@ -314,7 +310,7 @@ class Turn:
             if changed:
                 engine.push(table, self.width, self.params)
             steps = self._steps()
-            self._draw(steps)
+            engine.run(self.width, steps, self.params)
             stats["steps"] += steps
             stats["slot_steps"] += steps * self.width
             if ready:
@@ -330,22 +326,6 @@ class Turn:
         if self.sampler.ends or self.params.stop:
             return int(min(LOOK, self.span - drawn.min()))
         return int(self.span - drawn.max())
-
-    def _draw(self, steps: int) -> None:
-        """So many tokens for every active row; returns before the last ones are drawn."""
-        engine, table = self.engine, self.table
-        last = steps // 8 if steps >= EARLY else 0
-        engine.run(self.width, steps - last, self.params)
-        if not last:
-            return
-        slots = table.active()
-        known = table.fields[Field.DRAWN, slots] + steps - last
-        rows = table.fields[Field.ROW, slots].astype(np.int64)
-        fetched = engine.fetch(rows, self.span)
-        engine.run(self.width, last, self.params)
-        tokens, values = (each[:, : known.max()].tolist() for each in fetched())
-        for row, ids, logs, length in zip(rows.tolist(), tokens, values, known.tolist()):
-            self.early[row] = (ids[:length], logs[:length])
 
     def _admit(self) -> bool:
         """Put waiting rows into free slots."""
@@ -397,14 +377,14 @@ class Turn:
         tokens, _ = self.engine.fetch(rows.astype(np.int64), self.span)()
         reach = max(map(len, stop)) + 4
         begin = np.maximum(drawn - LOOK - reach, 0)
-        tails = [own[b:d].tolist() for own, b, d in zip(tokens, begin, drawn)]
+        tails = [own[b:d] for own, b, d in zip(tokens, begin, drawn)]
         for slot, own, d, text in zip(
             slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)
         ):
             if not any(word in text for word in stop):
                 continue
             steps = range(max(0, d - LOOK), d)
-            windows = [own[max(0, s + 1 - reach) : s + 1].tolist() for s in steps]
+            windows = [own[max(0, s + 1 - reach) : s + 1] for s in steps]
             for step, tail in zip(steps, texts_of(self.sampler.tokenizer, windows)):
                 if any(word in tail for word in stop):
                     table.fields[Field.ENDED, slot] = 1
@@ -414,19 +394,16 @@ class Turn:
         return any_ended
 
     def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
-        n, sampler = self.params.n, self.sampler
-        rows = [p * n + i for p in complete for i in range(n)]
-        lengths = self.lengths[rows].tolist()
-        early = [self.early.pop(row, ([], [])) for row in rows]
-        known = min(len(ids) for ids, _ in early)
-        tokens, values = (each[:, known:].tolist() for each in fetched())
-        ids = [a[:known] + b[: size - known] for (a, _), b, size in zip(early, tokens, lengths)]
-        logs = [a[:known] + b[: size - known] for (_, a), b, size in zip(early, values, lengths)]
-        shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
-        texts = texts_of(sampler.tokenizer, shown)
+        n, stop, sampler = self.params.n, self.params.stop, self.sampler
+        lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
+        tokens, log_probs = fetched()
+        drawn = [row[:length] for row, length in zip(tokens, lengths)]
+        texts = texts_of(
+            sampler.tokenizer, [row[:-1] if int(row[-1]) in sampler.ends else row for row in drawn]
+        )
         done = [
-            completion(row, logp, sampler.tokenizer, sampler.ends, self.params.stop, text)
-            for row, logp, text in zip(ids, logs, texts)
+            trajectory(row, of_row[: len(row)], sampler.tokenizer, sampler.ends, stop, text)
+            for row, of_row, text in zip(drawn, log_probs, texts)
         ]
         for at, p in enumerate(complete):
             yield p, done[at * n : (at + 1) * n]
