@@ -96,6 +96,10 @@ def show(arguments: TaskShowOptions) -> int:
                 f"{arguments.task} has {len(split)} prompts in {split_name}; got "
                 f"--start {arguments.start} --n {arguments.n}"
             )
+        notes = []
+        if judge is not None:
+            judge.check_prompts(split[:64])
+            notes = judge.notes(split[:64])
         prompts = split[arguments.start : arguments.start + arguments.n]
         answers = [prompt.reference for prompt in prompts]
         verdicts = judge(prompts, answers) if judge is not None else []
@@ -111,7 +115,7 @@ def show(arguments: TaskShowOptions) -> int:
         return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
     print(f"{chosen.name}: {chosen.summary}; licence: {chosen.licence}")
     print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts")
-    for line in chosen.findings():
+    for line in [*chosen.findings(), *notes]:
         print(line)
     print()
     for number, prompt in enumerate(prompts):

@@ -62,6 +62,10 @@ class BatchVerifier(ABC):
         reason: tests that pay for an answer that is none. `prepare` asks."""
         return {}
 
+    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """What a person should know of these prompts before a run, a line each."""
+        return []
+
     def close(self) -> None:  # noqa: B027 (most verifiers have nothing to stop)
         """Stop workers, where there are any. A closed verifier starts new ones when called."""
 
