@@ -6,7 +6,6 @@ import inspect
 import json
 import textwrap
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any, ClassVar
 
 from bestofk.cli._files import json_pairs
@@ -78,6 +77,9 @@ def _short(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else str(value)
 
 
+JUDGED = "reward", "status", "passed", "total", "cpu_seconds", "tier", "detail", "parts"
+
+
 def show(arguments: TaskShowOptions) -> int:
     """Print prompts, reference answers and verdicts; 1 when a reference does not score 1.0."""
     from bestofk.rewards import verifier
@@ -109,7 +111,9 @@ def show(arguments: TaskShowOptions) -> int:
             "split": split_name,
             "size": len(split),
             "prompts": [{"id": p.id, "text": p.text, "reference": p.reference} for p in prompts],
-            "verdicts": [json_safe(asdict(verdict)) for verdict in verdicts],
+            "verdicts": [
+                json_safe({name: getattr(verdict, name) for name in JUDGED}) for verdict in verdicts
+            ],
         }
         print(json.dumps(table, indent=2, ensure_ascii=False))
         return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
