@@ -134,8 +134,8 @@ class BestOfKMixin(_Host):
         metrics, self._columns, self._judged = self._metrics[mode], None, ()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         theirs = output["advantages"]
-        check_prompts(self, output)
         columns = check_rows(self._columns, self._judged, output, self.accelerator.num_processes)
+        check_prompts(self, output)
         start = self.accelerator.process_index * len(theirs)
         own = slice(start, start + len(theirs))
         rewards = combined(columns.cpu(), self.reward_weights.cpu(), n)  # a few numbers
