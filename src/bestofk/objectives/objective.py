@@ -200,7 +200,7 @@ class Objective:
                 entropy, entropy_threshold, rewards, layout, check=check
             )
         if sample_weights is not None:
-            sample_weights = self._sample_weights(sample_weights, rewards)
+            sample_weights = self._sample_weights(sample_weights, rewards, check=check)
             log_ratio = (
                 array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
             )
@@ -216,9 +216,7 @@ class Objective:
                 ratios = gather(log_ratio, bucket)
                 if check:
                     off.require_finite(ratios, "log_ratio", "give samples without one live=False")
-            alpha = None
-            if sample_weights is not None:
-                alpha = off.log_weights(gather(sample_weights, bucket), check=check)
+            alpha = None if sample_weights is None else gather(sample_weights, bucket)
             result: Array = None
             for term in terms:
                 share = self._of_term(term, part, ratios, alpha, given, check=check)
@@ -275,13 +273,13 @@ class Objective:
 
         return function(rewards) if entry.needs else by_blocks(function, rewards)
 
-    def _sample_weights(self, weights: Any, rewards: Array) -> Array:
+    def _sample_weights(self, weights: Any, rewards: Array, *, check: bool) -> Array:
         if self.off_policy != "exact":
             raise ValueError(
                 "sample_weights belong to off_policy='exact', the one form for samples of several "
                 f"policies, got {self.off_policy!r}"
             )
-        return off.weights_of_samples(weights, rewards)
+        return off.log_weights(weights, rewards, check=check)
 
     def _random_numbers(self, rng: Any) -> Any:
         """A generator from a generator or a seed; an array of uniform numbers stays what it is."""

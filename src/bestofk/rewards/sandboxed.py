@@ -139,7 +139,7 @@ def call_judge(target: str, given: dict[str, Any]) -> tuple[Any, ...]:
     if "prompt" in given:
         given["prompt"] = Prompt(**given["prompt"])
     judgement = judge(**given)
-    if inspect.iscoroutine(judgement):
+    if inspect.isawaitable(judgement):
         import asyncio
 
         judgement = asyncio.run(judgement)
