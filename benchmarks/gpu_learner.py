@@ -27,7 +27,7 @@ from _gpu import (
     smollm_135m,
 )
 from bestofk.learning import Learner, Optimizer
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 
 SHAPES = ("32x16x64x128", "20x32x512x128")
 
@@ -42,7 +42,7 @@ def random_groups(shape: str, vocabulary: int) -> list[Group]:
     return [
         Group(
             Prompt(f"p{p}", "", "bench"),
-            tuple(Completion("", tokens(new), (0.0,) * new) for _ in range(n)),
+            tuple(Trajectory(tokens(new), log_probs=np.zeros(new)) for _ in range(n)),
             tokens(length),
         )
         for p in range(count)

@@ -70,7 +70,7 @@ def timed(sampler: GroupSampler, asked: Any, params: Sampling, repeats: int = 3)
     def call() -> None:
         nonlocal tokens
         groups = sampler.sample(asked, seed=0, params=params)
-        tokens = sum(len(c.tokens) for g in groups for c in g.completions)
+        tokens = sum(len(c.tokens) for g in groups for c in g.trajectories)
 
     first = seconds(call, 2)[0]
     sampler.calls = CHECKED  # the timed ones do not compare themselves

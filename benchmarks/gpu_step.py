@@ -70,7 +70,7 @@ def measured(
         marks = [time.perf_counter()]
         groups = sampler.sample(asked, seed=step, params=params)
         marks.append(time.perf_counter())
-        rewards = np.array([[len(c.text) % 7 / 7 for c in g.completions] for g in groups])
+        rewards = np.array([[len(c.text) % 7 / 7 for c in g.trajectories] for g in groups])
         weights = np.asarray(goal(rewards))
         marks.append(time.perf_counter())
         stats = learner.step(groups, weights)

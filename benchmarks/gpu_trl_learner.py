@@ -51,7 +51,7 @@ def measured(shape: str, micro: int, checkpointing: bool) -> dict[str, Any]:
     trainer = trainer_for(micro, n, checkpointing)
     groups = random_groups(shape, trainer.model.config.vocab_size)
     prompts = torch.tensor([g.prompt_tokens for g in groups for _ in range(n)], device="cuda")
-    done = torch.tensor([c.tokens for g in groups for c in g.completions], device="cuda")
+    done = torch.tensor([c.tokens.tolist() for g in groups for c in g.trajectories], device="cuda")
     weights = torch.randn(len(prompts), generator=torch.Generator().manual_seed(1)).cuda()
     tokens = torch.tensor(done.numel(), device="cuda")
 

@@ -50,7 +50,7 @@ def scored(model: torch.nn.Module, group: Group) -> dict[str, np.ndarray]:
     """(n, T) token log-probs of a group whose answers have equal length, in the four ways."""
     base, head = model.model, model.get_output_embeddings().weight
     device, exact = head.device, head.float()
-    answers = torch.tensor([one.tokens for one in group.completions], device=device)
+    answers = torch.tensor([one.tokens.tolist() for one in group.trajectories], device=device)
     prompt = torch.tensor(group.prompt_tokens, device=device).expand(len(answers), -1)
     whole = base(input_ids=torch.cat([prompt, answers[:, :-1]], 1), use_cache=False)
     hidden = {"one pass": whole.last_hidden_state[:, prompt.shape[1] - 1 :]}
@@ -95,7 +95,7 @@ def gaps_of_trainer(asked: argparse.Namespace) -> dict[str, np.ndarray]:
     learner = Learner(policy.model, precision=asked.precision, max_new_tokens=asked.tokens)
     sampler = local_sampler(learner.policy, policy.tokenizer, precision=asked.precision)
     groups = drawn(sampler, asked)
-    sampled = np.array([one.logprobs for group in groups for one in group.completions])
+    sampled = np.array([one.log_probs for group in groups for one in group.trajectories])
     learned = np.concatenate(learner.log_probs(groups).tokens).astype(float)
     return {f"{type(sampler).__name__} against the learner, {asked.precision}": learned - sampled}
 

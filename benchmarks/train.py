@@ -53,7 +53,7 @@ def ours(prompts: int, n: int, steps: int) -> dict[str, Any]:
         marks = [now()]
         groups = sampler.sample(batch, seed=step, params=params)
         marks.append(now())
-        pairs = [(one.prompt, done.text) for one in groups for done in one.completions]
+        pairs = [(one.prompt, done.text) for one in groups for done in one.trajectories]
         verdicts = judge([prompt for prompt, _ in pairs], [text for _, text in pairs])
         rewards = np.array([verdict.reward for verdict in verdicts]).reshape(prompts, n)
         marks.append(now())
@@ -63,7 +63,7 @@ def ours(prompts: int, n: int, steps: int) -> dict[str, Any]:
         marks.append(now())
         names = ("sampling", "rewards", "objective", "learner")
         wall = {name: b[0] - a[0] for name, a, b in zip(names, marks, marks[1:])}
-        wall["tokens"] = float(sum(len(d.tokens) for g in groups for d in g.completions))
+        wall["tokens"] = float(sum(len(d.tokens) for g in groups for d in g.trajectories))
         wall["wall"], wall["cpu"] = marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1]
         rows.append(wall)
     return {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}

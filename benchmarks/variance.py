@@ -216,9 +216,9 @@ def model_products(
     for group, verdicts in zip(groups, judged):
         start = len(group.prompt_tokens)
         rows = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor([*group.prompt_tokens, *c.tokens]) for c in group.completions], True
+            [torch.tensor([*group.prompt_tokens, *c.tokens]) for c in group.trajectories], True
         ).to(device)
-        lengths = torch.tensor([len(c.tokens) for c in group.completions], device=device)
+        lengths = torch.tensor([len(c.tokens) for c in group.trajectories], device=device)
         values = np.array([verdict.reward for verdict in verdicts]).reshape(2, n)
         sides = []
         for baseline in ("", ":loo-1"):

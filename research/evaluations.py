@@ -38,6 +38,8 @@ def best_of_k(counts: Sequence[Any], shares: np.ndarray) -> np.ndarray:
 
 def passing(counts: Sequence[Any]) -> list[int]:
     """Of each problem, how often the reward was 1."""
+    if isinstance(counts[0], int):
+        return list(counts)
     return [sum(times for reward, times in pairs if reward == 1.0) for pairs in counts]
 
 

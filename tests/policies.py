@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 
 
 class TableConfig(PreTrainedConfig):
@@ -132,8 +133,20 @@ def fixed(make: Callable[[], Any], seed: int = 0, device: str = "cpu") -> Any:
 
 
 def group(prompt: Sequence[int], answers: Sequence[Sequence[int]], name: str = "p") -> Group:
-    done = tuple(Completion("", tuple(answer)) for answer in answers)
+    done = tuple(Trajectory(np.array(answer)) for answer in answers)
     return Group(Prompt(name, "", "test"), done, tuple(prompt))
+
+
+def with_turns(groups: Sequence[Group], seed: int = 0) -> list[Group]:
+    """The same texts, of which the policy drew some tokens only, in every possible order."""
+    rng = np.random.default_rng(seed)
+
+    def turned(drawn: Trajectory) -> Trajectory:
+        own = rng.random(len(drawn.tokens)) < 0.6
+        own[rng.integers(len(own))] = True
+        return replace(drawn, own=own)
+
+    return [replace(one, trajectories=tuple(map(turned, one.trajectories))) for one in groups]
 
 
 def random_groups(

@@ -57,9 +57,9 @@ def gap(learned: Any, groups: Sequence[Group], temperature: float = 1.0) -> floa
     """The largest difference of a token's log-prob between sampler and learner."""
     scores = Learner(learned, temperature=temperature).log_probs(groups)
     return max(
-        float(np.abs(ours - np.array(theirs.logprobs)).max())
+        float(np.abs(ours - theirs.log_probs).max())
         for row, group in zip(scores.tokens, groups, strict=True)
-        for ours, theirs in zip(row, group.completions, strict=True)
+        for ours, theirs in zip(row, group.trajectories, strict=True)
     )
 
 

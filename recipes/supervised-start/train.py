@@ -21,7 +21,7 @@ import torch
 from bestofk import models, tasks
 from bestofk.learning import Learner, Optimizer
 from bestofk.sampling.prompts import encode
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 
 
 def solved(prompts: Sequence[Prompt], tokenizer) -> list[Group]:
@@ -31,7 +31,7 @@ def solved(prompts: Sequence[Prompt], tokenizer) -> list[Group]:
         if prompt.reference is None:
             continue
         ids = tokenizer(prompt.reference, add_special_tokens=False)["input_ids"]
-        done = Completion(prompt.reference, (*ids, tokenizer.eos_token_id))
+        done = Trajectory([*ids, tokenizer.eos_token_id], text=prompt.reference)
         groups.append(Group(prompt, (done,), encode(tokenizer, prompt)))
     return groups
 
@@ -83,7 +83,7 @@ def main() -> list[float]:
     losses = []
     for step, batch in enumerate(batches(groups, args.batch, args.epochs, args.seed)):
         stats = learner.step(batch, np.ones((args.batch, 1)))
-        tokens = np.mean([len(group.completions[0].tokens) for group in batch])
+        tokens = np.mean([len(group.trajectories[0].tokens) for group in batch])
         losses.append(float(stats["loss"] / tokens))
         if step % 10 == 0 or step == steps - 1:
             print(f"step {step + 1}/{steps}  loss per token {losses[-1]:.3f}", flush=True)

@@ -2,6 +2,7 @@
 
     python recipes/tiny-start/pretrain.py countdown
     python recipes/tiny-start/pretrain.py maze
+    python recipes/tiny-start/pretrain.py guests
 
 A share of the demonstrations is spoiled, so that the policy knows how to answer but is often wrong:
 what training for the mean and training for best-of-k then do to it differs from the first steps on.
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ Pair = tuple[str, str]
 class Start:
     """What one starting checkpoint is made from."""
 
+    task: str
     options: dict[str, Any]
     """Of the task."""
     problems: int
@@ -50,6 +53,7 @@ class Start:
 
 STARTS = {
     "countdown": Start(
+        task="countdown",
         options={"style": "compact"},
         problems=100_000,
         steps=2000,
@@ -59,6 +63,7 @@ STARTS = {
         max_new_tokens=20,
     ),
     "maze": Start(
+        task="maze",
         options={"style": "compact", "layout": "open", "sizes": (5, 6), "test_sizes": (5, 6)},
         problems=60_000,
         steps=2000,
@@ -66,6 +71,16 @@ STARTS = {
         noise=0.35,
         spoil="one move at random",
         max_new_tokens=20,
+    ),
+    "guests": Start(
+        task="construct",
+        options={"kind": "independent", "sizes": (9,), "style": "compact"},
+        problems=30_000,
+        steps=1200,
+        batch=256,
+        noise=0.25,
+        spoil="guests at random",
+        max_new_tokens=16,
     ),
 }
 
@@ -86,31 +101,48 @@ def maze(prompt: Prompt, spoiled: bool, rng: random.Random) -> Pair:
     return str(prompt.text), "".join(walk)
 
 
+def guests(prompt: Prompt, spoiled: bool, rng: random.Random) -> Pair:
+    """One to six guests in order; unless spoiled, nobody who does not get along with those before
+    him in a random order is among them."""
+    order = rng.sample(range(9), 9)
+    pairs = {frozenset(edge) for edge in prompt.spec["edges"]}
+    count, chosen = rng.randint(1, 6), list[int]()
+    for guest in order:
+        if spoiled or not any({guest, other} in pairs for other in chosen):
+            chosen.append(guest)
+    return str(prompt.text), " ".join(str(guest + 1) for guest in sorted(chosen[:count]))
+
+
 DEMONSTRATE: dict[str, Callable[[Prompt, bool, random.Random], Pair]] = {
     "countdown": countdown,
     "maze": maze,
+    "guests": guests,
 }
 
 
 def demonstrations(name: str, start: Start) -> Iterator[Pair]:
     """Prompts and completions without end, from the training share of the task's problems."""
     # Another seed than training uses: other problems first. Test problems belong to no seed's.
-    prompts = task(name, **start.options, seed=1, train_size=start.problems).split("train")
+    prompts = task(start.task, **start.options, seed=1, train_size=start.problems).split("train")
     rng = random.Random(0)
-    for prompt in prompts.stream():
-        yield DEMONSTRATE[name](prompt, rng.random() < start.noise, rng)
+    for position in count():
+        yield DEMONSTRATE[name](prompts.at(position), rng.random() < start.noise, rng)
 
 
-def pass_at(model: Any, name: str, start: Start, ks: tuple[int, ...]) -> dict[str, float]:
-    """pass@k on 256 validation problems, 64 samples each."""
-    split = task(name, **start.options).split("validation")
-    prompts = [split[i] for i in range(256)]
+def best_of(model: Any, start: Start, ks: tuple[int, ...]) -> dict[str, float]:
+    """max@k (pass@k where answers are right or wrong) on 256 validation problems, 64 samples each;
+    and the same with each answer judged for the next problem, which shows how much it reads."""
+    prompts = task(start.task, **start.options).split("validation")[:256]
     params = Sampling(samples_per_prompt=64, max_new_tokens=start.max_new_tokens)
     groups = ModelSampler(model, tiny.tokenizer()).sample(prompts, seed=0, params=params)
-    rows = [(group.prompt, done.text) for group in groups for done in group.completions]
-    verdicts = verifier(name)([p for p, _ in rows], [text for _, text in rows])
-    correct = np.array([v.reward for v in verdicts]).reshape(len(groups), params.n)
-    return {f"pass@{k}": round(float(bestofk.pass_at_k(correct, k).mean()), 3) for k in ks}
+    table = {}
+    for what, judged in (("", prompts), (" of another problem", prompts[1:] + prompts[:1])):
+        rows = [(p, c.text) for p, group in zip(judged, groups) for c in group.trajectories]
+        verdicts = verifier(start.task)([p for p, _ in rows], [text for _, text in rows])
+        rewards = np.array([v.reward for v in verdicts]).reshape(len(groups), -1)
+        for k in ks:
+            table[f"max@{k}{what}"] = round(float(bestofk.max_at_k(rewards, k).mean()), 3)
+    return table
 
 
 def main() -> None:
@@ -131,13 +163,12 @@ def main() -> None:
             print(f"step {step}/{steps}  loss {loss:.3f}", file=sys.stderr)
     minutes = (time.monotonic() - began) / 60
     card = {
-        "task": asked.task,
         **asdict(start),
         "parameters": model.num_parameters(),
         "minutes": round(minutes, 1),
         "device": asked.device,
         "torch": torch.__version__,
-        "validation": pass_at(model.eval(), asked.task, start, (1, 4, 16, 64)),
+        "validation": best_of(model.eval(), start, (1, 4, 16, 64)),
     }
     folder = asked.out or home
     tiny.ship(model, folder)

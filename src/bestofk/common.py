@@ -87,6 +87,15 @@ def one_of(what: str, given: str, known: Iterable[str]) -> None:
         raise unknown(what, given, known)
 
 
+def counted(number: int, noun: str, one: str = "", many: str = "") -> str:
+    """A number and its noun, with a verb that agrees.
+
+    >>> counted(1, "problem", "is", "are"), counted(2000, "problem")
+    ('1 problem is', '2,000 problems')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)} {one if number == 1 else many}".rstrip()
+
+
 def printable(text: str) -> str:
     """Text for a terminal: ids and names come from files, and may hold escape sequences.
 

@@ -1,13 +1,15 @@
-"""The few shapes that pass between the rooms of the house: Prompt, Completion, Group, Verdict."""
+"""The few shapes that pass between modules: Prompt, Trajectory, Group, Verdict."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import numpy as np
 
 from bestofk.common import reaches, unknown
 
@@ -37,24 +39,96 @@ class Prompt:
     """A completion that must score 1.0, or None where none is known."""
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One sampled answer to a prompt."""
+class _Listed:
+    """Marks an array that pydantic reads from a list and writes as one; null where all is True."""
 
-    text: str
-    tokens: tuple[int, ...] = ()
-    """Sampled token ids, the end-of-sequence token included when it was sampled."""
-    logprobs: tuple[float, ...] = ()
-    """The sampler's log-probability of each of `tokens`."""
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import any_schema, plain_serializer_function_ser_schema
+
+        def listed(array: np.ndarray) -> list[Any] | None:
+            return None if array.dtype == bool and array.all() else array.tolist()
+
+        return any_schema(serialization=plain_serializer_function_ser_schema(listed))
+
+
+Array: TypeAlias = Annotated[Any, _Listed()]
+"""Made from any sequence; always a NumPy array."""
+_ALL = np.broadcast_to(np.True_, 2**40)
+"""Of one byte: what is `own` where the policy drew every token."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trajectory:
+    """One sample of a prompt: all that follows it, drawn by the policy or by its environment.
+
+    Any sequences are accepted; they become arrays of the trajectory's own. Trajectories are equal
+    where every value is, bit for bit.
+
+    >>> Trajectory([5, 8, 2], log_probs=[-0.5, -1.0, -0.25], text="ab").log_prob
+    -1.75
+    """
+
+    tokens: Array = ()
+    """(T,) int32: token ids after the prompt, the end-of-sequence token included when drawn."""
+    own: Array = None
+    """(T,) bool: whether the policy drew the token. All of them by default."""
+    log_probs: Array = ()
+    """(T,) float32: the sampler's log-probability of each token, 0 where it is not own; empty where
+    the sampler reported none."""
+    text: str = ""
     finish_reason: FinishReason = "stop"
+
+    def __post_init__(self) -> None:
+        tokens, log_probs = np.array(self.tokens, np.int32), np.array(self.log_probs, np.float32)
+        own = _ALL[: tokens.size] if self.own is None else np.array(self.own, bool)
+        for name, array in (("tokens", tokens), ("own", own), ("log_probs", log_probs)):
+            none_reported = name == "log_probs" and not array.size
+            if array.shape != (tokens.size,) and not none_reported:
+                raise ValueError(
+                    f"a trajectory of {tokens.size} tokens has as many {name} in one row, got "
+                    f"shape {array.shape}"
+                )
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that the policy drew."""
+        return int(np.count_nonzero(self.own))
+
+    @property
+    def own_log_probs(self) -> np.ndarray:
+        """Log-probabilities of the drawn tokens alone; empty where the sampler reported none."""
+        return self.log_probs[self.own] if self.log_probs.size else self.log_probs
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the trajectory: the sum over the tokens that the policy drew."""
+        return float(self.own_log_probs.sum(dtype=np.float64))
+
+    def with_log_probs(self, own: np.ndarray) -> Trajectory:
+        """The same with other log-probabilities of the drawn tokens."""
+        log_probs = np.zeros(self.tokens.shape, np.float32)
+        log_probs[self.own] = own
+        return replace(self, log_probs=log_probs)
+
+    def _values(self) -> tuple[Any, ...]:
+        arrays = (self.tokens, self.own, self.log_probs)
+        return (self.text, self.finish_reason, *(array.tobytes() for array in arrays))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trajectory) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
 
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt and its n completions: the unit of sampling, scoring, learning and evaluation."""
+    """A prompt and its n trajectories: the unit of sampling, scoring, learning and evaluation."""
 
     prompt: Prompt
-    completions: tuple[Completion, ...]
+    trajectories: tuple[Trajectory, ...]
     prompt_tokens: tuple[int, ...] = ()
     temperature: float | None = None
     """Of the sampler that drew them; None where it is not known."""
@@ -62,7 +136,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says about one completion. Wrong is a value; broken is `unscored`.
+    """What a verifier says about one trajectory. Wrong is a value; broken is `unscored`.
 
     >>> Verdict.unscored("worker died twice").reward
     nan
@@ -84,6 +158,10 @@ class Verdict:
     """Rewards that this one is made of, by name; runs log their means."""
     penalty: float = 0.0
     """What training takes off the reward for length, except where passes are counted."""
+    answer: str | None = None
+    """What a vote counts, where the verifier finds one."""
+    score: float | None = None
+    """What a selector sorts by, where that is not the reward."""
 
     def __post_init__(self) -> None:
         """Reward and status say the same: runs are counted by one and trained by the other."""

@@ -31,7 +31,7 @@ from bestofk.adapters.verl.self_check import check
 from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 from oracles import subset_mean
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "verl-maze"
@@ -52,7 +52,7 @@ def sampled(seed=0):
             max_new_tokens=9, top_k=0, pad_token_id=model.config.pad_token_id,
         )[:, 10 + at :].tolist()  # fmt: skip
         cut = [row[: row.index(end) + 1] if end in row else row for row in drawn]
-        completions = tuple(Completion("", tuple(row)) for row in cut)
+        completions = tuple(Trajectory(row) for row in cut)
         groups.append(Group(Prompt(f"{at}", "", "maze"), completions, tuple(prompt[0].tolist())))
     rewards = np.random.default_rng(seed).integers(0, 5, (PROMPTS, N)) / 4
     return groups, rewards
@@ -95,9 +95,9 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
     rewards[0, 2], live[0, 2], live[1, 4], live[2, 0] = np.nan, False, False, False
     rows = [
         {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens,
-         "response": each.tokens, "reward": rewards[p, i], "live": int((p, i) != (1, 4))}
+         "response": each.tokens.tolist(), "reward": rewards[p, i], "live": int((p, i) != (1, 4))}
         for p, group in enumerate(groups)
-        for i, each in enumerate(group.completions)
+        for i, each in enumerate(group.trajectories)
     ]  # fmt: skip
     lost = next(i for i, row in enumerate(rows) if row["key"] == "2_0_0")
     rows[lost] |= {"uid": PAD, "key": f"{PAD}_0_0", "live": 0, "reward": 0.0}
@@ -144,9 +144,9 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
 def rows_of(groups, rewards):
     return [
         {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens,
-         "response": each.tokens, "reward": rewards[p, i], "live": 1}
+         "response": each.tokens.tolist(), "reward": rewards[p, i], "live": 1}
         for p, group in enumerate(groups)
-        for i, each in enumerate(group.completions)
+        for i, each in enumerate(group.trajectories)
     ]  # fmt: skip
 
 

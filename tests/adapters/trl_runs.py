@@ -23,7 +23,7 @@ from trl import GRPOConfig
 from bestofk.adapters.trl import BestOfKTrainer
 from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 from rendezvous import as_rank, meeting_place
 
 PROMPTS = ["3 5 7=15\n", "2 4 6=12\n", "1 2 3=6\n", "8 8 1=17\n", "9 1=10\n", "4 4 2=10\n"]
@@ -141,7 +141,7 @@ def groups_of(rows, n):
         part = rows[at : at + n]
         assert len({prompt for prompt, *_ in part}) == 1, "a group is one prompt"
         prompt = Prompt(str(at), part[0][0], "trl")
-        completions = tuple(Completion(tokenizer.decode(ids), ids) for _, ids, _ in part)
+        completions = tuple(Trajectory(ids, text=tokenizer.decode(ids)) for _, ids, _ in part)
         made.append(Group(prompt, completions, tuple(tokenizer(part[0][0])["input_ids"])))
     return made
 

@@ -7,15 +7,19 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
+
+Fault: TypeAlias = str | Callable[[Any, dict[str, Any]], None]
 
 
 class FaultyServer:
     """Serves chat and text completions; `faults` are taken in turn, then all goes well.
 
     Faults: "429" (with Retry-After), "429-date", "500", "503", "cut" (mid-answer), "drop" (no
-    answer), "garbage" (not JSON), "empty" (no choices), "html".
+    answer), "garbage" (not JSON), "empty" (no choices), "html"; or what takes the handler and the
+    request and answers. `always` holds faults of requests whose prompt has this word in it.
 
     After `most` answers requests are held until `go` is set, and then dropped; each that is held
     releases `held`. Answers are given `together`, so many at once, and `after` an event; faults
@@ -24,14 +28,15 @@ class FaultyServer:
 
     def __init__(
         self,
-        faults: list[str] | None = None,
+        faults: Sequence[Fault] = (),
         *,
+        always: Mapping[str, Fault] | None = None,
         share: float = 0.0,
         after: threading.Event | None = None,
         most: int = 10**9,
         together: int = 1,
     ) -> None:
-        self.faults = list(faults or [])
+        self.faults, self.always = list(faults), dict(always or {})
         self.share, self.after, self.left = share, after, most
         self.held, self.go = threading.Semaphore(0), threading.Event()
         self.together = threading.Barrier(together, timeout=900)
@@ -59,6 +64,7 @@ class FaultyServer:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
+        self.http.handle_error = lambda *_: None  # type: ignore[method-assign]  # of cut connections
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
 
@@ -70,7 +76,10 @@ class FaultyServer:
         self.http.shutdown()
         self.http.server_close()
 
-    def fault(self) -> str:
+    def fault(self, prompt: str) -> Fault:
+        for word, fault in self.always.items():
+            if word in prompt:
+                return fault
         with self.lock:
             if self.faults:
                 return self.faults.pop(0)
@@ -89,13 +98,15 @@ class FaultyServer:
             if self.refuse:
                 send(handler, self.refuse[0], self.refuse[1].encode())
             else:
-                self.answer(handler, body, self.fault())
+                self.answer(handler, body, self.fault(prompt_of(body)))
         finally:
             with self.lock:
                 self.at_once -= 1
 
-    def answer(self, handler: Any, body: dict[str, Any], fault: str) -> None:
-        if fault == "429":
+    def answer(self, handler: Any, body: dict[str, Any], fault: Fault) -> None:
+        if not isinstance(fault, str):
+            fault(handler, body)
+        elif fault == "429":
             send(handler, 429, b'{"error": "slow down"}', {"Retry-After": "0.3"})
         elif fault == "429-date":
             send(handler, 429, b"{}", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
@@ -123,10 +134,9 @@ class FaultyServer:
                 handler.wfile.flush()
                 handler.close_connection = True
                 return
-            prompt = json.dumps(body.get("messages") or body.get("prompt"))
             send(handler, 200, data)
             with self.lock:
-                self.answered[prompt, body["seed"]] += 1
+                self.answered[prompt_of(body), body["seed"]] += 1
 
     def is_held(self, fault: str) -> bool:
         """Whether this is one answer too many; returns when nobody is held any more."""
@@ -162,6 +172,10 @@ class FaultyServer:
         tokens = 4 * count
         usage = {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
         return {"id": "x", "object": "chat.completion", "choices": choices, "usage": usage}
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    return json.dumps(body.get("messages") or body.get("prompt"))
 
 
 def send(handler: Any, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import random
 import signal
 import socket
+import struct
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -15,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from bestofk.api.sampling_run import SampleFile
 from bestofk.cli.sample_command import summary
 from bestofk.sampling.endpoint import (
     Cap,
@@ -27,8 +32,8 @@ from bestofk.sampling.endpoint import (
 )
 from bestofk.sampling.openai_wire import sample_seed
 from bestofk.sampling.sampler import Sampling
-from bestofk.types import Prompt
-from evaluation.faulty_server import FaultyServer
+from bestofk.types import Prompt, Verdict
+from evaluation.faulty_server import FaultyServer, send
 from sandbox_watch import eventually
 
 MANY = Cap(10_000, 10_000_000)
@@ -269,6 +274,279 @@ def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
         Endpoint(**{"base_url": "http://x/v1", "model": "m", **wrong})
 
 
+# Answers that are not what the API promises
+
+GOOD: dict[str, Any] = {
+    "choices": [
+        {
+            "message": {"role": "assistant", "content": "7"},
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"logprob": -0.5}]},
+        }
+    ],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+}
+
+
+def changed(path: str, value: Any) -> Callable[[Any, dict[str, Any]], None]:
+    """A good answer with another value at one place."""
+    answer = json.loads(json.dumps(GOOD))
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    place = answer
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    return lambda handler, body: send(handler, 200, json.dumps(answer).encode())
+
+
+def raw(content: bytes, status: int = 200, **headers: str) -> Callable[[Any, dict[str, Any]], None]:
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda handler, body: send(handler, status, content, fields)
+
+
+WRONG: list[Any] = [None, 7, True, "x", [], {}, [7], {"a": [1]}]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("choices", "choices.0", "choices.0.message", "choices.0.message.content"),
+        *("choices.0.message.reasoning", "choices.0.finish_reason", "choices.0.logprobs"),
+        *("choices.0.logprobs.content", "choices.0.logprobs.content.0"),
+        *("choices.0.logprobs.content.0.logprob", "usage", "usage.total_tokens"),
+        "usage.completion_tokens",
+    ],
+)
+def test_a_field_of_a_wrong_type_loses_no_sample_and_ends_no_run(path: str) -> None:
+    odd = [*WRONG, -1, 0.5, float("nan"), float("inf"), 10**400]
+    with FaultyServer([changed(path, value) for value in odd]) as server:
+        found = drawn(server, wanted(4, 4), concurrency=2, logprobs=True, retries=30)
+    assert keys(found) == [(f"p{i}", s) for i in range(4) for s in range(4)]
+    for sample in found:
+        json.dumps([sample.text, sample.finish_reason, sample.logprob_sum], allow_nan=False)
+        assert type(sample.text) is str
+        assert sample.n_tokens is None or sample.n_tokens >= 1
+    # what is not the text itself is not worth a second request
+    if not path.startswith("choices.0.message") and path not in ("choices", "choices.0"):
+        assert len(server.requests) == 16
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("half an emoji \ud83d", "half an emoji �"),
+        ("\udc00\ud800 swapped", "�� swapped"),
+        ("a whole one \U0001f600", "a whole one \U0001f600"),
+        ([{"type": "text", "text": "parts "}, {"type": "image"}, {"text": "of text"}],
+         "parts of text"),
+        ("", ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_texts_that_json_can_hold_and_a_file_cannot(content: Any, text: str) -> None:
+    with FaultyServer([changed("choices.0.message.content", content)]) as server:
+        (sample,) = drawn(server, wanted(1, 1))
+        assert sample.text == text
+        sample.text.encode()
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"choices": [{"message": {"content": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_003,
+        b'{"choices": [{"text": ' + b"[" * 400 + b"]" * 400 + b"}]}",
+        b'{"choices": [{"finish_reason": ' + b"[" * 900 + b"]" * 900 + b"}]}",
+        *(b"", b"7", b"null", b"[]", b'"text"', b"{}", b"\xff\xfe", b'{"choices": {"0": 1}}'),
+        b'{"choices": [{"text": "a", "seed": ' + b"9" * 5000 + b"}]}",
+        b'{"error": {"message": "overloaded"}}',
+    ],
+)
+def test_bodies_that_are_no_completion_are_repeated(body: bytes) -> None:
+    with FaultyServer([raw(body)]) as server:
+        found = drawn(server, wanted(2, 2), concurrency=1)
+        assert len(keys(found)) == 4
+        assert len(server.requests) == 5
+
+
+def test_one_choice_that_cannot_be_read_costs_no_other() -> None:
+    def three_of_four(handler: Any, body: dict[str, Any]) -> None:
+        contents = ["a", "b", 7, "d"]
+        choices = [{"message": {"content": content}} for content in contents]
+        send(handler, 200, json.dumps({"choices": choices}).encode())
+
+    with FaultyServer([three_of_four]) as server:
+        found = drawn(server, wanted(1, 4), per_request=4)
+        assert keys(found) == [("p0", s) for s in range(4)]
+        assert {s.sample: s.text for s in found if s.sample != 2} == {0: "a", 1: "b", 3: "d"}
+        assert [request.get("n", 1) for request in server.requests] == [4, 1]
+        assert server.requests[1]["seed"] == sample_seed(0, "p0", 2)
+
+
+# Bodies without an end, in drops, and of another length than stated
+
+
+def endless(handler: Any, body: dict[str, Any]) -> None:
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
+    handler.close_connection = True
+
+
+def drops(handler: Any, body: dict[str, Any], pause: float = 0.02) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000000")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(pause)
+    handler.close_connection = True
+
+
+def reset(handler: Any, body: dict[str, Any]) -> None:
+    """Half an answer, and a connection that is reset."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+    handler.wfile.flush()
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.close_connection = True
+    handler.connection.close()
+
+
+def of_length(stated: int) -> Callable[[Any, dict[str, Any]], None]:
+    def answer(handler: Any, body: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(stated))
+        handler.end_headers()
+        handler.wfile.write(json.dumps(GOOD).encode())
+        handler.close_connection = True
+
+    return answer
+
+
+BOMB = gzip.compress(b" " * 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "cause"),
+    [
+        (endless, "an answer that is not a completion", "more than 100,000 bytes; raise --max-ans"),
+        (raw(BOMB, Content_Encoding="gzip"), "an answer that is not a completion", "100,000 bytes"),
+        (raw(BOMB, Content_Encoding="zstd"), "an answer that is not a completion", "'zstd'"),
+        (raw(BOMB, Content_Encoding="gzip, gzip"), "an answer that is not a completion", "gzip, g"),
+        (drops, "no answer in time", "no answer in time"),
+        (reset, "a cut connection (ReadError)", "a cut connection"),
+        (of_length(10_000), "a cut connection (RemoteProtocolError)", "a cut connection"),
+        (of_length(30), "an answer that is not a completion", "not JSON"),
+    ],
+)
+def test_a_body_has_a_largest_size_and_a_longest_time(fault: Any, reason: str, cause: str) -> None:
+    said: list[str] = []
+    kept: list[EndpointSample] = []
+    with FaultyServer([fault]) as server:
+        endpoint = Endpoint(
+            base_url=server.url, model="m", concurrency=1, answer_bytes=100_000,
+            timeout=3 if fault is drops else 600,
+        )  # fmt: skip
+        usage = draw(endpoint, wanted(2, 2), PARAMETERS, kept.append, cap=MANY, warn=said.append)
+    assert len(keys(kept)) == 4
+    assert usage.reasons == {reason: 1}
+    assert cause in said[0]
+
+
+def test_the_largest_answer_grows_with_what_is_asked_for() -> None:
+    long = json.dumps(GOOD).encode() + b" " * 17_000_000
+    with FaultyServer([raw(long)]) as server:
+        endpoint = Endpoint(base_url=server.url, model="m")
+        short, many = (PARAMETERS.changed(max_new_tokens=n) for n in (32, 10_000))
+        assert draw(endpoint, wanted(1, 1), short, print, cap=MANY).retried == 1
+    with FaultyServer([raw(long)]) as server:
+        endpoint = Endpoint(base_url=server.url, model="m")
+        assert draw(endpoint, wanted(1, 1), many, print, cap=MANY).retried == 0
+
+
+@pytest.mark.parametrize("status", [429, 500])
+@pytest.mark.parametrize(
+    "after", ["0", "0.01", "soon", "-1", "nan", "1e-9999", "Wed, 21 Oct 0001 07:28:00 GMT", None]
+)
+def test_any_retry_after_is_survived(status: int, after: str | None) -> None:
+    headers = {} if after is None else {"Retry_After": after}
+    with FaultyServer([raw(b"\xff busy", status, **headers)]) as server:
+        assert len(keys(drawn(server, wanted(2, 2), concurrency=2))) == 4
+        assert len(server.requests) == 5
+
+
+# One prompt that cannot be answered, and an endpoint that answers none
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(raw(b'{"error": "maximum context length"}', status) for status in (400, 413, 422)),
+        *(changed("choices.0.message.content", 7), endless, drops, reset),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_one_prompt_that_cannot_be_answered_ends_no_run(fault: Any, concurrency: int) -> None:
+    kept: list[EndpointSample] = []
+    with FaultyServer(always={"question 0": fault}) as server:
+        timeout, retries = (3, 0) if fault is drops else (600, 1)
+        endpoint = Endpoint(
+            base_url=server.url, model="m", concurrency=concurrency, answer_bytes=100_000,
+            timeout=timeout, retries=retries,
+        )  # fmt: skip
+        with pytest.raises(EndpointError, match="2 samples of 1 problems could not be drawn"):
+            draw(endpoint, wanted(4, 2), PARAMETERS, kept.append, cap=MANY)
+    assert keys(kept) == [(f"p{i}", s) for i in range(1, 4) for s in range(2)]
+
+
+def test_an_endpoint_that_answers_no_prompt_is_left_soon() -> None:
+    with FaultyServer(always={"question": raw(b"{}")}) as server:
+        with pytest.raises(EndpointError, match="without choices"):
+            drawn(server, wanted(20, 1), concurrency=1, retries=1)
+        assert len(server.requests) == 6
+    with FaultyServer(always={"question": raw(b"", 307, Location="/v2/chat")}) as server:
+        with pytest.raises(EndpointError, match=r"307 /v2/chat.*state the URL"):
+            drawn(server, wanted(20, 1), concurrency=1)
+        assert len(server.requests) == 1
+
+
+def test_what_ends_the_keeping_ends_the_asking() -> None:
+    def keep(sample: EndpointSample) -> None:
+        raise OSError("no space left on device")
+
+    with FaultyServer() as server:
+        endpoint = Endpoint(base_url=server.url, model="m", concurrency=2)
+        with pytest.raises(OSError, match="no space left"):
+            draw(endpoint, wanted(40, 1), PARAMETERS, keep, cap=MANY)
+        assert len(server.requests) <= 3
+
+
+def test_what_is_printed_holds_no_key_and_no_escape_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    long = b"x" * 290 + b"sk-very-secret"
+    with FaultyServer([raw(b"\x1b[2J" + long, 500), raw(long)]) as server:
+        said: list[str] = []
+        endpoint = Endpoint(base_url=server.url, model="m", concurrency=1)
+        draw(endpoint, wanted(1, 1), PARAMETERS, print, cap=MANY, warn=said.append)
+    assert len(said) == 2
+    assert not any("sk-very" in text or "\x1b" in text for text in said)
+
+
+# The command
+
+
 @pytest.fixture
 def command(warm: Path) -> Callable[..., list[str]]:
     """A command line that draws 30 samples into a file."""
@@ -385,3 +663,49 @@ def test_another_runs_file_is_not_written_to_and_caps_end_with_status_one(
         second = subprocess.run(other, capture_output=True, text=True)
         assert second.returncode == 2
         assert "samples of another run" in second.stderr
+
+
+def test_bad_answers_end_no_command(tmp_path: Path, command: Callable[..., list[str]]) -> None:
+    out = tmp_path / "a.jsonl"
+    bad = [
+        changed("choices.0.message.content", 7),
+        raw(b"[" * 100_000),
+        changed("choices.0.message.content", "half \ud83d"),
+        endless,
+    ]
+    with FaultyServer(bad) as server:
+        done = subprocess.run(
+            command(server, out, "--max-answer-bytes", "100000"), capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == 30
+    assert sum(line["completion"] == "half �" for line in lines) == 1
+    assert "int where its text belongs" in done.stderr  # the first of its kind is told
+    assert "repeated: an answer that is not a completion 3×" in done.stderr
+
+
+def sample_file(out: Path, judge: Any) -> SampleFile:
+    prompts = {"p": Prompt("p", "half \ud83d", "t")}
+    return SampleFile(out, {"model": "m", "sampling": {}, "run_id": "r"}, prompts, judge)
+
+
+def test_a_sample_that_arrives_after_judging_broke_is_kept(tmp_path: Path) -> None:
+    def broken(prompts: Any, texts: Any) -> Any:
+        raise RuntimeError("the judge broke")
+
+    def right(prompts: Any, texts: Any) -> list[Verdict]:
+        return [Verdict(1.0, "correct") for _ in texts]
+
+    out = tmp_path / "a.jsonl"
+    file = sample_file(out, broken).__enter__()
+    file.take(problem_id="p", sample_id=0, completion="half \udc00")
+    file._thread.join()
+    with pytest.raises(RuntimeError, match="broke"):
+        file.take(problem_id="p", sample_id=1, completion="b")
+    with pytest.raises(RuntimeError, match="broke"):
+        file.__exit__(None, None, None)
+    with sample_file(out, right) as file:
+        assert file.missing(2) == {}
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert {line["sample_id"]: line["completion"] for line in lines} == {0: "half \udc00", 1: "b"}

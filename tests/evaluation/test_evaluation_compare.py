@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bestofk.evaluation import Samples, compare, curve, samples
+from bestofk.evaluation import Estimate, Samples, compare, curve, samples
 from bestofk.evaluation.comparison import crossings, find_crossing
 from bestofk.evaluation.rare_losses import least_gain, rare_loss_test
 from bestofk.evaluation.sign_flips import sign_flip_tests
-from bestofk.evaluation.verdict_words import effects, verdict
+from bestofk.evaluation.verdict_words import ASSUMED, effects, p_text, percent, verdict
 
 
 def pair(chance: np.ndarray, other: np.ndarray, n: int, seed: int) -> list[Samples]:
@@ -434,3 +434,85 @@ def test_effects_name_the_k_between_where_neither_end_is_significant() -> None:
     text = effects(found)
     assert f"at pass@1 (not significant), {found.difference[top]:+.3f} at pass@{top + 1}, " in text
     assert text.count("not significant") == 2
+
+
+def graded(size: float, gain: float) -> list[Samples]:
+    """Two runs with rewards from 0 to `size`; the second gains a share of it."""
+    rng = np.random.default_rng(3)
+    base = rng.uniform(0.1, 0.8, (80, 1))
+    tables = [np.clip(base + shift + 0.1 * rng.normal(size=(80, 8)), 0, 1) for shift in (0, gain)]
+    for table in tables:
+        table[:2, :2] = 0.0, 1.0  # two problems reach both ends
+    return [samples(size * table, name=name) for table, name in zip(tables, "ab")]
+
+
+def test_verdicts_do_not_depend_on_the_scale_of_rewards() -> None:
+    one = compare(graded(1.0, 0.003), "max@k", bounds=(0.0, 1.0))[0]
+    assert "would have shown one of about 0.0" in one.verdict
+    for size in (1e-6, 100.0, 1e9):
+        other = compare(graded(size, 0.003), "max@k", bounds=(0.0, size))[0]
+        np.testing.assert_allclose(other.p_value, one.p_value, rtol=1e-3)
+        np.testing.assert_allclose(other.band.low, size * one.band.low, rtol=1e-3)
+        for count in ("wins", "losses", "ties"):
+            assert (getattr(other, count) == getattr(one, count)).all()
+        assert "too few" not in other.verdict
+        quoted = [float(run.verdict.split("about ")[1].rstrip(".")) for run in (one, other)]
+        assert quoted[1] == pytest.approx(size * quoted[0], rel=0.05)
+
+
+def test_only_a_change_of_the_whole_range_is_a_complete_change() -> None:
+    arrays = (np.array([1]), np.array([3.0]), np.array([0.3]))
+    for size, visible, end in (
+        (100.0, 40.0, "7 problems would have shown one of about 40.000."),
+        (100.0, 140.0, "7 problems are too few to show any but a complete change."),
+        (0.01, 0.02, "7 problems are too few to show any but a complete change."),
+    ):
+        text = verdict(("a", "b"), *arrays, np.array([visible]), 0.05, "7 problems", size=size)
+        assert text.endswith(end)
+
+
+def test_a_range_that_is_assumed_is_said_and_is_that_of_both_runs() -> None:
+    runs = graded(100.0, 0.05)
+    runs[1] = samples(runs[1].rewards.reshape(80, 8) + 40.0, name="b")
+    found = compare(runs, "max@k")[0]
+    note = next(note for note in found.notes if ASSUMED in note)
+    assert "rewards reach from 0 to 140" in note
+    assert "[0, 140]" in note
+    assert "--bounds" in note
+    assert "rewards reach from 0 to 140" in found.methods()
+    stated = compare(runs, "max@k", bounds=(0.0, 140.0))[0]
+    np.testing.assert_array_equal(found.p_value, stated.p_value)
+    assert not any(ASSUMED in note for note in stated.notes)
+    assert ASSUMED not in stated.methods()
+    assert ASSUMED in curve(runs[0], "max@k").methods()
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.9, 0.975])
+def test_a_p_value_is_never_printed_on_the_wrong_side_of_the_level(confidence: float) -> None:
+    level = 1 - confidence
+    for p in level * (1 + np.array([1e-6, 1e-4, 0.002, 0.04, 0.3])):
+        assert level < float(p_text(p, level=level, bare=True)) == pytest.approx(p, rel=0.05)
+    for p in level * (1 - np.array([1e-6, 1e-4, 0.002, 0.04, 0.3])):
+        assert float(p_text(p, level=level, bare=True)) <= level + 1e-12
+    assert percent(confidence) == {0.95: "95%", 0.9: "90%", 0.975: "97.5%"}[confidence]
+
+
+def test_ends_near_zero_and_narrow_intervals_keep_their_digits() -> None:
+    assert Estimate(0.035, 0.0004, 0.072).text("+") == "+0.0350 [0.0004, 0.0720]"
+    assert Estimate(-0.035, -0.072, -0.0002).text() == "-0.0350 [-0.0720, -0.0002]"
+    assert Estimate(2e-6, 1e-6, 3e-6).text() == "0.0000020 [0.0000010, 0.0000030]"
+    assert Estimate(0.035, 0.0, 0.072).text() == "0.035 [0.000, 0.072]"
+
+
+def test_words_made_from_counts_agree_with_them() -> None:
+    one = [samples([[0, 1, 1, 0]], problems=["p"], name=name) for name in "ab"]
+    other = samples([[1, 1, 1, 0]], problems=["p"], name="c")
+    assert compare(one)[0].verdict == "a and b are identical on each of their 1 problem."
+    assert "1 problem is too few for this test" in compare([one[0], other])[0].verdict
+    assert "A reward of 0 or more passes." in curve(one[0], threshold=0.0).methods()
+    assert "A reward of 0 or more passes." in compare([one[0], other], threshold=0.0)[0].methods()
+    ragged = samples([[1, 0], [1, 0], [float("nan"), float("nan")]], problems=["p", "q", "r"])
+    assert "1 problem has no scored sample: left out" in curve(ragged).notes
+    apart = samples([[1, 0], [1, 1]], problems=["p", "s"])
+    notes = compare([apart, ragged])[0].notes
+    assert "1 problem of samples not in samples: not compared" in notes

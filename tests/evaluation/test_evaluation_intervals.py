@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bestofk.evaluation import Metric, Samples, curve, samples
-from bestofk.evaluation.intervals import bounds_of_means, over_problems
+from bestofk.evaluation.intervals import allowance, bounds_of_means, over_problems
 
 
 @pytest.mark.parametrize(("hits", "problems"), [(0, 20), (1, 20), (7, 20), (20, 20), (90, 100)])
@@ -218,3 +218,47 @@ def test_fixed_set_width_is_the_spread_of_repeated_sampling() -> None:
         halves.append((found.fixed.high - found.fixed.low)[ks - 1] / 2 / 1.95996)
     spread = np.std(estimates, axis=0, ddof=1)
     assert np.mean(halves, axis=0) == pytest.approx(spread, rel=0.15)
+
+
+@pytest.mark.parametrize("share", [0.18, 0.27, 0.4])
+def test_intervals_hold_where_one_cluster_has_a_large_share_of_the_problems(share: float) -> None:
+    """100 clusters of 5 problems but for one; a cluster's problems are all alike."""
+    sizes = np.full(100, 5)
+    sizes[0] = round(5 * 99 * share / (1 - share))
+    clusters, held = np.repeat(np.arange(100), sizes), 0
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        values = rng.beta(0.3, 0.3, 100)[clusters][:, None]
+        ends = over_problems(
+            values, (0.0, 1.0), confidence=0.95, resamples=400, rng=rng, clusters=clusters
+        ).interval
+        held += bool(ends.low[0] <= 0.5 <= ends.high[0])
+    assert held / 200 >= 0.93
+
+
+def test_clusters_of_one_size_widen_nothing_and_a_lone_giant_leaves_nothing_to_tell() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.random((60, 3))
+    assert allowance(values - values.mean(axis=0), None, 0.95).tolist() == [1.0] * 3
+    equal = allowance(values - values.mean(axis=0), np.arange(60) % 12, 0.95)
+    np.testing.assert_allclose(equal, 1.0, rtol=1e-12)
+    giant = np.repeat([0, 1], [59, 1])
+    found = over_problems(
+        values, (0.0, 1.0), confidence=0.95, resamples=400, rng=rng, clusters=giant
+    )
+    assert found.interval.low.tolist() == [0.0] * 3
+    assert found.interval.high.tolist() == [1.0] * 3
+
+
+def test_intervals_of_large_rewards_keep_the_digits_of_their_range() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.random((50, 1))
+    plain, moved = (
+        over_problems(
+            values + shift, (shift, shift + 1.0), confidence=0.95, resamples=2000,
+            rng=np.random.default_rng(3),
+        ).interval
+        for shift in (0.0, 1e9)
+    )  # fmt: skip
+    assert moved.low[0] - 1e9 == pytest.approx(plain.low[0], abs=1e-5)
+    assert moved.high[0] - 1e9 == pytest.approx(plain.high[0], abs=1e-5)

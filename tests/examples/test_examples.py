@@ -11,7 +11,7 @@ import torch
 import bestofk
 from bestofk import models
 from bestofk.learning import Learner, Optimizer
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PUBLIC = {
@@ -75,7 +75,7 @@ def test_the_plain_loop_takes_the_learners_steps(capsys):
     shaped = [
         Group(
             Prompt("p", "", "t"),
-            tuple(Completion("", tuple(row.tolist())) for row in rows),
+            tuple(Trajectory(row.numpy()) for row in rows),
             tuple(ids.tolist()),
         )
         for ids, rows in groups

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import bestofk
 from bestofk.learning import Learner, LogProbs, Loss, Optimizer
-from bestofk.types import Group
-from policies import answers, group, table
+from bestofk.types import Group, Prompt, Trajectory
+from policies import answers, group, table, with_turns
 
 PROMPT, END, LONGEST = 2, 0, 3
 ANSWERS = list(answers(2, END, LONGEST))  # a, ba, bba, bbb
@@ -109,10 +109,59 @@ def test_expected_update_is_the_gradient_off_policy(objective: str, budget: int)
     assert abs(log_ratio).max() > 0.3
 
 
-def one_batch() -> tuple[list[Group], np.ndarray]:
+ANSWER_TO = np.array([[0.2, 0.8], [0.7, 0.3]])
+"""The chances with which an environment answers a token of the policy."""
+
+
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_expected_update_is_the_gradient_where_an_environment_answers_by_chance(
+    off_policy: bool,
+) -> None:
+    """Two turns: the policy draws a token, its environment one, the policy another."""
+    outcomes = list(itertools.product(range(2), repeat=3))
+    rewards = np.random.default_rng(5).random(len(outcomes))
+
+    def chances(logits: Tensor) -> Tensor:
+        steps = logits.log_softmax(-1).exp()
+        return torch.stack(
+            [steps[PROMPT, a] * float(ANSWER_TO[a, e]) * steps[e, b] for a, e, b in outcomes]
+        )
+
+    free = torch.tensor(LOGITS, requires_grad=True)
+    pairs = torch.tensor(np.maximum.outer(rewards, rewards))
+    chance = chances(free)
+    (wanted,) = torch.autograd.grad((chance[:, None] * chance * pairs).sum(), free)
+    draws = np.array(list(itertools.product(range(len(outcomes)), repeat=3)))
+    own = np.array([True, False, True])
+    groups = [
+        Group(
+            Prompt("p", "", "test"),
+            tuple(Trajectory(np.array(outcomes[i]), own) for i in draw),
+            (PROMPT,),
+        )
+        for draw in draws
+    ]
+    learner, log_ratio = learner_at(LOGITS), None
+    if off_policy:
+        log_ratio = learner.sequence_log_probs(groups) - learner_at(OLD).log_probs(groups).log_prob
+    drawn_by = torch.tensor(OLD if off_policy else LOGITS)
+    likely = chances(drawn_by).numpy()[draws].prod(-1)
+    made = bestofk.advantages(rewards[draws], "max@2", log_ratio=log_ratio)
+    found = gradient(learner, lambda: learner.step(groups, made * likely[:, None] * len(groups)))
+    np.testing.assert_allclose(-found, wanted.numpy(), atol=2e-6)
+
+
+def one_batch(turns: bool = False) -> tuple[list[Group], np.ndarray]:
     draws = np.random.default_rng(3).integers(0, len(ANSWERS), (4, 5))
     groups = [group([PROMPT], [ANSWERS[i] for i in draw], f"p{p}") for p, draw in enumerate(draws)]
-    return groups, np.random.default_rng(4).normal(size=draws.shape)
+    weights = np.random.default_rng(4).normal(size=draws.shape)
+    return with_turns(groups) if turns else groups, weights
+
+
+def drawn(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """Each token that the policy drew, after the one before it."""
+    pairs = itertools.pairwise((PROMPT, *trajectory.tokens.tolist()))
+    return [pair for pair, own in zip(pairs, trajectory.own, strict=True) if own]
 
 
 def by_hand(
@@ -122,10 +171,7 @@ def by_hand(
     free = torch.tensor(LOGITS, requires_grad=True)
     steps = free.log_softmax(-1)
     tokens = [
-        [
-            torch.stack([steps[a, b] for a, b in itertools.pairwise((PROMPT, *done.tokens))])
-            for done in one.completions
-        ]
+        [torch.stack([steps[a, b] for a, b in drawn(each)]) for each in one.trajectories]
         for one in groups
     ]
     total(tokens, steps).backward()
@@ -142,12 +188,12 @@ CLIPPED = [
 ]
 
 
-@pytest.mark.parametrize("budget", [10_000, 7])
+@pytest.mark.parametrize(("budget", "turns"), [(10_000, False), (7, False), (7, True)])
 @pytest.mark.parametrize("loss", CLIPPED, ids=lambda loss: f"{loss.name}-{loss.normaliser}")
-def test_clipped_loss_is_its_definition(loss: Loss, budget: int) -> None:
-    groups, weights = one_batch()
+def test_clipped_loss_is_its_definition(loss: Loss, budget: int, turns: bool) -> None:
+    groups, weights = one_batch(turns)
     old = learner_at(OLD).log_probs(groups)
-    mean_length = np.mean([len(row) for one in old.tokens for row in one])
+    mean_length = np.mean([each.own.sum() for one in groups for each in one.trajectories])
 
     def total(tokens: list[list[Tensor]], _: Tensor) -> Tensor:
         gain = torch.zeros((), dtype=torch.float64)
@@ -172,9 +218,12 @@ def test_clipped_loss_is_its_definition(loss: Loss, budget: int) -> None:
     assert 0.0 < stats[0]["clip_fraction"] < 1.0
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_kl_and_entropy_terms_are_their_definitions(estimator: Literal["k2", "k3"]) -> None:
-    groups, weights = one_batch()
+def test_kl_and_entropy_terms_are_their_definitions(
+    estimator: Literal["k2", "k3"], turns: bool
+) -> None:
+    groups, weights = one_batch(turns)
     loss = Loss(kl=0.3, kl_estimator=estimator, entropy_bonus=0.2)
     reference = learner_at(OLD).log_probs(groups)
 
@@ -186,7 +235,7 @@ def test_kl_and_entropy_terms_are_their_definitions(estimator: Literal["k2", "k3
             kl = gap**2 / 2 if estimator == "k2" else (-gap).exp() + gap - 1
             a_i = float(weights[p, i])
             value = value + (0.3 * kl.sum() - a_i * tokens[p][i].sum()) / weights.size
-            for a, _ in itertools.pairwise((PROMPT, *groups[p].completions[i].tokens)):
+            for a, _ in drawn(groups[p].trajectories[i]):
                 spreads.append(-(steps[a].exp() * steps[a]).sum())
         return value - 0.2 * torch.stack(spreads).mean()
 

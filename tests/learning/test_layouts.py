@@ -14,32 +14,34 @@ from bestofk.learning import Learner, Optimizer
 from bestofk.learning.layout import micro_batches
 from bestofk.models.load import Lora, with_adapters
 from bestofk.types import Group
-from policies import MODELS, fixed, group, llama, random_groups
+from policies import MODELS, fixed, group, llama, random_groups, with_turns
 
 
 def naive(
     model: torch.nn.Module, groups: Sequence[Group], temperature: float = 1.0
 ) -> list[Tensor]:
-    """Token log-probs of every row from a plain forward pass over prompt and completion."""
+    """Log-probs of every row's own tokens from a plain forward pass over all of its text."""
     rows = []
     for one in groups:
-        for done in one.completions:
+        for done in one.trajectories:
             ids = torch.tensor([[*one.prompt_tokens, *done.tokens]])
             steps = (model(input_ids=ids).logits[0].float() / temperature).log_softmax(-1)
             start = len(one.prompt_tokens) - 1
-            rows.append(steps[start:-1].gather(-1, ids[0, start + 1 :, None])[:, 0])
+            every = steps[start:-1].gather(-1, ids[0, start + 1 :, None])[:, 0]
+            rows.append(every[np.flatnonzero(done.own)])
     return rows
 
 
 LAYOUTS = [("auto", 10_000), ("auto", 40), ("padded", 10_000), ("padded", 40), ("single", 10_000)]
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("layout", "budget"), LAYOUTS)
 def test_every_layout_gives_the_log_probs_of_a_plain_forward_pass(
-    name: str, layout: str, budget: int
+    name: str, layout: str, budget: int, turns: bool
 ) -> None:
-    groups = random_groups(5, 4)
+    groups = with_turns(random_groups(5, 4)) if turns else random_groups(5, 4)
     model = fixed(MODELS[name])
     with torch.no_grad():
         wanted = naive(model, groups, temperature=0.7)
@@ -62,13 +64,13 @@ def gradients(learner: Learner, groups: Sequence[Group], weights: np.ndarray) ->
     return seen
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("checkpointing", "turns"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize(("layout", "budget"), LAYOUTS)
 def test_every_layout_gives_the_gradient_of_a_plain_forward_pass(
-    name: str, layout: str, budget: int, checkpointing: bool
+    name: str, layout: str, budget: int, checkpointing: bool, turns: bool
 ) -> None:
-    groups = random_groups(4, 3)
+    groups = with_turns(random_groups(4, 3)) if turns else random_groups(4, 3)
     weights = np.random.default_rng(1).normal(size=(4, 3))
     model = fixed(MODELS[name])
     parts = [a * row.sum() for a, row in zip(weights.flat, naive(model, groups), strict=True)]
@@ -147,7 +149,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget(layout: str, budget
     assert sorted(row for batch in cut for row in batch) == sorted(rows)
     for batch in cut:
         prompts = {p: len(groups[p].prompt_tokens) for p, _ in batch}
-        lengths = [len(groups[p].completions[i].tokens) for p, i in batch]
+        lengths = [len(groups[p].trajectories[i].tokens) for p, i in batch]
         if layout == "packed":
             size = sum(prompts.values()) + sum(lengths)
         else:

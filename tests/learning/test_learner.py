@@ -261,7 +261,7 @@ def bandit(objective: str, steps: int = 100) -> float:
         groups = sampler.sample(
             prompts, seed=step, params=Sampling(samples_per_prompt=8, max_new_tokens=1)
         )
-        arms = np.array([[done.tokens[0] for done in one.completions] for one in groups])
+        arms = np.array([[done.tokens[0] for done in one.trajectories] for one in groups])
         rewards = np.where(arms == 0, 0.5, rng.random(arms.shape) < 0.3)
         learner.step(groups, bestofk.advantages(rewards, objective))
     return float(model.table[2].detach().softmax(-1)[1])

@@ -93,7 +93,8 @@ def test_the_policy_is_whole_inside_and_takes_no_memory_outside(
             prompts, seed=step, params=Sampling(samples_per_prompt=3, max_new_tokens=5)
         )
         for one, other in zip(got, direct, strict=True):
-            assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+            for a, b in zip(one.trajectories, other.trajectories, strict=True):
+                assert a.tokens.tolist() == b.tokens.tolist()
         weights = np.random.default_rng(step).normal(size=(5, 4))
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / str(step))
         for (name, mine), (_, theirs) in zip(

@@ -72,7 +72,7 @@ def test_a_shipped_policy_is_as_good_as_its_card_says(name: str) -> None:
     judge = verifier(card["task"])
     rewards = np.array(
         [
-            [v.reward for v in judge([g.prompt] * 16, [d.text for d in g.completions])]
+            [v.reward for v in judge([g.prompt] * 16, [d.text for d in g.trajectories])]
             for g in groups
         ]
     )
@@ -155,8 +155,8 @@ def test_four_bits_learn_sample_and_are_saved_as_numbers(tmp_path: Path) -> None
     engine = GroupSampler(policy.model, policy.tokenizer)
     found = engine.sample(prompts, seed=0, params=params)
     assert engine.reason is None
-    assert [c.tokens for g in found for c in g.completions] == [
-        c.tokens for g in groups for c in g.completions
+    assert [c.tokens.tolist() for g in found for c in g.trajectories] == [
+        c.tokens.tolist() for g in groups for c in g.trajectories
     ]
     weights = np.random.default_rng(0).normal(size=(3, 4))
     for model in (policy.model, plain):

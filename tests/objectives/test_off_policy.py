@@ -148,11 +148,12 @@ def test_sample_weights_need_the_exact_form_and_positive_numbers():
         advantages(rewards, "max@2", off_policy="own-ratio", sample_weights=np.ones(4))
     with pytest.raises(ValueError, match="grpo has no exact off-policy form"):
         advantages(rewards, "grpo", sample_weights=np.ones(4))
-    weights = np.array([1.0, 0.5, 0.25, 9.0])  # of the live ones alone
-    found = advantages(rewards, "max@2", sample_weights=weights, live=live)
-    alone = advantages(rewards[:, :3], "max@2", sample_weights=weights[:3])
-    np.testing.assert_allclose(found[:, :3], alone)
-    assert found[0, 3] == 0
+    for dead in (9.0, 0.0, np.nan, np.inf):  # the weights of live samples alone count
+        weights = np.array([1.0, 0.5, 0.25, dead])
+        found = advantages(rewards, "max@2", sample_weights=weights, live=live)
+        alone = advantages(rewards[:, :3], "max@2", sample_weights=weights[:3])
+        np.testing.assert_allclose(found[:, :3], alone)
+        assert found[0, 3] == 0
 
 
 def test_the_forms_rank_as_they_should():

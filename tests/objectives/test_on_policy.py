@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import comb
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bestofk import advantages, objective
-from bestofk.objectives import ObjectiveWarning, max_at_k
+from bestofk.objectives import ObjectiveWarning, max_at_k, signal
 from oracles import Tabular, policies, q_value, subset_mean
 
 BELOW = [(n, k) for n in range(2, 8) for k in range(1, n)]
@@ -212,15 +213,12 @@ def test_a_tied_best_has_no_lead():
 def test_groups_that_agree_get_exact_zeros(value):
     rewards = np.full(12, value)
     for name in ("max@5", "max@5:loo-1", "max@5:zscore", "passk-training@5", "grpo", "mean",
-                 "tailrl", "dr-grpo", "median@5", "rs-grpo", "bon-max-mean",
-                 "bon-max-second"):  # fmt: skip
+                 "tailrl", "dr-grpo", "median@5", "min@5", "top2@5", "bottom2@5", "rs-grpo",
+                 "bon-max-mean", "bon-max-second"):  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ObjectiveWarning)
             got = advantages(rewards, name)
-        if name in ("median@5", "rs-grpo"):
-            np.testing.assert_allclose(got, 0.0, atol=1e-15)
-        else:
-            assert not got.any(), name
+        assert not got.any(), name
 
 
 @pytest.mark.parametrize("name", ["max@4", "pass@4", "passk-training@4", "max@4:loo-1"])
@@ -330,3 +328,47 @@ def test_max_at_k_canonical_is_what_the_estimate_owes_to_each_sample():
         rest = np.stack([max_at_k(np.delete(rewards, i, axis=-1), k) for i in range(9)], axis=-1)
         expected = 9 * (max_at_k(rewards, k)[:, None] - rest)
         np.testing.assert_allclose(advantages(rewards, f"max@{k}"), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["min@8", "top2@8", "bottom3@8", "median@7", "lstat@8"])
+def test_groups_whose_subsets_all_have_one_l_statistic_get_exact_zeros(name):
+    options = {"coefficients": [0, 0, 0.3, 0, 0.1, 0.6, 0, 0]} if name == "lstat@8" else {}
+    chosen = objective(name, **options)
+    alphas = np.array(options.get("coefficients") or chosen.terms[0].coefficients)
+    first, last = np.flatnonzero(alphas)[[0, -1]]
+    rng, n = np.random.default_rng(0), 16
+    for size in 10.0 ** np.arange(-9, 10, 3):
+        rewards = np.sort(rng.normal(size=n)) * size
+        # the j-th of k is one of the ranks j … n - k + j: where those agree, no subset differs
+        rewards[first : n - chosen.k + last + 1] = rewards[first]
+        group = rng.permutation(rewards)
+        assert signal([group], chosen).silent == 1, (size, chosen(group))
+        assert len(set(rewards)) > 1
+
+
+def test_min_at_k_of_zero_one_rewards_is_silent_exactly_when_fewer_than_k_pass():
+    rewards = np.random.default_rng(1).integers(0, 2, (200, 16)) * 0.7
+    passes = (rewards > 0).sum(axis=1)
+    truth = int(((passes < 8) | (passes == 16)).sum())
+    assert signal(rewards, "min@8").silent == truth > 0
+
+
+def test_l_statistics_of_large_and_shifted_rewards_keep_their_digits():
+    rewards = np.random.default_rng(2).integers(0, 100, 12).astype(float)
+    for name in ("min@5", "median@5", "top2@5"):
+        plain = advantages(rewards, name)
+        np.testing.assert_array_equal(advantages(rewards + 2.0**40, name), plain)
+        np.testing.assert_allclose(advantages(rewards * 1e-12, name), plain * 1e-12, rtol=1e-12)
+
+
+def test_risk_sensitive_grpo_is_right_at_small_beta_and_at_large_rewards():
+    rewards = np.array([0.0, 1.0, 3.0, 3.0])
+    for beta in (1e-300, 1e-12, 1e-6):
+        found = advantages(rewards, "rs-grpo", beta=beta)
+        np.testing.assert_allclose(found, advantages(rewards, "dr-grpo"), rtol=1e-5, atol=1e-12)
+    with mpmath.workdps(60):
+        for beta in (0.01, 2.0):
+            tilted = [mpmath.exp(mpmath.mpf(beta) * int(r)) for r in rewards]
+            exact = [float((t / (sum(tilted) / 4) - 1) / mpmath.mpf(beta)) for t in tilted]
+            found = advantages(rewards + 1e9, "rs-grpo", beta=beta)
+            np.testing.assert_allclose(found, exact, rtol=1e-12)

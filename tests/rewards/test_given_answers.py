@@ -7,7 +7,7 @@ import pytest
 from bestofk.rewards import verifier
 from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.training.validation import evaluation_results, evaluation_samples
-from bestofk.types import Completion, Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 MATHS = Prompt("p", "", "t", {"expected": "5"})
 
@@ -44,7 +44,9 @@ def test_what_the_verifier_does_not_read_is_no_answer() -> None:
 
 
 def judged(prompt: Prompt, *texts: str) -> dict:
-    group = Group(prompt, tuple(Completion(text, (1, 2), (-0.1, -0.2)) for text in texts), (0,))
+    group = Group(
+        prompt, tuple(Trajectory([1, 2], log_probs=[-0.1, -0.2], text=text) for text in texts), (0,)
+    )
     judge = verifier("maths", workers=1)
     verdicts = judge([prompt] * len(texts), list(texts))
     return evaluation_results(evaluation_samples([group], [verdicts]), (1, 2), None, 0)

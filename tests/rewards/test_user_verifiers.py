@@ -27,7 +27,7 @@ from bestofk.rewards import (
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import RETRIES, BatchVerifier
 from bestofk.sandbox import SandboxError
-from bestofk.types import Completion, Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 PROMPT = Prompt("p", "say", "test", {}, reference="x")
 FINE = Verdict(1.0, "correct")
@@ -97,7 +97,7 @@ def test_a_plain_callable_that_miscounts_is_told(count: int) -> None:
     def judge(prompts: Any, texts: Any) -> list[Verdict]:
         return [FINE] * count
 
-    group = Group(PROMPT, (Completion("a"), Completion("b")))
+    group = Group(PROMPT, (Trajectory(text="a"), Trajectory(text="b")))
     with pytest.raises(RuntimeError, match=f"judge returned {count} verdicts for 2 completions"):
         judge_groups([group], judge)
     with pytest.raises(RuntimeError, match=f"judge returned {count} verdicts for 2"):

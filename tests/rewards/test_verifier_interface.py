@@ -23,7 +23,7 @@ from bestofk.rewards import (
 )
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import BatchVerifier
-from bestofk.types import Completion, Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 PROMPT = Prompt("p", "say", "test", {"expected": "7"}, reference="<answer>7</answer>")
 
@@ -107,7 +107,8 @@ def test_groups_are_scored_as_one_batch_in_order() -> None:
             return [Verdict(float(t) / 10, "partial") for t in texts]
 
     groups = [
-        Group(PROMPT, tuple(Completion(str(i)) for i in range(a, b))) for a, b in ((1, 4), (4, 6))
+        Group(PROMPT, tuple(Trajectory(text=str(i)) for i in range(a, b)))
+        for a, b in ((1, 4), (4, 6))
     ]
     rewards = [[v.reward for v in row] for row in judge_groups(groups, Counting())]
     assert rewards == [[0.1, 0.2, 0.3], [0.4, 0.5]]

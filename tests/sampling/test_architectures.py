@@ -86,7 +86,7 @@ def made(kind: str) -> PreTrainedModel:
 @torch.no_grad()
 def plain_log_probs(model: PreTrainedModel, group: Group) -> list[np.ndarray]:
     rows = []
-    for done in group.completions:
+    for done in group.trajectories:
         ids = torch.tensor([[*group.prompt_tokens, *done.tokens]])
         logits = model(input_ids=ids, use_cache=False).logits[0, -len(done.tokens) - 1 : -1]
         rows.append(logits.log_softmax(-1).gather(-1, ids[0, -len(done.tokens) :, None])[:, 0])
@@ -106,8 +106,8 @@ def test_sampler_and_learner_have_the_log_probs_of_a_plain_pass(kind: str, way: 
     scores = learner.log_probs(groups)
     for group, scored in zip(groups, scores.tokens, strict=True):
         plain = plain_log_probs(model, group)
-        for done, mine, row in zip(group.completions, scored, plain, strict=True):
-            np.testing.assert_allclose(done.logprobs, row, atol=1e-4)
+        for done, mine, row in zip(group.trajectories, scored, plain, strict=True):
+            np.testing.assert_allclose(done.log_probs, row, atol=1e-4)
             np.testing.assert_allclose(mine, row, atol=1e-4)
     stats = learner.step(groups, np.arange(9.0).reshape(3, 3) - 4)
     assert stats["sampler_gap_max"] < 1e-4

@@ -64,7 +64,7 @@ def test_completions_come_with_their_probability(params: Sampling) -> None:
         chance = np.prod([steps[a, b] for a, b in zip((prompt, *answer), answer, strict=False)])
         expected[answer] = chance * params.n
     assert sum(expected.values()) == pytest.approx(params.n)
-    seen = Counter(done.tokens for done in group.completions)
+    seen = Counter(tuple(done.tokens.tolist()) for done in group.trajectories)
     assert all(expected[answer] > 0 for answer in seen)
     common = [answer for answer in expected if expected[answer] >= 5]
     rest = params.n - sum(seen[a] for a in common), params.n - sum(expected[a] for a in common)
@@ -73,9 +73,9 @@ def test_completions_come_with_their_probability(params: Sampling) -> None:
         [*(expected[a] for a in common), rest[1] + 1e-9],
     )
     assert test.pvalue > 0.01
-    for done in group.completions:
+    for done in group.trajectories:
         wanted = [steps[a, b] for a, b in zip((prompt, *done.tokens), done.tokens, strict=False)]
-        np.testing.assert_allclose(np.exp(done.logprobs), wanted, rtol=1e-5)
+        np.testing.assert_allclose(np.exp(done.log_probs), wanted, rtol=1e-5)
 
 
 def by_hand(logits: np.ndarray, params: Sampling) -> np.ndarray:
@@ -111,17 +111,17 @@ def test_sampler_and_learner_agree_on_log_probs(make: Any, temperature: float) -
     model = fixed(make)
     params = Sampling(samples_per_prompt=6, max_new_tokens=20, temperature=temperature)
     groups = own(model).sample(LETTERS, seed=0, params=params)
-    lengths = {len(done.tokens) for one in groups for done in one.completions}
+    lengths = {len(done.tokens) for one in groups for done in one.trajectories}
     assert min(lengths) < 8
     assert max(lengths) > 12
     scores = Learner(model, temperature=temperature).log_probs(groups)
     for one, rows in zip(groups, scores.tokens, strict=True):
-        for done, row in zip(one.completions, rows, strict=True):
-            np.testing.assert_allclose(done.logprobs, row, atol=5e-5)
+        for done, row in zip(one.trajectories, rows, strict=True):
+            np.testing.assert_allclose(done.log_probs, row, atol=5e-5)
 
 
 def drawn(groups: list[Group]) -> list[list[tuple[int, ...]]]:
-    return [[done.tokens for done in one.completions] for one in groups]
+    return [[done.tokens.tolist() for done in one.trajectories] for one in groups]
 
 
 def test_a_draw_belongs_to_the_seed_the_prompt_and_how_often_it_came() -> None:
@@ -160,7 +160,7 @@ def test_a_prompt_is_prefilled_once_and_finished_rows_leave_the_batch() -> None:
     groups = sampler.sample(LETTERS, seed=0, params=params)
     assert seen[0] == (6, 8)
     assert seen[1] == (36, 1)
-    lengths = [len(done.tokens) for one in groups for done in one.completions]
+    lengths = [len(done.tokens) for one in groups for done in one.trajectories]
     for step, (batch, _) in enumerate(seen[1:], 1):
         alive = sum(length > step for length in lengths)
         assert alive <= batch <= alive / (1 - LEAVE) + 1
@@ -172,10 +172,10 @@ def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
         LETTERS, seed=0, params=Sampling(samples_per_prompt=6, max_new_tokens=10)
     )
     spelled, reasons = letters(60, end=1), set()
-    for done in (done for one in groups for done in one.completions):
+    for done in (done for one in groups for done in one.trajectories):
         reasons.add(done.finish_reason)
         assert not set(ENDS) & set(done.tokens[:-1])
-        assert len(done.logprobs) == len(done.tokens)
+        assert len(done.log_probs) == len(done.tokens)
         if done.finish_reason == "stop":
             assert done.tokens[-1] in ENDS
             assert done.text == spelled.decode(list(done.tokens[:-1]), skip_special_tokens=True)
@@ -194,8 +194,8 @@ def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
     )
     cut = 0
     for one, two in zip(free, stopped, strict=True):
-        for before, after in zip(one.completions, two.completions, strict=True):
-            assert before.tokens[: len(after.tokens)] == after.tokens
+        for before, after in zip(one.trajectories, two.trajectories, strict=True):
+            assert before.tokens[: len(after.tokens)].tolist() == after.tokens.tolist()
             assert "7" not in after.text
             if len(after.tokens) < len(before.tokens):
                 cut += 1
@@ -209,11 +209,11 @@ def test_temperature_0_takes_the_most_likely_token() -> None:
     params = Sampling(samples_per_prompt=2, max_new_tokens=6, temperature=0.0)
     (one,) = own(model).sample(LETTERS[:1], seed=0, params=params)
     ids = list(one.prompt_tokens)
-    for token in one.completions[1].tokens:
+    for token in one.trajectories[1].tokens:
         with torch.no_grad():
             assert token == int(model(torch.tensor([ids])).logits[0, -1].argmax())
         ids.append(token)
-    assert set(one.completions[0].logprobs) == {0.0}
+    assert set(one.trajectories[0].log_probs) == {0.0}
     for cut in (params, Sampling(top_k=2), Sampling(top_p=0.9)):
         assert cut.truncated
     assert not Sampling().truncated
@@ -240,9 +240,9 @@ def test_rows_take_turns_when_their_keys_and_values_do_not_fit() -> None:
     free = sampler.sample(LETTERS, seed=0, params=params)
     sampler.cache_gib = 384 * (8 + 8) * 4 / 2**30
     rows.clear()
-    assert [g.completions[0].tokens for g in sampler.sample(LETTERS, seed=0, params=params)] == [
-        g.completions[0].tokens for g in free
-    ]
+    assert [
+        g.trajectories[0].tokens.tolist() for g in sampler.sample(LETTERS, seed=0, params=params)
+    ] == [g.trajectories[0].tokens.tolist() for g in free]
     assert max(rows) == 4
 
 
@@ -290,6 +290,6 @@ def test_cuda_draws_what_the_cpu_draws() -> None:
     here = own(fixed(llama)).sample(LETTERS, seed=0, params=params)
     there = own(fixed(llama, device="cuda")).sample(LETTERS, seed=0, params=params)
     for one, two in zip(here, there, strict=True):
-        for a, b in zip(one.completions, two.completions, strict=True):
-            assert a.tokens == b.tokens
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
+        for a, b in zip(one.trajectories, two.trajectories, strict=True):
+            assert a.tokens.tolist() == b.tokens.tolist()
+            np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-3)

@@ -19,7 +19,7 @@ PROMPTS = [Prompt(str(i), "abcdefghij"[: 1 + (i * 3) % 9], "test") for i in rang
 
 
 def tokens(groups: list[Group]) -> list[tuple[int, ...]]:
-    return [done.tokens for group in groups for done in group.completions]
+    return [done.tokens.tolist() for group in groups for done in group.trajectories]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -79,11 +79,13 @@ def test_log_probs_are_those_of_the_truncated_distribution(
     engine: VLLMEngine, policy: Any, params: Sampling
 ) -> None:
     for group in engine.sample(PROMPTS[:2], seed=4, params=params):
-        for done in group.completions:
+        for done in group.trajectories:
             ids = torch.tensor([[*group.prompt_tokens, *done.tokens]])
             logits = policy(ids).logits[0, len(group.prompt_tokens) - 1 : -1]
-            wanted = distribution(logits, params).gather(-1, torch.tensor(done.tokens)[:, None])
-            np.testing.assert_allclose(done.logprobs, wanted[:, 0].numpy(), atol=CLOSE)
+            wanted = distribution(logits, params).gather(
+                -1, torch.tensor(done.tokens).long()[:, None]
+            )
+            np.testing.assert_allclose(done.log_probs, wanted[:, 0].numpy(), atol=CLOSE)
 
 
 @torch.no_grad()
@@ -91,7 +93,7 @@ def test_tokens_come_as_often_as_their_probability_says(engine: VLLMEngine, poli
     params = Sampling(samples_per_prompt=3000, max_new_tokens=1)
     (group,) = engine.sample(PROMPTS[4:], seed=5, params=params)
     chances = policy(torch.tensor([group.prompt_tokens])).logits[0, -1].double().softmax(-1).numpy()
-    seen = Counter(done.tokens[0] for done in group.completions)
+    seen = Counter(done.tokens[0] for done in group.trajectories)
     common = [token for token in range(len(chances)) if chances[token] * params.n >= 5]
     rest = params.n - sum(seen[t] for t in common), params.n * (1 - chances[common].sum())
     found = chisquare(
@@ -107,10 +109,10 @@ def test_groups_are_whole_and_completions_end_where_they_say(engine: VLLMEngine)
     small, ways = tiny.tokenizer(), Counter[str]()
     for group in groups:
         assert group.prompt_tokens == tuple(small(group.prompt.text)["input_ids"])
-        assert len(group.completions) == params.n
-        for done in group.completions:
-            assert 1 <= len(done.tokens) == len(done.logprobs) <= 8
-            assert all(value <= 0 for value in done.logprobs)
+        assert len(group.trajectories) == params.n
+        for done in group.trajectories:
+            assert 1 <= len(done.tokens) == len(done.log_probs) <= 8
+            assert all(value <= 0 for value in done.log_probs)
             shown = [token for token in done.tokens if token not in ENDS]
             whole = str(small.decode(shown, skip_special_tokens=True))
             ended = done.tokens[-1] in ENDS
@@ -151,7 +153,7 @@ def test_draws_belong_to_seed_and_prompt(engine: VLLMEngine) -> None:
 
 
 def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
-    return [[done.tokens for done in group.completions] for group in groups]
+    return [[done.tokens.tolist() for done in group.trajectories] for group in groups]
 
 
 def test_an_update_makes_it_the_new_model(engine: VLLMEngine, policy: Any) -> None:

@@ -48,23 +48,21 @@ def test_it_answers_like_any_sampler(server: VLLMServer) -> None:
     small = tiny.tokenizer()
     for group in groups:
         assert group.prompt_tokens == tuple(small(group.prompt.text)["input_ids"])
-        assert len(group.completions) == 5
-        for done in group.completions:
-            assert len(done.tokens) == len(done.logprobs)
+        assert len(group.trajectories) == 5
+        for done in group.trajectories:
+            assert len(done.tokens) == len(done.log_probs)
             assert not any(word in done.text for word in params.stop)
-    reasons = {done.finish_reason for group in groups for done in group.completions}
+    reasons = {done.finish_reason for group in groups for done in group.trajectories}
     assert reasons == {"stop", "length"}
     again = server.sample(PROMPTS, seed=3, params=params)
-    assert [[c.tokens for c in g.completions] for g in again] == [
-        [c.tokens for c in g.completions] for g in groups
-    ]
+    assert [list(g.trajectories) for g in again] == [list(g.trajectories) for g in groups]
     assert server.sample(PROMPTS, seed=4, params=params) != groups
     assert server.sample([], seed=0, params=params) == []
     (greedy,) = server.sample(
         PROMPTS[:1], seed=0, params=Sampling(samples_per_prompt=3, temperature=0.0)
     )
-    assert len(set(greedy.completions)) == 1
-    assert set(greedy.completions[0].logprobs) == {0.0}
+    assert len(set(greedy.trajectories)) == 1
+    assert set(greedy.trajectories[0].log_probs) == {0.0}
 
 
 def test_a_server_of_another_model_is_left_alone(server: VLLMServer) -> None:

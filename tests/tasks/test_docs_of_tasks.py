@@ -23,7 +23,7 @@ COMMANDS = re.findall(
 
 def test_every_task_has_an_example() -> None:
     shown = " ".join(command for _, command, _ in COMMANDS)
-    for name in ("countdown", "maze", "gsm8k", "mbpp", "gym"):
+    for name in ("countdown", "maze", "construct", "gsm8k", "mbpp", "gym"):
         assert f"show {name} " in shown
 
 

@@ -31,6 +31,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         "maze",
         {"style": "compact", "layout": "open", "sizes": [4], "test_sizes": [4], "ood_sizes": [5]},
     ),
+    ("construct", {}),
+    ("construct", {"kind": "cut", "style": "text"}),
+    ("construct", {"kind": ["sidon", "cover", "path"], "reward": "best"}),
+    ("construct", {"kind": "knapsack", "style": "compact", "sizes": [8, 12]}),
 ]
 
 
@@ -74,7 +78,7 @@ def test_a_seed_fixes_everything_and_another_changes_it(variant: Any) -> None:
 def test_another_process_with_another_hash_seed_makes_the_same_prompts() -> None:
     code = (
         "from bestofk.tasks import task\n"
-        "for name in ('countdown', 'maze'):\n"
+        "for name in ('countdown', 'maze', 'construct'):\n"
         "    made = task(name)\n"
         "    print([p.id for p in made.split('test')[:5]], made.split('train').at(3).id)"
     )
@@ -219,6 +223,10 @@ def test_shares_are_what_they_say() -> None:
         ("gym", {"config": [1]}, "config of task gym is of type"),
         ("dataset", {"train": 3}, "train of task dataset is of type"),
         ("countdown", {"operators": "+^"}, "operators are different ones"),
+        ("construct", {"kind": "sidn"}, "did you mean 'sidon'"),
+        ("construct", {"kind": []}, "kind names at least one of independent, sidon"),
+        ("construct", {"kind": "sidon", "sizes": [18]}, r"sizes of sidon lie in 3..17, got \[18\]"),
+        ("construct", {"kind": ["cut", "independent"]}, "take one of the two"),
         ("gym", {"dataset": "leg_countng"}, "did you mean 'leg_counting'"),
     ],
 )

@@ -80,9 +80,9 @@ class ServingPeer:
         (group,) = self.sampler.sample([prompt], seed=body["seed"], params=params)
         assert list(group.prompt_tokens) == body["prompt"]
         choices = [
-            {"index": i, "token_ids": c.tokens, "finish_reason": c.finish_reason,
-             "logprobs": {"token_logprobs": c.logprobs}}
-            for i, c in enumerate(group.completions)
+            {"index": i, "token_ids": c.tokens.tolist(), "finish_reason": c.finish_reason,
+             "logprobs": {"token_logprobs": c.log_probs.tolist()}}
+            for i, c in enumerate(group.trajectories)
         ]  # fmt: skip
         return {"choices": choices}
 

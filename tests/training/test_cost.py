@@ -31,7 +31,7 @@ from bestofk.learning import Learner
 from bestofk.models import Policy, describe, save, tiny
 from bestofk.training.footprint import footprint
 from bestofk.training.setup import load_policy
-from bestofk.types import Completion, Group, Prompt
+from bestofk.types import Trajectory, Group, Prompt
 
 torch.set_num_threads(1)
 recipe, folder = sys.argv[1:]
@@ -46,7 +46,7 @@ rng = np.random.default_rng(0)
 def ids(count):
     return tuple(rng.integers(2, 16_000, count).tolist())
 def answers():
-    return tuple(Completion("", ids(new)) for _ in range(n))
+    return tuple(Trajectory(ids(new)) for _ in range(n))
 groups = [Group(Prompt(str(p), "", "t"), answers(), ids(256)) for p in range(P)]
 learner = Learner(policy.model)
 for _ in range(2):

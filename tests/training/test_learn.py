@@ -53,7 +53,7 @@ def bandit():
         )
         verdicts = [
             tuple(
-                as_verdict((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]) for c in g.completions
+                as_verdict((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]) for c in g.trajectories
             )
             for g in groups
         ]
@@ -190,8 +190,8 @@ def misjudged(batch, by):
     """The batch of a sampler whose log-probs of completion (p, i) are off by so much."""
     groups = tuple(
         replace(group, completions=tuple(
-            replace(c, logprobs=tuple(value + by(p, i) for value in c.logprobs))
-            for i, c in enumerate(group.completions)))
+            replace(c, log_probs=c.log_probs + by(p, i))
+            for i, c in enumerate(group.trajectories)))
         for p, group in enumerate(batch.groups)
     )  # fmt: skip
     return replace(batch, groups=groups)

@@ -17,7 +17,7 @@ from bestofk.tasks import countdown
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.resume import QUEUE, unpacked
 from bestofk.training.train import train
-from bestofk.types import Completion, Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 OFF_POLICY = {"objective": "max@4", "off_policy": {"passes": 2, "mini_batches": 2}}
 AHEAD = {"objective": "max@4", "off_policy": {"ahead": 2}}
@@ -76,9 +76,9 @@ def test_a_queue_comes_back_as_it_was_on_any_number_of_processes():
     prompts = [
         Prompt(f"p{i}", ({"role": "user", "content": "?"},), "t", {"a": [1]}) for i in (0, 1)
     ]
+    drawn = Trajectory([1, 2], None, [-0.1, -1 / 3], "x", "length")
     groups = [
-        Group(p, (Completion("x", (1, 2), (-0.1, -1 / 3), "length"), Completion("")), (5,), 0.7)
-        for p in prompts
+        Group(p, (drawn, Trajectory([3, 4], [True, False], [-0.5, 0])), (5,), 0.7) for p in prompts
     ]
     rows = [(Verdict(0.1 + 0.2, "partial"), Verdict.unscored("broken")), (as_verdict(1),) * 2]
     whole = RolloutBatch(tuple(groups), tuple(rows), 9, 0, 4, {"sampler_gap_mean": 1e-7})
@@ -86,8 +86,22 @@ def test_a_queue_comes_back_as_it_was_on_any_number_of_processes():
     stored = [QUEUE.dump_json([part]).decode() for part in parts]
     (back,) = unpacked(stored, cast(Any, SimpleNamespace(rank=0, size=1)))
     assert repr(back) == repr(whole)  # NaN is not equal to itself
+    assert back.groups == whole.groups
     (second,) = unpacked(stored, cast(Any, SimpleNamespace(rank=1, size=2)))
     assert second.groups == whole.groups[1:]
+
+
+def test_a_queue_of_an_earlier_version_is_read():
+    stored = """[{"groups": [{"prompt": {"id": "p0", "text": "?", "task": "t", "spec": {"a": [1]},
+        "reference": null}, "completions": [{"text": "x", "tokens": [1, 2], "logprobs": [-0.1,
+        -1.5], "finish_reason": "length"}], "prompt_tokens": [5], "temperature": 0.7}], "verdicts":
+        [[{"reward": NaN, "status": "unscored", "passed": 0, "total": 1, "cpu_seconds": 0.0, "tier":
+        null, "detail": "broken", "parts": {}}]], "position": 9, "refilled": 0, "drawn_after": 4,
+        "gap": {"sampler_gap_mean": 1e-7}}]"""
+    (back,) = unpacked([stored], cast(Any, SimpleNamespace(rank=0, size=1)))
+    drawn = Trajectory([1, 2], [True, True], [-0.1, -1.5], "x", "length")
+    assert back.groups == (Group(Prompt("p0", "?", "t", {"a": [1]}), (drawn,), (5,), 0.7),)
+    assert (back.position, back.drawn_after, back.verdicts[0][0].detail) == (9, 4, "broken")
 
 
 @pytest.mark.parametrize("steps", [3, 6])

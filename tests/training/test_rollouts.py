@@ -6,18 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bestofk.objectives import objective
+from bestofk.objectives import has_signal, objective
 from bestofk.rewards.base import as_verdict
 from bestofk.training.batch import (
     JudgingAside,
     RolloutBatch,
     advantages_of,
     generators_for,
-    has_signal,
 )
 from bestofk.training.record import reward_statistics, sample_rows
 from bestofk.training.train import sample_and_judge
-from bestofk.types import Completion, Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 
 class Room:
@@ -52,14 +51,15 @@ def prompt_at(position):
 def sample(prompts, again):
     """Four completions that say what was asked; their number of hits depends on the prompt."""
     return [
-        Group(p, tuple(Completion(f"{p.id} {i} {again}") for i in range(4)), (1,)) for p in prompts
+        Group(p, tuple(Trajectory(text=f"{p.id} {i} {again}") for i in range(4)), (1,))
+        for p in prompts
     ]
 
 
 def judge(groups):
     """Position p has p mod 5 right answers of four: none at 0, all at 4."""
     return [
-        [as_verdict(i < group.prompt.spec["position"] % 5) for i in range(len(group.completions))]
+        [as_verdict(i < group.prompt.spec["position"] % 5) for i in range(len(group.trajectories))]
         for group in groups
     ]
 
@@ -108,7 +108,7 @@ def test_refilling_replaces_no_signal_groups_by_the_next_prompts_in_order():
     assert (once.position, once.refilled) == (16, 6)
     twice = everywhere(1, 10, 0, refill=2)[0]
     assert [g.prompt.id for g in twice.groups][:5] == ["p16", "p1", "p2", "p11", "p12"]
-    assert [g.completions[0].text for g in twice.groups][:2] == ["p16 0 2", "p1 0 0"]
+    assert [g.trajectories[0].text for g in twice.groups][:2] == ["p16 0 2", "p1 0 0"]
     stops = everywhere(1, 2, 1, refill=5)[0]
     assert (stops.position, stops.refilled) == (3, 0)
 
@@ -153,7 +153,10 @@ def batch_of(rewards):
         for row in rewards
     )
     groups = tuple(
-        Group(prompt_at(p), tuple(Completion(f"c{i}", (1, 2), (-0.5, -1.0)) for i in range(4)))
+        Group(
+            prompt_at(p),
+            tuple(Trajectory([1, 2], log_probs=[-0.5, -1.0], text=f"c{i}") for i in range(4)),
+        )
         for p in range(len(rewards))
     )
     return RolloutBatch(groups, verdicts)
@@ -186,16 +189,16 @@ def test_rows_of_samples_say_what_was_drawn_and_how_it_was_weighed():
     assert {row["step"] for row in rows} == {7}
     assert rows[4]["status"] == "unscored"
     assert rows[0]["logprob"] == -1.5
-    assert sample_rows(7, batch, tokens=True)[0]["token_ids"] == (1, 2)
+    assert sample_rows(7, batch, tokens=True)[0]["token_ids"] == [1, 2]
 
 
 # ------------------------------------------- judged aside: the same verdicts as all groups at once
 def named(name):
-    return Group(Prompt(name, "", "test"), (Completion(name), Completion("x")))
+    return Group(Prompt(name, "", "test"), (Trajectory(text=name), Trajectory(text="x")))
 
 
 def by_length(groups):
-    return [[as_verdict(len(c.text) > 1) for c in group.completions] for group in groups]
+    return [[as_verdict(len(c.text) > 1) for c in group.trajectories] for group in groups]
 
 
 def test_verdicts_come_in_the_order_they_are_asked_for():

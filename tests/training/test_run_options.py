@@ -17,11 +17,11 @@ from bestofk.tasks import task
 from bestofk.training.batch import rewards_for, with_penalties
 from bestofk.training.task_setup import make_prompts, with_pass_rates
 from bestofk.training.train import train
-from bestofk.types import Completion, Group, Prompt, Verdict
+from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 
 def group_of_lengths(*lengths):
-    completions = tuple(Completion("x", tokens=(1,) * length) for length in lengths)
+    completions = tuple(Trajectory([1] * length) for length in lengths)
     return Group(Prompt("p", "?", "t"), completions)
 
 

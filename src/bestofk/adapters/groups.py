@@ -112,7 +112,7 @@ def best_of_k_metrics(
         values = values_by_k(table, metric, chosen, sizes[-1], threshold=passing, seed=0)[:, at]
         interval = over_problems(
             values,
-            reward_bounds(table, metric, None)[0],
+            reward_bounds([table], metric, None)[0],
             confidence=0.95,
             resamples=draws_for(len(chosen)),
             rng=np.random.default_rng(0),

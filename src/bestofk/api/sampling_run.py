@@ -25,6 +25,8 @@ from bestofk.types import Prompt, Verdict, Verifier
 
 BATCH = 64
 """Samples judged at once, at most."""
+ESCAPED = "backslashreplace"
+"""How half a surrogate pair, which UTF-8 cannot hold, is written: as JSON writes it."""
 
 Judge = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
 
@@ -55,7 +57,7 @@ class SampleFile:
 
     def __enter__(self) -> SampleFile:
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self.journal.open("a", encoding="utf-8")
+        self._lock = self.journal.open("a", encoding="utf-8", errors=ESCAPED)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -75,7 +77,7 @@ class SampleFile:
                 self.journal.unlink()
             self._lock.close()
             raise
-        self._file = self.out.open("a", encoding="utf-8")
+        self._file = self.out.open("a", encoding="utf-8", errors=ESCAPED)
         self._thread = threading.Thread(target=self._score, daemon=True)
         self._thread.start()
         for paid in waiting:
@@ -107,10 +109,10 @@ class SampleFile:
         Raises:
             BaseException: whatever ended the judging of earlier ones.
         """
+        self._lock.write(json.dumps(sample, ensure_ascii=False) + "\n")
+        self._lock.flush()  # it is paid for: kept before anything is raised
         if self._error is not None:
             raise self._error
-        self._lock.write(json.dumps(sample, ensure_ascii=False) + "\n")
-        self._lock.flush()
         self.done.add((sample["problem_id"], sample["sample_id"]))
         self._queue.put(sample)
 
@@ -214,14 +216,14 @@ def draw_into(
         chosen = [file.prompts[p] for p in waiting[at : at + at_once]]
         for group in sampler.sample(chosen, seed=seed, params=params):
             for number in missing[group.prompt.id]:
-                completion = group.completions[number]
+                trajectory = group.trajectories[number]
                 file.take(
                     problem_id=group.prompt.id,
                     sample_id=number,
-                    completion=completion.text,
-                    finish_reason=completion.finish_reason,
-                    n_tokens=len(completion.tokens),
-                    logprob_sum=float(sum(completion.logprobs)),
+                    completion=trajectory.text,
+                    finish_reason=trajectory.finish_reason,
+                    n_tokens=trajectory.drawn,
+                    logprob_sum=trajectory.log_prob,
                     seed=seed,
                 )
             done += len(missing[group.prompt.id])

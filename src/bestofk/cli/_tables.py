@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bestofk.cli._terminal import say
 from bestofk.common import json_safe
-from bestofk.evaluation.curves import ASSUMED
-from bestofk.evaluation.verdict_words import p_text, powers_of_two
+from bestofk.evaluation.verdict_words import ASSUMED, decimals, p_text, percent, powers_of_two
 
 if TYPE_CHECKING:
     from bestofk.evaluation import (
@@ -70,7 +69,10 @@ def number(value: float) -> str:
 
 
 def ends(low: float, high: float) -> str:
-    return "-" if math.isnan(low) or math.isnan(high) else f"{low:.3f} to {high:.3f}"
+    if math.isnan(low) or math.isnan(high):
+        return "-"
+    places = decimals(low, high)
+    return f"{low:.{places}f} to {high:.{places}f}"
 
 
 def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
@@ -83,7 +85,7 @@ def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> N
         name = curve.metric.replace("k", str(k))
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
         rows.append((name, number(curve.estimate[at]), *shown))
-    sure = f"{curve.confidence:.0%}"
+    sure = percent(curve.confidence)
     if any(ASSUMED in note for note in curve.notes):
         sure += ", bounds assumed"
     head = ("", "estimate", f"{sure} over problems", "band, all k", "these problems only")
@@ -95,23 +97,25 @@ def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> N
 
 def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
+    sure, level = percent(comparison.confidence), 1 - comparison.confidence
     rows = []
     for k in wanted or powers_of_two(comparison.k):
-        at = comparison.place(k)
+        at, one = comparison.place(k), comparison.at(k)
+        places = one.decimals
         row = [
             comparison.metric.replace("k", str(k)),
-            f"{comparison.values_a[:, at].mean():.3f}",
-            f"{comparison.values_b[:, at].mean():.3f}",
-            f"{comparison.difference[at]:+.3f}",
-            f"{comparison.band.low[at]:+.3f} to {comparison.band.high[at]:+.3f}",
-            p_text(comparison.p_value[at], bare=True),
+            f"{comparison.values_a[:, at].mean():.{places}f}",
+            f"{comparison.values_b[:, at].mean():.{places}f}",
+            f"{one.value:+.{places}f}",
+            f"{one.low:+.{places}f} to {one.high:+.{places}f}",
+            p_text(comparison.p_value[at], level=level, bare=True),
         ]
         if wide:
             row.append(f"{comparison.wins[at]}/{comparison.losses[at]}/{comparison.ties[at]}")
         rows.append(row)
-    sure = f"{comparison.confidence:.0%}"
     n = f"n = {comparison.n_a[0]} and {comparison.n_b[0]}"
-    head = ["", cut(comparison.a), cut(comparison.b), "difference", sure, "p"]
+    assumed = ", bounds assumed" * any(ASSUMED in note for note in comparison.notes)
+    head = ["", cut(comparison.a), cut(comparison.b), "difference", sure + assumed, "p"]
     if wide:
         head.append("won/lost/tied")
     say(f"{comparison.title}, {n}")
@@ -119,7 +123,7 @@ def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: boo
     if len(comparison.k) > 1:
         say(
             f"  {sure} and p are corrected over all k and pairs: "
-            f"p ≤ {1 - comparison.confidence:.2g} where the interval excludes 0"
+            f"p ≤ {level:.4g} where the interval excludes 0"
         )
     if comparison.crossing is not None:
         low = "before 1" if comparison.crossing.low == 0 else f"{comparison.crossing.low:.1f}"
@@ -154,7 +158,7 @@ def print_for_papers(
 
 
 def print_extrapolation(extrapolation: Extrapolation) -> None:
-    sure = f"{extrapolation.confidence:.0%}"
+    sure = percent(extrapolation.confidence)
     say(
         f"{extrapolation.name}: pass@k beyond n = {extrapolation.n[0]}, "
         f"extrapolated from {extrapolation.problems} problems"
@@ -198,7 +202,7 @@ def print_diversity(diversity: Diversity) -> None:
         if m.problems
     ]
     if rows:
-        sure = f"{diversity.confidence:.0%} over problems"
+        sure = f"{percent(diversity.confidence)} over problems"
         say(f"{diversity.name}: diversity")
         table(("", "mean", sure, "problems"), rows)
     if diversity.no_answer > 0:
@@ -215,7 +219,7 @@ def print_plan(plan: Plan) -> None:
     )
     runs = "" if plan.goal == "width" else " (both runs)"
     scope = " alone (compare --at)" if plan.at else ""
-    say(f"For {what}{scope}, at {plan.confidence:.0%}")
+    say(f"For {what}{scope}, at {percent(plan.confidence)}")
     table(
         ("samples per problem", "problems", f"samples{runs}", plan.goal),
         [

@@ -84,9 +84,11 @@ class SampleOptions(VerbOptions):
     logprobs: bool = False
     """Ask the endpoint for log-probabilities."""
     timeout: float = 600.0
-    """Seconds without an answer before a request is repeated."""
+    """Seconds until the end of an answer, after which a request is repeated."""
     retries: int = 8
     """Times a failing request is repeated; repeats do not count against the cap."""
+    max_answer_bytes: int = 0
+    """Bytes of the largest answer; by default 16 MiB and 1 KiB for each token asked for."""
     extra_body: str = option("JSON", default="")
     """JSON object with further fields of every request, such as '{"reasoning_effort": "low"}'."""
     max_requests: int = 0
@@ -232,6 +234,7 @@ def _from_endpoint(
     endpoint = Endpoint(
         base_url=job.target,
         extra_body=job.extra_fields,
+        answer_bytes=job.max_answer_bytes,
         **{name: getattr(job, name) for name in same},
     )
 

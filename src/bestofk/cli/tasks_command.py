@@ -6,7 +6,6 @@ import inspect
 import json
 import textwrap
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any, ClassVar
 
 from bestofk.cli._files import json_pairs
@@ -78,6 +77,9 @@ def _short(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else str(value)
 
 
+JUDGED = "reward", "status", "passed", "total", "cpu_seconds", "tier", "detail", "parts"
+
+
 def show(arguments: TaskShowOptions) -> int:
     """Print prompts, reference answers and verdicts; 1 when a reference does not score 1.0."""
     from bestofk.rewards import verifier
@@ -96,6 +98,10 @@ def show(arguments: TaskShowOptions) -> int:
                 f"{arguments.task} has {len(split)} prompts in {split_name}; got "
                 f"--start {arguments.start} --n {arguments.n}"
             )
+        notes = []
+        if judge is not None:
+            judge.check_prompts(split[:64])
+            notes = judge.notes(split[:64])
         prompts = split[arguments.start : arguments.start + arguments.n]
         answers = [prompt.reference for prompt in prompts]
         verdicts = judge(prompts, answers) if judge is not None else []
@@ -105,13 +111,15 @@ def show(arguments: TaskShowOptions) -> int:
             "split": split_name,
             "size": len(split),
             "prompts": [{"id": p.id, "text": p.text, "reference": p.reference} for p in prompts],
-            "verdicts": [json_safe(asdict(verdict)) for verdict in verdicts],
+            "verdicts": [
+                json_safe({name: getattr(verdict, name) for name in JUDGED}) for verdict in verdicts
+            ],
         }
         print(json.dumps(table, indent=2, ensure_ascii=False))
         return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
     print(f"{chosen.name}: {chosen.summary}; licence: {chosen.licence}")
     print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts")
-    for line in chosen.findings():
+    for line in [*chosen.findings(), *notes]:
         print(line)
     print()
     for number, prompt in enumerate(prompts):

@@ -15,7 +15,7 @@ from typing import Any
 from bestofk.common import printable
 from bestofk.samples.sample_arrays import in_clusters
 
-from .verdict_words import one_or_range
+from .verdict_words import one_or_range, percent
 
 COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
 STYLE: dict[Any, Any] = {
@@ -86,7 +86,7 @@ def _finish(ax: Any, result: Any, n: str, intervals: str) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel("k")
     problems = in_clusters(len(result.problems), result.clusters)
-    small = f"{n}, k = 1…{last}, {problems}; {result.confidence:.0%} {intervals}"
+    small = f"{n}, k = 1…{last}, {problems}; {percent(result.confidence)} {intervals}"
     before = ax.figure.get_supxlabel().splitlines()  # of a curve that was drawn here already
     ax.figure.supxlabel("\n".join(dict.fromkeys([*before, small])), fontsize=6, color="#59606b")
 

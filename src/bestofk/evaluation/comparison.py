@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bestofk.common import counted
 from bestofk.samples import Samples
 from bestofk.samples.sample_arrays import in_clusters
 
@@ -81,14 +82,16 @@ def compare(
         values_by_k(run, metric, rows, k_max, threshold=threshold, seed=seed)[:, k - 1]
         for run, rows in zip(runs, kept)
     ]
-    size = max(float(np.diff(reward_bounds(run, metric, bounds)[0])[0]) for run in runs)
+    (lowest, highest), assumed = reward_bounds(runs, metric, bounds)
+    size = highest - lowest
     clusters = _clusters(runs, kept, common)
     couples = [
         (a, b) for a, b in itertools.combinations(range(len(runs)), 2) if a == 0 or pairs == "all"
     ]
     gaps = [tables[b] - tables[a] for a, b in couples]
     units, sizes = by_cluster(np.concatenate(gaps, axis=1), clusters)
-    largest = size if sizes is None else size * float(sizes.max())
+    # The loss that was not seen is a whole cluster, as large as the cluster of a random problem.
+    largest = size if sizes is None else size * float((sizes**2).mean())
     rng = np.random.default_rng(seed)
     tests = sign_flip_tests(units, confidence, resamples, rng, largest)
     solved = [_solved(run, rows, threshold, metric) for run, rows in zip(runs, kept)]
@@ -106,7 +109,7 @@ def compare(
             confidence,
             rng,
         )
-        notes_here = notes + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
+        notes_here = notes + assumed + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
         result.append(
             Comparison(
                 a=names[0],
@@ -178,7 +181,7 @@ def _findings(
         units: (C, K) what is drawn and flipped as one: the differences, or their sums by cluster.
         sizes: the largest that a mean difference, and that a unit, can be.
     """
-    mean = gap.mean(axis=0)
+    mean, tie = gap.mean(axis=0), SAME * sizes[0]
     level = 1.0 - confidence + 1e-12
     second = rare_loss_test(units, sizes[1], confidence)
     many = in_clusters(len(gap), len(units) if len(units) < len(gap) else None)
@@ -190,10 +193,10 @@ def _findings(
         "difference": mean,
         "band": both(mean, half, second.interval, sizes[0]),
         "p_value": p_value,
-        "wins": (gap > SAME).sum(axis=0),
-        "losses": (gap < -SAME).sum(axis=0),
-        "ties": (np.abs(gap) <= SAME).sum(axis=0),
-        "crossing": find_crossing(units, names, confidence, CROSSING_DRAWS, rng)
+        "wins": (gap > tie).sum(axis=0),
+        "losses": (gap < -tie).sum(axis=0),
+        "ties": (np.abs(gap) <= tie).sum(axis=0),
+        "crossing": find_crossing(units / sizes[0], names, confidence, CROSSING_DRAWS, rng)
         if contiguous
         else None,
         "verdict": verdict(
@@ -204,7 +207,8 @@ def _findings(
             np.maximum(half, second.least) + POWER * tests.error,
             level,
             many,
-            identical=bool((np.abs(gap) <= SAME).all()),
+            identical=bool((np.abs(gap) <= tie).all()),
+            size=sizes[0],
         ),
         "notes": _held_back(many, k, held_back, level),
     }
@@ -215,7 +219,7 @@ def _held_back(problems: str, k: np.ndarray, mask: np.ndarray, level: float) -> 
     if not mask.any():
         return ()
     return (
-        f"at {at_k(mask, k)} sign flips alone give p ≤ {level:.2g}, but {problems} with "
+        f"at {at_k(mask, k)} sign flips alone give p ≤ {level:.4g}, but {problems} with "
         "differences like these can miss rare large losses; allowing for them, p is larger",
     )
 
@@ -335,7 +339,7 @@ def _range(counts: np.ndarray) -> tuple[int, int]:
 
 def _pair_notes(a: Samples, b: Samples) -> tuple[str, ...]:
     notes = tuple(
-        f"{count} problems of {run.name} are not in {other.name} and are not compared"
+        f"{counted(count, 'problem')} of {run.name} not in {other.name}: not compared"
         for run, other in ((a, b), (b, a))
         if (count := len(_apart(run, other)))
     )
@@ -343,7 +347,7 @@ def _pair_notes(a: Samples, b: Samples) -> tuple[str, ...]:
     fewest = min(len(a.problems), len(b.problems))
     if shared < LEAST_OVERLAP * fewest:
         notes += (
-            f"only {shared} of {fewest} problems are in both runs: is this the same task, and "
-            "are the ids those of problems?",
+            f"only {shared} of {counted(fewest, 'problem')} in both runs: is this the same task, "
+            "and are the ids those of problems?",
         )
     return notes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
+from bestofk.common import counted
 from bestofk.samples import Samples
 
 from .difficulty import fit, sampling_variance
@@ -25,6 +27,7 @@ from .per_problem import (
     variance_of_best,
 )
 from .results import Curve, Interval, Metric
+from .verdict_words import ASSUMED, percent
 
 
 def curve(
@@ -61,7 +64,7 @@ def curve(
     resamples = draws_for(len(kept)) if resamples is None else resamples
     check_confidence(confidence, resamples)
     values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed)
-    ends, guessed = reward_bounds(samples, metric, bounds)
+    ends, guessed = reward_bounds([samples], metric, bounds)
     clusters = samples.cluster_of(kept)
     spread = over_problems(
         values,
@@ -103,15 +106,16 @@ def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
     notes: tuple[str, ...] = ()
     few = int(informative.min())
     if few < LEAST_INFORMATIVE:
-        differ = {0: "no problem differs", 1: "only 1 problem differs"}
+        differ = (
+            "only " + counted(few, "problem", "differs", "differ") if few else "no problem differs"
+        )
         notes += (
-            f"at some k {differ.get(few, f'only {few} problems differ')} from the floor or from "
-            "the ceiling, so the intervals there are wide",
+            f"at some k {differ} from the floor or from the ceiling, so the intervals there are "
+            "wide",
         )
     if samples.unscored:
-        one, lost = "1 sample could not be scored and is", samples.unscored
-        many = f"{lost} samples could not be scored and are"
-        notes += (f"{one if lost == 1 else many} not counted in n",)
+        verbs = (f"could not be scored and {verb} not counted in n" for verb in ("is", "are"))
+        notes += (counted(samples.unscored, "sample", *verbs),)
     return notes
 
 
@@ -121,7 +125,7 @@ def check_confidence(confidence: float, resamples: int) -> None:
     least = int(np.ceil(20 / (1.0 - confidence)))
     if resamples < least:
         raise ValueError(
-            f"{confidence:.0%} intervals need at least {least} resamples, got {resamples}"
+            f"{percent(confidence)} intervals need at least {least} resamples, got {resamples}"
         )
 
 
@@ -139,7 +143,8 @@ def select(
         raise ValueError(f"{samples.name}: no sample is scored; nothing can be estimated")
     notes: tuple[str, ...] = ()
     if kept.size < live.size:
-        notes += (f"{live.size - kept.size} problems have no scored sample and are left out",)
+        lost = counted(live.size - kept.size, "problem", "has", "have")
+        notes += (f"{lost} no scored sample: left out",)
     if metric == "mean":
         return kept, 1, notes
     if k_max is None:
@@ -151,7 +156,8 @@ def select(
         worst = int(kept[few][live[kept[few]].argmin()])
         message = (
             f"{samples.name}: {metric.replace('k', str(k_max))} needs at least {k_max} scored "
-            f"samples per problem; {int(few.sum())} of {kept.size} problems have fewer "
+            f"samples per problem; {int(few.sum())} of {counted(kept.size, 'problem')} "
+            f"{'has' if few.sum() == 1 else 'have'} fewer "
             f"(problem {samples.problems[worst]!r} has {int(live[worst])})"
         )
         if small == "error" or few.all():
@@ -160,7 +166,8 @@ def select(
                 "or leave them out with --small drop"
             )
         kept = kept[~few]
-        notes += (f"{int(few.sum())} problems have fewer than {k_max} scored samples: left out",)
+        lost = counted(int(few.sum()), "problem", "has", "have")
+        notes += (f"{lost} fewer than {k_max} scored samples: left out",)
     return kept, int(k_max), notes
 
 
@@ -180,38 +187,41 @@ BEYOND = 4.0
 
 With lognormal rewards (σ = 1) of 8 problems, intervals of max@16 hold in 93% with 4, in 85% with 0.
 """
-ASSUMED = "their bounds are not known"
-"""In the note where bounds had to be guessed."""
 
 
 def reward_bounds(
-    samples: Samples, metric: Metric, bounds: tuple[float, float] | None
+    runs: Sequence[Samples], metric: Metric, bounds: tuple[float, float] | None
 ) -> tuple[tuple[float, float], tuple[str, ...]]:
-    """The range that the bounded bootstrap assumes, and a note where it had to be guessed."""
+    """The range that the rewards of all runs are assumed to lie in, and a note where it had to be
+    guessed."""
     if metric in ("pass@k", "maj@k", "pass^k"):
         return (0.0, 1.0), ()
-    rewards = samples.rewards[~np.isnan(samples.rewards)]
-    low, high = float(rewards.min()), float(rewards.max())
+    ends = [(float(np.nanmin(run.rewards)), float(np.nanmax(run.rewards))) for run in runs]
+    low, high = min(one for one, _ in ends), max(other for _, other in ends)
     if bounds is not None:
         if not bounds[0] < bounds[1]:
             raise ValueError(f"bounds are a lower and a greater upper end, got {bounds}")
-        if low < bounds[0] or high > bounds[1]:
-            raise ValueError(
-                f"{samples.name}: rewards reach from {low:g} to {high:g}, outside the stated "
-                f"bounds {bounds[0]:g} to {bounds[1]:g}"
-            )
+        for run, (lowest, highest) in zip(runs, ends):
+            if lowest < bounds[0] or highest > bounds[1]:
+                raise ValueError(
+                    f"{run.name}: rewards reach from {lowest:g} to {highest:g}, outside the stated "
+                    f"bounds {bounds[0]:g} to {bounds[1]:g}"
+                )
         return (float(bounds[0]), float(bounds[1])), ()
     if low >= 0.0 and high <= 1.0:
         return (0.0, 1.0), ()
     if low == high:
         low, high = min(low, 0.0), max(high, 1.0)
-    ends = low, high
-    if len(np.unique(rewards)) > len(rewards) / 2:  # else a scale of few values, such as -1 and 1
-        below, above = (_lead(sign * samples.rewards, samples) for sign in (-1.0, 1.0))
-        ends = low - BEYOND * below, high + BEYOND * above
-    return ends, (
+    below = above = 0.0
+    for run in runs:
+        scored = run.rewards[~np.isnan(run.rewards)]
+        if len(np.unique(scored)) > len(scored) / 2:  # else a scale of few values: -1 and 1
+            below = max(below, _lead(-run.rewards, run))
+            above = max(above, _lead(run.rewards, run))
+    reach = low - BEYOND * below, high + BEYOND * above
+    return reach, (
         f"rewards reach from {low:g} to {high:g} and {ASSUMED}: the intervals hold if none can lie "
-        f"outside [{ends[0]:g}, {ends[1]:g}]; state --bounds",
+        f"outside [{reach[0]:g}, {reach[1]:g}]; state --bounds",
     )
 
 

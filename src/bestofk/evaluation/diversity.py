@@ -6,10 +6,11 @@ import zlib
 
 import numpy as np
 
+from bestofk.common import counted
 from bestofk.objectives.binomials import subset_share
 from bestofk.samples import Samples
 
-from .intervals import bounds_of_means, by_cluster, t_quantile, tail_rank
+from .intervals import allowance, bounds_of_means, by_cluster, t_quantile, tail_rank
 from .per_problem import passing
 from .results import Diversity, Measure
 
@@ -51,7 +52,8 @@ def diversity(
         tables, conflicts = _by_answer(samples, filled, m, passing(samples, threshold))
         silent = float((samples.answers < 0).mean())
         if conflicts:
-            notes += (f"{conflicts} answers are judged both right and wrong in one problem",)
+            verbs = (f"{verb} judged both right and wrong in one problem" for verb in ("is", "are"))
+            notes += (counted(conflicts, "answer", *verbs),)
     ratios = np.full(len(samples.problems), np.nan)
     for problem, texts in samples.texts.items():
         ratios[problem] = _compression(texts) if len(texts) > 1 else np.nan
@@ -160,5 +162,6 @@ def _mean(
         return Measure(mean, float("nan"), float("nan"), count)
     error = np.sqrt((units**2).sum() / (len(units) - 1) / len(units))
     half = t_quantile(0.5 + confidence / 2, len(units) - 1) * float(error)
+    half *= float(allowance((known - mean)[:, None], within, confidence)[0])
     least, most = bounds or (0.0, np.inf)  # nothing here can be negative
     return Measure(mean, max(mean - half, least), min(mean + half, most), count)

@@ -199,8 +199,8 @@ def _doubts(
                 f"{predicted[worst]:.3f}; all samples show {observed[worst]:.3f}"
             )
     else:
-        reasons.append(f"{least} samples per problem are too few to check the model (8 or more)")
+        reasons.append(f"n = {least} is too few to check the model (8 or more)")
     mixed = int(((passes > 0) & (passes < samples)).sum())
     if mixed < LEAST_INFORMATIVE:
-        reasons.append(f"only {mixed} problems are sometimes but not always solved: too few to fit")
+        reasons.append(f"problems solved sometimes but not always: {mixed}, too few to fit")
     return tuple(reasons)

@@ -17,7 +17,16 @@ and m_c its number of problems, both in units of the mean number, upper(w) becom
 
     ( Σ S_c w_c + hi · w_{C+1} ) / ( Σ m_c w_c + w_{C+1} ),
 
-which is the bounded bootstrap over cluster means where all clusters are equally large.
+which is the bounded bootstrap over cluster means where all clusters are equally large. Where one
+cluster has a large share h_c of the problems it pulls the mean to itself, so its deviation looks
+smaller than it is, and there are fewer clusters than it seems. Every distance from the estimate is
+therefore multiplied by
+
+    √( Σ (d_c / (1 − h_c))² / Σ d_c² ) · (C − 1)/C  ·  t_{C' − 1} / t_{C − 1},
+
+with d_c the deviation of a cluster's sum, C' = 1 / Σ h_c² the effective number of clusters and t
+Student's quantile: the leave-one-out variance (CR3) and its degrees of freedom, over those of equal
+clusters, for which the factor is 1.
 """
 
 from __future__ import annotations
@@ -78,6 +87,7 @@ def over_problems(
     at = log_grid(size, RESAMPLED_POINTS)
     low, high = bounds_of_means(values[:, at], bounds, resamples, rng, clusters)
     tail = (1.0 - confidence) / 2.0
+    wider = allowance(values - values.mean(axis=0), clusters, confidence)
     grid = log_grid(len(at), CALIBRATION_POINTS)
     single = tail_rank(tail, resamples)
     joint, joint_low = (joint_rank(draws[:, grid], tail) for draws in (high, -low))
@@ -87,7 +97,7 @@ def over_problems(
 
     def every(ends: np.ndarray) -> np.ndarray:
         """Ends at the resampled k → at every k, as distances from the estimate."""
-        return np.clip(mean + between(ends - mean[at], at, size), *bounds)
+        return np.clip(mean + wider * between(ends - mean[at], at, size), *bounds)
 
     return OverProblems(
         interval=Interval(every(low[resamples - 1 - single]), every(high[single])),
@@ -115,6 +125,25 @@ def by_cluster(
     return sums / unit, sizes / unit
 
 
+def allowance(deviations: np.ndarray, clusters: np.ndarray | None, confidence: float) -> np.ndarray:
+    """How much wider intervals are because clusters differ in size: (K,); 1 without clusters.
+
+    Args:
+        deviations: (P, K) of each problem from the mean.
+    """
+    units, sizes = by_cluster(deviations, clusters)
+    if sizes is None:
+        return np.ones(deviations.shape[1])
+    share, count = sizes / len(sizes), len(sizes)
+    squares = (units**2).sum(axis=0)
+    without = ((units / (1.0 - share[:, None])) ** 2).sum(axis=0) * ((count - 1) / count) ** 2
+    ratio = np.divide(without, squares, out=np.ones_like(squares), where=squares > 0)
+    effective = 1.0 / float((share**2).sum())
+    tail = 0.5 + confidence / 2
+    times = t_quantile(tail, effective - 1.0) / t_quantile(tail, count - 1)
+    return np.maximum(np.sqrt(ratio) * times, 1.0)
+
+
 def bounds_of_means(
     values: np.ndarray,
     bounds: tuple[float, float],
@@ -129,7 +158,9 @@ def bounds_of_means(
     """
     values, sizes = by_cluster(values, clusters)
     problems = values.shape[0]
-    single = values.astype(np.float32)  # seven digits are plenty for a resampled mean, and fast
+    # Seven digits of the distance from the lower bound are plenty for a resampled mean, and fast.
+    floor, width = bounds[0], bounds[1] - bounds[0]
+    single = (values - floor * (1.0 if sizes is None else sizes[:, None])).astype(np.float32)
     low = np.empty((resamples, values.shape[1]), dtype=np.float32)
     high = np.empty_like(low)
     step = max(1, CELLS // (problems + 1))
@@ -140,9 +171,9 @@ def bounds_of_means(
         if sizes is not None:
             weights /= weights[:, :-1] @ sizes.astype(np.float32)[:, None] + weights[:, -1:]
         inside = weights[:, :-1] @ single
-        low[start:stop] = inside + bounds[0] * weights[:, -1:]
-        high[start:stop] = inside + bounds[1] * weights[:, -1:]
-    return low, high
+        low[start:stop] = inside
+        high[start:stop] = inside + width * weights[:, -1:]
+    return (low, high) if floor == 0 else (low + np.float64(floor), high + np.float64(floor))
 
 
 def tail_rank(tail: float, resamples: int) -> int:
@@ -165,7 +196,7 @@ def joint_rank(draws: np.ndarray, tail: float) -> int:
 
 def informative(values: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
     """(K,) the fewer of: problems above the floor, problems below the ceiling."""
-    slack = 1e-9 * max(1.0, bounds[1] - bounds[0])
+    slack = 1e-9 * (bounds[1] - bounds[0])
     above = (values > bounds[0] + slack).sum(axis=0)
     below = (values < bounds[1] - slack).sum(axis=0)
     return np.minimum(above, below)
@@ -189,7 +220,7 @@ def between(values: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
     return np.interp(np.log(np.arange(1, size + 1)), np.log(at + 1), values)
 
 
-def t_quantile(probability: float, freedom: int) -> float:
+def t_quantile(probability: float, freedom: float) -> float:
     """The quantile of Student's t.
 
     >>> round(t_quantile(0.975, 29), 6)

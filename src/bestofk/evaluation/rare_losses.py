@@ -54,7 +54,7 @@ def rare_loss_test(gaps: np.ndarray, size: float, confidence: float) -> Guard:
         return Guard(np.ones(columns), Interval(-ends, ends), np.full(columns, np.inf))
     mean, centred = gaps.mean(axis=0), gaps - gaps.mean(axis=0)
     spread = np.sqrt((centred**2).mean(axis=0))
-    skew = (centred**3).mean(axis=0) / np.where(spread > 1e-9, spread, 1.0) ** 3
+    skew = (centred**3).mean(axis=0) / np.where(spread > 1e-9 * size, spread, size) ** 3
     error = np.maximum(spread / np.sqrt(problems - 1), 1e-9 * size)
     level = 1.0 - confidence
     up, down = (

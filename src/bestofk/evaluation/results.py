@@ -14,7 +14,7 @@ import numpy as np
 
 from bestofk.samples.sample_arrays import in_clusters
 
-from .verdict_words import latex, methods, one_or_range, powers_of_two, quote
+from .verdict_words import decimals, latex, methods, one_or_range, percent, powers_of_two, quote
 
 Metric: TypeAlias = Literal["pass@k", "max@k", "maj@k", "pass^k", "mean"]
 METRICS: tuple[Metric, ...] = ("pass@k", "max@k", "maj@k", "pass^k", "mean")
@@ -97,10 +97,12 @@ class Shown:
         from .charts import picture
 
         sign = "+" if self.signed else ""
-        table = [("", "difference" if self.signed else "estimate", f"{self.confidence:.0%}")]
+        table = [("", "difference" if self.signed else "estimate", percent(self.confidence))]
         for label, one in self.rows():
-            ends = f"{one.low:{sign}.3f} – {one.high:{sign}.3f}"
-            table.append((label, f"{one.value:{sign}.3f}", ends))
+            value, low, high = (
+                f"{each:{sign}.{one.decimals}f}" for each in (one.value, one.low, one.high)
+            )
+            table.append((label, value, f"{low} – {high}"))
         lines = [
             "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
             for tag, row in zip(["th"] + ["td"] * len(table), table)
@@ -123,8 +125,18 @@ class Estimate:
     low: float
     high: float
 
+    @property
+    def decimals(self) -> int:
+        return decimals(self.low, self.high)
+
+    def text(self, sign: str = "") -> str:
+        """The number and its interval, with as many digits as the interval needs."""
+        places = self.decimals
+        ends = f"{self.low:.{places}f}, {self.high:.{places}f}"
+        return f"{self.value:{sign}.{places}f} [{ends}]"
+
     def __repr__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return self.text()
 
     def __float__(self) -> float:
         return self.value

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SAME = 1e-9
-"""Per-problem values that differ by no more than this are a tie."""
+"""Per-problem values that differ by no more than this share of the range of rewards are a tie."""
 LEAST_ERROR = 0.5
 """A standard error is at least this share of the largest possible difference, over problems."""
 LEAST_FLIPS = 4000

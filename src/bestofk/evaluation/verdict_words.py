@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -11,6 +12,8 @@ from bestofk.samples.sample_arrays import in_clusters, per_problem
 
 POWER = 0.84
 """The normal quantile of 80% power."""
+ASSUMED = "their bounds are not known"
+"""In the note where the range of rewards had to be guessed."""
 
 
 def powers_of_two(k: np.ndarray) -> tuple[int, ...]:
@@ -73,13 +76,39 @@ def at_k(mask: np.ndarray, k: np.ndarray | None = None) -> str:
     return " and ".join(parts)
 
 
-def p_text(p: float, *, bare: bool = False) -> str:
-    """A p-value as papers write it, or as the cell of a table; never 0.
+def percent(share: float) -> str:
+    """
+    >>> percent(0.95), percent(0.999)
+    ('95%', '99.9%')
+    """
+    return f"{100 * share:.5g}%"
+
+
+def decimals(low: float, high: float) -> int:
+    """Digits after the point that show a number in an interval: three, or more where the interval
+    is narrow or an end would look like 0.
+
+    >>> decimals(0.1, 0.3), decimals(0.2, 0.2004), decimals(0.0002, 0.3)
+    (3, 5, 4)
+    """
+    sizes = [high - low, 10 * abs(low), 10 * abs(high)]
+    smallest = min((size for size in sizes if 1e-12 < size < math.inf), default=1.0)
+    return max(3, 1 - math.floor(math.log10(smallest)))
+
+
+def p_text(p: float, *, level: float = 0.05, bare: bool = False) -> str:
+    """A p-value as papers write it, or as the cell of a table; never 0, and not rounded onto the
+    level of the test from above.
 
     >>> p_text(0.0131), p_text(0.2), p_text(1.6e-5), p_text(1.0), p_text(0.013, bare=True)
     ('p = .013', 'p = .2', 'p < .0001', 'p = 1', '.013')
+    >>> p_text(0.0501), p_text(0.0499)
+    ('p = .0501', 'p = .05')
     """
-    text = "< .0001" if p < 1e-4 else f"{p:.2g}".removeprefix("0")
+    digits = 2
+    while float(f"{p:.{digits}g}") <= level < p - 1e-9:
+        digits += 1
+    text = "< .0001" if p < 1e-4 else f"{p:.{digits}g}".removeprefix("0")
     return text if bare else f"p {text}" if p < 1e-4 else f"p = {text}"
 
 
@@ -93,14 +122,11 @@ def quote(result: Any, k: int) -> str:
     problems = in_clusters(len(result.problems), result.clusters)
     if not result.signed:
         size = f"{problems} × {per_problem(result.n)}"
-        return (
-            f"{name} = {one.value:.3f} [{one.low:.3f}, {one.high:.3f}] "
-            f"({result.confidence:.0%} over {_drawn(result)}), {size}"
-        )
+        return f"{name} = {one!r} ({percent(result.confidence)} over {_drawn(result)}), {size}"
     size = f"{problems} × {per_problem((*result.n_a, *result.n_b))}"
     return (
-        f"{name}: {one.value:+.3f} [{one.low:.3f}, {one.high:.3f}], "
-        f"{p_text(result.p_value[at])}, paired, {size}"
+        f"{name}: {one.text('+')}, "
+        f"{p_text(result.p_value[at], level=1 - result.confidence)}, paired, {size}"
     )
 
 
@@ -123,15 +149,20 @@ def methods(result: Any) -> str:
     unbiased = ", by the unbiased estimator over all k-subsets of a problem's samples"
     what = FAMILY[result.metric] + unbiased * (result.metric not in ("maj@k", "mean"))
     problems = in_clusters(len(result.problems), result.clusters)
-    passes = f" A reward of {result.threshold:g} or more passes." if result.threshold else ""
-    sure, drawn = f"{result.confidence:.0%}", _drawn(result)
+    limit = result.threshold
+    passes = "" if limit is None else f" A reward of {limit:g} or more passes."
+    guessed = [note for note in result.notes if ASSUMED in note]
+    assumed = f" A range is assumed: {guessed[0].rpartition(';')[0]}." if guessed else ""
+    sure, drawn = percent(result.confidence), _drawn(result)
     if not result.signed:
         lost = f" Samples that could not be scored and are not counted: {result.unscored}."
         return (
             f"We report {result.metric}, {what}, on {problems} with {per_problem(result.n)} each."
             f"{passes} {sure} intervals are over {drawn}, by a bounded bootstrap (Gaffke, 2005) "
             f"with {result.resamples:,} draws and seed {result.seed}, for rewards between "
-            f"{result.bounds[0]:g} and {result.bounds[1]:g}." + lost * (result.unscored > 0)
+            f"{result.bounds[0]:g} and {result.bounds[1]:g}.{assumed}"
+            + lost
+            * (result.unscored > 0)
         )
     every = at_k(np.ones(len(result.k), bool), result.k)
     scope = f", over {every}" * (len(result.k) > 1)
@@ -141,7 +172,8 @@ def methods(result: Any) -> str:
         f"{sure} intervals come from one test. The signs of the differences of {drawn} are flipped "
         f"({result.resamples:,} flips, seed {result.seed}), and the largest studentised mean is "
         f"the reference (max-T, Westfall and Young{scope}). A second test allows for rare losses "
-        "as large as the range of rewards; the larger p-value and the wider interval count."
+        f"as large as the range of rewards; the larger p-value and the wider interval "
+        f"count.{assumed}"
     )
 
 
@@ -164,12 +196,14 @@ def latex(result: Any) -> str:
     rows = []
     for k in result.shown or powers_of_two(result.k):
         one, name = result.at(k), _escaped(result.metric.replace("k", str(k)))
-        cells = [name, f"${one.value:{sign}.3f}$", f"$[{one.low:.3f}, {one.high:.3f}]$"]
+        value, ends = one.text(sign).split(" ", 1)
+        cells = [name, f"${value}$", f"${ends}$"]
         if result.signed:
-            cells.append(f"${p_text(result.p_value[result.place(k)], bare=True)}$")
+            at, level = result.place(k), 1 - result.confidence
+            cells.append(f"${p_text(result.p_value[at], level=level, bare=True)}$")
         rows.append(" & ".join(cells))
     named = "difference" if result.signed else "estimate"
-    head = " & ".join(["", named, _escaped(f"{result.confidence:.0%}"), *p])
+    head = " & ".join(["", named, _escaped(percent(result.confidence)), *p])
     table = LATEX.replace("COLUMNS", "lrr" + "r" * len(p)).replace("HEAD", head)
     return table.replace("ROWS", " \\\\\n".join(rows)).replace(
         "CAPTION", _escaped(f"{result.title}.")
@@ -194,6 +228,7 @@ def verdict(
     level: float,
     problems: str,
     identical: bool = False,
+    size: float = 1.0,
 ) -> str:
     """What the comparison shows, in one or two sentences.
 
@@ -202,32 +237,37 @@ def verdict(
         visible: the difference that would have been found four times out of five.
         problems: how many there are, in words.
         identical: no problem differs at any k.
+        size: the largest difference there can be: the range of the rewards.
     """
     a, b = names
     if identical:
         return f"{a} and {b} are identical on each of their {problems}."
+    places = decimals(0.0, size / 100)
     sure = p_value <= level
     contiguous = np.array_equal(k, np.arange(1, len(k) + 1))
     scope = f"any k ≤ {k[-1]}" if contiguous and len(k) > 1 else at_k(np.ones(len(k), bool), k)
-    how = f"p ≤ {level:.2g}, corrected over all k" if len(k) > 1 else f"p ≤ {level:.2g}"
+    how = f"p ≤ {level:.4g}" + ", corrected over all k" * (len(k) > 1)
     if not sure.any():
         top = int(np.abs(difference).argmax())
-        where = f"largest {difference[top]:+.3f} at k = {k[top]}"
-        size = where if len(k) > 1 else f"{difference[top]:+.3f}"
+        largest = f"{difference[top]:+.{places}f}"
+        largest = f"largest {largest} at k = {k[top]}" if len(k) > 1 else largest
         result = (
             f"No significant difference between {a} and {b} at {scope} "
-            f"({size}, {p_text(p_value[top])})"
+            f"({largest}, {p_text(p_value[top], level=level)})"
         )
+        few = f"{problems} {'is' if problems == '1 problem' else 'are'} too few"
         if not np.isfinite(visible[top]):
-            return f"{result}; {problems} are too few for this test (6 or more)."
-        if visible[top] > 1:
-            return f"{result}; {problems} are too few to show any but a complete change."
-        return f"{result}; {problems} would have shown one of about {visible[top]:.3f}."
+            return f"{result}; {few} for this test (6 or more)."
+        if visible[top] > size:
+            return f"{result}; {few} to show any but a complete change."
+        return f"{result}; {problems} would have shown one of about {visible[top]:.{places}f}."
     parts = []
     for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
         if mask.any():
             top = int(np.where(mask, np.abs(difference), -1.0).argmax())
-            parts.append(f"{word} at {at_k(mask, k)} ({difference[top]:+.3f} at k = {k[top]})")
+            parts.append(
+                f"{word} at {at_k(mask, k)} ({difference[top]:+.{places}f} at k = {k[top]})"
+            )
     text = f"{b} is {', '.join(parts)} than {a} ({problems}, {how})"
     if not sure.all():
         text += f"; no significant difference at {at_k(~sure, k)}"
@@ -254,7 +294,9 @@ def effects(comparison: Any) -> str:
     parts = []
     for at, name in places:
         note = "" if comparison.p_value[at] <= level else " (not significant)"
-        parts.append(f"{comparison.difference[at]:+.3f} at {name}{note}".replace("-", "\u2212"))
+        one = comparison.at(comparison.k[at])
+        value = f"{one.value:+.{one.decimals}f}".replace("-", "\u2212")
+        parts.append(f"{value} at {name}{note}")
     text = f"{comparison.b} against {comparison.a}: {', '.join(parts)}"
     if comparison.crossing is not None:
         text += f"; crossing at k ≈ {comparison.crossing.k:.2g}"

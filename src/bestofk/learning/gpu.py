@@ -16,7 +16,7 @@ from bestofk.learning.scorer import CHUNK
 from bestofk.types import Group
 
 LOGITS = 2**28
-"""Logits held at once on a GPU: a gibibyte, and half as much for their gradient."""
+"""Logits held at once on a GPU: half a gibibyte in bfloat16."""
 WORTH = 30_000_000
 """Weights from which compiling a layer pays."""
 
@@ -92,7 +92,7 @@ def even_budget(groups: Sequence[Group], rows: Sequence[Row], budget: int, *, pa
     """A budget that cuts these rows into micro-batches of like size, no more than needed."""
     if not packed or not rows:
         return budget
-    answers = [len(groups[p].completions[i].tokens) for p, i in rows]
+    answers = [len(groups[p].trajectories[i].tokens) for p, i in rows]
     prompts = {p: len(groups[p].prompt_tokens) for p, _ in rows}
     longest = max(prompts.values()) + max(answers)
     return balanced(sum(answers) + sum(prompts.values()), longest, budget)

@@ -1,15 +1,18 @@
-"""How groups become tensors: micro-batches of rows, each row one completion.
+"""How groups become tensors: micro-batches of rows, each row one trajectory.
 
 Packed: one sequence [prompt | y_1 … | y_2 … | …] per group, laid end to end, so that linear layers
 see every prompt once and no padding at all; only attention is padded, inside `attention.py`.
 Padded: every row is its prompt and completion, padded on the right to the longest.
-The last token of a completion predicts nothing and is left out of both.
+Targets are the tokens that the policy drew; what its environment wrote is condition alone. The last
+target and what follows it predict nothing, and are left out of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 from bestofk.types import Group
 
 Row = tuple[int, int]
-"""Group and completion."""
+"""Group and trajectory."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Batch:
 
     rows: tuple[Row, ...]
     lengths: tuple[int, ...]
-    """Tokens of each row's completion; they sum to N."""
+    """Tokens of each row that the policy drew; they sum to N."""
     input_ids: Tensor
     position_ids: Tensor
     attention_mask: Tensor | None
@@ -140,7 +143,7 @@ def micro_batches(
         by_group.setdefault(p, []).append(i)
 
     def tokens(p: int) -> int:
-        answers = sum(len(groups[p].completions[i].tokens) for i in by_group[p])
+        answers = sum(len(groups[p].trajectories[i].tokens) for i in by_group[p])
         return len(groups[p].prompt_tokens) + answers
 
     batches: list[list[Row]] = []
@@ -148,7 +151,7 @@ def micro_batches(
     for p in sorted(by_group, key=lambda p: (tokens(p), p)):
         prompt = len(groups[p].prompt_tokens)
         for i in by_group[p]:
-            length = len(groups[p].completions[i].tokens)
+            length = len(groups[p].trajectories[i].tokens)
             current = batches[-1] if batches else []
             shared = bool(current) and current[-1][0] == p
             used += length + (0 if shared else prompt)
@@ -161,36 +164,49 @@ def micro_batches(
     return batches
 
 
-def packed(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str) -> Batch:
-    """Rows of the same group that follow each other share one copy of their prompt."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    source: list[int] = []
+def packed(
+    groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str, *, flat: bool = False
+) -> Batch:
+    """Rows of the same group that follow each other share one copy of their prompt.
+
+    With `flat` the sequence is described by where its parts begin, for FlashAttention.
+    """
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    source: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
     prompts: list[range] = []
-    own: list[range] = []
-    owner: list[int] = []
-    for at, (p, i) in enumerate(rows):
-        prompt, answer = _tokens(groups, p, i)
-        if at == 0 or rows[at - 1][0] != p:
-            prompts.append(range(len(tokens), len(tokens) + len(prompt)))
-            tokens += prompt
-            positions += range(len(prompt))
-        start = len(tokens)
-        own.append(range(start, start + len(answer) - 1))
-        owner.append(len(prompts) - 1)
-        tokens += answer[:-1]
-        positions += range(len(prompt), len(prompt) + len(answer) - 1)
-        source += [prompts[-1][-1], *own[-1]]
-    segments = _segments(prompts, own, owner, len(tokens))
+    fed: list[list[range]] = []
+    at = 0
+    for place, (p, i) in enumerate(rows):
+        prompt, answer, own = _row(groups, p, i)
+        if place == 0 or rows[place - 1][0] != p:
+            tokens.append(np.array(prompt))
+            positions.append(np.arange(len(prompt)))
+            prompts.append(range(at, at + len(prompt)))
+            fed.append([])
+            at += len(prompt)
+        size = int(own[-1])
+        tokens.append(answer[:size])
+        positions.append(np.arange(len(prompt), len(prompt) + size))
+        source.append(np.where(own > 0, at + own - 1, prompts[-1][-1]))
+        targets.append(answer[own])
+        fed[-1].append(range(at, at + size))
+        at += size
+    if flat:
+        sizes = [list(map(len, siblings)) for siblings in fed]
+        segments: Any = flat_segments([len(prompt) for prompt in prompts], sizes, device)
+    else:
+        owner = [number for number, siblings in enumerate(fed) for _ in siblings]
+        places = _segments(prompts, [each for siblings in fed for each in siblings], owner, at)
+        segments = Segments(*(there(part, device) for part in places))
     return Batch(
         rows=tuple(rows),
-        lengths=tuple(len(answer) + 1 for answer in own),
-        input_ids=torch.tensor([tokens], device=device),
-        position_ids=torch.tensor([positions], device=device),
+        input_ids=_joined(tokens, device)[None],
+        position_ids=_joined(positions, device)[None],
         attention_mask=None,
-        segments=Segments(*(torch.from_numpy(part).to(device) for part in segments)),
-        source=torch.tensor(source, device=device),
-        **_targets(groups, rows, device),
+        segments=segments,
+        **_predictions(source, targets, device),
     )
 
 
@@ -223,106 +239,66 @@ def _grid(ranges: Sequence[range], width: int) -> tuple[np.ndarray, np.ndarray]:
 
 def padded(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str) -> Batch:
     """Every row with its own copy of the prompt, padded on the right."""
-    pairs = [_tokens(groups, p, i) for p, i in rows]
-    width = max(len(prompt) + len(answer) - 1 for prompt, answer in pairs)
+    parts = [_row(groups, p, i) for p, i in rows]
+    width = max(len(prompt) + int(own[-1]) for prompt, _, own in parts)
     input_ids = np.zeros((len(rows), width), dtype=np.int64)
     real = np.zeros((len(rows), width), dtype=np.int64)
-    source: list[int] = []
-    for at, (prompt, answer) in enumerate(pairs):
-        length = len(prompt) + len(answer) - 1
-        input_ids[at, :length] = [*prompt, *answer[:-1]]
+    for at, (prompt, answer, own) in enumerate(parts):
+        length = len(prompt) + int(own[-1])
+        input_ids[at, :length] = np.concatenate([prompt, answer[: own[-1]]])
         real[at, :length] = 1
-        first = at * width + len(prompt) - 1
-        source += range(first, first + len(answer))
-    positions = np.broadcast_to(np.arange(width), input_ids.shape).copy()
+    source = [at * width + len(part[0]) - 1 + part[2] for at, part in enumerate(parts)]
+    positions = np.broadcast_to(np.arange(width), input_ids.shape)
     return Batch(
         rows=tuple(rows),
-        lengths=tuple(len(answer) for _, answer in pairs),
-        input_ids=torch.from_numpy(input_ids).to(device),
-        position_ids=torch.from_numpy(positions).to(device),
-        attention_mask=torch.from_numpy(real).to(device),
+        input_ids=there(input_ids, device),
+        position_ids=there(positions, device),
+        attention_mask=there(real, device),
         segments=None,
-        source=torch.tensor(source, device=device),
-        **_targets(groups, rows, device),
-    )
-
-
-def flat(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str) -> Batch:
-    """`packed` for FlashAttention: the same sequence, described by where its parts begin."""
-    tokens: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
-    source: list[np.ndarray] = []
-    targets: list[np.ndarray] = []
-    prompts: list[int] = []
-    sizes: list[list[int]] = []
-    at = 0
-    for place, (p, i) in enumerate(rows):
-        prompt, answer = _tokens(groups, p, i)
-        if place == 0 or rows[place - 1][0] != p:
-            tokens.append(np.array(prompt, dtype=np.int64))
-            positions.append(np.arange(len(prompt)))
-            at += len(prompt)
-            last = at - 1
-            prompts.append(len(prompt))
-            sizes.append([])
-        own = np.array(answer, dtype=np.int64)
-        fed = len(own) - 1
-        tokens.append(own[:-1])
-        positions.append(np.arange(len(prompt), len(prompt) + fed))
-        source += [np.array([last]), np.arange(at, at + fed)]
-        targets.append(own)
-        sizes[-1].append(fed)
-        at += fed
-    lengths = [len(own) for own in targets]
-
-    def joined(parts: Sequence[np.ndarray]) -> Tensor:
-        return there(np.concatenate(parts), device)
-
-    return Batch(
-        rows=tuple(rows),
-        lengths=tuple(lengths),
-        input_ids=joined(tokens)[None],
-        position_ids=joined(positions)[None],
-        attention_mask=None,
-        segments=flat_segments(prompts, sizes, device),
-        source=joined(source),
-        target=joined(targets),
-        row_of=there(np.repeat(np.arange(len(rows)), lengths), device),
+        **_predictions(source, [answer[own] for _, answer, own in parts], device),
     )
 
 
 BUILD: dict[str, Callable[[Sequence[Group], Sequence[Row], torch.device | str], Batch]] = {
     "packed": packed,
-    "flat": flat,
+    "flat": partial(packed, flat=True),
     "padded": padded,
     "single": padded,
 }
 
 
-def _tokens(groups: Sequence[Group], p: int, i: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    prompt, answer = groups[p].prompt_tokens, groups[p].completions[i].tokens
-    if not prompt or not answer:
+def _row(groups: Sequence[Group], p: int, i: int) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
+    """Prompt, tokens after it, and the places of those that the policy drew. The model sees the
+    tokens before the last of these."""
+    prompt, trajectory = groups[p].prompt_tokens, groups[p].trajectories[i]
+    own = np.flatnonzero(trajectory.own)
+    if not prompt or not own.size:
         raise ValueError(
             f"group {p} ({groups[p].prompt.id!r}), completion {i}: learning needs at least one "
-            f"prompt token and one completion token, got {len(prompt)} and {len(answer)}"
+            f"prompt token and one completion token, got {len(prompt)} and {own.size}"
         )
-    return prompt, answer
+    return prompt, trajectory.tokens, own
 
 
-def _targets(
-    groups: Sequence[Group], rows: Sequence[Row], device: torch.device | str
-) -> dict[str, Tensor]:
-    answers = [groups[p].completions[i].tokens for p, i in rows]
-    lengths = torch.tensor([len(answer) for answer in answers])
+def _predictions(
+    source: Sequence[np.ndarray], targets: Sequence[np.ndarray], device: torch.device | str
+) -> dict[str, Any]:
+    lengths = tuple(map(len, targets))
     return {
-        "target": torch.tensor([token for answer in answers for token in answer], device=device),
-        "row_of": torch.repeat_interleave(torch.arange(len(rows)), lengths).to(device),
+        "lengths": lengths,
+        "source": _joined(source, device),
+        "target": _joined(targets, device),
+        "row_of": there(np.repeat(np.arange(len(targets)), lengths), device),
     }
+
+
+def _joined(parts: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
+    return there(np.concatenate(parts, dtype=np.int64), device)
 
 
 def there(array: np.ndarray, device: torch.device | str) -> Tensor:
     """A tensor of these values; on CUDA copied from pinned memory while the GPU works on."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

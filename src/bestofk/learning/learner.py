@@ -160,9 +160,9 @@ class Learner:
         same_size(groups)
         same_temperature(groups, self.temperature)
         self._probe(groups)
-        rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.completions))]
-        tokens = [[_EMPTY] * len(group.completions) for group in groups]
-        entropies = [[_EMPTY] * len(group.completions) for group in groups]
+        rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.trajectories))]
+        tokens = [[_EMPTY] * len(group.trajectories) for group in groups]
+        entropies = [[_EMPTY] * len(group.trajectories) for group in groups]
         self.model.eval()
 
         def scored() -> list[tuple[Batch, Tensor, Tensor]]:
@@ -414,7 +414,7 @@ class Learner:
 
         Ranks average their gradients, so what one rank divides by is the mean over ranks.
         """
-        lengths = np.array([[len(c.tokens) for c in group.completions] for group in groups])
+        lengths = np.array([[each.drawn for each in group.trajectories] for group in groups])
         counts = {
             "prompts": float(alive.any(axis=-1).sum()),
             "rows": float(alive.sum()),

@@ -103,7 +103,7 @@ def _clipped(
 
 def same_size(groups: Sequence[Group]) -> int:
     """The n of the groups."""
-    sizes = sorted({len(group.completions) for group in groups})
+    sizes = sorted({len(group.trajectories) for group in groups})
     if len(sizes) != 1 or sizes[0] == 0:
         raise ValueError(
             f"groups of one call hold the same number of completions, at least one; got {sizes}; "
@@ -155,7 +155,7 @@ def checked(
 
 def _same_rows(name: str, scores: LogProbs, groups: Sequence[Group]) -> None:
     given = [[len(row) for row in group] for group in scores.tokens]
-    if given != [[len(c.tokens) for c in group.completions] for group in groups]:
+    if given != [[each.drawn for each in group.trajectories] for group in groups]:
         raise ValueError(f"{name}= holds scores of other groups: its lengths differ from these")
 
 
@@ -197,11 +197,10 @@ def gap_to_sampler(
 
     Nothing where the sampler reported no log-probs.
     """
-    reported = [groups[p].completions[i].logprobs for p, i in batch.rows]
+    reported = [groups[p].trajectories[i].own_log_probs for p, i in batch.rows]
     if [len(row) for row in reported] != list(batch.lengths) or not len(log_prob):
         return {}
-    joined = np.concatenate([np.array(row, dtype=np.float32) for row in reported])
-    drawn = there(joined, log_prob.device)
+    drawn = there(np.concatenate(reported), log_prob.device)
     gap = (log_prob - drawn).abs()
     count = torch.tensor(float(len(gap)))
     return {"gap": gap.sum(), "gap_tokens": count, "gap_max": gap.max()}

@@ -100,8 +100,8 @@ def probed(groups: Sequence[Group]) -> list[Row]:
     return [
         (p, i)
         for p, group in enumerate(groups[:GROUPS])
-        for i in range(min(ROWS, len(group.completions)))
-        if group.completions[i].tokens
+        for i in range(min(ROWS, len(group.trajectories)))
+        if group.trajectories[i].drawn
     ]
 
 

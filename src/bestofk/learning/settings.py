@@ -119,10 +119,10 @@ class Optimizer(Section):
 
 @dataclass(frozen=True)
 class LogProbs:
-    """What a policy gives to the completions of some groups, at the learner's temperature."""
+    """What a policy gives to the trajectories of some groups, at the learner's temperature."""
 
     tokens: tuple[tuple[np.ndarray, ...], ...]
-    """Log-probability of every token: tokens[p][i] is float32, as long as the completion."""
+    """Log-probability of every token that the policy drew: tokens[p][i] is float32."""
     entropies: tuple[tuple[np.ndarray, ...], ...]
     """Entropy of the policy where each token was drawn, of the same shapes."""
 

@@ -6,6 +6,7 @@ Estimates turn rewards into what k samples are worth; objectives turn them into 
 from .diagnostics import (
     Signal,
     effective_share,
+    has_signal,
     ratio_divergence,
     signal,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "advantages",
     "clipped_advantages",
     "effective_share",
+    "has_signal",
     "l_statistic_at_k",
     "maj_at_k",
     "max_at_k",

@@ -92,15 +92,11 @@ def best_share(n: int, k: int) -> np.ndarray:
 
 
 @_cached(512)
-def changes_without_one(n: int, k: int, coefficients: tuple[float, ...]) -> np.ndarray:
-    """How each rank's weight in an L-statistic changes when one sample is left out: (3, n).
-
-    Rows: the own weight of the sample left out; the change of ranks below it; of ranks above it.
-    """
-    whole = order_statistic_weights(n, k, coefficients)
-    without = order_statistic_weights(n - 1, k, coefficients)
-    below, above = whole - np.append(without, 0.0), whole - np.append(0.0, without)
-    return _frozen(np.stack([whole, below, above]))
+def shares_of_gaps(n: int, k: int, coefficients: tuple[float, ...]) -> np.ndarray:
+    """What each gap r_(j+1) - r_(j) gives, in an L-statistic, to every sample above it, and takes
+    from every one below it: (2, n - 1). k < n."""
+    j = np.arange(1, n)
+    return _frozen(order_statistic_weights(n - 1, k, coefficients) * np.stack([j, n - j]))
 
 
 @_cached(512)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import as_float64, as_numpy, constant, live_mask, positive_integer
+from bestofk.common import counted
+
+from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
 from .binomials import log_binomial
 from .grouping import DroppedGroups, gather, lay_out
 from .objective import Objective, advantages, objective
@@ -41,8 +43,8 @@ class Signal:
     def __str__(self) -> str:
         return (
             f"{self.objective}: {self.silent} of {self.groups - self.dropped} groups without "
-            f"signal ({self.silent_share:.0%}), {self.dropped} dropped, {self.unscored} samples "
-            f"unscored; supports k up to {self.largest_k}"
+            f"signal ({self.silent_share:.0%}), {self.dropped} dropped, "
+            f"{counted(self.unscored, 'sample')} unscored; supports k up to {self.largest_k}"
         )
 
 
@@ -74,11 +76,20 @@ def signal(
         present = lay_out(values, live=live, groups=groups)
     silent = 0
     for bucket in usable.buckets:
-        silent += int(np.sum(~np.any(gather(found, bucket) != 0, axis=-1)))
+        silent += int(np.sum(~has_signal(gather(found, bucket))))
     smallest = min((bucket.n for bucket in present.buckets), default=1)
     return Signal(
         chosen.text, usable.groups, usable.dropped, silent, usable.dead, max(smallest - 1, 0)
     )
+
+
+def has_signal(advantages: Array) -> Array:
+    """Groups (..., n) → (...,): whether any advantage differs from 0.
+
+    No threshold: a group without signal has exact zeros under every objective with a baseline, and
+    rewards may be on any scale.
+    """
+    return (advantages != 0).any(-1)
 
 
 def ratio_divergence(log_ratio: Any, live: Any = None) -> float:

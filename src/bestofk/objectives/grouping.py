@@ -152,7 +152,8 @@ def _ragged(
     if small.any():
         first = int(small.argmax())
         message = (
-            f"{need}: {int(small.sum())} of {count} groups have fewer live samples "
+            f"{need}: {int(small.sum())} of {count} groups {'has' if small.sum() == 1 else 'have'} "
+            "fewer live samples "
             f"(the first, group {first}, has {int(counts[first])} of {int(sizes[first])})"
         )
         if policy == "error":

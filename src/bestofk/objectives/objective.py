@@ -200,7 +200,7 @@ class Objective:
                 entropy, entropy_threshold, rewards, layout, check=check
             )
         if sample_weights is not None:
-            sample_weights = self._sample_weights(sample_weights, rewards, check=check)
+            sample_weights = self._sample_weights(sample_weights, rewards)
             log_ratio = (
                 array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
             )
@@ -216,7 +216,9 @@ class Objective:
                 ratios = gather(log_ratio, bucket)
                 if check:
                     off.require_finite(ratios, "log_ratio", "give samples without one live=False")
-            alpha = None if sample_weights is None else gather(sample_weights, bucket)
+            alpha = None
+            if sample_weights is not None:
+                alpha = off.log_weights(gather(sample_weights, bucket), check=check)
             result: Array = None
             for term in terms:
                 share = self._of_term(term, part, ratios, alpha, given, check=check)
@@ -273,13 +275,13 @@ class Objective:
 
         return function(rewards) if entry.needs else by_blocks(function, rewards)
 
-    def _sample_weights(self, weights: Any, rewards: Array, *, check: bool) -> Array:
+    def _sample_weights(self, weights: Any, rewards: Array) -> Array:
         if self.off_policy != "exact":
             raise ValueError(
                 "sample_weights belong to off_policy='exact', the one form for samples of several "
                 f"policies, got {self.off_policy!r}"
             )
-        return off.log_weights(weights, rewards, check=check)
+        return off.weights_of_samples(weights, rewards)
 
     def _random_numbers(self, rng: Any) -> Any:
         """A generator from a generator or a seed; an array of uniform numbers stays what it is."""

@@ -130,7 +130,8 @@ def off_policy_max_at_k(
     check_truncate(truncate, k, bounded=self_normalise)
     logs = truncated(logs, truncate)
     if sample_weights is not None:
-        logs = pooled(logs, log_weights(sample_weights, values, check=check), k, check=check)
+        alpha = weights_of_samples(sample_weights, values)
+        logs = pooled(logs, log_weights(alpha, check=check), k, check=check)
     xp, n = array_namespace(values), values.shape[-1]
     ordered, tosses, _ = by_rank(values.reshape(-1, n), logs.reshape(-1, n), k, check=check)
     best = best_of_subsets(ordered, tosses, k)
@@ -168,11 +169,11 @@ def pooled(log_ratio: Array, log_alpha: Array, k: int, *, check: bool = True) ->
     return log_ratio + log_alpha + ((log_binomial(n, k) - whole) / k)[..., None]
 
 
-def log_weights(weights: Any, rewards: Array, *, check: bool = True) -> Array:
-    """log α in the shape of the rewards.
+def weights_of_samples(weights: Any, rewards: Array) -> Array:
+    """α in the shape of the rewards.
 
     Raises:
-        ValueError: another shape; a weight that is not finite and above 0.
+        ValueError: another shape.
     """
     alpha, _ = as_float64(weights, "sample_weights")
     xp = array_namespace(alpha)
@@ -181,11 +182,21 @@ def log_weights(weights: Any, rewards: Array, *, check: bool = True) -> Array:
             f"sample_weights must have the shape of rewards, {tuple(rewards.shape)}, or be one row "
             f"for all groups, got {tuple(alpha.shape)}"
         )
+    return xp.broadcast_to(alpha, rewards.shape)
+
+
+def log_weights(alpha: Array, *, check: bool = True) -> Array:
+    """log α of live samples.
+
+    Raises:
+        ValueError: a weight that is not finite and above 0.
+    """
+    xp = array_namespace(alpha)
     if check and not bool(xp.all(xp.isfinite(alpha) & (alpha > 0))):
         raise ValueError(
             "sample_weights must be finite and above 0: give samples that do not count live=False"
         )
-    return xp.broadcast_to(xp.log(alpha), rewards.shape)
+    return xp.log(alpha)
 
 
 def exact(

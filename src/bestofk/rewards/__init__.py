@@ -50,6 +50,7 @@ __all__ = [
 # name: module and the function in it that builds the verifier; imported when asked for
 VERIFIERS = {
     "code": "bestofk.rewards.code.judge_programs:CodeVerifier",
+    "construct": "bestofk.rewards.puzzles.judge_construct:verifier",
     "countdown": "bestofk.rewards.puzzles.judge_countdown:verifier",
     "exact": "bestofk.rewards.text:exact",
     "format": "bestofk.rewards.text:form",

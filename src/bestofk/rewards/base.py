@@ -62,6 +62,10 @@ class BatchVerifier(ABC):
         reason: tests that pay for an answer that is none. `prepare` asks."""
         return {}
 
+    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """What a person should know of these prompts before a run, a line each."""
+        return []
+
     def close(self) -> None:  # noqa: B027 (most verifiers have nothing to stop)
         """Stop workers, where there are any. A closed verifier starts new ones when called."""
 
@@ -244,10 +248,10 @@ def partial(reward: float, passed: int, total: int, detail: str = "") -> Verdict
 
 def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
     """Verdicts of whole groups, judged as one batch: one list per group."""
-    prompts = [group.prompt for group in groups for _ in group.completions]
-    texts = [completion.text for group in groups for completion in group.completions]
+    prompts = [group.prompt for group in groups for _ in group.trajectories]
+    texts = [each.text for group in groups for each in group.trajectories]
     verdicts = iter(checked(verifier(prompts, texts), len(texts), _name_of(verifier)))
-    return [[next(verdicts) for _ in group.completions] for group in groups]
+    return [[next(verdicts) for _ in group.trajectories] for group in groups]
 
 
 def _name_of(verifier: Any) -> str:

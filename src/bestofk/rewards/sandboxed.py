@@ -139,7 +139,7 @@ def call_judge(target: str, given: dict[str, Any]) -> tuple[Any, ...]:
     if "prompt" in given:
         given["prompt"] = Prompt(**given["prompt"])
     judgement = judge(**given)
-    if inspect.isawaitable(judgement):
+    if inspect.iscoroutine(judgement):
         import asyncio
 
         judgement = asyncio.run(judgement)

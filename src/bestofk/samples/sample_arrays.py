@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bestofk.common import counted
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Samples:
@@ -115,13 +117,13 @@ def in_clusters(problems: int, clusters: int | None) -> str:
     >>> in_clusters(60, None), in_clusters(1, None), in_clusters(60, 6)
     ('60 problems', '1 problem', '60 problems in 6 clusters')
     """
-    inside = "" if clusters is None else f" in {clusters} clusters"
-    return f"{problems:,} problem{'s' * (problems != 1)}{inside}"
+    inside = "" if clusters is None else f" in {counted(clusters, 'cluster')}"
+    return counted(problems, "problem") + inside
 
 
 def per_problem(n: Iterable[int]) -> str:
     low, high = min(n), max(n)
-    return f"{low} sample{'s' * (low != 1)}" if low == high else f"{low} to {high} samples"
+    return counted(low, "sample") if low == high else f"{low} to {high} samples"
 
 
 def samples(

@@ -21,7 +21,7 @@ from bestofk.sampling import decode_attention
 from bestofk.sampling.draw import AGREEMENT, draw, gap_to_plain
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
-from bestofk.types import Completion, FinishReason, Group, Prompt
+from bestofk.types import FinishReason, Group, Prompt, Trajectory
 
 LEAVE = 0.25
 """Finished rows leave the batch when they are this share of it: leaving copies the cache."""
@@ -83,7 +83,7 @@ class ModelSampler:
                 rows = self._decode([encoded[p] for p in chosen], draws[chosen], params)
                 for at, p in enumerate(chosen):
                     own = rows[at * params.n : (at + 1) * params.n]
-                    done = (completion(*row, self.tokenizer, self.ends, params.stop) for row in own)
+                    done = (trajectory(*row, self.tokenizer, self.ends, params.stop) for row in own)
                     groups[p] = Group(prompts[p], tuple(done), encoded[p], params.temperature)
         return [groups[p] for p in range(len(prompts))]
 
@@ -157,7 +157,7 @@ class ModelSampler:
         draws: np.ndarray,
         params: Sampling,
         ends: Collection[int] | None = None,
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Tokens and log-probs of n rows per prompt, in order."""
         device, n, most = self.model.device, params.n, params.max_new_tokens
         uniform = torch.from_numpy(draws).flatten(0, 1).to(device)
@@ -177,7 +177,7 @@ class ModelSampler:
                 text.keep(kept)
                 tokens = tokens[kept]
             logits = text.next(tokens)
-        return rows.lists()
+        return rows.arrays()
 
     def _stopped(self, rows: _Rows, step: int, stop: Sequence[str]) -> Tensor:
         """Which active rows have a text that has come to hold a stop string."""
@@ -326,42 +326,43 @@ class _Rows:
         self.active, self.ended = self.active[kept], self.ended[kept]
         return kept
 
-    def lists(self) -> list[tuple[list[int], list[float]]]:
+    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Tokens and log-probs of every row, up to and with the token it ended at."""
-        rows = zip(self.tokens.tolist(), self.log_probs.tolist(), self.lengths.tolist())
-        return [(tokens[:length], values[:length]) for tokens, values, length in rows]
+        tokens, values = (each.cpu().numpy() for each in (self.tokens, self.log_probs))
+        rows = zip(tokens, values, self.lengths.tolist())
+        return [(ids[:length], log_probs[:length]) for ids, log_probs, length in rows]
 
 
-def completion(
-    tokens: Sequence[int],
-    log_probs: Sequence[float],
+def trajectory(
+    tokens: np.ndarray,
+    log_probs: np.ndarray,
     tokenizer: Any,
     ends: frozenset[int],
     stop: Sequence[str],
     text: str | None = None,
-) -> Completion:
+) -> Trajectory:
     """What was drawn, with its text: without the ending token, and up to the first stop string.
 
     Args:
         text: of the tokens without the ending one, where it is known already.
     """
-    ended = tokens[-1] in ends
+    ended = int(tokens[-1]) in ends
     if text is None:
         shown = tokens[:-1] if ended else tokens
-        text = str(tokenizer.decode(list(shown), skip_special_tokens=True))
+        text = str(tokenizer.decode(shown.tolist(), skip_special_tokens=True))
     cuts = [text.index(word) for word in stop if word in text]
     if cuts:
         text = text[: min(cuts)]
     reason: FinishReason = "stop" if ended or cuts else "length"
-    return Completion(text, tuple(tokens), tuple(log_probs), reason)
+    return Trajectory(tokens, log_probs=log_probs, text=text, finish_reason=reason)
 
 
-def texts_of(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+def texts_of(tokenizer: Any, rows: Sequence[np.ndarray]) -> list[str]:
     """The text of each row, as `tokenizer.decode` gives it; many rows at once where it can."""
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or getattr(tokenizer, "clean_up_tokenization_spaces", True):
-        return [str(tokenizer.decode(list(row), skip_special_tokens=True)) for row in rows]
-    return list(core.decode_batch([list(row) for row in rows], skip_special_tokens=True))
+        return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
+    return list(core.decode_batch([row.tolist() for row in rows], skip_special_tokens=True))
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,12 +60,12 @@ AGREEMENT = {"fp32": 1e-3, "bf16": 0.1}
 def gap_to_plain(
     model: Any,
     prompt: Sequence[int],
-    tokens: Sequence[int],
-    log_probs: Sequence[float],
+    tokens: np.ndarray,
+    log_probs: np.ndarray,
     params: Sampling,
 ) -> Tensor:
     """|log-prob difference| of each sampled token to one plain forward pass over the text."""
-    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    ids = torch.tensor([[*prompt, *tokens.tolist()]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
     plain = distribution(logits, params).gather(-1, ids[0, len(prompt) :, None])[:, 0]
     return (plain.cpu() - torch.tensor(log_probs)).abs()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import hashlib
+import json
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,8 +18,6 @@ from bestofk.types import Prompt
 
 LONGEST_PAUSE = 120.0
 """Seconds; no server makes us wait longer at once."""
-
-
 NO_CONNECTION, TOO_SLOW = "no connection", "no answer in time"
 
 
@@ -103,32 +103,122 @@ def reason_of(error: Exception) -> str:
 
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return NO_CONNECTION
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
         return TOO_SLOW
     if isinstance(error, httpx.TransportError):
         return f"a cut connection ({type(error).__name__})"
     return "an answer that is not a completion"
 
 
-def text_of(choice: Mapping[str, Any]) -> str:
-    """A choice's text; a reasoning model's thoughts come first, in <think> tags."""
-    if "message" in choice:
-        message = choice["message"]
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        stated = message.get("content") or ""
-        return f"<think>{thought}</think>{stated}" if thought else stated
-    return str(choice["text"])
+class BadAnswer(ValueError):
+    """An answer that is not what the API promises."""
 
 
-def logprobs_of(choice: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """Σ log-probability and number of tokens of a choice, where the endpoint gives them."""
-    given = choice.get("logprobs") or {}
-    tokens = given.get("content")
-    if tokens is not None:
-        values = [token.get("logprob") for token in tokens]
-    else:
-        values = list(given.get("token_logprobs") or [])
-    if not values or any(value is None for value in values):
+@dataclass(frozen=True)
+class Choice:
+    """One completion of an answer."""
+
+    text: str
+    """A reasoning model's thoughts come first, in <think> tags."""
+    has_content: bool
+    """Whether a text was stated, an empty one too."""
+    finish_reason: str
+    logprob_sum: float | None
+    n_tokens: int | None
+    """As many as have log-probabilities; None where they are not given."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response to a request for completions."""
+
+    choices: tuple[Choice | None, ...]
+    """None where one of several cannot be read."""
+    fault: str
+    """What is wrong with the first of those."""
+    usage: Mapping[str, int]
+    """Tokens as the endpoint counts them, where it does: prompt_tokens, completion_tokens, …"""
+
+
+def read_answer(body: bytes, n: int) -> Answer:
+    """The first n choices of a response.
+
+    Raises:
+        BadAnswer: there is none that can be read.
+    """
+    try:
+        answer = json.loads(body)
+    except RecursionError:
+        raise BadAnswer("an answer that is nested too deeply") from None
+    except ValueError as error:
+        raise BadAnswer(f"an answer that is not JSON ({error})") from None
+    listed = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(listed, list):
+        excerpt = body[:200].decode("utf-8", "replace")
+        raise BadAnswer(f"an answer without choices: {excerpt}")
+    choices, faults = list[Choice | None](), list[str]()
+    for choice in listed[:n]:
+        try:
+            choices.append(_choice(choice))
+        except BadAnswer as error:
+            choices.append(None)
+            faults.append(str(error))
+    if not any(choices):
+        raise BadAnswer(faults[0] if faults else "an answer with no choice in it")
+    usage = {
+        name: count
+        for name, count in _dict(answer.get("usage")).items()
+        if type(count) is int and 0 < count < 2**53
+    }
+    return Answer(tuple(choices), faults[0] if faults else "", usage)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _choice(choice: Any) -> Choice:
+    fields = _dict(choice)
+    message = _dict(fields.get("message"))
+    if not message and "text" not in fields:
+        raise BadAnswer("a choice without a message or a text")
+    content = message.get("content") if message else fields["text"]
+    text, reason = _string(content), fields.get("finish_reason")
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    thought = _string(thought) if isinstance(thought, str) else ""
+    logprob_sum, n_tokens = _logprobs(_dict(fields.get("logprobs")))
+    return Choice(
+        f"<think>{thought}</think>{text}" if thought else text,
+        content is not None,
+        _string(reason)[:100] if isinstance(reason, str) else "unknown",
+        logprob_sum,
+        n_tokens,
+    )
+
+
+def _string(value: Any) -> str:
+    r"""A text, or the parts of one that are text. Half a surrogate pair becomes U+FFFD: no file
+    holds it.
+
+    >>> _string("a\ud83d"), _string([{"type": "text", "text": "b"}]), _string(None)
+    ('a\ufffd', 'b', '')
+    """
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        texts = (part.get("text") for part in value)
+        value = "".join(text for text in texts if isinstance(text, str))
+    if not isinstance(value, str | None):
+        raise BadAnswer(f"a choice with {type(value).__name__} where its text belongs")
+    return (value or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _logprobs(logprobs: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Σ log-probability and number of tokens, where an endpoint gives them."""
+    values = logprobs.get("token_logprobs")
+    if isinstance(tokens := logprobs.get("content"), list):
+        values = [_dict(token).get("logprob") for token in tokens]
+    if not isinstance(values, list) or not values:
+        return None, None
+    if not all(type(value) in (int, float) and abs(value) < 1e9 for value in values):
         return None, None
     return float(sum(values)), len(values)
 

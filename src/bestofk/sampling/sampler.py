@@ -54,9 +54,9 @@ class Sampler(Protocol):
     """A policy that answers prompts with groups."""
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
-        """One group of `params.n` completions per prompt, in the order of the prompts.
+        """One group of `params.n` trajectories per prompt, in the order of the prompts.
 
-        Each completion has its token ids (the end-of-sequence token included when drawn), the
+        Each has its token ids (the end-of-sequence token included when drawn), the
         log-probability of each under the distribution it was drawn from (temperature and truncation
         included), and why it ended. `Group.prompt_tokens` are the ids the model saw.
 

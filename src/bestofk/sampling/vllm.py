@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bestofk.common import base_model
 from bestofk.sampling import vllm_worker
-from bestofk.sampling.decode import completion, end_tokens
+from bestofk.sampling.decode import end_tokens, trajectory
 from bestofk.sampling.prompts import digests, encode
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
@@ -150,8 +150,8 @@ class VLLMEngine:
         drawn = sorted(output.outputs, key=lambda row: row.index)
         rows = [
             (
-                [*row.token_ids],
-                [at[token].logprob for at, token in zip(row.logprobs, row.token_ids)],
+                np.array(row.token_ids, np.int32),
+                np.array([at[t].logprob for at, t in zip(row.logprobs, row.token_ids)], np.float32),
             )
             for row in drawn
         ]
@@ -235,7 +235,7 @@ def seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
 def group(
     prompt: Prompt,
     ids: tuple[int, ...],
-    rows: Sequence[tuple[list[int], list[float]]],
+    rows: Sequence[tuple[np.ndarray, np.ndarray]],
     reasons: Sequence[str | None],
     params: Sampling,
     tokenizer: Any,
@@ -247,13 +247,13 @@ def group(
         EngineError: a request was given up, or answered with too few completions.
     """
     if params.temperature == 0.0:  # the most likely token has all the probability
-        rows = [(tokens, [0.0] * len(tokens)) for tokens, _ in rows] * params.n
+        rows = [(tokens, np.zeros(len(tokens), np.float32)) for tokens, _ in rows] * params.n
     if len(rows) != params.n or any(reason not in ("stop", "length") for reason in reasons):
         raise EngineError(
             f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {params.n} completions, which "
             f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
         )
-    done = tuple(completion(*row, tokenizer, ends, params.stop) for row in rows)
+    done = tuple(trajectory(*row, tokenizer, ends, params.stop) for row in rows)
     return Group(prompt, done, ids, params.temperature)
 
 

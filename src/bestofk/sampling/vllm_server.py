@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -105,7 +106,13 @@ class VLLMServer:
         groups = []
         for prompt, ids, answer in zip(prompts, encoded, answers):
             drawn = sorted(answer["choices"], key=lambda choice: choice["index"])
-            rows = [(list(c["token_ids"]), list(c["logprobs"]["token_logprobs"])) for c in drawn]
+            rows = [
+                (
+                    np.array(choice["token_ids"], np.int32),
+                    np.array(choice["logprobs"]["token_logprobs"], np.float32),
+                )
+                for choice in drawn
+            ]
             reasons = [choice["finish_reason"] for choice in drawn]
             groups.append(group(prompt, ids, rows, reasons, params, self.tokenizer, self.ends))
         return groups

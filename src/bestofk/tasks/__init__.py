@@ -26,6 +26,11 @@ TASKS = {
         "competitive programming, stdin",
         1024,
     ),
+    "construct": (
+        "bestofk.tasks.construct:construct",
+        "large sets, short covers, long walks, graded by the optimum",
+        256,
+    ),
     "countdown": ("bestofk.tasks.countdown:countdown", "reach a target with given numbers", 256),
     "dataset": ("bestofk.tasks.dataset:dataset", "any rows of data, by a small declaration", 512),
     "gsm8k": ("bestofk.tasks.maths_sets:gsm8k", "word problems whose answer is a number", 512),

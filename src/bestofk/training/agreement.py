@@ -25,7 +25,7 @@ PROBED = 32
 
 def sampler_log_probs(groups: Sequence[Group]) -> np.ndarray:
     """Σ_t of the log-probs the sampler drew with, (P, n)."""
-    return np.array([[sum(c.logprobs) for c in group.completions] for group in groups])
+    return np.array([[each.log_prob for each in group.trajectories] for group in groups])
 
 
 def sampler_gap(
@@ -36,10 +36,10 @@ def sampler_gap(
     Log-probs that are NaN are infinitely far; a sampler that reports none has no gap.
     """
     pairs = [
-        np.abs(tokens - np.array(completion.logprobs))
+        np.abs(np.subtract(tokens, trajectory.own_log_probs, dtype=np.float64))
         for row, group in zip(log_probs.tokens, groups)
-        for tokens, completion in zip(row, group.completions)
-        if len(completion.logprobs) == len(tokens)
+        for tokens, trajectory in zip(row, group.trajectories)
+        if len(trajectory.own_log_probs) == len(tokens)
     ]
     gaps = np.concatenate(pairs) if pairs else np.zeros(0)
     largest = float(gaps.max()) if gaps.size else 0.0

@@ -67,9 +67,7 @@ class RolloutBatch:
 
 def recorded(groups: Sequence[Group]) -> LogProbs:
     """The log-probs that completions were recorded with; -log π is the estimate of an entropy."""
-    tokens = tuple(
-        tuple(np.array(c.logprobs, dtype=np.float32) for c in group.completions) for group in groups
-    )
+    tokens = tuple(tuple(each.own_log_probs for each in group.trajectories) for group in groups)
     return LogProbs(tokens, tuple(tuple(-row for row in group) for group in tokens))
 
 
@@ -78,9 +76,9 @@ def with_log_probs(groups: Sequence[Group], log_probs: LogProbs) -> tuple[Group,
     return tuple(
         replace(
             group,
-            completions=tuple(
-                replace(c, logprobs=tuple(row.tolist()))
-                for c, row in zip(group.completions, rows, strict=True)
+            trajectories=tuple(
+                trajectory.with_log_probs(row)
+                for trajectory, row in zip(group.trajectories, rows, strict=True)
             ),
         )
         for group, rows in zip(groups, log_probs.tokens, strict=True)
@@ -174,11 +172,6 @@ def generators_for(
     return [np.random.default_rng([*seed, slot]) for slot in slots]
 
 
-def has_signal(advantages: np.ndarray) -> np.ndarray:
-    """(P,): groups that move the policy at all, by their advantages (P, n)."""
-    return np.abs(advantages).max(axis=1) > 1e-12 if len(advantages) else np.zeros(0, dtype=bool)
-
-
 def group_entropies(
     old: LogProbs, live: np.ndarray, processes: ProcessGroup
 ) -> tuple[np.ndarray, float]:
@@ -247,8 +240,9 @@ def merge_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def sampled_entropy(groups: Sequence[Group], processes: ProcessGroup) -> float:
     """Mean of -log π per sampled token over all processes: unbiased for the policy's entropy."""
-    rows = [completion.logprobs for group in groups for completion in group.completions]
-    gathered = processes.gather((-sum(map(sum, rows)), sum(map(len, rows))))
+    rows = [each.own_log_probs for group in groups for each in group.trajectories]
+    total = sum(float(row.sum(dtype=np.float64)) for row in rows)
+    gathered = processes.gather((-total, sum(map(len, rows))))
     count = sum(part[1] for part in gathered)
     return sum(part[0] for part in gathered) / count if count else float("nan")
 
@@ -283,8 +277,8 @@ def with_penalties(
     loss = partial(overlong_penalty, limit=limit, buffer=buffer, penalty=penalty)
     return [
         [
-            replace(verdict, penalty=loss(len(c.tokens)))
-            for c, verdict in zip(group.completions, row, strict=True)
+            replace(verdict, penalty=loss(each.drawn))
+            for each, verdict in zip(group.trajectories, row, strict=True)
         ]
         for group, row in zip(groups, verdicts, strict=True)
     ]

@@ -143,45 +143,8 @@ def check_installed(config: Config) -> None:
             raise ValueError(f"run.trackers names {name}: pip install 'bestofk[{name}]'")
 
 
-BYTES_PER_TOKEN = 80
-"""Of host memory for a sampled token: its random number, its id and its log-prob as objects."""
-GIB = 2.0**30
-
-
 def machine_bytes() -> float:
     return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-
-
-def check_memory(config: Config, processes: int = 1, room: float | None = None) -> None:
-    """Raise where the tokens of a step, or of an evaluation, do not fit into this machine: it would
-    be killed without a word, steps later.
-
-    Args:
-        room: Bytes; by default the machine's memory.
-    """
-    have = room or machine_bytes()
-    step, shown, ahead = config.sampling, config.evaluation, config.off_policy.ahead
-    drawn = {
-        "a step": {
-            "sampling.prompts_per_step": step.prompts_per_step,
-            "sampling.samples_per_prompt": step.samples_per_prompt,
-            **({"off_policy.ahead + 1": ahead + 1} if ahead else {}),
-        },
-        "an evaluation": {
-            "evaluation.prompts": shown.prompts if shown.every else 0,
-            "evaluation.samples_per_prompt": shown.samples_per_prompt,
-        },
-    }
-    for what, sizes in drawn.items():
-        sizes["sampling.max_new_tokens"] = step.max_new_tokens
-        need = math.prod(sizes.values()) * BYTES_PER_TOKEN / processes
-        if need > have:
-            listed = " × ".join(f"{name} = {size:,}" for name, size in sizes.items())
-            raise ValueError(
-                f"{what} draws up to {listed} tokens, which take about {need / GIB:,.0f} GiB of "
-                f"memory, and this machine has {have / GIB:,.0f} GiB: lower "
-                f"{max(sizes, key=lambda name: sizes[name])}"
-            )
 
 
 def make_objective(config: Config) -> Objective:

@@ -11,7 +11,7 @@ from bestofk.config import Config, leaves, to_toml
 from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective
 from bestofk.sampling.prompts import encode
-from bestofk.training.checks import cautions, check, check_memory, claim_of_run, machine_bytes
+from bestofk.training.checks import cautions, check, claim_of_run, machine_bytes
 from bestofk.training.footprint import GIB, PROMPT, footprint
 
 ASSUMED = 80 * GIB
@@ -26,7 +26,7 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
     """
     objective, (shape, unread) = check(config), shape_of(config)
     weights = shape.get("parameters")
-    notes = *cautions(config, objective, weights=weights), *_too_large(config)
+    notes = cautions(config, objective, weights=weights)
     return "\n".join(
         [
             to_toml(config) if everything else differing(config),
@@ -40,15 +40,6 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
             *(f"note: {line}" for line in notes),
         ]
     )
-
-
-def _too_large(config: Config) -> list[str]:
-    """What is an error where a run starts and a note here: it may be meant for another machine."""
-    try:
-        check_memory(config)
-    except ValueError as error:
-        return [str(error)]
-    return []
 
 
 def differing(config: Config) -> str:

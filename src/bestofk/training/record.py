@@ -40,7 +40,7 @@ def metrics_line(
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
     """The metrics of a step, over all processes."""
-    tokens = [[len(c.tokens) for c in group.completions] for group in batch.groups]
+    tokens = [[each.drawn for each in group.trajectories] for group in batch.groups]
     gathered = processes.gather((batch.verdicts, tokens))
     verdicts = [row for part in gathered for row in part[0]]
     lengths = np.concatenate([np.array(part[1]) for part in gathered])
@@ -89,7 +89,7 @@ def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> 
         cause = "the verifier finds no answer in most of them: let the prompt ask for its format"
     else:
         cause = "the problems may be too hard: take easier ones, or a stronger model"
-    text, verdict = batch.groups[0].completions[0].text, batch.verdicts[0][0]
+    text, verdict = batch.groups[0].trajectories[0].text, batch.verdicts[0][0]
     what = "all rewards were equal" if line["groups_with_signal"] else "no group had a signal"
     return (
         f"{what} in {steps} steps, so nothing is learnt; likely cause: {cause}. "
@@ -165,19 +165,19 @@ def sample_rows(
     """A batch as JSON lines for the run's folder; with `tokens`, ids and log-probs too."""
     rows: list[dict[str, Any]] = []
     for p, (group, verdicts) in enumerate(zip(batch.groups, batch.verdicts)):
-        for i, (completion, verdict) in enumerate(zip(group.completions, verdicts)):
+        for i, (trajectory, verdict) in enumerate(zip(group.trajectories, verdicts)):
             row: dict[str, Any] = {
                 "step": step,
                 "prompt_id": group.prompt.id,
                 "sample": i,
                 "prompt": group.prompt.text,
-                "completion": completion.text,
-                "answer": given_answer(group.prompt, completion.text, verdict),
+                "completion": trajectory.text,
+                "answer": given_answer(group.prompt, trajectory.text, verdict),
                 "reward": verdict.reward,
                 "status": verdict.status,
-                "tokens": len(completion.tokens),
-                "logprob": float(sum(completion.logprobs)),
-                "finish_reason": completion.finish_reason,
+                "tokens": trajectory.drawn,
+                "logprob": trajectory.log_prob,
+                "finish_reason": trajectory.finish_reason,
             }
             if verdict.parts:
                 row["parts"] = dict(verdict.parts)
@@ -187,7 +187,8 @@ def sample_rows(
                 row["weight"] = float(weights[p, i])
             if tokens:
                 row["prompt_token_ids"] = group.prompt_tokens
-                row["token_ids"], row["logprobs"] = completion.tokens, completion.logprobs
+                row["token_ids"] = trajectory.tokens.tolist()
+                row["logprobs"] = trajectory.log_probs.tolist()
             rows.append(row)
     return rows
 

@@ -135,7 +135,16 @@ def save_checkpoint(
     run.prune(config.run.advanced.keep_last)
 
 
-QUEUE = TypeAdapter(list[RolloutBatch], config=ConfigDict(ser_json_inf_nan="constants"))
+STORED = {"trajectories": "completions", "log_probs": "logprobs"}
+"""Names of fields in checkpoints."""
+QUEUE = TypeAdapter(
+    list[RolloutBatch],
+    config=ConfigDict(
+        ser_json_inf_nan="constants",
+        serialize_by_alias=True,
+        alias_generator=lambda name: STORED.get(name, name),
+    ),
+)
 """Batches as JSON, in which every number comes back as it was."""
 
 

@@ -34,7 +34,6 @@ from bestofk.training.checks import (
     cautions,
     check,
     check_installed,
-    check_memory,
     check_output,
     unsound_weight,
 )
@@ -537,7 +536,6 @@ def open_session(
         trackers=config.run.trackers,
         folder=config.run.dir,
     )
-    check_memory(config, processes.size)
     if not resume:
         config = with_usual(config)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)

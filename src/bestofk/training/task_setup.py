@@ -48,10 +48,13 @@ def make_task(
     splits = [config.task.split, *([config.evaluation.split] if config.evaluation.every else [])]
     for split in map(task.split, splits):
         if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
-            judge.check_prompts(split[:] if config.task.name == "dataset" else split[:1])
+            judge.check_prompts(split[:] if config.task.name == "dataset" else split[:64])
 
     for line in task.look(config.task.split) if say else ():
         say_on_stderr(line)
+    if say and isinstance(judge, BatchVerifier):
+        for line in judge.notes(task.split(config.task.split)[:64]):
+            say_on_stderr(line)
 
     def judge_safely(groups: Sequence[Group]) -> list[list[Verdict]]:
         if not groups:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bestofk.config import Config, OffPolicySection
 from bestofk.learning import Learner, LogProbs, Loss
-from bestofk.objectives import Objective, trust_region_mask
+from bestofk.objectives import Objective, has_signal, trust_region_mask
 from bestofk.training.agreement import sampler_gap, sampler_log_probs
 from bestofk.training.batch import (
     ProcessGroup,
@@ -24,7 +24,6 @@ from bestofk.training.batch import (
     advantages_of,
     generators_for,
     group_entropies,
-    has_signal,
     merge_statistics,
     ratio_statistics,
     recorded,

@@ -63,8 +63,8 @@ def evaluation_samples(
     nothing is said about answers."""
     answers = [
         [
-            given_answer(group.prompt, completion.text, verdict)
-            for completion, verdict in zip(group.completions, row)
+            given_answer(group.prompt, trajectory.text, verdict)
+            for trajectory, verdict in zip(group.trajectories, row)
         ]
         for group, row in zip(groups, verdicts)
     ]
@@ -73,8 +73,8 @@ def evaluation_samples(
         name=name,
         problems=[group.prompt.id for group in groups],
         answers=answers if any(map(any, answers)) else None,
-        tokens=[[len(c.tokens) for c in group.completions] for group in groups],
-        logprobs=[[sum(c.logprobs) for c in group.completions] for group in groups],
+        tokens=[[each.drawn for each in group.trajectories] for group in groups],
+        logprobs=[[each.log_prob for each in group.trajectories] for group in groups],
     )
 
 

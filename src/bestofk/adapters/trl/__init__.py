@@ -23,11 +23,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from bestofk.adapters.inner_steps import check_version, warn_first_step
-from bestofk.objectives import Objective, ObjectiveWarning
+from bestofk.objectives import Objective, ObjectiveWarning, has_signal
 
 from .grpo_rows import (
     BestOfKLog,
     InnerStepsEnded,
+    check_prompts,
     check_rows,
     combined,
     for_loss,
@@ -42,6 +43,7 @@ from .grpo_rows import (
 )
 from .grpo_settings import (
     as_objective,
+    check_data,
     check_floor,
     check_model,
     check_trainer,
@@ -116,6 +118,7 @@ class BestOfKMixin(_Host):
         del given_by_place["self"]
         super().__init__(**given_by_place, **named)
         cautions += check_model(self.model, several_steps=self.exact_steps)
+        cautions += check_data({**given_by_place, **named})
         for caution in cautions:
             if args.process_index == 0:
                 warnings.warn(caution, ObjectiveWarning, stacklevel=2)
@@ -132,6 +135,7 @@ class BestOfKMixin(_Host):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         theirs = output["advantages"]
         columns = check_rows(self._columns, self._judged, output, self.accelerator.num_processes)
+        check_prompts(self, output)
         start = self.accelerator.process_index * len(theirs)
         own = slice(start, start + len(theirs))
         rewards = combined(columns.cpu(), self.reward_weights.cpu(), n)  # a few numbers
@@ -142,7 +146,7 @@ class BestOfKMixin(_Host):
             keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
         replace_last(self._logs["advantages"], advantages.tolist())
         self._best_of_k.add(metrics, rewards)
-        silent = advantages.reshape(-1, n).abs().amax(dim=1) <= 1e-12
+        silent = ~has_signal(advantages.reshape(-1, n))
         metrics["no_signal"].extend(silent.float().tolist())
         return output
 

@@ -8,6 +8,7 @@ own, once π_old is left out.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -48,6 +49,24 @@ def check_rows(columns: Tensor | None, judged: Any, output: dict[str, Any], rank
                 "would be those of other rows"
             )
     return columns
+
+
+def check_prompts(trainer: Any, output: dict[str, Any]) -> None:
+    """Raise where the samples of a group answer different prompts: none has siblings then."""
+    n = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+    rows = zip(output["prompt_ids"], output["prompt_mask"])
+    keys = [zlib.crc32(repr(ids[mask.bool()].tolist()).encode()) for ids, mask in rows]
+    mine = torch.tensor(keys, device=trainer.accelerator.device)
+    groups = trainer.accelerator.gather(mine).reshape(-1, n)
+    mixed = int((groups != groups[:, :1]).any(dim=1).sum())
+    if mixed:
+        raise ValueError(
+            f"{mixed} of {len(groups)} groups hold samples of different prompts, and the {n} "
+            "samples of a group must answer one: an environment must not make or vary the problem "
+            "in reset() by itself. Give train_dataset a row for each problem (its text, or a seed) "
+            "and let reset(self, seed, **row) take it from there: all samples of a group get the "
+            "same row. A rollout_func returns the same prompt_ids for equal prompts"
+        )
 
 
 def combined(columns: Tensor, weights: Tensor, n: int) -> Tensor:
@@ -145,6 +164,7 @@ def log_best_of_k(trainer: Any, *, k: int = 1, passing: float = 1.0) -> None:
         passing: a reward of at least this is a pass.
     """
     calculate, log = trainer._calculate_rewards, BestOfKLog(k, passing)
+    generate = trainer._generate_and_score_completions
 
     def calculated(*args: Any, **named: Any) -> Tensor:
         columns: Tensor = calculate(*args, **named)
@@ -154,7 +174,12 @@ def log_best_of_k(trainer: Any, *, k: int = 1, passing: float = 1.0) -> None:
         log.add(trainer._metrics["train" if training else "eval"], rewards)
         return columns
 
-    trainer._calculate_rewards = calculated
+    def generated(inputs: Any) -> dict[str, Any]:
+        output: dict[str, Any] = generate(inputs)
+        check_prompts(trainer, output)
+        return output
+
+    trainer._calculate_rewards, trainer._generate_and_score_completions = calculated, generated
 
 
 def progress_of(state: Any) -> float:

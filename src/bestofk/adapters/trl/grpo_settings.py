@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -257,6 +257,17 @@ def check_model(model: nn.Module, *, several_steps: bool) -> list[str]:
             )
         return [f"{text}: samples and gradient come from different random networks; {NO_DROPOUT}"]
     return []
+
+
+def check_data(arguments: Mapping[str, Any]) -> list[str]:
+    """A warning where environments get no data, so that samples of a group share no problem."""
+    if arguments.get("environment_factory") is None or arguments.get("train_dataset") is not None:
+        return []
+    return [
+        "environment_factory without train_dataset: reset() does not know which samples form a "
+        "group, and they must be of one problem, hidden parts included: give train_dataset a row "
+        "for each problem, which reset() takes"
+    ]
 
 
 def dropout(model: nn.Module) -> Iterator[str]:

@@ -19,9 +19,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bestofk.common import card_bytes, processes_per_card
-from bestofk.precision import PRECISIONS
-from bestofk.sampling.decode import ModelSampler, completion, end_tokens, texts_of
-from bestofk.sampling.draw import gap_to_plain
+from bestofk.sampling.decode import ModelSampler, end_tokens, texts_of, trajectory
+from bestofk.sampling.draw import AGREEMENT, gap_to_plain
 from bestofk.sampling.engine.device import GroupEngine
 from bestofk.sampling.engine.memory import Field, MemoryPlan, Table, make_plan, room_for
 from bestofk.sampling.engine.mirror import CannotRun, Mirror
@@ -87,7 +86,8 @@ class GroupSampler:
             fused: run the common kind of layer (Llama, Qwen, ...) by fewer, larger kernels.
         """
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
-        self.precision = PRECISIONS[precision]
+        self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+        self.limit = AGREEMENT[precision]
         self.memory_gib, self.compiled = memory_gib, compiled
         self.copied, self.fused = copied, fused
         self.ends = end_tokens(model, tokenizer)
@@ -116,7 +116,7 @@ class GroupSampler:
         plan = self.engine.plan
         return {
             "token_bytes": each,
-            "weight_bytes": self.precision.dtype.itemsize,
+            "weight_bytes": self.dtype.itemsize,
             "bytes": each * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
             "processes_on_the_card": self._processes(),
             "layers": "fused" if self.mirror.fused_model else "the model's own",
@@ -191,9 +191,7 @@ class GroupSampler:
     def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
-            self.mirror = Mirror(
-                self.model, self.precision.dtype, copied=self.copied, fused=self.fused
-            )
+            self.mirror = Mirror(self.model, self.dtype, copied=self.copied, fused=self.fused)
         else:
             self.mirror.refresh(self.model)
         token_bytes, total = self.mirror.token_bytes(), self._total(self.mirror)
@@ -237,25 +235,22 @@ class GroupSampler:
         Raises:
             CannotRun: they differ by more than rounding.
         """
-        done = max(group.completions, key=lambda one: len(one.tokens))
+        done = max(group.trajectories, key=lambda one: len(one.tokens))
         with engine.mirror.as_before():
-            drawn = group.prompt_tokens, done.tokens, done.logprobs
+            drawn = group.prompt_tokens, done.tokens, done.log_probs
             gap = gap_to_plain(engine.mirror.model, *drawn, params)
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, most)
-        limit = self.precision.limit
-        if not mean <= limit:
+        if not mean <= self.limit:
             raise CannotRun(
                 f"its log-probs are {mean:.2g} per token away from those of a plain forward pass, "
-                f"more than {limit:g}"
+                f"more than {self.limit:g}"
             )
 
 
 LOOK = 12
 """Tokens between two looks of the host, where rows can end before their limit."""
-EARLY = 64
-"""From so many tokens without a look on, seven eighths become lists while the rest is drawn."""
 
 
 def turns(
@@ -288,8 +283,6 @@ class Turn:
         self.sampler, self.engine, self.prompts, self.params = sampler, engine, prompts, params
         self.span, count = params.max_new_tokens, len(prompts) * params.n
         self.lengths = np.zeros(count, dtype=np.int64)
-        self.early: dict[int, tuple[list[int], list[float]]] = {}
-        """First tokens and log-probs, by row, that are on the host already."""
         self.left = np.full(len(prompts), params.n)
         self.begun = 0
         """Rows that are or were in a slot; the others wait."""
@@ -317,7 +310,7 @@ class Turn:
             if changed:
                 engine.push(table, self.width, self.params)
             steps = self._steps()
-            self._draw(steps)
+            engine.run(self.width, steps, self.params)
             stats["steps"] += steps
             stats["slot_steps"] += steps * self.width
             if ready:
@@ -333,22 +326,6 @@ class Turn:
         if self.sampler.ends or self.params.stop:
             return int(min(LOOK, self.span - drawn.min()))
         return int(self.span - drawn.max())
-
-    def _draw(self, steps: int) -> None:
-        """So many tokens for every active row; returns before the last ones are drawn."""
-        engine, table = self.engine, self.table
-        last = steps // 8 if steps >= EARLY else 0
-        engine.run(self.width, steps - last, self.params)
-        if not last:
-            return
-        slots = table.active()
-        known = table.fields[Field.DRAWN, slots] + steps - last
-        rows = table.fields[Field.ROW, slots].astype(np.int64)
-        fetched = engine.fetch(rows, self.span)
-        engine.run(self.width, last, self.params)
-        tokens, values = (each[:, : known.max()].tolist() for each in fetched())
-        for row, ids, logs, length in zip(rows.tolist(), tokens, values, known.tolist()):
-            self.early[row] = (ids[:length], logs[:length])
 
     def _admit(self) -> bool:
         """Put waiting rows into free slots."""
@@ -400,14 +377,14 @@ class Turn:
         tokens, _ = self.engine.fetch(rows.astype(np.int64), self.span)()
         reach = max(map(len, stop)) + 4
         begin = np.maximum(drawn - LOOK - reach, 0)
-        tails = [own[b:d].tolist() for own, b, d in zip(tokens, begin, drawn)]
+        tails = [own[b:d] for own, b, d in zip(tokens, begin, drawn)]
         for slot, own, d, text in zip(
             slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)
         ):
             if not any(word in text for word in stop):
                 continue
             steps = range(max(0, d - LOOK), d)
-            windows = [own[max(0, s + 1 - reach) : s + 1].tolist() for s in steps]
+            windows = [own[max(0, s + 1 - reach) : s + 1] for s in steps]
             for step, tail in zip(steps, texts_of(self.sampler.tokenizer, windows)):
                 if any(word in tail for word in stop):
                     table.fields[Field.ENDED, slot] = 1
@@ -417,19 +394,16 @@ class Turn:
         return any_ended
 
     def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
-        n, sampler = self.params.n, self.sampler
-        rows = [p * n + i for p in complete for i in range(n)]
-        lengths = self.lengths[rows].tolist()
-        early = [self.early.pop(row, ([], [])) for row in rows]
-        known = min(len(ids) for ids, _ in early)
-        tokens, values = (each[:, known:].tolist() for each in fetched())
-        ids = [a[:known] + b[: size - known] for (a, _), b, size in zip(early, tokens, lengths)]
-        logs = [a[:known] + b[: size - known] for (_, a), b, size in zip(early, values, lengths)]
-        shown = [row[:-1] if row[-1] in sampler.ends else row for row in ids]
-        texts = texts_of(sampler.tokenizer, shown)
+        n, stop, sampler = self.params.n, self.params.stop, self.sampler
+        lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
+        tokens, log_probs = fetched()
+        drawn = [row[:length] for row, length in zip(tokens, lengths)]
+        texts = texts_of(
+            sampler.tokenizer, [row[:-1] if int(row[-1]) in sampler.ends else row for row in drawn]
+        )
         done = [
-            completion(row, logp, sampler.tokenizer, sampler.ends, self.params.stop, text)
-            for row, logp, text in zip(ids, logs, texts)
+            trajectory(row, of_row[: len(row)], sampler.tokenizer, sampler.ends, stop, text)
+            for row, of_row, text in zip(drawn, log_probs, texts)
         ]
         for at, p in enumerate(complete):
             yield p, done[at * n : (at + 1) * n]
