@@ -189,7 +189,7 @@ def test_on_policy_nothing_is_scored_twice_and_the_sampler_is_measured_all_the_s
 def misjudged(batch, by):
     """The batch of a sampler whose log-probs of completion (p, i) are off by so much."""
     groups = tuple(
-        replace(group, completions=tuple(
+        replace(group, trajectories=tuple(
             replace(c, log_probs=c.log_probs + by(p, i))
             for i, c in enumerate(group.trajectories)))
         for p, group in enumerate(batch.groups)
