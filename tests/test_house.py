@@ -11,11 +11,12 @@ import bestofk
 
 SOURCE = Path(bestofk.__file__).parent
 ROOMS = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
-TYPES = {"types", "common", "sections"}
+TYPES = {"types", "common", "sections", "precision"}
 # room: what it may import of ours, beside itself
 MAY_IMPORT = {
     "common": set(),
     "sections": {"common"},
+    "precision": set(),
     "types": {"common"},
     "objectives": {"common"},
     "tasks": TYPES,

@@ -14,7 +14,7 @@ from bestofk.learning import Learner, Loss, Optimizer, layout
 from bestofk.learning.attention import add_runs, flash_groups
 from bestofk.learning.gpu import balanced, compile_layers, model_bytes, token_budget
 from bestofk.learning.layout import flat_segments
-from bestofk.learning.scorer import HeadLogProbs, WeighedHead, scores
+from bestofk.learning.scorer import Float32Logits, HeadLogProbs, WeighedHead, scores
 from bestofk.models.load import Lora, with_adapters
 from policies import fixed, llama, qwen3, random_groups
 
@@ -120,6 +120,36 @@ def test_the_heads_gradient_is_that_of_plain_autograd() -> None:
         torch.testing.assert_close(
             scores(hidden, weight, target, 1.7, size), (chosen, entropy), check_stride=False
         )
+
+
+def test_logits_of_bfloat16_factors_are_not_rounded_to_bfloat16() -> None:
+    """Logits of 16, where bfloat16 has steps of .06; gradients as of autograd in float32."""
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 64).bfloat16().requires_grad_()
+    weight = (2 * torch.randn(30, 64)).requires_grad_()
+    target = torch.randint(0, 30, (11,))
+    by_log_prob, by_entropy = torch.randn(11), torch.randn(11)
+    exact = [hidden.detach().float().requires_grad_(), weight.detach().bfloat16().float()]
+    exact[1].requires_grad_()
+    log_probs = (exact[0] @ exact[1].t()).log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    chosen = log_probs.gather(-1, target[:, None])[:, 0]
+    wanted = torch.autograd.grad((by_log_prob * chosen + by_entropy * entropy).sum(), exact)
+    for way in ("head", "logits"):
+        if way == "head":
+            a, b = HeadLogProbs.apply(hidden, weight, target, 1.0, 4)
+        else:
+            rows = Float32Logits.apply(hidden, weight, torch.bfloat16).log_softmax(-1)
+            a, b = rows.gather(-1, target[:, None])[:, 0], -(rows.exp() * rows).sum(-1)
+        torch.testing.assert_close((a, b), (chosen, entropy), rtol=1e-4, atol=1e-4)
+        found = torch.autograd.grad((by_log_prob * a + by_entropy * b).sum(), (hidden, weight))
+        for own, other in zip(found, wanted):
+            assert float((own.float() - other).norm() / other.norm()) < 0.01
+    total, c, _ = WeighedHead.apply(hidden, weight, target, by_log_prob, 1.0, 4)
+    plain = scores(hidden.detach(), weight.detach().bfloat16(), target, 1.0, 4)
+    torch.testing.assert_close(c, chosen.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(plain[0], c)
+    assert hidden.dtype == torch.autograd.grad(total, hidden)[0].dtype
 
 
 @pytest.mark.parametrize("run", [1024, 4, 1])

@@ -16,7 +16,7 @@ from bestofk.learning.scorer import CHUNK
 from bestofk.types import Group
 
 LOGITS = 2**28
-"""Logits held at once on a GPU: half a gibibyte in bfloat16."""
+"""Logits held at once on a GPU: a gibibyte, and half as much for their gradient."""
 WORTH = 30_000_000
 """Weights from which compiling a layer pays."""
 

@@ -4,7 +4,8 @@ The logits of a batch, tokens × vocabulary, never exist in full, neither forwar
 head is applied to a few thousand tokens at a time. Where the gradient that will arrive is known
 beforehand (the exact loss weighs every token's log-prob by a number that does not depend on it),
 the head's gradient is made in the forward pass; otherwise the logits of each stretch are computed
-again in the backward pass.
+again in the backward pass. On a GPU logits are float32, as the sampler's are: bfloat16 rounds them
+by more than an optimizer step changes them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from bestofk.common import base_model, keep_compiled
 from bestofk.learning.layout import Batch
+from bestofk.precision import float32_product
 
 CHUNK = 2**24
 """Logits held at once: 64 MiB in float32."""
@@ -104,7 +106,12 @@ class Scorer(nn.Module):
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def _log_probs(self, head: nn.Module, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return log_probs_and_entropies(head(hidden), target, 1.0 / self.temperature)
+        if type(head) is nn.Linear and hidden.is_cuda and torch.is_autocast_enabled("cuda"):
+            logits = Float32Logits.apply(hidden, head.weight, torch.get_autocast_dtype("cuda"))
+            logits = logits if head.bias is None else logits + head.bias.float()
+        else:
+            logits = head(hidden)
+        return log_probs_and_entropies(logits, target, 1.0 / self.temperature)
 
 
 LARGE = 100.0
@@ -156,9 +163,10 @@ def log_probs_and_entropies(
 
 
 def pull(
-    logits: Tensor, target: Tensor, by_log_prob: Tensor, by_entropy: Tensor, inverse: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`log_probs_and_entropies`, and a gradient in the logits.
+    logits: Tensor, target: Tensor, by_log_prob: Tensor, by_entropy: Tensor, inverse: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`log_probs_and_entropies`, and a gradient in the logits, in `dtype`.
 
     It is that of Σ by_log_prob · log-prob + by_entropy · entropy, with
     d log p_y / dx = 1_y − p;  d entropy / dx = −p (log p + entropy).
@@ -172,11 +180,11 @@ def pull(
     first = by_log_prob[:, None] * (hit.to(x.dtype) - chance)
     grad = (first - by_entropy[:, None] * chance * (log_probs + entropy)) * inverse
     log_prob = log_probs.gather(-1, target[:, None])[:, 0]
-    return log_prob, entropy[:, 0], grad.to(logits.dtype)
+    return log_prob, entropy[:, 0], grad.to(dtype)
 
 
 def _pull_known(
-    logits: Tensor, target: Tensor, by_log_prob: Tensor, inverse: float
+    logits: Tensor, target: Tensor, by_log_prob: Tensor, inverse: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`pull` without a gradient of the entropy."""
     x = logits.float() * inverse
@@ -185,7 +193,7 @@ def _pull_known(
     entropy = total[:, 0] - (chance * x).sum(-1)
     hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
     grad = by_log_prob[:, None] * (hit.to(x.dtype) - chance) * inverse
-    return x.gather(-1, target[:, None])[:, 0] - total[:, 0], entropy, grad.to(logits.dtype)
+    return x.gather(-1, target[:, None])[:, 0] - total[:, 0], entropy, grad.to(dtype)
 
 
 _COMPILED: dict[Any, Any] = {}
@@ -198,6 +206,27 @@ def _fast(function: Any, device: torch.device) -> Any:
         keep_compiled()
         _COMPILED[function] = torch.compile(function, dynamic=True)
     return _COMPILED[function]
+
+
+class Float32Logits(torch.autograd.Function):
+    """hidden (N, H) times a head's weight (V, H): factors in `dtype`, sums in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.dtype = dtype
+        return float32_product(hidden.to(dtype), weight.to(dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        hidden, weight = ctx.saved_tensors
+        grad = grad.to(ctx.dtype)
+        by_hidden = (grad @ weight.to(ctx.dtype)).to(hidden.dtype)
+        by_weight = None
+        if ctx.needs_input_grad[1]:
+            by_weight = (grad.t() @ hidden.to(ctx.dtype)).to(weight.dtype)
+        return by_hidden, by_weight, None
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -218,9 +247,9 @@ class HeadLogProbs(torch.autograd.Function):
         make = _fast(pull, hidden.device)
         into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
         for part in _stretches(len(target), ctx.size):
-            logits = hidden[part] @ into.by.t()
-            given = by_log_prob[part], by_entropy[part]
-            into.add(part, make(logits, target[part], *given, ctx.inverse)[2])
+            logits = float32_product(hidden[part], into.by)
+            by = by_log_prob[part], by_entropy[part]
+            into.add(part, make(logits, target[part], *by, ctx.inverse, hidden.dtype)[2])
         return into.hidden, into.weight, None, None, None
 
 
@@ -244,8 +273,10 @@ class WeighedHead(torch.autograd.Function):
         into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
         result = []
         for part in _stretches(len(target), size):
-            logits = hidden[part] @ into.by.t()
-            log_prob, entropy, grad = make(logits, target[part], coefficient[part], inverse)
+            logits = float32_product(hidden[part], into.by)
+            log_prob, entropy, grad = make(
+                logits, target[part], coefficient[part], inverse, hidden.dtype
+            )
             into.add(part, grad)
             result.append((log_prob, entropy))
         log_probs, entropies = (torch.cat(each) for each in zip(*result))
@@ -279,7 +310,7 @@ def scores(
     """Log-probs and entropies without gradient."""
     make = _fast(log_probs_and_entropies, hidden.device)
     result = [
-        make(hidden[part] @ weight.t(), target[part], inverse)
+        make(float32_product(hidden[part], weight), target[part], inverse)
         for part in _stretches(len(target), size)
     ]
     log_probs, entropies = (torch.cat(each) for each in zip(*result))

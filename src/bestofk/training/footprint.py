@@ -171,7 +171,7 @@ def _learning(
         kept, made = work.tokens * state * shape.hidden * shape.layers, 2 * layer
     casts = 2.0 * shape.linear if reduced and whole else 0.0
     at_once = min(LOGITS if on_gpu else CHUNK, work.rows * work.new * shape.vocabulary)
-    logits = at_once * (20.0 if not on_gpu else 4.0 if reduced else 8.0)
+    logits = at_once * (20.0 if not on_gpu else 6.0 if reduced else 8.0)
     head = 4.0 * shape.head if whole else 0.0
     if on_gpu and reduced and whole:
         head += 2.0 * shape.head  # its weights in bfloat16

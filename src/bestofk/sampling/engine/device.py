@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bestofk.sampling.draw import distribution
-from bestofk.sampling.engine.layers import attend_fused, pick
+from bestofk.sampling.engine.layers import FusedLayer, attend_fused, pick
 from bestofk.sampling.engine.memory import PART, TILE, TILED, Field, MemoryPlan, Table, rounded
 from bestofk.sampling.engine.mirror import Mirror
 from bestofk.sampling.sampler import Sampling
@@ -127,25 +127,35 @@ class GroupEngine:
         """
         key = ("prompts", *ids.shape)
         if key in self.graphs:
-            graph, read, _ = self.graphs[key]
+            graph, read = self.graphs[key]
             for buffer, new in zip(read, (ids, into)):
                 buffer.copy_(new)
             graph.replay()
             return
         ids, into = ids.to(self.device), into.to(self.device)
-        positions = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+        self._store_prompts(ids, into)
+        if self.graphed and key in self._seen and len(self._seen) <= SHAPES:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._store_prompts(ids, into)
+            # A graph reads from where its tensors were: all of them must stay.
+            self.graphs[key] = (graph, (ids, into))
+        self._seen.add(key)
+
+    def _store_prompts(self, ids: Tensor, into: Tensor) -> None:
+        if self.mirror.fused_model is not None and self._angles is not None:
+
+            def store(layer: FusedLayer, keys: Tensor, values: Tensor) -> None:
+                layer.site.module.engine_pk.index_copy_(0, into, keys)
+                layer.site.module.engine_pv.index_copy_(0, into, values)
+
+            self.mirror.fused_model.prompts(ids, store, self._angles)
+            return
         for site in self.mirror.sites:
             module: Any = site.module
             module.engine_prefill, module.engine_into = True, into
         try:
-            self.mirror.forward(ids, positions)
-            if self.graphed and key in self._seen and len(self._seen) <= SHAPES:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool):
-                    self.mirror.forward(ids, positions)
-                # A graph reads from where its tensors were: all of them must stay.
-                self.graphs[key] = (graph, (ids, into), positions)
-            self._seen.add(key)
+            self.mirror.forward(ids, torch.arange(ids.shape[1], device=self.device).expand_as(ids))
         finally:
             for site in self.mirror.sites:
                 site.module.engine_prefill = False  # type: ignore[assignment]

@@ -19,8 +19,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bestofk.common import card_bytes, processes_per_card
+from bestofk.precision import PRECISIONS
 from bestofk.sampling.decode import ModelSampler, end_tokens, texts_of, trajectory
-from bestofk.sampling.draw import AGREEMENT, gap_to_plain
+from bestofk.sampling.draw import gap_to_plain
 from bestofk.sampling.engine.device import GroupEngine
 from bestofk.sampling.engine.memory import Field, MemoryPlan, Table, make_plan, room_for
 from bestofk.sampling.engine.mirror import CannotRun, Mirror
@@ -86,8 +87,7 @@ class GroupSampler:
             fused: run the common kind of layer (Llama, Qwen, ...) by fewer, larger kernels.
         """
         self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
-        self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        self.limit = AGREEMENT[precision]
+        self.precision = PRECISIONS[precision]
         self.memory_gib, self.compiled = memory_gib, compiled
         self.copied, self.fused = copied, fused
         self.ends = end_tokens(model, tokenizer)
@@ -116,7 +116,7 @@ class GroupSampler:
         plan = self.engine.plan
         return {
             "token_bytes": each,
-            "weight_bytes": self.dtype.itemsize,
+            "weight_bytes": self.precision.dtype.itemsize,
             "bytes": each * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
             "processes_on_the_card": self._processes(),
             "layers": "fused" if self.mirror.fused_model else "the model's own",
@@ -191,7 +191,9 @@ class GroupSampler:
     def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
-            self.mirror = Mirror(self.model, self.dtype, copied=self.copied, fused=self.fused)
+            self.mirror = Mirror(
+                self.model, self.precision.dtype, copied=self.copied, fused=self.fused
+            )
         else:
             self.mirror.refresh(self.model)
         token_bytes, total = self.mirror.token_bytes(), self._total(self.mirror)
@@ -242,10 +244,11 @@ class GroupSampler:
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, most)
-        if not mean <= self.limit:
+        limit = self.precision.limit
+        if not mean <= limit:
             raise CannotRun(
                 f"its log-probs are {mean:.2g} per token away from those of a plain forward pass, "
-                f"more than {self.limit:g}"
+                f"more than {limit:g}"
             )
 
 

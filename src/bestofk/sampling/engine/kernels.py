@@ -441,12 +441,13 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     X, W, BIAS, GAIN, OUT, rows, N, K, eps,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr,
     PAIR: tl.constexpr, ADD: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    PDL: tl.constexpr,
+    BS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """OUT (rows, N) = norm(X) Wᵀ + bias; W is (N, K).
 
-    NORM: X / rms(X) · gain, the division after the product. PAIR: W is (2 N, K), gate above up, and
-    OUT = silu(gate) · up. ADD: the product is added to what OUT holds.
+    NORM: X / rms(X) · gain. PAIR: W is (2 N, K), gate above up, and OUT = silu(gate) · up. ADD: the
+    product is added to what OUT holds. Everything is rounded where separate kernels, and the
+    learner, round it.
     """
     pid = tl.program_id(0)
     down = tl.cdiv(rows, BM)
@@ -459,7 +460,14 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     hand_over(PDL)
     acc = tl.zeros((BM, BN), tl.float32)
     up = tl.zeros((BM, BN), tl.float32)
-    squares = tl.zeros((BM,), tl.float32)
+    scale = tl.zeros((BM,), tl.float32)
+    if NORM:
+        j = tl.arange(0, BS)
+        for s in range(0, K, BS):
+            z = tl.load(X + tl.where(m < rows, m, 0)[:, None] * K + (s + j)[None, :],
+                        mask=(s + j < K)[None, :], other=0.0).to(tl.float32)  # fmt: skip
+            scale += tl.sum(z * z, 1)
+        scale = tl.rsqrt(scale / K + eps)
     for s in range(0, K, BK):
         if EVEN:
             x = tl.load(x_at + s)
@@ -468,10 +476,8 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             x = tl.load(x_at + s, mask=(s + k < K)[None, :], other=0.0)
             w = tl.load(w_at + s, mask=(s + k < K)[:, None], other=0.0)
         if NORM:
-            z = x.to(tl.float32)
-            squares += tl.sum(z * z, 1)
             gain = tl.load(GAIN + s + k, mask=s + k < K, other=0.0).to(tl.float32)
-            x = (z * gain[None, :]).to(w.dtype)
+            x = (x.to(tl.float32) * scale[:, None] * gain[None, :]).to(w.dtype)
         acc = tl.dot(x, w, acc, input_precision="ieee")
         if PAIR:
             if EVEN:
@@ -479,14 +485,12 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             else:
                 w2 = tl.load(w_at + N * K + s, mask=(s + k < K)[:, None], other=0.0)
             up = tl.dot(x, w2, up, input_precision="ieee")
-    if NORM:
-        scale = tl.rsqrt(squares / K + eps)[:, None]
-        acc = acc * scale
-        up = up * scale
     if BIASED:
         acc += tl.load(BIAS + n, mask=real, other=0.0).to(tl.float32)[None, :]
+    if PAIR or ADD:
+        acc = acc.to(W.dtype.element_ty).to(tl.float32)
     if PAIR:
-        acc = acc / (1.0 + tl.exp(-acc)) * up
+        acc = acc / (1.0 + tl.exp(-acc)) * up.to(W.dtype.element_ty).to(tl.float32)
     inside = (m < rows)[:, None] & real[None, :]
     out = OUT + m[:, None] * N + n[None, :]
     if ADD:
@@ -495,13 +499,20 @@ def linear_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def norm_kernel(X, GAIN, OUT, K, eps, KP: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row of X / rms(X) · gain."""
+def norm_kernel(  # type: ignore[no-untyped-def]
+    X, DELTA, GAIN, OUT, K, eps, KP: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr
+):
+    """A row of X / rms(X) · gain, after DELTA was added to X (ADD)."""
     at = tl.program_id(0) * K + tl.arange(0, KP)
     real = tl.arange(0, KP) < K
     gain = tl.load(GAIN + tl.arange(0, KP), mask=real, other=0.0).to(tl.float32)
     hand_over(PDL)
     x = tl.load(X + at, mask=real, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(DELTA + at, mask=real, other=0.0).to(tl.float32)
+        rounded = x.to(X.dtype.element_ty)
+        tl.store(X + at, rounded, mask=real)
+        x = rounded.to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 0) / K + eps)
     tl.store(OUT + at, (y * gain).to(OUT.dtype.element_ty), mask=real)
 
@@ -532,52 +543,55 @@ def launch(
     """`linear_kernel`, into `out`."""
     rows, inner = x.shape
     outputs = weight.shape[0] // (2 if pair else 1)
-    sizes = blocks(x.element_size())
+    sizes = blocks(weight.element_size())
     pdl = dependent()
     programs = triton.cdiv(rows, sizes["BM"]) * triton.cdiv(outputs, sizes["BN"])
     linear_kernel[(programs,)](
         x, weight, x if bias is None else bias, x if gain is None else gain, out, rows, outputs,
         inner, eps, NORM=gain is not None, PAIR=pair, ADD=add, BIASED=bias is not None,
-        EVEN=inner % sizes["BK"] == 0, PDL=pdl, launch_pdl=pdl, **sizes,
+        EVEN=inner % sizes["BK"] == 0, BS=min(1024, power(inner)), PDL=pdl, launch_pdl=pdl,
+        **sizes,
     )  # fmt: skip
     return out
 
 
-def in_one(rows: int) -> bool:
+def in_one(rows: int, adapter: Adapter | None) -> bool:
     """Whether our kernel takes a product of so many rows."""
-    return rows <= FEW_ROWS
+    return rows <= FEW_ROWS and adapter is None
 
 
-def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """`layers.PlainOps.norm`."""
-    out, pdl = torch.empty_like(x), dependent()
+    out, pdl = torch.empty_like(x, dtype=dtype), dependent()
     norm_kernel[(len(x),)](
-        x, gain, out, x.shape[1], eps, KP=power(x.shape[1]), PDL=pdl, launch_pdl=pdl, num_warps=4
-    )
+        x, x if delta is None else delta, gain, out, x.shape[1], eps, KP=power(x.shape[1]),
+        ADD=delta is not None, PDL=pdl, launch_pdl=pdl, num_warps=4,
+    )  # fmt: skip
     return out
 
 
 def normed_linear(
-    x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
-    adapter: Adapter | None = None,
+    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+    bias: Tensor | None, adapter: Adapter | None = None,
 ) -> Tensor:  # fmt: skip
-    """linear(norm(x)), and what adapters add."""
-    if adapter is None and in_one(len(x)):
-        out = x.new_empty(len(x), len(weight))
+    """linear(norm(x += delta)), and what adapters add."""
+    if delta is None and in_one(len(x), adapter):
+        out = torch.empty(len(x), len(weight), dtype=weight.dtype, device=x.device)
         return launch(x, weight, out, bias=bias, gain=gain, eps=eps)
-    normed = norm(x, gain, eps)
+    normed = norm(x, delta, gain, eps, weight.dtype)
     return add_adapter(F.linear(normed, weight, bias), normed, adapter)
 
 
 def gated(
-    x: Tensor, gain: Tensor, eps: float, weight: Tensor, adapter: Adapter | None = None
-) -> Tensor:
-    """silu(gate) · up of norm(x)."""
+    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+    adapter: Adapter | None = None,
+) -> Tensor:  # fmt: skip
+    """silu(gate) · up of norm(x += delta)."""
     size = len(weight) // 2
-    out = x.new_empty(len(x), size)
-    if adapter is None and in_one(len(x)):
+    out = torch.empty(len(x), size, dtype=weight.dtype, device=x.device)
+    if delta is None and in_one(len(x), adapter):
         return launch(x, weight, out, gain=gain, eps=eps, pair=True)
-    normed, pdl = norm(x, gain, eps), dependent()
+    normed, pdl = norm(x, delta, gain, eps, weight.dtype), dependent()
     both = add_adapter(F.linear(normed, weight), normed, adapter)
     gate_kernel[(len(x), triton.cdiv(size, 1024))](
         both, out, size, B=1024, PDL=pdl, launch_pdl=pdl, num_warps=4
@@ -585,13 +599,14 @@ def gated(
     return out
 
 
-def add_linear(x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None) -> Tensor:
-    """into += linear(x), and what adapters add."""
-    if in_one(len(x)):
+def add_linear(
+    x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None
+) -> Tensor | None:
+    """into += linear(x), or what the next norm has to add."""
+    if in_one(len(x), adapter):
         launch(x, weight, into, add=True)
-    else:
-        into.addmm_(x, weight.t())
-    return add_adapter(into, x, adapter)
+        return None
+    return add_adapter(F.linear(x, weight), x, adapter)
 
 
 def add_adapter(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bestofk.precision import float32_product
 from bestofk.sampling.draw import draw
 from bestofk.sampling.engine.memory import Adapter, Field, Rotation
 from bestofk.sampling.sampler import Sampling
@@ -121,6 +122,26 @@ def attend_plain(
             scores[:, :, : max(0, k.shape[1] - window)] = -torch.inf
         out[r, 0] = (scores.softmax(-1) @ v.float()).reshape(heads, size).to(query.dtype)
     return out
+
+
+def causal(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, cap: float
+) -> Tensor:
+    """Attention of whole prompts, (P, heads, L, d)."""
+    length = query.shape[2]
+    if not cap and not (window and window < length):
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+    share = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    places = torch.arange(length, device=query.device)
+    distance = places[:, None] - places
+    hidden = (distance < 0) | (distance >= (window or length))
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
 
 
 def pick(
@@ -240,7 +261,10 @@ class FusedLayer:
 
 @dataclass(eq=False)
 class FusedModel:
-    """A model of such layers, between its embedding and its head."""
+    """A model of such layers, between its embedding and its head.
+
+    The sum that layers add to (the residual stream) has the embedding's dtype, as in the learner.
+    """
 
     embedding: nn.Module
     layers: list[FusedLayer]
@@ -251,29 +275,60 @@ class FusedModel:
 
     def angles(self, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin (length, d) of all places."""
-        device = self.head.device
-        cos, sin = self.rotary(self.head, torch.arange(length, device=device)[None])
+        places = torch.arange(length, device=self.head.device)[None]
+        cos, sin = self.rotary(self.embedding(places[:, :1]), places)
         return cos[0].contiguous(), sin[0].contiguous()
 
-    def forward(self, ids: Tensor, attend: Callable[[FusedLayer, Tensor], Tensor]) -> Tensor:
-        """Logits (R, V) of ids (R,), attention given: (layer, qkv) → (R, heads · d)."""
-        ops = _ops(self.head)
-        x = self.embedding(ids)
+    def hidden(
+        self, ids: Tensor, attend: Callable[[FusedLayer, Tensor], Tensor], *, exact: bool = False
+    ) -> Tensor:
+        """What the head takes (R, H) of ids (R,), attention given: (layer, qkv) → (R, heads · d).
+
+        Args:
+            exact: in float32, whatever the weights: one layer's at a time are cast.
+        """
+        ops = PlainOps if exact else _ops(self.head)
+        x, delta = self.embedding(ids), None
+        if exact:
+            x = x.float()
         for layer in self.layers:
-            x = _through(layer, x, attend, ops)
-        return F.linear(ops.norm(x, self.last, self.last_eps), self.head)
+            delta = _through(layer.exact() if exact else layer, x, delta, attend, ops)
+        kind = x.dtype if exact else self.head.dtype
+        normed: Tensor = ops.norm(x, delta, self.last, self.last_eps, kind)
+        return normed
+
+    def forward(self, ids: Tensor, attend: Callable[[FusedLayer, Tensor], Tensor]) -> Tensor:
+        """Logits (R, V) in float32."""
+        return float32_product(self.hidden(ids, attend), self.head)
 
     def exact(self, ids: Tensor, attend: Callable[[FusedLayer, Tensor], Tensor]) -> Tensor:
-        """The same in float32, whatever the weights: one layer's at a time are cast."""
-        x = self.embedding(ids).float()
-        for layer in self.layers:
-            x = _through(layer.exact(), x, attend, PlainOps)
-        x = PlainOps.norm(x, self.last.float(), self.last_eps)
+        """The same with all else in float32 too."""
+        x = self.hidden(ids, attend, exact=True)
         return torch.cat([F.linear(x, part.float()) for part in self.head.split(HEAD)], -1)
 
+    def prompts(self, ids: Tensor, store: Callable[[FusedLayer, Tensor, Tensor], None],
+                angles: tuple[Tensor, Tensor]) -> None:  # fmt: skip
+        """Keys and values (P · L, heads, d) of prompts (P, L), to `store` after the layer."""
+        count, length = ids.shape
+        places = torch.arange(length, device=ids.device)
+
+        def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
+            query, key, value = (
+                part.view(count, length, -1, layer.site.size).transpose(1, 2)
+                for part in layer.heads(qkv)
+            )
+            rotation, site = layer.rotation(*angles), layer.site
+            query = rotation.turned(query, places, layer.query_gain)
+            key = rotation.turned(key, places, layer.key_gain)
+            store(layer, key.transpose(1, 2).flatten(0, 1), value.transpose(1, 2).flatten(0, 1))
+            out = causal(query, key, value, site.scale, site.window, site.cap)
+            return out.transpose(1, 2).reshape(count * length, -1)
+
+        self.hidden(ids.flatten(), attend)
+
     @torch.no_grad()
-    def alike(self, model: Any) -> bool:
-        """Whether it computes the model's own logits, on a few tokens.
+    def alike(self, plain: Callable[[Tensor], Tensor]) -> bool:
+        """Whether it computes the model's own logits, on a few tokens; `plain` gives those of ids.
 
         Both are compared with these layers in float32. Two right passes in bfloat16 are about as
         far from that as each other, however deep the model is; a wrong one is farther.
@@ -299,19 +354,25 @@ class FusedModel:
             return (chances @ v.float()).transpose(0, 1).flatten(1).to(qkv.dtype)
 
         exact = self.exact(ids, attend)
-        passes = self.forward(ids, attend), model(input_ids=ids[None], use_cache=False).logits[0]
+        passes = self.forward(ids, attend), plain(ids)
         size = exact.norm().clamp_min(1e-12)
         near, far = sorted(float((each.float() - exact).norm() / size) for each in passes)
         return far <= ALIKE + NOISE * near
 
 
-def _through(layer: FusedLayer, x: Tensor, attend: Any, ops: Any) -> Tensor:
+def _through(
+    layer: FusedLayer, x: Tensor, delta: Tensor | None, attend: Any, ops: Any
+) -> Tensor | None:
+    """One layer, in place: what was to be added to x, and what is still to be added after it."""
     qkv = ops.normed_linear(
-        x, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias, layer.qkv_adapter
+        x, delta, layer.first, layer.first_eps, layer.qkv, layer.qkv_bias, layer.qkv_adapter
     )
-    x = ops.add_linear(attend(layer, qkv), layer.out, x, layer.out_adapter)
-    inner = ops.gated(x, layer.second, layer.second_eps, layer.gate_up, layer.gate_up_adapter)
-    return ops.add_linear(inner, layer.down, x, layer.down_adapter)
+    delta = ops.add_linear(attend(layer, qkv), layer.out, x, layer.out_adapter)
+    inner = ops.gated(
+        x, delta, layer.second, layer.second_eps, layer.gate_up, layer.gate_up_adapter
+    )
+    after: Tensor | None = ops.add_linear(inner, layer.down, x, layer.down_adapter)
+    return after
 
 
 def fused_model(model: Any, sites: list[Any]) -> FusedModel | None:
@@ -423,30 +484,39 @@ class PlainOps:
     """The kernels of `kernels`, in PyTorch."""
 
     @staticmethod
-    def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        z = x.float()
-        return (z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain.float()).to(x.dtype)
+    def norm(
+        x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch.dtype
+    ) -> Tensor:
+        """x / rms(x) · gain in `dtype`, after delta was added to x."""
+        if delta is not None:
+            x += delta
+        z = x if x.dtype == torch.float64 else x.float()
+        normed = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain.to(z.dtype)
+        return normed.to(dtype)
 
     @staticmethod
     def normed_linear(
-        x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None,
-        adapter: Adapter | None = None,
+        x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+        bias: Tensor | None, adapter: Adapter | None = None,
     ) -> Tensor:  # fmt: skip
-        normed = PlainOps.norm(x, gain, eps)
+        normed = PlainOps.norm(x, delta, gain, eps, weight.dtype)
         return plus(F.linear(normed, weight, bias), normed, adapter)
 
     @staticmethod
     def gated(
-        x: Tensor, gain: Tensor, eps: float, weight: Tensor, adapter: Adapter | None = None
-    ) -> Tensor:
-        gate, up = PlainOps.normed_linear(x, gain, eps, weight, None, adapter).chunk(2, -1)
+        x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+        adapter: Adapter | None = None,
+    ) -> Tensor:  # fmt: skip
+        both = PlainOps.normed_linear(x, delta, gain, eps, weight, None, adapter)
+        gate, up = both.chunk(2, -1)
         return F.silu(gate) * up
 
     @staticmethod
     def add_linear(
         x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None
-    ) -> Tensor:
-        return plus(into + F.linear(x, weight), x, adapter)
+    ) -> Tensor | None:
+        """What is to be added to `into`, which some kernels do at once."""
+        return plus(F.linear(x, weight), x, adapter)
 
 
 def _ops(weight: Tensor) -> Any:

@@ -4,6 +4,9 @@ Weights are the policy's own tensors where their dtype is the one to sample in. 
 cast, all together, once per call. Products of one input (queries, keys and values; gate and up) are
 then one product.
 
+In bfloat16 everything is rounded where the learner rounds it under autocast. Products are of
+bfloat16, gains of norms and the sum that layers add to keep the policy's dtype, logits are float32.
+
 LoRA adapters are low-rank products of their own beside those of the frozen weights, which are the
 policy's tensors: nothing is held twice, and a small change is not lost in the rounding of a sum.
 Adapters of other kinds are added into a copy of the weights.
@@ -23,7 +26,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bestofk.common import base_model
-from bestofk.sampling.engine.layers import FusedModel, attend, fused_model, plus
+from bestofk.precision import float32_product
+from bestofk.sampling.engine.layers import FusedModel, attend, causal, fused_model, plus
 from bestofk.sampling.engine.memory import Adapter
 from bestofk.sampling.weights import LowRank, adapted_modules, low_rank, merged
 
@@ -94,6 +98,7 @@ class Mirror:
         self.casts = 0
         ranks = {name: sum(len(one.down) for one in parts or ()) for name, parts in found.items()}
         self.model = _copied(base, dtype, self.own, {} if self.merging else ranks)
+        _keep_residual(self.model, _residual(base, dtype))
         self.weights = dict(self.model.named_parameters())
         self.low_rank = {
             name: module.adapter
@@ -118,9 +123,8 @@ class Mirror:
         self.fused_model: FusedModel | None = None
         """The same weights as fused layers, if the model is of that kind."""
         candidate = fused_model(self.model, self.sites) if fused and self.joins else None
-        if candidate is not None:
-            with self.as_before():
-                self.fused_model = candidate if candidate.alike(self.model) else None
+        if candidate is not None and candidate.alike(self._plain_logits):
+            self.fused_model = candidate
 
     @property
     def joins(self) -> bool:
@@ -174,20 +178,33 @@ class Mirror:
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """Logits (R, V) after the last of ids (R, L)."""
-        out = self.model(
-            input_ids=ids, position_ids=places, use_cache=False, attention_mask=None,
-            logits_to_keep=1,
-        )  # fmt: skip
+        with self._autocast():
+            out = self.model(
+                input_ids=ids, position_ids=places, use_cache=False, attention_mask=None,
+                logits_to_keep=1,
+            )  # fmt: skip
         return out.logits[:, -1]
+
+    def _plain_logits(self, ids: Tensor) -> Tensor:
+        with self.as_before():
+            logits: Tensor = self.model(input_ids=ids[None], use_cache=False).logits[0]
+        return logits
+
+    def _autocast(self) -> torch.autocast:
+        """For modules of transformers, as in the learner."""
+        device = next(self.model.parameters()).device.type
+        reduced = self.dtype != torch.float32
+        return torch.autocast(device, self.dtype, enabled=reduced, cache_enabled=False)
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
-        """With the attention the policy came with."""
+        """With the attention the policy came with, and rounded as the learner rounds."""
         config = self.model.config.get_text_config()
         before = config._attn_implementation
         self._set(self.plain)
         try:
-            yield
+            with self._autocast():
+                yield
         finally:
             self._set(before)
 
@@ -257,9 +274,12 @@ def _copied(base: Any, dtype: torch.dtype, own: bool, ranks: dict[str, int]) -> 
         ranks: of the layers whose adapters are products of their own.
     """
     memo: dict[int, Any] = {}
+    biases = {id(m.bias) for m in base.modules() if isinstance(m, nn.Linear)}
     for p in base.parameters():
         shape = p.quant_state.shape if hasattr(p, "quant_state") else p.shape
         kind = dtype if p.is_floating_point() or hasattr(p, "quant_state") else p.dtype
+        if p.dim() < 2 and id(p) not in biases and p.is_floating_point():
+            kind = torch.promote_types(dtype, p.dtype)  # gains of norms
         fresh = torch.empty(shape, dtype=kind, device=p.device) if own else p
         memo[id(p)] = nn.Parameter(fresh, requires_grad=False) if own else p
     copied = copy.deepcopy(base, memo)
@@ -271,7 +291,21 @@ def _copied(base: Any, dtype: torch.dtype, own: bool, ranks: dict[str, int]) -> 
                 setattr(parent, name, AdaptedLinear(inner, ranks[place], dtype))
             elif inner is not child or _packed(inner):
                 setattr(parent, name, _linear(inner) if _packed(inner) else inner)
+    head = copied.get_output_embeddings()
+    if type(head) is nn.Linear:
+        copied.set_output_embeddings(Head(head))
     return copied
+
+
+def _residual(base: Any, dtype: torch.dtype) -> torch.dtype:
+    """What the learner's layers add to: the embedding's dtype, and that of the weights at least."""
+    weight = base.get_input_embeddings().weight
+    kind = weight.dtype if weight.is_floating_point() else dtype
+    return torch.promote_types(kind, dtype)
+
+
+def _keep_residual(model: Any, dtype: torch.dtype) -> None:
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: out.to(dtype))
 
 
 def _packed(module: nn.Module) -> bool:
@@ -301,6 +335,20 @@ class AdaptedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return plus(F.linear(x, self.weight, self.bias), x, self.adapter)
+
+
+class Head(nn.Module):
+    """A linear layer whose output is float32."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            rows = x.to(self.weight.dtype).flatten(0, -2)
+            logits = float32_product(rows, self.weight).unflatten(0, x.shape[:-1])
+        return logits if self.bias is None else logits + self.bias.float()
 
 
 LINEAR = (nn.Linear, AdaptedLinear)
@@ -392,6 +440,7 @@ def engine_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What the mirror's layers call: noting how they attend, prompts, or one token per row."""
+    query, key = query.to(value.dtype), key.to(value.dtype)  # rotated in float32
     scale = scaling or query.shape[-1] ** -0.5
     window, cap = sliding_window or 0, softcap or 0.0
     if hasattr(module, "engine_look"):
@@ -408,26 +457,6 @@ def engine_attention(
             rows = new.transpose(1, 2).flatten(0, 1)
             store.index_copy_(0, module.engine_into, rows)  # type: ignore[operator,arg-type]
     return causal(query, key, value, scale, window, cap).transpose(1, 2), None
-
-
-def causal(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, cap: float
-) -> Tensor:
-    """Attention of whole prompts, (P, heads, L, d)."""
-    length = query.shape[2]
-    if not cap and not (window and window < length):
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=True
-        )
-    share = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
-    scores = (query @ key.transpose(2, 3)).float() * scale
-    if cap:
-        scores = cap * torch.tanh(scores / cap)
-    places = torch.arange(length, device=query.device)
-    distance = places[:, None] - places
-    hidden = (distance < 0) | (distance >= (window or length))
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
 
 
 def _note(

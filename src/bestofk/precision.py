@@ -1,0 +1,56 @@
+"""The numbers that a policy is computed in, as one value, and the product that gives its logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Names of dtypes, as `torch` has them, and what their rounding explains."""
+
+    name: str
+    """As in `model.precision`."""
+    weights: str
+    """Of both factors of a product, and so of keys and values."""
+    logits: str
+    limit: float
+    """Largest mean |log-prob difference| per token of a sampler to a plain forward pass."""
+
+    @property
+    def reduced(self) -> bool:
+        """Whether products round their inputs."""
+        return self.weights != "float32"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, keys and values."""
+        import torch
+
+        kind: torch.dtype = getattr(torch, self.weights)
+        return kind
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", "float32", "float32", limit=1e-3),
+    "bf16": Precision("bf16", "bfloat16", "float32", limit=0.1),
+}
+
+
+def float32_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (N, H) times weight (V, H), transposed: sums in float32 that are not rounded to bfloat16.
+
+    Sampler and learner round logits differently otherwise, by up to .06 at a logit of 16.
+    """
+    import torch
+
+    if x.dtype == torch.float32:
+        return torch.nn.functional.linear(x, weight)
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return torch.nn.functional.linear(x.float(), weight.float())
