@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bestofk.learning import Learner
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -263,7 +264,8 @@ def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
     same, cast = Mirror(model, torch.float32), Mirror(model, torch.bfloat16)
     assert not same.own
     assert all(p.requires_grad for p in model.parameters())
-    assert not any(p.requires_grad for p in cast.model.parameters())
+    trained = {name for name, p in cast.model.named_parameters() if p.requires_grad}
+    assert trained == {"model.embed_tokens.weight"}  # looked up in float32, as the learner does
     assert {id(p) for p in same.model.parameters()} == {id(p) for p in model.parameters()}
     assert cast.own
     assert cast.casts == 1
@@ -278,6 +280,47 @@ def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
         expected = model(ids).logits[:, -1]
     assert float((found - expected).norm() / expected.norm()) < 0.05
     assert cast.casts == 2
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_in_bfloat16_only_factors_of_products_are(tied: bool) -> None:
+    """Embedding, gains and logits stay float32, and the embedding is there once."""
+    model = fixed(lambda: llama(tie_word_embeddings=tied))
+    mirror = Mirror(model, torch.bfloat16)
+    kinds = {name: p.dtype for name, p in mirror.model.named_parameters()}
+    float32 = {name for name, kind in kinds.items() if kind == torch.float32}
+    assert float32 == {n for n in kinds if "norm" in n} | {"model.embed_tokens.weight"}
+    assert kinds["lm_head.weight"] == torch.bfloat16
+    assert mirror.model.get_input_embeddings().weight is model.get_input_embeddings().weight
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    mirror.refresh(model)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        found = mirror._plain_logits(ids[0])[-1:]
+        expected = model(ids).logits[:, -1]
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+    copied = Mirror(model, torch.bfloat16, copied=True)  # where tensors are others at each call
+    assert copied.model.get_input_embeddings().weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Gemma"], ids=["fused layers", "the model's own"])
+def test_in_bfloat16_sampler_and_learner_are_nearer_to_each_other_than_to_float32(
+    name: str,
+) -> None:
+    """Both round in the same places, so most of the rounding cancels."""
+    params = Sampling(samples_per_prompt=8, max_new_tokens=30)
+    model = fixed(lambda: family(name))
+    groups = GroupSampler(model, TOKENIZER, precision="bf16").sample(PROMPTS, seed=1, params=params)
+    learner = Learner(model, precision="bf16", layout="padded")
+    learner._scorer.fused = learner._scorer.can_fuse  # float32 logits, as on a GPU
+    learned = np.concatenate(sum(learner.log_probs(groups).tokens, ()))
+    exact = Learner(fixed(lambda: family(name)), layout="padded").log_probs(groups)
+    noise = np.abs(learned - np.concatenate(sum(exact.tokens, ()))).mean()
+    assert np.abs(log_probs(groups) - learned).mean() < 0.75 * noise  # 1.4 with other places
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])

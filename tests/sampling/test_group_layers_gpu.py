@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bestofk.precision import float32_product
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler
@@ -37,41 +38,62 @@ def test_products_with_norm_sum_and_gate_are_those_of_float64(
 ) -> None:
     from bestofk.sampling.engine import kernels as ours
 
-    monkeypatch.setattr(ours, "in_one", lambda rows: own)
+    monkeypatch.setattr(ours, "in_one", lambda rows, adapter: own and adapter is None)
     torch.manual_seed(rows)
-    for kind, near in ((torch.bfloat16, 1e-2), (torch.float32, 1e-5)):
+    half, whole = torch.bfloat16, torch.float32
+    for residual, kind, near in ((whole, half, 1e-2), (half, half, 1e-2), (whole, whole, 1e-5)):
 
         def draw(*shape: int, kind: Any = kind) -> torch.Tensor:
             return torch.randn(*shape, device="cuda").to(kind)
 
-        x, gain, bias = draw(rows, inner), draw(inner), draw(outputs)
+        x, into = draw(rows, inner, kind=residual), draw(rows, outputs, kind=residual)
+        gain, bias, given = draw(inner, kind=residual), draw(outputs), draw(rows, inner)
         weight, two = draw(outputs, inner), draw(2 * outputs, inner)
-        into = draw(rows, outputs)
-        exact = [each.double() for each in (x, gain, weight, bias)]
+        delta = None if own else given
         eps = 1e-5
-        plain = PlainOps.normed_linear(exact[0], exact[1], eps, exact[2], exact[3])
-        assert off(ours.normed_linear(x, gain, eps, weight, bias), plain) < near
-        plain = PlainOps.gated(exact[0], exact[1], eps, two.double())
-        assert off(ours.gated(x, gain, eps, two), plain) < 2 * near
-        plain = into.double() + exact[0] @ exact[2].t()
-        assert off(ours.add_linear(x, weight, into), plain) < near
-        for rank in (6, 16, 100):
+
+        def normed(
+            name: str, *rest: Any, x: Any = x, gain: Any = gain, delta: Any = delta, eps: Any = eps
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            def double(value: Any) -> Any:
+                if isinstance(value, tuple):
+                    return tuple(map(double, value))
+                return value.double() if isinstance(value, torch.Tensor) else value
+
+            mine = getattr(ours, name)(x.clone(), delta, gain, eps, *rest)
+            args = [double(value) for value in rest]
+            return mine, getattr(PlainOps, name)(double(x), double(delta), double(gain), eps, *args)
+
+        assert off(*normed("normed_linear", weight, bias)) < near
+        assert off(*normed("gated", two)) < 2 * near
+        for rank in (0, 6, 16, 100):
             down = draw(rank, inner) / 9
             one, both = (draw(size, rank) / 9 for size in (outputs, 2 * outputs))
-            plain = PlainOps.normed_linear(
-                exact[0], exact[1], eps, exact[2], exact[3], (down.double(), one.double())
-            )
-            assert off(ours.normed_linear(x, gain, eps, weight, bias, (down, one)), plain) < near
-            plain = PlainOps.gated(
-                exact[0], exact[1], eps, two.double(), (down.double(), both.double())
-            )
-            assert off(ours.gated(x, gain, eps, two, (down, both)), plain) < 2 * near
-            into = draw(rows, outputs)
-            plain = PlainOps.add_linear(
-                exact[0], exact[2], into.double(), (down.double(), one.double())
-            )
-            assert off(ours.add_linear(x, weight, into, (down, one)), plain) < near
-        assert off(ours.norm(x, gain, eps), PlainOps.norm(exact[0], exact[1], eps)) < near
+            adapter = (down, one) if rank else None
+            exact_sum = into.double() + given.double() @ weight.double().t()
+            if rank:
+                assert off(*normed("normed_linear", weight, bias, (down, one))) < near
+                assert off(*normed("gated", two, (down, both))) < 2 * near
+                exact_sum += given.double() @ down.double().t() @ one.double().t()
+            found = into.clone()
+            left = ours.add_linear(given, weight, found, adapter)
+            assert (left is None) == (own and not rank)
+            assert off(found if left is None else found + left, exact_sum) < near
+        changed = x.clone()
+        plain = x.double() + given.double()
+        normal = ours.norm(changed, given, gain, eps, kind)
+        assert normal.dtype == kind
+        assert off(changed, plain) < (1e-6 if residual == whole else near)
+        expected = PlainOps.norm(plain, None, gain.double(), eps, torch.float64)
+        assert off(normal, expected) < near
+
+
+def test_logits_of_bfloat16_factors_have_the_sums_of_float32() -> None:
+    torch.manual_seed(0)
+    x, head = (torch.randn(n, 896, device="cuda").bfloat16() for n in (100, 5000))
+    logits = float32_product(x, head)
+    assert logits.dtype == torch.float32
+    assert off(logits, x.double() @ head.double().t()) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])

@@ -487,13 +487,13 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             up = tl.dot(x, w2, up, input_precision="ieee")
     if BIASED:
         acc += tl.load(BIAS + n, mask=real, other=0.0).to(tl.float32)[None, :]
-    if PAIR or ADD:
-        acc = acc.to(W.dtype.element_ty).to(tl.float32)
     if PAIR:
+        acc = acc.to(W.dtype.element_ty).to(tl.float32)
         acc = acc / (1.0 + tl.exp(-acc)) * up.to(W.dtype.element_ty).to(tl.float32)
     inside = (m < rows)[:, None] & real[None, :]
     out = OUT + m[:, None] * N + n[None, :]
     if ADD:
+        acc = acc.to(W.dtype.element_ty).to(tl.float32)
         acc += tl.load(out, mask=inside, other=0.0).to(tl.float32)
     tl.store(out, acc.to(OUT.dtype.element_ty), mask=inside)
 

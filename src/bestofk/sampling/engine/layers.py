@@ -81,6 +81,7 @@ def _(  # type: ignore[no-untyped-def]
     return query.new_empty(rows, 1, heads, size)
 
 
+@torch.autocast("cpu", enabled=False)  # float32 below means float32
 def attend_plain(
     query: Tensor,
     key: Tensor,

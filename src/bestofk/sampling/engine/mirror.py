@@ -96,10 +96,14 @@ class Mirror:
         self.changing = copied or self.merging or any(p.requires_grad for p in held)
         """Whether that copy is to be made anew for each call: frozen weights are copied once."""
         self.casts = 0
+        self.shared: set[str] = set()
+        """Names of the policy's tensors that need no copy although the others do."""
         ranks = {name: sum(len(one.down) for one in parts or ()) for name, parts in found.items()}
         self.model = _copied(base, dtype, self.own, {} if self.merging else ranks)
         _keep_residual(self.model, _residual(base, dtype))
         self.weights = dict(self.model.named_parameters())
+        if self.own and not copied and not self.merging:
+            self._share_embedding(base)
         self.low_rank = {
             name: module.adapter
             for name, module in self.model.named_modules()
@@ -142,10 +146,21 @@ class Mirror:
                 self._adapt(name, low_rank(adapter) or [])
         self.casts += 1
 
+    def _share_embedding(self, base: Any) -> None:
+        """Look embeddings up in the policy's own tensor, as the learner does, not in its cast."""
+        embedding, theirs = self.model.get_input_embeddings(), base.get_input_embeddings()
+        if type(embedding) is type(theirs):
+            cast, embedding.weight = embedding.weight, theirs.weight
+            if all(cast is not weight for weight in self.model.parameters()):  # no head's either
+                self.weights = {n: w for n, w in self.weights.items() if w is not cast}
+                self.shared = {n for n, w in base.named_parameters() if w is theirs.weight}
+
     def _take(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         into: list[Tensor] = []
         new: list[Tensor] = []
         for name, tensor in weights:
+            if name in self.shared:
+                continue
             if name not in self.weights:
                 raise CannotRun(f"its weight {name} is adapted in a way that cannot be merged")
             into.append(self.weights[name])
