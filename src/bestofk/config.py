@@ -238,7 +238,8 @@ RESUMABLE = {
     "model.device", "model.advanced.fsdp", "sampling.server", "sampling.advanced.max_rows",
     "sampling.advanced.agreement",
 }  # fmt: skip
-"""Settings that did not affect any completed step, so that a resumed run may change them."""
+"""Settings that did not affect any completed step, so that a resumed run may change them; those of
+evaluations are others."""
 
 
 def read(path: str | Path) -> Config:
@@ -292,11 +293,11 @@ def leaves(section: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def differences(old: Config, new: Config) -> list[str]:
     """'name: old → new' for every field that may not change when a run is resumed."""
     before, after = dict(leaves(old)), dict(leaves(new))
-    return [
-        f"{name}: {before.get(name)!r} → {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if name not in RESUMABLE and before.get(name) != after.get(name)
-    ]
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    free = RESUMABLE | {name for name in names if name.startswith("evaluation.")}
+    if old.task.advanced.pass_rates:
+        free -= {"evaluation.threshold"}  # it decided which prompts are trained on
+    return [f"{name}: {before.get(name)!r} → {after.get(name)!r}" for name in sorted(names - free)]
 
 
 def merged(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from bestofk.config import merged, read
+from bestofk.cli import main
+from bestofk.config import Config, differences, merged, read
 from bestofk.rewards.base import as_verdict
 from bestofk.runs import Run, read_metrics, write_jsonl
 from bestofk.tasks import countdown
@@ -159,6 +160,31 @@ def test_a_run_may_be_moved_and_given_more_steps(recipe, same_run, tmp_path):
     third = merged(config, {"run.dir": str(tmp_path / "third"), "run.steps": 6})
     assert train(third, resume=True).step == 6
     same_run(tmp_path / "run", tmp_path / "third")
+
+
+def test_the_next_resume_knows_what_the_last_one_changed(recipe, tmp_path):
+    """An extension, and another evaluation: the printed command states neither."""
+    folder = tmp_path / "run"
+    train(read(recipe(run={"steps": 3})))
+    changes = ["--run.steps", "5", "--evaluation.every", "1", "--evaluation.samples_per_prompt=2"]
+    assert main(["train", "--resume", str(folder), *changes]) == 0
+    assert main(["train", "--resume", str(folder)]) == 0
+    stored = read(folder / "config.toml")
+    assert (stored.run.steps, stored.evaluation.samples_per_prompt) == (5, 2)
+    lines = [line for line in read_metrics(folder) if line["kind"] == "evaluation"]
+    assert [(x["step"], x["samples_per_prompt"]) for x in lines] == [(0, 4), (3, 4), (4, 2), (5, 2)]
+    best = json.loads((folder / "best.json").read_text())
+    assert best["metric"] == "max@2"
+    with pytest.raises(ValueError, match=r"has done 5 steps, more than run\.steps = 4"):
+        train(merged(stored, {"run.steps": 4}), resume=True)
+    assert read(folder / "config.toml") == stored
+
+
+def test_a_threshold_that_chose_the_prompts_may_not_change():
+    old = Config(task={"advanced": {"pass_rates": "rates.jsonl"}})
+    new = merged(old, {"evaluation.threshold": 0.5, "evaluation.every": 3})
+    assert differences(old, new) == ["evaluation.threshold: None → 0.5"]
+    assert differences(Config(), merged(Config(), {"evaluation.threshold": 0.5})) == []
 
 
 def test_resuming_a_finished_run_changes_nothing(recipe, tmp_path):

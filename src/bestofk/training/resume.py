@@ -70,6 +70,11 @@ def open_folder(
     return run, result
 
 
+def keep_settings(config: Config, folder: Path) -> None:
+    """Write what a resume has changed about a run, for the next one to read."""
+    write_atomically(folder / "config.toml", to_toml(config))
+
+
 def check_checkpoints_are_there(run: runs.Run, every: int) -> None:
     """Raise where a run would start over in silence because its checkpoints were removed."""
     if run.checkpoints() or not (run.path / "metrics.jsonl").exists():
@@ -92,8 +97,18 @@ def restore(
     """Load a checkpoint into the learner; return where the run stood, and its queue of batches."""
     if checkpoint is None:
         return RunState(), []
-    check_resumed(Config(**checkpoint.state["config"]), config)
+    old = Config(**checkpoint.state["config"])
+    check_resumed(old, config)
     state = RunState(**checkpoint.state["state"])
+    if state.step > config.run.steps:
+        raise ValueError(
+            f"{config.run.dir} has done {state.step} steps, more than run.steps = "
+            f"{config.run.steps}: raise it, or resume from an earlier checkpoint "
+            f"(--resume {config.run.dir}/checkpoints/step-…)"
+        )
+    when = {name: getattr(config.evaluation, name) for name in ("every", "at_start")}
+    if old.evaluation.changed(**when) != config.evaluation:
+        state = replace(state, best=None)  # the figures so far are of another evaluation
     if state.position and prompt_at(state.position - 1).id != state.last_prompt:
         raise ValueError(
             f"the data changed since the run was started: the prompt at position "

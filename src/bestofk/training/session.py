@@ -51,6 +51,7 @@ from bestofk.training.record import (
 from bestofk.training.resume import (
     RunState,
     keep_plan,
+    keep_settings,
     open_folder,
     restore,
     save_checkpoint,
@@ -548,12 +549,8 @@ def open_session(
                 take_plan(parts.sampler, run.path)
             stream = parts.task.split(config.task.split)
             state, queue = restore(result, config, parts.learner, stream.at, processes)
-            if state.step > config.run.steps:
-                raise ValueError(
-                    f"{run.path} has done {state.step} steps, more than run.steps = "
-                    f"{config.run.steps}: raise it, or resume from an earlier checkpoint "
-                    f"(--resume {run.path}/checkpoints/step-…)"
-                )
+            if resume and processes.main:
+                keep_settings(config, run.path)
             session = Session(
                 config, objective, processes, run, parts, state, stop, display,
                 queue=deque(map(done, queue)), saved=state.step if result else -1,
