@@ -90,3 +90,13 @@ def test_environments_of_the_hosts_have_all_that_the_package_needs(listed: Path)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = names(project["dependencies"])
     assert needed <= names(listed.read_text(encoding="utf-8").splitlines())
+
+
+def test_benchmarks_that_make_runs_need_no_argument():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    names = re.search(r"^BENCHES := (.+)$", makefile, re.MULTILINE)
+    assert names is not None
+    for name in names[1].split():
+        source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+        arguments = re.findall(r"add_argument\(([^)]*)\)", source)
+        assert all("--" in each or "nargs" in each for each in arguments), name
