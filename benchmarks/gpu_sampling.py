@@ -46,12 +46,12 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     model = made(make, **changes)
     vocabulary = model.config.vocab_size
     sampler = GroupSampler(model, words(vocabulary), precision="bf16")
-    params = Sampling(samples_per_prompt=n, max_new_tokens=new)
+    sampling = Sampling(samples_per_prompt=n, max_new_tokens=new)
     asked = prompts(count, length, vocabulary)
-    found = timed(sampler, asked, params)
+    found = timed(sampler, asked, sampling)
     engine = sampler.engine
     assert engine is not None, sampler.reason
-    replay = seconds(lambda: engine.run(engine.widths(count * n)[0], 1, params), 5)
+    replay = seconds(lambda: engine.run(engine.widths(count * n)[0], 1, sampling), 5)
     assert sampler.agreement is not None
     result = {
         "shape": shape, **found, "ms_per_step": min(found["seconds"]) / new * 1e3,
@@ -59,17 +59,19 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
         "idle_replay_ms": min(replay) * 1e3, **peaks(),
     }  # fmt: skip
     if profiled:
-        result["kernels"] = kernels(lambda: sampler.sample(asked, seed=0, params=params))
+        result["kernels"] = kernels(lambda: sampler.sample(asked, seed=0, sampling=sampling))
     return result
 
 
-def timed(sampler: GroupSampler, asked: Any, params: Sampling, repeats: int = 3) -> dict[str, Any]:
+def timed(
+    sampler: GroupSampler, asked: Any, sampling: Sampling, repeats: int = 3
+) -> dict[str, Any]:
     """Calls after two others, which compile, record and compare themselves with a plain pass."""
     tokens = 0
 
     def call() -> None:
         nonlocal tokens
-        groups = sampler.sample(asked, seed=0, params=params)
+        groups = sampler.sample(asked, seed=0, sampling=sampling)
         tokens = sum(len(c.tokens) for g in groups for c in g.trajectories)
 
     first = seconds(call, 2)[0]
@@ -100,8 +102,8 @@ def tail(rows: int = 1024, n: int = 16, turns: int = 4) -> dict[str, Any]:
         model = made(smollm_135m, vocab_size=512, initializer_range=0.001)
         model.generation_config.eos_token_id = ends
         sampler = GroupSampler(model, words(512), precision="bf16", max_rows=rows)
-        params = Sampling(samples_per_prompt=n, max_new_tokens=new)
-        found[name] = timed(sampler, asked[:count], params)
+        sampling = Sampling(samples_per_prompt=n, max_new_tokens=new)
+        found[name] = timed(sampler, asked[:count], sampling)
     return found
 
 
@@ -120,8 +122,8 @@ def spread(make: Any, mean: int, shape: str, ends: int, **changes: Any) -> dict[
     for name, ended_by, new in (("spread", list(range(ends)), limit), ("flat", None, mean)):
         model.generation_config.eos_token_id = ended_by
         sampler = GroupSampler(model, words(vocabulary), precision="bf16")
-        params = Sampling(samples_per_prompt=n, max_new_tokens=new)
-        found[name] = timed(sampler, asked, params, 2)
+        sampling = Sampling(samples_per_prompt=n, max_new_tokens=new)
+        found[name] = timed(sampler, asked, sampling, 2)
         check_mean(found[name]["tokens"] / (count * n), mean)
         del sampler
         free_memory()  # before the next one takes its own

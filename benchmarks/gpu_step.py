@@ -58,7 +58,7 @@ def measured(
         tokens_per_micro_batch=None,
     )
     sampler = GroupSampler(model, words(vocabulary), precision="bf16")
-    params = Sampling(samples_per_prompt=n, max_new_tokens=new)
+    sampling = Sampling(samples_per_prompt=n, max_new_tokens=new)
     goal = objective("max@4")
     phases: list[dict[str, float]] = []
     gaps = []
@@ -68,7 +68,7 @@ def measured(
         asked = prompts(count, length, vocabulary, seed=step)
         wait()
         marks = [time.perf_counter()]
-        groups = sampler.sample(asked, seed=step, params=params)
+        groups = sampler.sample(asked, seed=step, sampling=sampling)
         marks.append(time.perf_counter())
         rewards = np.array([[len(c.text) % 7 / 7 for c in g.trajectories] for g in groups])
         weights = np.asarray(goal(rewards))

@@ -73,8 +73,8 @@ def drawn(sampler: Any, asked: argparse.Namespace) -> list[Group]:
     """Groups of answers of equal length."""
     sampler.ends = frozenset()
     problems = tasks.task(asked.task, style=usual_style(asked.model, asked.task, {})).split("train")
-    params = Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens)
-    return sampler.sample([problems.at(i) for i in range(asked.prompts)], seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens)
+    return sampler.sample([problems.at(i) for i in range(asked.prompts)], seed=0, sampling=sampling)
 
 
 def gaps_of_ways(asked: argparse.Namespace) -> dict[str, np.ndarray]:

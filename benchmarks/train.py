@@ -46,12 +46,15 @@ def ours(prompts: int, n: int, steps: int) -> dict[str, Any]:
     sampler = ModelSampler(policy.model, policy.tokenizer)
     learner = Learner(policy.model, optimizer=Optimizer(learning_rate=1e-6))
     split = task("countdown", style="compact").split("train")
-    judge, params = verifier("countdown"), Sampling(samples_per_prompt=n, max_new_tokens=NEW_TOKENS)
+    judge, sampling = (
+        verifier("countdown"),
+        Sampling(samples_per_prompt=n, max_new_tokens=NEW_TOKENS),
+    )
     rows: list[dict[str, float]] = []
     for step in range(steps + 1):
         batch = [split.at(step * prompts + i) for i in range(prompts)]
         marks = [now()]
-        groups = sampler.sample(batch, seed=step, params=params)
+        groups = sampler.sample(batch, seed=step, sampling=sampling)
         marks.append(now())
         pairs = [(one.prompt, done.text) for one in groups for done in one.trajectories]
         verdicts = judge([prompt for prompt, _ in pairs], [text for _, text in pairs])

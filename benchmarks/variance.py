@@ -207,9 +207,9 @@ def model_products(
     from bestofk.sampling import Sampling
     from bestofk.sampling.decode import ModelSampler
 
-    params = Sampling(samples_per_prompt=2 * n, max_new_tokens=tokens)
+    sampling = Sampling(samples_per_prompt=2 * n, max_new_tokens=tokens)
     chosen = [task.split("train").at(i) for i in range(prompts)]
-    groups = ModelSampler(policy.model, policy.tokenizer).sample(chosen, seed=0, params=params)
+    groups = ModelSampler(policy.model, policy.tokenizer).sample(chosen, seed=0, sampling=sampling)
     judged = rewards.judge(groups, rewards.verifier(task.verifier, **task.verifier_options))
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
     device = weights[0].device

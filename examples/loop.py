@@ -29,8 +29,10 @@ def score(groups, verifier):
 
 def evaluate(sampler, verifier, prompts, name):
     """Samples of test prompts, for unbiased pass@k up to n = max(KS)."""
-    params = Sampling(samples_per_prompt=max(KS), max_new_tokens=24)
-    return bestofk.read(score(sampler.sample(prompts, seed=1, params=params), verifier), name=name)
+    sampling = Sampling(samples_per_prompt=max(KS), max_new_tokens=24)
+    return bestofk.read(
+        score(sampler.sample(prompts, seed=1, sampling=sampling), verifier), name=name
+    )
 
 
 def main():
@@ -53,12 +55,12 @@ def main():
     )
     train, test = task.split("train"), task.split("test")
     test_prompts = [test[i] for i in range(args.test_prompts)]
-    params = Sampling(samples_per_prompt=args.samples, max_new_tokens=24)
+    sampling = Sampling(samples_per_prompt=args.samples, max_new_tokens=24)
 
     before = evaluate(sampler, verifier, test_prompts, "before")
     for step in range(args.steps):
         prompts = [train.at(step * args.prompts + i) for i in range(args.prompts)]
-        groups = sampler.sample(prompts, seed=step + 2, params=params)
+        groups = sampler.sample(prompts, seed=step + 2, sampling=sampling)
         reward = score(groups, verifier)  # (P, n)
         weights = objective(reward)  # (P, n), the gradient of max@k lives in here
         stats = learner.step(groups, weights)

@@ -50,19 +50,19 @@ def main():
     learner = Learner(
         policy.model, optimizer=Optimizer(learning_rate=args.learning_rate, warmup_steps=4)
     )
-    params = Sampling(samples_per_prompt=args.samples, max_new_tokens=24)
+    sampling = Sampling(samples_per_prompt=args.samples, max_new_tokens=24)
     train, test = task.split("train"), task.split("test")
     test_prompts = [test[args.seed * args.test_prompts + i] for i in range(args.test_prompts)]
 
     def evaluate(name):
-        groups = sampler.sample(test_prompts, seed=-1 - args.seed, params=params)
+        groups = sampler.sample(test_prompts, seed=-1 - args.seed, sampling=sampling)
         return bestofk.read(score(groups, verifier), name=name)
 
     before, history = evaluate("before"), []
     for batch in range(args.batches):
         first = (args.seed * args.batches + batch) * args.prompts
         prompts = [train.at(first + i) for i in range(args.prompts)]
-        groups = sampler.sample(prompts, seed=first, params=params)
+        groups = sampler.sample(prompts, seed=first, sampling=sampling)
         reward = score(groups, verifier)
         old = learner.log_probs(groups).log_prob  # (P, n): log π_old of each whole completion
         for part in range(args.mini_batches):

@@ -203,9 +203,9 @@ def test_a_processor_without_bf16_is_one_sentence(monkeypatch: pytest.MonkeyPatc
 
 def test_groups_drawn_at_another_temperature_are_an_error() -> None:
     policy = load("tiny-countdown")
-    params = Sampling(samples_per_prompt=4, max_new_tokens=8, temperature=0.8)
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=8, temperature=0.8)
     sampler = ModelSampler(policy.model, policy.tokenizer)
-    groups = sampler.sample([Prompt("p", "3 5 7 2 = 24:", "test")], seed=0, params=params)
+    groups = sampler.sample([Prompt("p", "3 5 7 2 = 24:", "test")], seed=0, sampling=sampling)
     learner, weights = Learner(policy.model), [[1.0, -1.0, 0.5, -0.5]]
     for use in (lambda: learner.log_probs(groups), lambda: learner.step(groups, weights)):
         with pytest.raises(ValueError, match=r"drawn at temperature 0.8 and the learner's .* is 1"):
@@ -259,7 +259,7 @@ def bandit(objective: str, steps: int = 100) -> float:
     prompts = [Prompt(f"{p}", "c", "bandit") for p in range(32)]
     for step in range(steps):
         groups = sampler.sample(
-            prompts, seed=step, params=Sampling(samples_per_prompt=8, max_new_tokens=1)
+            prompts, seed=step, sampling=Sampling(samples_per_prompt=8, max_new_tokens=1)
         )
         arms = np.array([[done.tokens[0] for done in one.trajectories] for one in groups])
         rewards = np.where(arms == 0, 0.5, rng.random(arms.shape) < 0.3)

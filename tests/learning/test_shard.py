@@ -85,12 +85,12 @@ def test_the_policy_is_whole_inside_and_takes_no_memory_outside(
     for step in range(2):
         with sharded.gathered():
             got = sampler.sample(
-                prompts, seed=step, params=Sampling(samples_per_prompt=3, max_new_tokens=5)
+                prompts, seed=step, sampling=Sampling(samples_per_prompt=3, max_new_tokens=5)
             )
             save(Policy(sharded.policy, tokenizer, "sharded"), tmp_path / str(step))
         assert {p.device.type for p in sharded.policy.parameters()} == {"meta"}
         direct = ModelSampler(plain.model, tokenizer).sample(
-            prompts, seed=step, params=Sampling(samples_per_prompt=3, max_new_tokens=5)
+            prompts, seed=step, sampling=Sampling(samples_per_prompt=3, max_new_tokens=5)
         )
         for one, other in zip(got, direct, strict=True):
             for a, b in zip(one.trajectories, other.trajectories, strict=True):

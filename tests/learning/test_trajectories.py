@@ -20,10 +20,10 @@ def test_a_sampled_token_weighs_at_most_16_bytes():
     """What is free again without a sampler's groups: arrays, texts and the objects around them."""
     model = fixed(llama)
     model.generation_config.eos_token_id = None
-    params = Sampling(samples_per_prompt=16, max_new_tokens=120)
+    sampling = Sampling(samples_per_prompt=16, max_new_tokens=120)
     tracemalloc.start()
     groups = ModelSampler(model, letters(60)).sample(
-        [Prompt("a", "cde", "t")], seed=1, params=params
+        [Prompt("a", "cde", "t")], seed=1, sampling=sampling
     )
     tokens = sum(len(each.tokens) for group in groups for each in group.trajectories)
     before, _ = tracemalloc.get_traced_memory()

@@ -67,8 +67,8 @@ def test_a_shipped_policy_is_as_good_as_its_card_says(name: str) -> None:
     card = json.loads((folder / "made.json").read_text())
     split = task(card["task"], **card["options"]).split("test")
     prompts = [split[i] for i in range(120)]
-    params = Sampling(samples_per_prompt=16, max_new_tokens=card["max_new_tokens"])
-    groups = ModelSampler(policy.model, policy.tokenizer).sample(prompts, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=16, max_new_tokens=card["max_new_tokens"])
+    groups = ModelSampler(policy.model, policy.tokenizer).sample(prompts, seed=0, sampling=sampling)
     judge = verifier(card["task"])
     rewards = np.array(
         [
@@ -150,10 +150,10 @@ def test_four_bits_learn_sample_and_are_saved_as_numbers(tmp_path: Path) -> None
         for name, p in trained.items():
             same[name].copy_(p)
     prompts = [Prompt(str(i), f"3 {i} 7 2 = 24:", "test") for i in range(3)]
-    params = Sampling(samples_per_prompt=4, max_new_tokens=12)
-    groups = ModelSampler(plain, policy.tokenizer).sample(prompts, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=12)
+    groups = ModelSampler(plain, policy.tokenizer).sample(prompts, seed=0, sampling=sampling)
     engine = GroupSampler(policy.model, policy.tokenizer)
-    found = engine.sample(prompts, seed=0, params=params)
+    found = engine.sample(prompts, seed=0, sampling=sampling)
     assert engine.reason is None
     assert [c.tokens.tolist() for g in found for c in g.trajectories] == [
         c.tokens.tolist() for g in groups for c in g.trajectories

@@ -100,7 +100,7 @@ def test_sampler_and_learner_have_the_log_probs_of_a_plain_pass(kind: str, way: 
     sampler = ModelSampler(model, letters(60, end=1))
     slow = pytest.warns(UserWarning, match="a pass over the whole text")
     with slow if way == "no cache" else contextlib.nullcontext():
-        groups = sampler.sample(PROMPTS, seed=0, params=PARAMS)
+        groups = sampler.sample(PROMPTS, seed=0, sampling=PARAMS)
     assert sampler.way == way
     learner = Learner(model, gradient_checkpointing=model.supports_gradient_checkpointing)
     scores = learner.log_probs(groups)
@@ -117,5 +117,5 @@ def test_sampler_and_learner_have_the_log_probs_of_a_plain_pass(kind: str, way: 
 def test_a_model_that_is_not_causal_is_not_sampled() -> None:
     with pytest.raises(ValueError, match=r"BertLMHeadModel has log-probs .* not a causal"):
         ModelSampler(fixed(lambda: made("bert")), letters(60, end=1)).sample(
-            PROMPTS, seed=0, params=PARAMS
+            PROMPTS, seed=0, sampling=PARAMS
         )

@@ -43,7 +43,7 @@ LETTERS = [Prompt(f"p{i}", "cdefghijkl"[: 2 + 3 * (i % 3)], "test") for i in ran
 
 
 @pytest.mark.parametrize(
-    "params",
+    "sampling",
     [
         Sampling(samples_per_prompt=3000, max_new_tokens=3),
         Sampling(samples_per_prompt=3000, max_new_tokens=3, temperature=0.6),
@@ -52,22 +52,22 @@ LETTERS = [Prompt(f"p{i}", "cdefghijkl"[: 2 + 3 * (i % 3)], "test") for i in ran
     ],
     ids=["plain", "temperature", "top_k", "top_p"],
 )
-def test_completions_come_with_their_probability(params: Sampling) -> None:
+def test_completions_come_with_their_probability(sampling: Sampling) -> None:
     """Chi-square over every possible completion, against probabilities by enumeration."""
     logits = np.random.default_rng(0).normal(size=(4, 4))
     end, prompt = 0, 3
     sampler = ModelSampler(table(logits, end), letters(4, end))
-    (group,) = sampler.sample([Prompt("p", "d", "test")], seed=1, params=params)
-    steps = by_hand(logits, params)
+    (group,) = sampler.sample([Prompt("p", "d", "test")], seed=1, sampling=sampling)
+    steps = by_hand(logits, sampling)
     expected = {}
-    for answer in answers(4, end, params.max_new_tokens):
+    for answer in answers(4, end, sampling.max_new_tokens):
         chance = np.prod([steps[a, b] for a, b in zip((prompt, *answer), answer, strict=False)])
-        expected[answer] = chance * params.n
-    assert sum(expected.values()) == pytest.approx(params.n)
+        expected[answer] = chance * sampling.n
+    assert sum(expected.values()) == pytest.approx(sampling.n)
     seen = Counter(tuple(done.tokens.tolist()) for done in group.trajectories)
     assert all(expected[answer] > 0 for answer in seen)
     common = [answer for answer in expected if expected[answer] >= 5]
-    rest = params.n - sum(seen[a] for a in common), params.n - sum(expected[a] for a in common)
+    rest = sampling.n - sum(seen[a] for a in common), sampling.n - sum(expected[a] for a in common)
     test = chisquare(
         [*(seen[a] for a in common), rest[0] + 1e-9],
         [*(expected[a] for a in common), rest[1] + 1e-9],
@@ -78,16 +78,16 @@ def test_completions_come_with_their_probability(params: Sampling) -> None:
         np.testing.assert_allclose(np.exp(done.log_probs), wanted, rtol=1e-5)
 
 
-def by_hand(logits: np.ndarray, params: Sampling) -> np.ndarray:
+def by_hand(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Next-token probabilities: temperature, the k best, the fewest that hold p."""
     rows = []
-    for row in np.exp(logits / params.temperature):
+    for row in np.exp(logits / sampling.temperature):
         order = np.argsort(-row)
-        keep = list(order[: params.top_k or len(row)])
+        keep = list(order[: sampling.top_k or len(row)])
         share, total = row / row[keep].sum(), 0.0
         kept = np.zeros(len(row), dtype=bool)
         for token in keep:
-            if total < params.top_p:
+            if total < sampling.top_p:
                 kept[token] = True
             total += share[token]
         rows.append(np.where(kept, row, 0.0) / row[kept].sum())
@@ -109,8 +109,8 @@ def adapted() -> Any:
 def test_sampler_and_learner_agree_on_log_probs(make: Any, temperature: float) -> None:
     """Prompts of different lengths, rows that leave early: the cache is right all the way."""
     model = fixed(make)
-    params = Sampling(samples_per_prompt=6, max_new_tokens=20, temperature=temperature)
-    groups = own(model).sample(LETTERS, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=6, max_new_tokens=20, temperature=temperature)
+    groups = own(model).sample(LETTERS, seed=0, sampling=sampling)
     lengths = {len(done.tokens) for one in groups for done in one.trajectories}
     assert min(lengths) < 8
     assert max(lengths) > 12
@@ -126,19 +126,19 @@ def drawn(groups: list[Group]) -> list[list[tuple[int, ...]]]:
 
 def test_a_draw_belongs_to_the_seed_the_prompt_and_how_often_it_came() -> None:
     """Alone, in turns and among others: so one process and two draw the same global batch."""
-    params = Sampling(samples_per_prompt=4, max_new_tokens=8)
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=8)
     sampler, turns = own(fixed(llama)), own(fixed(llama))
     turns.max_rows = 8
-    together = drawn(sampler.sample(LETTERS, seed=3, params=params))
+    together = drawn(sampler.sample(LETTERS, seed=3, sampling=sampling))
     for found in (
-        sampler.sample(LETTERS, seed=3, params=params),
-        turns.sample(LETTERS, seed=3, params=params),
-        [sampler.sample([p], seed=3, params=params)[0] for p in LETTERS],
-        sampler.sample(LETTERS[::-1], seed=3, params=params)[::-1],
+        sampler.sample(LETTERS, seed=3, sampling=sampling),
+        turns.sample(LETTERS, seed=3, sampling=sampling),
+        [sampler.sample([p], seed=3, sampling=sampling)[0] for p in LETTERS],
+        sampler.sample(LETTERS[::-1], seed=3, sampling=sampling)[::-1],
     ):
         assert drawn(found) == together
-    assert drawn(sampler.sample(LETTERS, seed=4, params=params)) != together
-    one, two = drawn(sampler.sample([LETTERS[0]] * 2, seed=0, params=params))
+    assert drawn(sampler.sample(LETTERS, seed=4, sampling=sampling)) != together
+    one, two = drawn(sampler.sample([LETTERS[0]] * 2, seed=0, sampling=sampling))
     assert one != two
 
 
@@ -154,10 +154,10 @@ def test_a_prompt_is_prefilled_once_and_finished_rows_leave_the_batch() -> None:
     model.get_decoder().layers[0].register_forward_hook(
         lambda module, inputs, out: seen.append(tuple(inputs[0].shape[:2]))
     )
-    sampler, params = own(model), Sampling(samples_per_prompt=6, max_new_tokens=20)
-    sampler.sample(LETTERS, seed=0, params=params)
+    sampler, sampling = own(model), Sampling(samples_per_prompt=6, max_new_tokens=20)
+    sampler.sample(LETTERS, seed=0, sampling=sampling)
     seen.clear()  # the first call tries the cache out
-    groups = sampler.sample(LETTERS, seed=0, params=params)
+    groups = sampler.sample(LETTERS, seed=0, sampling=sampling)
     assert seen[0] == (6, 8)
     assert seen[1] == (36, 1)
     lengths = [len(done.tokens) for one in groups for done in one.trajectories]
@@ -169,7 +169,7 @@ def test_a_prompt_is_prefilled_once_and_finished_rows_leave_the_batch() -> None:
 
 def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
     groups = own(fixed(llama)).sample(
-        LETTERS, seed=0, params=Sampling(samples_per_prompt=6, max_new_tokens=10)
+        LETTERS, seed=0, sampling=Sampling(samples_per_prompt=6, max_new_tokens=10)
     )
     spelled, reasons = letters(60, end=1), set()
     for done in (done for one in groups for done in one.trajectories):
@@ -187,10 +187,12 @@ def test_a_completion_ends_with_its_end_token_or_at_the_limit() -> None:
 
 def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
     model, small = tiny_policy()
-    params = Sampling(samples_per_prompt=64, max_new_tokens=40)
-    free = ModelSampler(model, small).sample(PROMPTS, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=64, max_new_tokens=40)
+    free = ModelSampler(model, small).sample(PROMPTS, seed=0, sampling=sampling)
     stopped = ModelSampler(model, small).sample(
-        PROMPTS, seed=0, params=Sampling(samples_per_prompt=64, max_new_tokens=40, stop=("7", "ab"))
+        PROMPTS,
+        seed=0,
+        sampling=Sampling(samples_per_prompt=64, max_new_tokens=40, stop=("7", "ab")),
     )
     cut = 0
     for one, two in zip(free, stopped, strict=True):
@@ -206,15 +208,15 @@ def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
 
 def test_temperature_0_takes_the_most_likely_token() -> None:
     model = fixed(llama)
-    params = Sampling(samples_per_prompt=2, max_new_tokens=6, temperature=0.0)
-    (one,) = own(model).sample(LETTERS[:1], seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=6, temperature=0.0)
+    (one,) = own(model).sample(LETTERS[:1], seed=0, sampling=sampling)
     ids = list(one.prompt_tokens)
     for token in one.trajectories[1].tokens:
         with torch.no_grad():
             assert token == int(model(torch.tensor([ids])).logits[0, -1].argmax())
         ids.append(token)
     assert set(one.trajectories[0].log_probs) == {0.0}
-    for cut in (params, Sampling(top_k=2), Sampling(top_p=0.9)):
+    for cut in (sampling, Sampling(top_k=2), Sampling(top_p=0.9)):
         assert cut.truncated
     assert not Sampling().truncated
 
@@ -222,7 +224,7 @@ def test_temperature_0_takes_the_most_likely_token() -> None:
 def test_sampling_leaves_the_model_as_it_was() -> None:
     model = fixed(gemma2).train()
     before = model.config._attn_implementation
-    own(model).sample(LETTERS, seed=0, params=Sampling(samples_per_prompt=2, max_new_tokens=3))
+    own(model).sample(LETTERS, seed=0, sampling=Sampling(samples_per_prompt=2, max_new_tokens=3))
     assert model.training
     assert model.config._attn_implementation == before
 
@@ -235,13 +237,14 @@ def test_rows_take_turns_when_their_keys_and_values_do_not_fit() -> None:
     model.get_decoder().layers[0].register_forward_hook(
         lambda module, inputs, out: rows.append(inputs[0].shape[0])
     )
-    params = Sampling(samples_per_prompt=2, max_new_tokens=8)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=8)
     sampler = own(model)
-    free = sampler.sample(LETTERS, seed=0, params=params)
+    free = sampler.sample(LETTERS, seed=0, sampling=sampling)
     sampler.cache_gib = 384 * (8 + 8) * 4 / 2**30
     rows.clear()
     assert [
-        g.trajectories[0].tokens.tolist() for g in sampler.sample(LETTERS, seed=0, params=params)
+        g.trajectories[0].tokens.tolist()
+        for g in sampler.sample(LETTERS, seed=0, sampling=sampling)
     ] == [g.trajectories[0].tokens.tolist() for g in free]
     assert max(rows) == 4
 
@@ -286,9 +289,9 @@ def test_wrong_parameters_say_what_is_wrong(options: dict[str, Any], message: st
 
 @pytest.mark.gpu
 def test_cuda_draws_what_the_cpu_draws() -> None:
-    params = Sampling(samples_per_prompt=4, max_new_tokens=8)
-    here = own(fixed(llama)).sample(LETTERS, seed=0, params=params)
-    there = own(fixed(llama, device="cuda")).sample(LETTERS, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=8)
+    here = own(fixed(llama)).sample(LETTERS, seed=0, sampling=sampling)
+    there = own(fixed(llama, device="cuda")).sample(LETTERS, seed=0, sampling=sampling)
     for one, two in zip(here, there, strict=True):
         for a, b in zip(one.trajectories, two.trajectories, strict=True):
             assert a.tokens.tolist() == b.tokens.tolist()

@@ -51,26 +51,26 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("params", PARAMS)
-def test_groups_are_those_of_the_present_sampler(name: str, params: str) -> None:
+@pytest.mark.parametrize("way", PARAMS)
+def test_groups_are_those_of_the_present_sampler(name: str, way: str) -> None:
     """Shared prefixes, ragged prompts, windows and caps: the same tokens and log-probs."""
-    model, asked = fixed(MODELS[name]), PARAMS[params]
-    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked)
+    model, sampling = fixed(MODELS[name]), PARAMS[way]
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=sampling)
     sampler = GroupSampler(model, TOKENIZER)
-    found = sampler.sample(PROMPTS, seed=3, params=asked)
+    found = sampler.sample(PROMPTS, seed=3, sampling=sampling)
     assert sampler.reason is None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
-@pytest.mark.parametrize("params", ["plain", "stop"])
-def test_fused_layers_draw_the_same(name: str, params: str) -> None:
+@pytest.mark.parametrize("way", ["plain", "stop"])
+def test_fused_layers_draw_the_same(name: str, way: str) -> None:
     """Biases, norms of heads and windows included; greedy and drawn, refilled and compacted."""
-    model, asked = fixed(lambda: family(name)), PARAMS[params]
-    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked)
+    model, sampling = fixed(lambda: family(name)), PARAMS[way]
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=sampling)
     sampler = GroupSampler(model, TOKENIZER, copied=True, max_rows=16)
-    found = sampler.sample(PROMPTS, seed=3, params=asked)
+    found = sampler.sample(PROMPTS, seed=3, sampling=sampling)
     assert sampler.mirror is not None
     assert sampler.mirror.fused_model is not None
     assert rows(found) == rows(expected)
@@ -78,8 +78,10 @@ def test_fused_layers_draw_the_same(name: str, params: str) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(-1.1)
-    again = sampler.sample(PROMPTS, seed=3, params=asked)
-    assert rows(again) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=asked))
+    again = sampler.sample(PROMPTS, seed=3, sampling=sampling)
+    assert rows(again) == rows(
+        ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=sampling)
+    )
 
 
 @pytest.mark.parametrize("name", ["Granite", "Gemma", "SmolLM3"])
@@ -88,10 +90,10 @@ def test_layers_that_only_look_alike_are_run_by_the_model_itself(name: str) -> N
     does not rotate."""
     model = fixed(lambda: family(name))
     sampler = GroupSampler(model, TOKENIZER, copied=True)
-    found = sampler.sample(PROMPTS, seed=3, params=PARAMS["plain"])
+    found = sampler.sample(PROMPTS, seed=3, sampling=PARAMS["plain"])
     assert sampler.mirror is not None
     assert sampler.mirror.fused_model is None
-    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, params=PARAMS["plain"])
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=PARAMS["plain"])
     assert rows(found) == rows(expected)
 
 
@@ -114,29 +116,31 @@ def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
     sampler = GroupSampler(model, TOKENIZER)
     few = Sampling(samples_per_prompt=2, max_new_tokens=4)
     many = Sampling(samples_per_prompt=40, max_new_tokens=6)
-    sampler.sample(PROMPTS[:1], seed=0, params=few)
+    sampler.sample(PROMPTS[:1], seed=0, sampling=few)
     small = sampler.plan
-    found = sampler.sample(PROMPTS, seed=0, params=many)
+    found = sampler.sample(PROMPTS, seed=0, sampling=many)
     assert sampler.reason is None
     assert small is not None
     assert sampler.plan is not None
     assert sampler.plan.slots >= 200 > small.slots
-    assert rows(found) == rows(ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=many))
+    assert rows(found) == rows(
+        ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, sampling=many)
+    )
     engine = sampler.engine
-    for params in (few, many):
-        sampler.sample(PROMPTS, seed=1, params=params)
+    for sampling in (few, many):
+        sampler.sample(PROMPTS, seed=1, sampling=sampling)
     assert sampler.engine is engine
 
 
 def test_refilled_and_compacted_rows_are_those_of_one_wide_batch() -> None:
     """40 rows through 16 slots: rows begin late, move to other slots, and draw the same."""
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(10)]
-    params = Sampling(samples_per_prompt=4, max_new_tokens=70)
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=70)
     model = fixed(shallow)
     whole = GroupSampler(model, TOKENIZER)
-    wide = whole.sample(prompts, seed=1, params=params)
+    wide = whole.sample(prompts, seed=1, sampling=sampling)
     narrow = GroupSampler(model, TOKENIZER, max_rows=16)
-    found = narrow.sample(prompts, seed=1, params=params)
+    found = narrow.sample(prompts, seed=1, sampling=sampling)
     assert narrow.plan is not None
     assert narrow.plan.slots == 16
     assert rows(found) == rows(wide)
@@ -152,32 +156,32 @@ def test_rows_that_never_end_are_those_of_the_present_sampler(
     model, endless = fixed(lambda: shallow(eos_token_id=None)), letters(26)
     sampler = GroupSampler(model, endless, max_rows=max_rows)
     for length in lengths:
-        params = Sampling(samples_per_prompt=4, max_new_tokens=length)
-        expected = ModelSampler(model, endless).sample(prompts, seed=2, params=params)
-        found = sampler.sample(prompts, seed=2, params=params)
+        sampling = Sampling(samples_per_prompt=4, max_new_tokens=length)
+        expected = ModelSampler(model, endless).sample(prompts, seed=2, sampling=sampling)
+        found = sampler.sample(prompts, seed=2, sampling=sampling)
         assert rows(found) == rows(expected)
         assert {len(c.tokens) for group in found for c in group.trajectories} == {length}
         np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
 
 
 def test_a_batch_that_does_not_fit_is_taken_in_turns() -> None:
-    params = Sampling(samples_per_prompt=3, max_new_tokens=8)
+    sampling = Sampling(samples_per_prompt=3, max_new_tokens=8)
     model = fixed(llama)
-    expected = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=1, params=params)
+    expected = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=1, sampling=sampling)
     small = GroupSampler(model, TOKENIZER, memory_gib=3e-5)
-    assert rows(small.sample(PROMPTS, seed=1, params=params)) == rows(expected)
+    assert rows(small.sample(PROMPTS, seed=1, sampling=sampling)) == rows(expected)
     assert small.plan is not None
     assert small.plan.slots * 8 < 15 * 8
     with pytest.raises(ValueError, match=r"GiB for its keys and values.*fewer new tokens"):
-        GroupSampler(model, TOKENIZER, memory_gib=1e-6).sample(PROMPTS, seed=1, params=params)
+        GroupSampler(model, TOKENIZER, memory_gib=1e-6).sample(PROMPTS, seed=1, sampling=sampling)
 
 
 def test_groups_come_as_they_are_completed() -> None:
     """The row that ends early is not kept back by its neighbours."""
     sampler = GroupSampler(fixed(shallow), TOKENIZER, max_rows=16)
     prompts = [Prompt(str(i), "abcdefghij"[: 1 + i % 9], "test") for i in range(12)]
-    params = Sampling(samples_per_prompt=4, max_new_tokens=30)
-    order = [at for at, _ in sampler.stream(prompts, seed=2, params=params)]
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=30)
+    order = [at for at, _ in sampler.stream(prompts, seed=2, sampling=sampling)]
     assert sorted(order) == list(range(12))
     assert order[0] in range(4)  # of the first to be put in
 
@@ -186,17 +190,17 @@ def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same() -> None:
     model = table(np.random.default_rng(0).normal(size=(26, 26)), end=1)
     reason = can_run(model)
     assert reason == "Table does not use transformers' attention interface"
-    params = Sampling(samples_per_prompt=2, max_new_tokens=5)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=5)
     sampler = GroupSampler(model, TOKENIZER)
     with pytest.warns(UserWarning, match=f"does not run Table: {reason}; sampling with"):
-        found = sampler.sample(PROMPTS, seed=0, params=params)
+        found = sampler.sample(PROMPTS, seed=0, sampling=sampling)
     assert sampler.reason == reason
     assert rows(found) == rows(
-        ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+        ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
-        sampler.sample(PROMPTS, seed=0, params=params)
+        sampler.sample(PROMPTS, seed=0, sampling=sampling)
 
 
 def with_attention(change: Any) -> Any:
@@ -223,7 +227,7 @@ def test_a_model_that_attends_otherwise_than_it_says_is_found_out() -> None:
         pytest.warns(UserWarning, match="log-probs are .* away from those of a plain forward"),
         pytest.warns(UserWarning, match="a pass over the whole text"),
     ):
-        sampler.sample(PROMPTS, seed=0, params=Sampling(samples_per_prompt=2, max_new_tokens=9))
+        sampler.sample(PROMPTS, seed=0, sampling=Sampling(samples_per_prompt=2, max_new_tokens=9))
     assert sampler.reason is not None
 
 
@@ -234,10 +238,10 @@ def test_a_first_call_that_fails_on_the_way_ends_in_the_present_sampler() -> Non
         return plain(**kwargs)
 
     model = with_attention(fails)
-    params = Sampling(samples_per_prompt=2, max_new_tokens=9)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=9)
     with pytest.warns(UserWarning, match=r"first call failed \(RuntimeError: no kernel image is"):
-        found = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
-    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+        found = GroupSampler(model, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
     assert rows(found) == rows(expected)
 
 
@@ -312,9 +316,11 @@ def test_in_bfloat16_sampler_and_learner_are_nearer_to_each_other_than_to_float3
     name: str,
 ) -> None:
     """Both round in the same places, so most of the rounding cancels."""
-    params = Sampling(samples_per_prompt=8, max_new_tokens=30)
+    sampling = Sampling(samples_per_prompt=8, max_new_tokens=30)
     model = fixed(lambda: family(name))
-    groups = GroupSampler(model, TOKENIZER, precision="bf16").sample(PROMPTS, seed=1, params=params)
+    groups = GroupSampler(model, TOKENIZER, precision="bf16").sample(
+        PROMPTS, seed=1, sampling=sampling
+    )
     learner = Learner(model, precision="bf16", layout="padded")
     learner._scorer.fused = learner._scorer.can_fuse  # float32 logits, as on a GPU
     learned = np.concatenate(sum(learner.log_probs(groups).tokens, ()))
@@ -332,11 +338,11 @@ def test_lora_is_sampled_with_its_adapters_beside_shared_weights(targets: Any, r
     model: Any = get_peft_model(fixed(llama), config)
     ids = torch.arange(6)[None]
     before = model(ids).logits
-    params = Sampling(samples_per_prompt=2, max_new_tokens=12)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=12)
     sampler = GroupSampler(model, TOKENIZER)
     for _ in range(2):
-        expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, params=params)
-        assert rows(sampler.sample(PROMPTS, seed=0, params=params)) == rows(expected)
+        expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
+        assert rows(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == rows(expected)
         if _ == 0:
             assert torch.equal(model(ids).logits, before)  # the policy computes as it did
         with torch.no_grad():
@@ -351,9 +357,9 @@ def test_lora_is_sampled_with_its_adapters_beside_shared_weights(targets: Any, r
     layer = mirror.fused_model.layers[0]
     assert {t.data_ptr() for t in (layer.qkv, layer.gate_up, layer.out, layer.down)} <= frozen
     other = GroupSampler(model, TOKENIZER)  # another sampler of the policy, and the first again
-    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=1, params=params)
+    expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=1, sampling=sampling)
     for each in (other, sampler):
-        assert rows(each.sample(PROMPTS, seed=1, params=params)) == rows(expected)
+        assert rows(each.sample(PROMPTS, seed=1, sampling=sampling)) == rows(expected)
 
 
 def test_a_change_below_the_rounding_of_a_weight_is_sampled() -> None:
@@ -372,7 +378,7 @@ def test_a_change_below_the_rounding_of_a_weight_is_sampled() -> None:
 def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers() -> None:
     from peft import LoHaConfig, LoraConfig, get_peft_model
 
-    params = Sampling(samples_per_prompt=2, max_new_tokens=8)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=8)
     loha: Any = get_peft_model(
         fixed(llama), LoHaConfig(r=2, target_modules=["q_proj", "down_proj"])
     )
@@ -380,9 +386,9 @@ def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers(
         for name, p in loha.named_parameters():
             if "hada" in name:
                 p.copy_(torch.randn_like(p) * 0.5)
-    expected = ModelSampler(loha, TOKENIZER).sample(PROMPTS, seed=0, params=params)
+    expected = ModelSampler(loha, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
     sampler = GroupSampler(loha, TOKENIZER)
-    assert rows(sampler.sample(PROMPTS, seed=0, params=params)) == rows(expected)
+    assert rows(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == rows(expected)
     assert sampler.mirror is not None
     assert sampler.mirror.own
     dora: Any = get_peft_model(
@@ -395,8 +401,8 @@ def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
     sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16", fused=False)
-    params = Sampling(samples_per_prompt=4, max_new_tokens=2)
-    sampler.sample(PROMPTS, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=2)
+    sampler.sample(PROMPTS, seed=0, sampling=sampling)
     engine = sampler.engine
     assert engine is not None
     counter = CompileCounterWithBackend("eager")
@@ -404,7 +410,7 @@ def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
         layer._compiled_call_impl = torch.compile(layer._call_impl, backend=counter, fullgraph=True)
     engine.slots[Field.ENDED] = 1
     for width in (32, 16, 24):
-        engine._step(width, params)
+        engine._step(width, sampling)
     assert counter.frame_count == 2  # the first width, and one for all others
 
 

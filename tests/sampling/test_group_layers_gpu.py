@@ -101,10 +101,10 @@ def test_logits_of_bfloat16_factors_have_the_sums_of_float32() -> None:
 def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> None:
     """In float32: biases, norms of heads and windows included."""
     model = fixed(lambda: family(name), device="cuda")
-    params = Sampling(samples_per_prompt=2, max_new_tokens=30, temperature=0.0)
-    expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, params=params)
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=30, temperature=0.0)
+    expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, sampling=sampling)
     sampler = GroupSampler(model, letters(26, end=1), compiled=compiled, memory_gib=8, copied=True)
-    assert tokens(sampler.sample(PROMPTS, seed=0, params=params)) == tokens(expected)
+    assert tokens(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == tokens(expected)
     assert sampler.mirror is not None
     assert sampler.mirror.fused_model is not None
 
@@ -115,11 +115,11 @@ def test_wide_and_narrow_batches_draw_the_same(long: bool) -> None:
     model = fixed(lambda: family("Llama"), device="cuda")
     text = "abcdefghijklmnopqrstuvwxyz" * 5
     prompts = [Prompt(str(i), text[i : i + (100 if long else 5)], "test") for i in range(24)]
-    params = Sampling(samples_per_prompt=64, max_new_tokens=25)
-    expected = ModelSampler(model, letters(26, end=1)).sample(prompts, seed=5, params=params)
+    sampling = Sampling(samples_per_prompt=64, max_new_tokens=25)
+    expected = ModelSampler(model, letters(26, end=1)).sample(prompts, seed=5, sampling=sampling)
     sampler = GroupSampler(model, letters(26, end=1), max_rows=768, memory_gib=8, copied=True)
     for _ in range(2):
-        found = sampler.sample(prompts, seed=5, params=params)
+        found = sampler.sample(prompts, seed=5, sampling=sampling)
         same = [a == b for a, b in zip(tokens(found), tokens(expected), strict=True)]
         assert sum(same) >= 0.97 * len(same)  # rounding may move a draw across a boundary
     assert sampler.engine is not None
@@ -128,11 +128,11 @@ def test_wide_and_narrow_batches_draw_the_same(long: bool) -> None:
 
 def test_bf16_agrees_with_a_plain_forward_pass_and_repeats() -> None:
     model = fixed(lambda: family("Qwen3"), device="cuda")
-    params = Sampling(samples_per_prompt=64, max_new_tokens=40)
+    sampling = Sampling(samples_per_prompt=64, max_new_tokens=40)
     calls = []
     for _ in range(2):
         sampler = GroupSampler(model, letters(26, end=1), precision="bf16", memory_gib=8)
-        calls += [tokens(sampler.sample(PROMPTS, seed=1, params=params)) for _ in range(2)]
+        calls += [tokens(sampler.sample(PROMPTS, seed=1, sampling=sampling)) for _ in range(2)]
         assert sampler.reason is None
         assert sampler.agreement is not None
         assert sampler.agreement[0] < 0.05

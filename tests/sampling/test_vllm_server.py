@@ -41,8 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
 def test_it_answers_like_any_sampler(server: VLLMServer) -> None:
     assert isinstance(server, WeightHolder)
     server.update(named_weights(model(1)))
-    params = Sampling(samples_per_prompt=5, max_new_tokens=8, temperature=0.8, stop=("15", "="))
-    groups = server.sample(PROMPTS, seed=3, params=params)
+    sampling = Sampling(samples_per_prompt=5, max_new_tokens=8, temperature=0.8, stop=("15", "="))
+    groups = server.sample(PROMPTS, seed=3, sampling=sampling)
     assert gap(model(1), groups, 0.8) < CLOSE
     assert [group.prompt for group in groups] == PROMPTS
     small = tiny.tokenizer()
@@ -51,15 +51,15 @@ def test_it_answers_like_any_sampler(server: VLLMServer) -> None:
         assert len(group.trajectories) == 5
         for done in group.trajectories:
             assert len(done.tokens) == len(done.log_probs)
-            assert not any(word in done.text for word in params.stop)
+            assert not any(word in done.text for word in sampling.stop)
     reasons = {done.finish_reason for group in groups for done in group.trajectories}
     assert reasons == {"stop", "length"}
-    again = server.sample(PROMPTS, seed=3, params=params)
+    again = server.sample(PROMPTS, seed=3, sampling=sampling)
     assert [list(g.trajectories) for g in again] == [list(g.trajectories) for g in groups]
-    assert server.sample(PROMPTS, seed=4, params=params) != groups
-    assert server.sample([], seed=0, params=params) == []
+    assert server.sample(PROMPTS, seed=4, sampling=sampling) != groups
+    assert server.sample([], seed=0, sampling=sampling) == []
     (greedy,) = server.sample(
-        PROMPTS[:1], seed=0, params=Sampling(samples_per_prompt=3, temperature=0.0)
+        PROMPTS[:1], seed=0, sampling=Sampling(samples_per_prompt=3, temperature=0.0)
     )
     assert len(set(greedy.trajectories)) == 1
     assert set(greedy.trajectories[0].log_probs) == {0.0}
@@ -78,7 +78,7 @@ def test_weights_change_in_place_and_nothing_old_is_served(server: VLLMServer) -
     for seed in (2, 1, 3):
         server.update(named_weights(model(seed)), version=seed)
         assert server.version == seed
-        groups = server.sample(PROMPTS, seed=1, params=PARAMS)  # long prompts, cached by the last
+        groups = server.sample(PROMPTS, seed=1, sampling=PARAMS)  # long prompts, cached by the last
         assert gap(model(seed), groups, 0.8) < CLOSE
         assert gap(model(seed + 1), groups, 0.8) > 1.0
     assert not list(MEMORY.glob("bestofk-weights-*"))
@@ -89,7 +89,7 @@ def test_large_models_come_in_several_files(
 ) -> None:
     monkeypatch.setattr("bestofk.sampling.vllm_server.SHARD", 40_000)
     server.update(named_weights(model(5)))
-    assert gap(model(5), server.sample(PROMPTS, seed=1, params=PARAMS), 0.8) < CLOSE
+    assert gap(model(5), server.sample(PROMPTS, seed=1, sampling=PARAMS), 0.8) < CLOSE
 
 
 def test_the_workers_read_nothing_but_weights_of_this_user(server: VLLMServer) -> None:
@@ -98,7 +98,7 @@ def test_the_workers_read_nothing_but_weights_of_this_user(server: VLLMServer) -
         with pytest.raises(EngineError, match="weights lie in a folder of their own in /dev/shm"):
             server._call("weights_from_memory", path)
     # … and go on with what they had.
-    assert gap(model(1), server.sample(PROMPTS, seed=1, params=PARAMS), 0.8) < CLOSE
+    assert gap(model(1), server.sample(PROMPTS, seed=1, sampling=PARAMS), 0.8) < CLOSE
 
 
 @pytest.fixture

@@ -71,13 +71,13 @@ class ServingPeer:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         tokenizer = self.policy.tokenizer
-        params = Sampling(
+        sampling = Sampling(
             samples_per_prompt=body["n"],
             max_new_tokens=body["max_tokens"],
             temperature=body["temperature"],
         )
         prompt = Prompt("p", str(tokenizer.decode(body["prompt"])), "t")
-        (group,) = self.sampler.sample([prompt], seed=body["seed"], params=params)
+        (group,) = self.sampler.sample([prompt], seed=body["seed"], sampling=sampling)
         assert list(group.prompt_tokens) == body["prompt"]
         choices = [
             {"index": i, "token_ids": c.tokens.tolist(), "finish_reason": c.finish_reason,

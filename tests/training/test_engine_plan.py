@@ -24,8 +24,8 @@ PARAMS = Sampling(samples_per_prompt=3, max_new_tokens=8)
 PROMPTS = [Prompt(str(i), "abcdef"[: 1 + i], "test") for i in range(4)]
 
 
-def sampled(sampler: GroupSampler, prompts: Any = PROMPTS, params: Any = PARAMS) -> GroupSampler:
-    sampler.sample(prompts, seed=0, params=params)
+def sampled(sampler: GroupSampler, prompts: Any = PROMPTS, sampling: Any = PARAMS) -> GroupSampler:
+    sampler.sample(prompts, seed=0, sampling=sampling)
     return sampler
 
 
@@ -64,7 +64,11 @@ def test_processes_on_one_card_share_its_memory(monkeypatch: pytest.MonkeyPatch)
     model, tokenizer = fixed(llama), letters(26, end=1)
     mirror = Mirror(model, torch.bfloat16)
     held = mirror.held_bytes(model)
-    assert held == 6 * sum(p.numel() for p in model.parameters())  # and a copy in bfloat16
+    matrices, gains = (
+        sum(p.numel() for p in model.parameters() if (p.dim() > 1) == matrix)
+        for matrix in (True, False)
+    )
+    assert held == 6 * matrices + 8 * gains  # and a copy, of factors of products in bfloat16
     alone = GroupSampler(model, tokenizer)._total(mirror) + held
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert GroupSampler(model, tokenizer)._total(mirror) + held == alone / 4

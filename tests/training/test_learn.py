@@ -49,7 +49,7 @@ def bandit():
 
     def batch(step, n=16):
         groups = sampler.sample(
-            prompts, seed=step, params=Sampling(samples_per_prompt=n, max_new_tokens=1)
+            prompts, seed=step, sampling=Sampling(samples_per_prompt=n, max_new_tokens=1)
         )
         verdicts = [
             tuple(

@@ -99,10 +99,10 @@ def final_is_the_same_in_vllm(folder: Path) -> None:
         out = generate(torch.tensor([row]), do_sample=False, max_new_tokens=12, pad_token_id=0)
         texts.append(out[0, len(row) :].tolist())
     llm = LLM(str(folder), dtype="float32", enforce_eager=True, **ENGINE)
-    params = SamplingParams(temperature=0.0, max_tokens=12)
+    sampling = SamplingParams(temperature=0.0, max_tokens=12)
     with torch.compiler.set_stance("force_eager"):
         prompts: Any = [{"prompt_token_ids": row} for row in ids]
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     assert [list(output.outputs[0].token_ids) for output in outputs] == texts
     assert len({tuple(row) for row in texts}) > 1
@@ -162,7 +162,7 @@ def test_a_server_is_trained_with(start: Path, asked: Callable[..., Config], ahe
         final = load(Path(config.run.dir) / "final")
         server = VLLMServer(url, final.model, final.tokenizer)
         groups = server.sample(
-            PROMPTS, seed=0, params=Sampling(samples_per_prompt=3, max_new_tokens=8)
+            PROMPTS, seed=0, sampling=Sampling(samples_per_prompt=3, max_new_tokens=8)
         )
         assert gap(final.model, groups) < 1e-4
 

@@ -185,7 +185,7 @@ def draw_into(
     model: str,
     missing: Mapping[str, Sequence[int]],
     *,
-    params: Sampling,
+    sampling: Sampling,
     seed: int,
     device: str = "auto",
     dtype: str = "float32",
@@ -211,10 +211,10 @@ def draw_into(
         policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
     )
     waiting, done = list(missing), 0
-    at_once = max(1, ROWS_AT_ONCE["cuda" if on_gpu else "cpu"] // params.n)
+    at_once = max(1, ROWS_AT_ONCE["cuda" if on_gpu else "cpu"] // sampling.n)
     for at in range(0, len(waiting), at_once):
         chosen = [file.prompts[p] for p in waiting[at : at + at_once]]
-        for group in sampler.sample(chosen, seed=seed, params=params):
+        for group in sampler.sample(chosen, seed=seed, sampling=sampling):
             for number in missing[group.prompt.id]:
                 trajectory = group.trajectories[number]
                 file.take(
@@ -251,9 +251,9 @@ def sample_run(
         raise unknown("split", split, task.splits)
     name = split or ("test" if "test" in task.splits else config.evaluation.split)
     count = n or config.evaluation.samples_per_prompt
-    params = config.sampling.changed(samples_per_prompt=count)
+    sampling = config.sampling.changed(samples_per_prompt=count)
     model, file = str(run / "final"), run / "evaluations-final" / f"{name}-n{count}.jsonl"
-    drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     about = {"model": model, "sampling": drawn, "run_id": f"{run.name}-final"}
     file.unlink(missing_ok=True)  # of a model that may have been trained further
     selected = {prompt.id: prompt for prompt in task.split(name)[: prompts or None]}
@@ -262,7 +262,7 @@ def sample_run(
             samples,
             model,
             samples.missing(count),
-            params=params,
+            sampling=sampling,
             seed=config.run.seed,
             device=config.model.device,
             precision=config.model.precision,

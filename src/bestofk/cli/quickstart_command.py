@@ -144,11 +144,11 @@ def summary(runs: Mapping[str, Path], chosen: Config, gain: Comparison) -> str:
     from bestofk.evaluation import Estimate
 
     rows = results(runs)
-    requested, line = chosen.sampling, rows["start"]
+    sampling, line = chosen.sampling, rows["start"]
     head = (
         f"{sentence(gain)}\n\ncountdown, {chosen.evaluation.split} split: {line['prompts']} "
         f"problems × {line['samples_per_prompt']} samples; {chosen.run.steps} steps × "
-        f"{requested.prompts_per_step} × {requested.samples_per_prompt} rollouts each, seed "
+        f"{sampling.prompts_per_step} × {sampling.samples_per_prompt} rollouts each, seed "
         f"{chosen.run.seed}. Brackets: 95% intervals over problems; those of the difference hold "
         "for all k together.\n"
     )

@@ -217,7 +217,7 @@ def sample(job: SampleOptions) -> Path:
                     _from_endpoint(job, missing, file, advance)
                 elif missing:
                     draw_into(
-                        file, job.target, missing, params=job.sampling, seed=job.seed,
+                        file, job.target, missing, sampling=job.sampling, seed=job.seed,
                         device=job.device or "auto", dtype=job.dtype, advance=advance,
                     )  # fmt: skip
     say_aside(f"{job.file}: {total:,} samples")

@@ -69,22 +69,24 @@ class ModelSampler:
         self._accepted = inspect.signature(base_model(model).forward).parameters
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
-        draws = uniforms(prompts, seed, params.n, params.max_new_tokens)
-        longest = max(map(len, encoded), default=0) + params.max_new_tokens
-        at_once = max(1, self._rows_at_once(longest) // params.n)
+        draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
+        longest = max(map(len, encoded), default=0) + sampling.max_new_tokens
+        at_once = max(1, self._rows_at_once(longest) // sampling.n)
         groups: dict[int, Group] = {}
         with self._ready():
             if self.way is None and encoded:
                 self.way = self._right_way(max(encoded, key=len))
             for chosen in self._turns(encoded, at_once):
-                rows = self._decode([encoded[p] for p in chosen], draws[chosen], params)
+                rows = self._decode([encoded[p] for p in chosen], draws[chosen], sampling)
                 for at, p in enumerate(chosen):
-                    own = rows[at * params.n : (at + 1) * params.n]
-                    done = (trajectory(*row, self.tokenizer, self.ends, params.stop) for row in own)
-                    groups[p] = Group(prompts[p], tuple(done), encoded[p], params.temperature)
+                    own = rows[at * sampling.n : (at + 1) * sampling.n]
+                    done = (
+                        trajectory(*row, self.tokenizer, self.ends, sampling.stop) for row in own
+                    )
+                    groups[p] = Group(prompts[p], tuple(done), encoded[p], sampling.temperature)
         return [groups[p] for p in range(len(prompts))]
 
     def _turns(self, encoded: Sequence[tuple[int, ...]], at_once: int) -> Iterator[list[int]]:
@@ -140,14 +142,14 @@ class ModelSampler:
         """
         pair = [prompt, prompt[: len(prompt) // 2] or prompt * 2]
         turns = [pair] if self.way == "cache" else [[each] for each in pair]
-        params = Sampling(samples_per_prompt=4, max_new_tokens=16)
-        draws = np.random.default_rng(0).random((2, params.n, params.max_new_tokens))
+        sampling = Sampling(samples_per_prompt=4, max_new_tokens=16)
+        draws = np.random.default_rng(0).random((2, sampling.n, sampling.max_new_tokens))
         vocabulary = base_model(self.model).config.get_text_config().vocab_size
         gaps: list[Tensor] = []
         for turn in turns:
-            rows = self._decode(turn, draws[: len(turn)], params, set(range(0, vocabulary, 8)))
+            rows = self._decode(turn, draws[: len(turn)], sampling, set(range(0, vocabulary, 8)))
             for at, row in enumerate(rows):
-                gaps.append(gap_to_plain(self.model, turn[at // params.n], *row, params))
+                gaps.append(gap_to_plain(self.model, turn[at // sampling.n], *row, sampling))
         mean = float(torch.cat(gaps).mean())
         return math.inf if math.isnan(mean) else mean
 
@@ -155,21 +157,21 @@ class ModelSampler:
         self,
         prompts: Sequence[tuple[int, ...]],
         draws: np.ndarray,
-        params: Sampling,
+        sampling: Sampling,
         ends: Collection[int] | None = None,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Tokens and log-probs of n rows per prompt, in order."""
-        device, n, most = self.model.device, params.n, params.max_new_tokens
+        device, n, most = self.model.device, sampling.n, sampling.max_new_tokens
         uniform = torch.from_numpy(draws).flatten(0, 1).to(device)
         rows = _Rows(len(prompts) * n, most, self.ends if ends is None else ends, device)
         kind = _WithoutCache if self.way == "no cache" else _WithCache
         text: _WithCache | _WithoutCache = kind(self.model, self._accepted, prompts, n, most)
         logits = text.first()
         for step in range(most):
-            tokens, log_probs = draw(logits, uniform[rows.active, step], params)
+            tokens, log_probs = draw(logits, uniform[rows.active, step], sampling)
             rows.add(step, tokens, log_probs)
-            if params.stop:
-                rows.end(step, self._stopped(rows, step, params.stop))
+            if sampling.stop:
+                rows.end(step, self._stopped(rows, step, sampling.stop))
             if rows.all_ended() or step == most - 1:
                 break
             kept = rows.leave(LEAVE)

@@ -12,30 +12,30 @@ from torch import Tensor
 from bestofk.sampling.sampler import Sampling
 
 
-def distribution(logits: Tensor, params: Sampling) -> Tensor:
+def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """Log-probabilities (R, V) that tokens are drawn with: temperature, then top-k, then top-p."""
     logits = logits.float()
-    if params.temperature == 0.0:
+    if sampling.temperature == 0.0:
         best = torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
         return best.log()
-    if params.temperature != 1.0:
-        logits = logits / params.temperature
-    if not params.truncated:
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    if not sampling.truncated:
         return logits.log_softmax(-1)
-    if 0 < params.top_k < logits.shape[-1]:
-        kept = logits.topk(params.top_k, dim=-1)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        kept = logits.topk(sampling.top_k, dim=-1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
-    if params.top_p < 1.0:
+    if sampling.top_p < 1.0:
         ordered, places = logits.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
         chance = ordered.exp()
         before = chance.cumsum(-1) - chance
         dropped = torch.zeros_like(logits, dtype=torch.bool)
-        dropped = dropped.scatter(-1, places, before >= params.top_p)
+        dropped = dropped.scatter(-1, places, before >= sampling.top_p)
         logits = logits.masked_fill(dropped, -torch.inf)
     return logits.log_softmax(-1)
 
 
-def draw(logits: Tensor, uniform: Tensor, params: Sampling) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """One token per row by inverting the distribution function in float64.
 
     Args:
@@ -45,7 +45,7 @@ def draw(logits: Tensor, uniform: Tensor, params: Sampling) -> tuple[Tensor, Ten
     Returns:
         Tokens (R,) and their log-probabilities (R,) under the distribution they were drawn from.
     """
-    log_probs = distribution(logits, params)
+    log_probs = distribution(logits, sampling)
     cumulative = log_probs.double().exp_().cumsum_(-1)
     total = cumulative[:, -1]
     below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -62,10 +62,10 @@ def gap_to_plain(
     prompt: Sequence[int],
     tokens: np.ndarray,
     log_probs: np.ndarray,
-    params: Sampling,
+    sampling: Sampling,
 ) -> Tensor:
     """|log-prob difference| of each sampled token to one plain forward pass over the text."""
     ids = torch.tensor([[*prompt, *tokens.tolist()]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    plain = distribution(logits, params).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+    plain = distribution(logits, sampling).gather(-1, ids[0, len(prompt) :, None])[:, 0]
     return (plain.cpu() - torch.tensor(log_probs)).abs()

@@ -53,8 +53,8 @@ class ServerLost(RuntimeError):
 class Sampler(Protocol):
     """A policy that answers prompts with groups."""
 
-    def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
-        """One group of `params.n` trajectories per prompt, in the order of the prompts.
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
+        """One group of `sampling.n` trajectories per prompt, in the order of the prompts.
 
         Each has its token ids (the end-of-sequence token included when drawn), the
         log-probability of each under the distribution it was drawn from (temperature and truncation

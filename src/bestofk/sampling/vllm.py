@@ -88,7 +88,7 @@ class VLLMEngine:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`.
 
         Raises:
@@ -100,14 +100,14 @@ class VLLMEngine:
             raise EngineError("the engine has no weights: `update` comes before `sample`")
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         requested = [
-            SamplingParams(**request(params, own, self.ends), detokenize=bool(params.stop))
+            SamplingParams(**request(sampling, own, self.ends), detokenize=bool(sampling.stop))
             for own in seeds(prompts, seed)
         ]
         tokens: list[Any] = [{"prompt_token_ids": list(ids)} for ids in encoded]
         with self._uncompiled():
             outputs = self.llm.generate(tokens, requested, use_tqdm=False)
         return [
-            self._group(prompt, ids, output, params)
+            self._group(prompt, ids, output, sampling)
             for prompt, ids, output in zip(prompts, encoded, outputs, strict=True)
         ]
 
@@ -146,7 +146,9 @@ class VLLMEngine:
         client._finalizer.detach()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _group(self, prompt: Prompt, ids: tuple[int, ...], output: Any, params: Sampling) -> Group:
+    def _group(
+        self, prompt: Prompt, ids: tuple[int, ...], output: Any, sampling: Sampling
+    ) -> Group:
         drawn = sorted(output.outputs, key=lambda row: row.index)
         rows = [
             (
@@ -156,7 +158,7 @@ class VLLMEngine:
             for row in drawn
         ]
         reasons = [row.finish_reason for row in drawn]
-        return group(prompt, ids, rows, reasons, params, self.tokenizer, self.ends)
+        return group(prompt, ids, rows, reasons, sampling, self.tokenizer, self.ends)
 
     def _uncompiled(self) -> Any:
         """On CPU vLLM compiles some functions of its sampler at their first call: a minute."""
@@ -202,25 +204,25 @@ def check_heads(config: Any) -> None:
         )
 
 
-def request(params: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
+def request(sampling: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
     """Everything about a request, nothing left to defaults: some models come with their own."""
-    if 0.0 < params.temperature < COLDEST:
+    if 0.0 < sampling.temperature < COLDEST:
         raise ValueError(
-            f"vLLM draws at a temperature of 0 or of at least {COLDEST}, got {params.temperature}"
+            f"vLLM draws at a temperature of 0 or of at least {COLDEST}, got {sampling.temperature}"
         )
     return {
         # The most likely tokens are the same n times, and vLLM draws them once.
-        "n": 1 if params.temperature == 0.0 else params.n,
-        "max_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
+        "n": 1 if sampling.temperature == 0.0 else sampling.n,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
         "min_p": 0.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
         "seed": seed,
-        "stop": list(params.stop),
+        "stop": list(sampling.stop),
         "stop_token_ids": sorted(ends),
         "logprobs": 0,
     }
@@ -237,7 +239,7 @@ def group(
     ids: tuple[int, ...],
     rows: Sequence[tuple[np.ndarray, np.ndarray]],
     reasons: Sequence[str | None],
-    params: Sampling,
+    sampling: Sampling,
     tokenizer: Any,
     ends: frozenset[int],
 ) -> Group:
@@ -246,15 +248,15 @@ def group(
     Raises:
         EngineError: a request was given up, or answered with too few completions.
     """
-    if params.temperature == 0.0:  # the most likely token has all the probability
-        rows = [(tokens, np.zeros(len(tokens), np.float32)) for tokens, _ in rows] * params.n
-    if len(rows) != params.n or any(reason not in ("stop", "length") for reason in reasons):
+    if sampling.temperature == 0.0:  # the most likely token has all the probability
+        rows = [(tokens, np.zeros(len(tokens), np.float32)) for tokens, _ in rows] * sampling.n
+    if len(rows) != sampling.n or any(reason not in ("stop", "length") for reason in reasons):
         raise EngineError(
-            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {params.n} completions, which "
-            f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
+            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {sampling.n} completions, "
+            f"which ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
         )
-    done = tuple(trajectory(*row, tokenizer, ends, params.stop) for row in rows)
-    return Group(prompt, done, ids, params.temperature)
+    done = tuple(trajectory(*row, tokenizer, ends, sampling.stop) for row in rows)
+    return Group(prompt, done, ids, sampling.temperature)
 
 
 def describe(model: Any, tokenizer: Any, folder: str) -> None:

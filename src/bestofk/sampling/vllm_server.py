@@ -91,12 +91,12 @@ class VLLMServer:
                     f"{self.start}"
                 )
 
-    def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         common = {"model": self.name, "return_token_ids": True}
         bodies = [
-            {**common, **request(params, own, self.ends), "prompt": list(ids)}
+            {**common, **request(sampling, own, self.ends), "prompt": list(ids)}
             for ids, own in zip(encoded, seeds(prompts, seed))
         ]
         with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -114,7 +114,7 @@ class VLLMServer:
                 for choice in drawn
             ]
             reasons = [choice["finish_reason"] for choice in drawn]
-            groups.append(group(prompt, ids, rows, reasons, params, self.tokenizer, self.ends))
+            groups.append(group(prompt, ids, rows, reasons, sampling, self.tokenizer, self.ends))
         return groups
 
     def update(self, weights: Iterable[tuple[str, Tensor]], *, version: int = 0) -> None:

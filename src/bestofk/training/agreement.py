@@ -59,7 +59,7 @@ class Agreement:
     sampler: Sampler
     learner: Learner
     processes: Any
-    params: Sampling
+    sampling: Sampling
     limit: float
     """The largest gap that a run goes on with."""
 
@@ -72,11 +72,11 @@ class Agreement:
         """The gap over a small group drawn now from the whole distribution, and that group."""
         short = Sampling(
             samples_per_prompt=4,
-            max_new_tokens=min(PROBED, self.params.max_new_tokens),
-            temperature=self.params.temperature,
+            max_new_tokens=min(PROBED, self.sampling.max_new_tokens),
+            temperature=self.sampling.temperature,
         )
         with self.whole_policy():
-            groups = list(self.sampler.sample([prompt], seed=self.learner.steps, params=short))
+            groups = list(self.sampler.sample([prompt], seed=self.learner.steps, sampling=short))
         return self.gap(groups), groups
 
     def gap(self, groups: Sequence[Group]) -> float:

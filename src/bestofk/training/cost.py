@@ -89,12 +89,12 @@ def group_lines(config: Config, objective: Objective) -> list[str]:
 
 
 def token_lines(config: Config) -> list[str]:
-    requested, check_ = config.sampling, config.evaluation
-    rollouts = requested.prompts_per_step * requested.samples_per_prompt
+    sampling, check_ = config.sampling, config.evaluation
+    rollouts = sampling.prompts_per_step * sampling.samples_per_prompt
     total = rollouts * config.run.steps
     times = config.run.steps // check_.every + 1 if check_.every else 0
     validation = min(times, config.run.steps + 1) * check_.prompts * check_.samples_per_prompt
-    longest = requested.max_new_tokens
+    longest = sampling.max_new_tokens
     return [
         f"rollouts: {rollouts:,} completions a step, {total:,} in {config.run.steps} steps, of at "
         f"most {total * longest:,} new tokens",

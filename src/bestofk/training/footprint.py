@@ -81,10 +81,10 @@ class Work:
 
     @classmethod
     def cut(cls, config: Config, prompt: float, budget: float, *, even: bool) -> Work:
-        asked = config.sampling
-        rows, new = asked.prompts_per_step * asked.samples_per_prompt, asked.max_new_tokens
+        sampling = config.sampling
+        rows, new = sampling.prompts_per_step * sampling.samples_per_prompt, sampling.max_new_tokens
         rows //= config.off_policy.mini_batches
-        total = rows * new + asked.prompts_per_step / config.off_policy.mini_batches * prompt
+        total = rows * new + sampling.prompts_per_step / config.off_policy.mini_batches * prompt
         count = -(-total // budget)
         tokens = min(budget, total / count + prompt + new) if even and count > 1 else budget
         tokens = max(min(tokens, total), prompt + new)
@@ -197,19 +197,19 @@ def _engine(shape: Shape, config: Config, beside: float, prompt: float) -> float
     """Bytes of the group engine, which keeps them while the learner works."""
     from bestofk.sampling.engine.memory import make_plan
 
-    asked = config.sampling
+    sampling = config.sampling
     token = int(2 * shape.layers * shape.keys * (2 if config.model.precision == "bf16" else 4))
     try:
         plan = make_plan(
             token_bytes=token,
             total_bytes=beside,
-            samples=asked.samples_per_prompt,
-            new_tokens=asked.max_new_tokens,
-            lengths=[int(prompt)] * asked.prompts_per_step,
-            max_rows=asked.advanced.max_rows,
+            samples=sampling.samples_per_prompt,
+            new_tokens=sampling.max_new_tokens,
+            lengths=[int(prompt)] * sampling.prompts_per_step,
+            max_rows=sampling.advanced.max_rows,
         )
     except ValueError:  # not even one row fits
-        return token * (prompt + asked.max_new_tokens)
+        return token * (prompt + sampling.max_new_tokens)
     return float(token * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens)
 
 
@@ -217,15 +217,15 @@ def _sampling(
     shape: Shape, config: Config, copy: float, card: float | None, prompt: float
 ) -> dict[str, float]:
     """While a sampler draws that holds nothing afterwards."""
-    asked = config.sampling
-    if asked.server:
+    sampling = config.sampling
+    if sampling.server:
         return {"cache": 0.0}
-    if asked.engine == "vllm":
+    if sampling.engine == "vllm":
         from bestofk.sampling.vllm import SHARE
 
-        return {"vLLM": float(asked.vllm.get("gpu_memory_utilization", SHARE)) * (card or 0.0)}
-    rows = min(asked.advanced.max_rows, asked.prompts_per_step * asked.samples_per_prompt)
-    row = 2 * shape.layers * shape.keys * 4 * (prompt + asked.max_new_tokens)
+        return {"vLLM": float(sampling.vllm.get("gpu_memory_utilization", SHARE)) * (card or 0.0)}
+    rows = min(sampling.advanced.max_rows, sampling.prompts_per_step * sampling.samples_per_prompt)
+    row = 2 * shape.layers * shape.keys * 4 * (prompt + sampling.max_new_tokens)
     room = CPU_CACHE if card is None else card / 2
     rows = max(1, min(rows, int(room // row)))
     logits = rows * shape.vocabulary * 20.0

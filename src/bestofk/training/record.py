@@ -203,10 +203,10 @@ def title(
     rate: float | None,
 ) -> str:
     """The run in a line; `rate` is the learner's, which the config may leave to it."""
-    requested = config.sampling
+    sampling = config.sampling
     return (
         f"{objective.text} on {config.task.name}: {config.model.path}, {weights:,} trained "
-        f"weights, {requested.prompts_per_step} prompts × {requested.samples_per_prompt} samples a "
+        f"weights, {sampling.prompts_per_step} prompts × {sampling.samples_per_prompt} samples a "
         f"step, learning rate {rate:g}, "
         f"{processes} process{'es' if processes > 1 else ''} on {device}, in {config.run.dir}"
     )

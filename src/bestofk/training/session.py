@@ -207,14 +207,14 @@ class Session:
             if not prompts:  # inside: all processes gather the weights, also one without prompts
                 return []
             result: dict[int, Group] = {}
-            for at, group in sampler.stream(prompts, seed=seed, params=self.config.sampling):
+            for at, group in sampler.stream(prompts, seed=seed, sampling=self.config.sampling):
                 result[at] = group
                 self._aside.submit(group)
             return [result[at] for at in range(len(prompts))]
 
-    def _draw(self, prompts: Sequence[Prompt], seed: int, params: Sampling) -> list[Group]:
+    def _draw(self, prompts: Sequence[Prompt], seed: int, sampling: Sampling) -> list[Group]:
         sampler = self.parts.sampler
-        return list(sampler.sample(prompts, seed=seed, params=params)) if prompts else []
+        return list(sampler.sample(prompts, seed=seed, sampling=sampling)) if prompts else []
 
     def _served(self, ask: Callable[[], Answer]) -> Answer:
         """What is asked of a sampler. A server that is lost is waited for, gets the weights again

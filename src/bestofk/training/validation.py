@@ -39,8 +39,8 @@ def evaluate(
     began = time.perf_counter()
     split = chosen.task.split(chosen.split)
     prompts = split[: section.prompts][processes.rank :: processes.size]
-    params = sampling.changed(samples_per_prompt=section.samples_per_prompt)
-    groups = draw(prompts, seed, params)
+    sampling = sampling.changed(samples_per_prompt=section.samples_per_prompt)
+    groups = draw(prompts, seed, sampling)
     pairs = list(zip(groups, chosen.judge(groups)))
     judged = [pair for part in processes.gather(pairs) for pair in part]
     judged.sort(key=lambda pair: pair[0].prompt.id)

@@ -160,11 +160,11 @@ class GroupEngine:
             for site in self.mirror.sites:
                 site.module.engine_prefill = False  # type: ignore[assignment]
 
-    def push(self, table: Table, width: int, params: Sampling) -> None:
+    def push(self, table: Table, width: int, sampling: Sampling) -> None:
         """The host's table to the device, and a recorded step for so many slots."""
         tiles = table.tiles() if self.long else None
         self.split = tiles is not None and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
-        self._ready(width, params)
+        self._ready(width, sampling)
         if tiles is not None:
             self.tiles.copy_(torch.from_numpy(tiles[: len(self.tiles)]))
         self.slots.copy_(torch.from_numpy(table.fields))
@@ -178,26 +178,26 @@ class GroupEngine:
         """What the device feeds next, to the host: before rows move or others join them."""
         table.feed[:] = self.feed.cpu().numpy()
 
-    def run(self, width: int, steps: int, params: Sampling) -> None:
+    def run(self, width: int, steps: int, sampling: Sampling) -> None:
         """So many tokens for the rows in the first `width` slots; does not wait for them."""
         if not self.graphed:
             for _ in range(steps):
-                self._step(width, params)
+                self._step(width, sampling)
             return
-        graph = self.graphs[self._key(width, params)]
+        graph = self.graphs[self._key(width, sampling)]
         for _ in range(steps):
             graph.replay()
 
-    def _key(self, width: int, params: Sampling) -> Any:
-        return width, self.split, self.parted, params.temperature, params.top_k, params.top_p
+    def _key(self, width: int, sampling: Sampling) -> Any:
+        return width, self.split, self.parted, sampling.temperature, sampling.top_k, sampling.top_p
 
     @torch.no_grad()
-    def _step(self, width: int, params: Sampling) -> None:
+    def _step(self, width: int, sampling: Sampling) -> None:
         """One token for the rows in the first `width` slots."""
         logits = self._logits(width)
-        temperature = params.temperature
-        if params.truncated and temperature:
-            logits, temperature = distribution(logits, params), 1.0
+        temperature = sampling.temperature
+        if sampling.truncated and temperature:
+            logits, temperature = distribution(logits, sampling), 1.0
         pick(
             logits, self.slots, self.span, self.uniform, self.ends, self.feed[0], self.feed[1],
             self.out, self.log_probs, temperature,
@@ -215,12 +215,12 @@ class GroupEngine:
             ),
         )
 
-    def _ready(self, width: int, params: Sampling) -> None:
+    def _ready(self, width: int, sampling: Sampling) -> None:
         """Record the step for this many slots, unless there is a recording already.
 
         Slots are marked as ended while it runs, so that it changes nothing else.
         """
-        key = self._key(width, params)
+        key = self._key(width, sampling)
         for site in self.mirror.sites:
             module: Any = site.module
             module.engine_split, module.engine_parted = self.split, self.parted
@@ -235,11 +235,11 @@ class GroupEngine:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
-                    self._step(width, params)
+                    self._step(width, sampling)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                self._step(width, params)
+                self._step(width, sampling)
             self._pool = self._pool or graph.pool()
         torch.cuda.synchronize()
         self.graphs[key] = graph

@@ -128,13 +128,13 @@ class GroupSampler:
         if all(isinstance(stored.get(name), int) for name in names):
             self.kept = MemoryPlan(**{name: stored[name] for name in names})
 
-    def sample(self, prompts: Sequence[Prompt], *, seed: int, params: Sampling) -> list[Group]:
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
-        groups = dict(self.stream(prompts, seed=seed, params=params))
+        groups = dict(self.stream(prompts, seed=seed, sampling=sampling))
         return [groups[p] for p in range(len(prompts))]
 
     def stream(
-        self, prompts: Sequence[Prompt], *, seed: int, params: Sampling
+        self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling
     ) -> Iterator[tuple[int, Group]]:
         """(place, group) of every prompt, as groups are completed; otherwise like `sample`."""
         if not prompts:
@@ -142,7 +142,7 @@ class GroupSampler:
         if self.reason is None:
             done: set[int] = set()
             try:
-                for p, group in self._stream(prompts, seed, params):
+                for p, group in self._stream(prompts, seed, sampling):
                     done.add(p)
                     yield p, group
                 return
@@ -155,7 +155,7 @@ class GroupSampler:
                     raise  # the device is lost, or the engine has worked before
                 message = str(error).strip().partition("\n")[0]
                 self._give_up(f"its first call failed ({type(error).__name__}: {message})")
-        yield from enumerate(self.fallback.sample(prompts, seed=seed, params=params))
+        yield from enumerate(self.fallback.sample(prompts, seed=seed, sampling=sampling))
 
     def _give_up(self, reason: str) -> None:
         self.reason, self.engine, self.mirror = reason, None, None
@@ -166,29 +166,29 @@ class GroupSampler:
         )
 
     def _stream(
-        self, prompts: Sequence[Prompt], seed: int, params: Sampling
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling
     ) -> Iterator[tuple[int, Group]]:
         began = time.perf_counter()
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
-        draws = uniforms(prompts, seed, params.n, params.max_new_tokens)
-        engine = self._prepared(encoded, params)
+        draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
+        engine = self._prepared(encoded, sampling)
         self.calls += 1
         due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
         self.stats = {"prepare_s": time.perf_counter() - began, "steps": 0, "slot_steps": 0}
-        for turn in turns(encoded, params, engine.plan):
-            rows = Turn(self, engine, [encoded[p] for p in turn], draws[turn], params)
+        for turn in turns(encoded, sampling, engine.plan):
+            rows = Turn(self, engine, [encoded[p] for p in turn], draws[turn], sampling)
             for at, done in rows.run():
                 at = turn[at]
-                group = Group(prompts[at], tuple(done), encoded[at], params.temperature)
-                if due and params.temperature:
+                group = Group(prompts[at], tuple(done), encoded[at], sampling.temperature)
+                if due and sampling.temperature:
                     due = False
-                    self._agree(engine, group, params)
+                    self._agree(engine, group, sampling)
                 yield at, group
         total = time.perf_counter() - began
         self.stats |= {"total_s": total, "compile_s": engine.seconds["compile"]}
 
     @torch.no_grad()
-    def _prepared(self, encoded: Sequence[tuple[int, ...]], params: Sampling) -> GroupEngine:
+    def _prepared(self, encoded: Sequence[tuple[int, ...]], sampling: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.mirror is None:
             self.mirror = Mirror(
@@ -200,12 +200,12 @@ class GroupSampler:
         needed = make_plan(
             token_bytes=token_bytes,
             total_bytes=total,
-            samples=params.n,
-            new_tokens=params.max_new_tokens,
+            samples=sampling.n,
+            new_tokens=sampling.max_new_tokens,
             lengths=[len(ids) for ids in encoded],
             max_rows=self.max_rows,
         )
-        positions = needed.longest + params.max_new_tokens
+        positions = needed.longest + sampling.max_new_tokens
         if self.engine is not None and not self.engine.holds(needed, positions):
             plan = self.engine.plan.joined(needed, room_for(token_bytes, total))
             if plan != self.engine.plan or positions > self.engine.positions:
@@ -231,7 +231,7 @@ class GroupSampler:
         return processes_per_card(torch.cuda.device_count())
 
     @torch.no_grad()
-    def _agree(self, engine: GroupEngine, group: Group, params: Sampling) -> None:
+    def _agree(self, engine: GroupEngine, group: Group, sampling: Sampling) -> None:
         """Compare a completion's log-probs with a plain forward pass over all of it.
 
         Raises:
@@ -240,7 +240,7 @@ class GroupSampler:
         done = max(group.trajectories, key=lambda one: len(one.tokens))
         with engine.mirror.as_before():
             drawn = group.prompt_tokens, done.tokens, done.log_probs
-            gap = gap_to_plain(engine.mirror.model, *drawn, params)
+            gap = gap_to_plain(engine.mirror.model, *drawn, sampling)
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, most)
@@ -257,12 +257,12 @@ LOOK = 12
 
 
 def turns(
-    encoded: Sequence[tuple[int, ...]], params: Sampling, plan: MemoryPlan
+    encoded: Sequence[tuple[int, ...]], sampling: Sampling, plan: MemoryPlan
 ) -> Iterator[list[int]]:
     """Prompts cut into turns whose prompts and outputs have room."""
     turn: list[int] = []
     tokens = 0
-    rows = max(1, plan.out_tokens // (params.n * params.max_new_tokens))
+    rows = max(1, plan.out_tokens // (sampling.n * sampling.max_new_tokens))
     for p, ids in enumerate(encoded):
         if turn and (tokens + len(ids) - 1 > plan.prefix_tokens or len(turn) >= rows):
             yield turn
@@ -281,12 +281,12 @@ class Turn:
         engine: GroupEngine,
         prompts: Sequence[tuple[int, ...]],
         draws: np.ndarray,
-        params: Sampling,
+        sampling: Sampling,
     ) -> None:
-        self.sampler, self.engine, self.prompts, self.params = sampler, engine, prompts, params
-        self.span, count = params.max_new_tokens, len(prompts) * params.n
+        self.sampler, self.engine, self.prompts, self.sampling = sampler, engine, prompts, sampling
+        self.span, count = sampling.max_new_tokens, len(prompts) * sampling.n
         self.lengths = np.zeros(count, dtype=np.int64)
-        self.left = np.full(len(prompts), params.n)
+        self.left = np.full(len(prompts), sampling.n)
         self.begun = 0
         """Rows that are or were in a slot; the others wait."""
         self.sizes = np.array([len(ids) - 1 for ids in prompts])
@@ -311,9 +311,9 @@ class Turn:
         ready: tuple[list[int], Any] | None = None
         while table.active().size:
             if changed:
-                engine.push(table, self.width, self.params)
+                engine.push(table, self.width, self.sampling)
             steps = self._steps()
-            engine.run(self.width, steps, self.params)
+            engine.run(self.width, steps, self.sampling)
             stats["steps"] += steps
             stats["slot_steps"] += steps * self.width
             if ready:
@@ -326,7 +326,7 @@ class Turn:
     def _steps(self) -> int:
         """Tokens until the host should look: some may end, or all until the first does."""
         drawn = self.table.fields[Field.DRAWN, self.table.active()]
-        if self.sampler.ends or self.params.stop:
+        if self.sampler.ends or self.sampling.stop:
             return int(min(LOOK, self.span - drawn.min()))
         return int(self.span - drawn.max())
 
@@ -334,7 +334,7 @@ class Turn:
         """Put waiting rows into free slots."""
         free = self.table.free(self.width)[: len(self.lengths) - self.begun]
         row = np.arange(self.begun, self.begun + len(free))
-        prompt = row // self.params.n
+        prompt = row // self.sampling.n
         self.table.admit(
             free, row=row, prompt=prompt, start=self.starts[prompt], length=self.sizes[prompt],
             last=self.last[prompt],
@@ -344,8 +344,8 @@ class Turn:
 
     def _harvest(self) -> tuple[tuple[list[int], Any] | None, bool]:
         """Take finished rows out and put others in; prompts that are complete, being fetched."""
-        table, n = self.table, self.params.n
-        stopped = bool(self.params.stop) and self._stop()
+        table, n = self.table, self.sampling.n
+        stopped = bool(self.sampling.stop) and self._stop()
         over = table.finished()
         if not over.size:
             return None, False
@@ -373,7 +373,7 @@ class Turn:
 
     def _stop(self) -> bool:
         """End rows whose text has come to hold a stop string, at the token where it did."""
-        table, stop, any_ended = self.table, self.params.stop, False
+        table, stop, any_ended = self.table, self.sampling.stop, False
         slots = np.flatnonzero(table.prompt >= 0)
         rows = table.fields[Field.ROW, slots]
         drawn = table.fields[Field.DRAWN, slots]
@@ -397,7 +397,7 @@ class Turn:
         return any_ended
 
     def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
-        n, stop, sampler = self.params.n, self.params.stop, self.sampler
+        n, stop, sampler = self.sampling.n, self.sampling.stop, self.sampler
         lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
         tokens, log_probs = fetched()
         drawn = [row[:length] for row, length in zip(tokens, lengths)]
