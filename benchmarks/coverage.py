@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.evaluation import Samples, compare, curve, extrapolate, plan, population, samples
+from bestofk.evaluation import Samples, compare, curve, plan, population, samples
 from bestofk.evaluation.intervals import LEAST_INFORMATIVE, t_quantile
 from bestofk.evaluation.planning import pair_of
 
@@ -143,47 +143,6 @@ def planned(k: int, n: int, effect: float, trials: int) -> tuple[int, float, flo
     return row.problems, row.value, found / trials
 
 
-def spread(kind: str, problems: int, rng: np.random.Generator) -> np.ndarray:
-    """Success probabilities for the extrapolation."""
-    if kind == "Beta(.3, 1.5)":
-        return rng.beta(0.3, 1.5, problems)
-    if kind == "logit-normal(-3, 2)":
-        return 1 / (1 + np.exp(3.0 - 2.0 * rng.normal(size=problems)))
-    if kind == "two kinds, .02 and .5":
-        return np.where(rng.random(problems) < 0.5, 0.02, 0.5)
-    return np.where(rng.random(problems) < 0.3, 0.0, rng.beta(0.8, 2.0, problems))
-
-
-SPREADS = (
-    "Beta(.3, 1.5)",
-    "logit-normal(-3, 2)",
-    "two kinds, .02 and .5",
-    "30% never, Beta(.8, 2)",
-)
-
-
-def beyond(kind: str, n: int, times: int, trials: int) -> tuple[float, float, float, float, float]:
-    """Truth, share of runs with a number, coverage among them, bias and mean width."""
-    rng = np.random.default_rng(4)
-    truth_k = float(np.mean(1 - (1 - spread(kind, 400_000, rng)) ** (times * n)))
-    held, errors, widths = 0, [], []
-    for _ in range(trials):
-        chance = spread(kind, 100, rng)
-        run = samples((rng.random((100, n)) < chance[:, None]).astype(float))
-        found = extrapolate(run, [times * n])
-        if np.isnan(found.interval.low[0]):
-            continue
-        held += bool(found.interval.low[0] <= truth_k <= found.interval.high[0])
-        errors.append(found.estimate[0] - truth_k)
-        widths.append(found.interval.high[0] - found.interval.low[0])
-    given = len(errors)
-    if not given:
-        return truth_k, 0.0, float("nan"), float("nan"), float("nan")
-    known = [error for error in errors if not np.isnan(error)] or [float("nan")]
-    means = float(np.mean(known)), float(np.mean(widths))
-    return truth_k, given / trials, held / given, *means
-
-
 def share(count: int, total: int) -> str:
     return f"{count / total:.3f}" if total >= 20 else "-"
 
@@ -196,7 +155,6 @@ HEADS = {
     "| runs |",
     "power": "| problems | gain in p | k | over all k | at this k alone | paired t | runs |",
     "plans": "| k | n | effect | problems planned | power promised | power that came | runs |",
-    "beyond": "| truth | n | k | pass@k | given | interval holds | bias | mean width | runs |",
 }
 NULLS = ("easy, Beta(2, 1)", "U-shaped, Beta(.3, .3)", "hard, Beta(.1, 2)", "rare large losses")
 PARTS: dict[str, list[tuple[Any, ...]]] = {
@@ -204,7 +162,6 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
     "pairs": [(name, problems) for name in NULLS for problems in (12, *PROBLEMS)],
     "power": [(30, 0.05, 8), (60, 0.05, 8), (100, 0.03, 1), (100, 0.03, 16)],
     "plans": [(1, 16, 0.05), (8, 16, 0.05), (8, 32, 0.08)],
-    "beyond": [(kind, n, times) for kind in SPREADS for n in (16, 64) for times in (4, 16)],
 }
 
 
@@ -218,14 +175,9 @@ def rows(part: tuple[str, int, int, int, int]) -> tuple[str, int, list[str]]:
         cells = [f"{each:.3f}" for each in paired(*given, n, trials)]
     elif section == "power":
         cells = [f"{each:.2f}" for each in power(*given, 32, trials)]
-    elif section == "plans":
+    else:
         problems, promised, came = planned(*given, trials)
         cells = [f"{problems}", f"{promised:.2f}", f"{came:.2f}"]
-    else:
-        kind, at, times = given
-        truth_k, answered, held, bias, width = beyond(kind, at, times, trials)
-        given = (kind, at, at * times)
-        cells = [f"{truth_k:.3f}", f"{answered:.2f}", f"{held:.3f}", f"{bias:+.3f}", f"{width:.3f}"]
     return section, number, ["| " + " | ".join([*map(str, given), *cells, str(trials)]) + " |"]
 
 
@@ -334,14 +286,6 @@ small gains because it does not allow for rare large losses.
 comparisons that found the effect.
 
 {tables["plans"]}
-
-## Beyond n
-
-100 problems. *Given*: the share of runs in which a
-number is given; coverage, bias and width are over those. Quote the interval: the estimate averages
-smooth families, and is far too low where problems are of two sharply different kinds and n small.
-
-{tables["beyond"]}
 """
 
 

@@ -35,13 +35,12 @@ def two(tmp_path: Path) -> tuple[str, str]:
 def test_eval_shows_mapping_metrics_and_intervals(
     two: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", two[0], "--k", "1,8", "--wide", "--beyond", "32"]) == 0
+    assert main(["eval", two[0], "--k", "1,8", "--wide"]) == 0
     text = capsys.readouterr().out
     assert "problem_id=id" in text
     assert "reward=correct" in text
     for word in ("pass@8", "maj@8", "95% over problems", "these problems only", "band, all k"):
         assert word in text
-    assert "pass@32" in text
     assert "distinct wrong answers among 16" in text
 
 
@@ -108,7 +107,6 @@ def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixt
         (["eval", "FILE", "--k", "1,two"], "--k takes whole numbers"),
         (["eval", "FILE", "--k", "32"], "pass@32 needs at least 32"),
         (["eval", "FILE", "--map", "reward"], "--map takes key=value"),
-        (["eval", "FILE", "--beyond", "x"], "--beyond takes whole numbers"),
         (["compare", "FILE", "FILE", "--at", "0"], "--at takes k of at least 1"),
         (["eval", "FILE", "--columns", "reward=rewards"], "no column 'rewards'"),  # the former name
         (["eval", "FILE", "--metric", "passk"], "unknown metric 'passk'; did you mean"),
@@ -179,9 +177,9 @@ PLAN_FIELDS = {
 
 
 def test_json_keeps_its_fields(two: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", two[0], "--beyond", "32", "--json"]) == 0
+    assert main(["eval", two[0], "--json"]) == 0
     found = json.loads(capsys.readouterr().out)[0]
-    assert {"name", "metadata", "curves", "extrapolation", "diversity"} <= set(found)
+    assert {"name", "metadata", "curves", "diversity"} <= set(found)
     assert set(found["curves"][0]) >= CURVE_FIELDS
     assert main(["compare", *two, "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)[0]) >= COMPARISON_FIELDS

@@ -1,4 +1,4 @@
-"""The beta-binomial, extrapolation, planning: against scipy and against simulated truth."""
+"""The beta-binomial, planning: against scipy and against simulated truth."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from bestofk.evaluation import Samples, compare, curve, extrapolate, plan, population, samples
-from bestofk.evaluation.difficulty import counts_of, fit, likeliest, profile, sampling_variance
+from bestofk.evaluation import Samples, compare, curve, plan, population, samples
+from bestofk.evaluation.difficulty import fit, sampling_variance
 
 
 def truth(a: float, b: float, k: int) -> float:
@@ -33,119 +33,11 @@ def test_fit_is_the_maximum_of_scipys_likelihood(a: float, b: float) -> None:
     assert found == pytest.approx(np.exp(best.x), rel=1e-3)
 
 
-def spread(kind: str, problems: int, rng: np.random.Generator) -> np.ndarray:
-    """Success probabilities of problems."""
-    if kind == "beta":
-        return rng.beta(0.3, 1.5, problems)
-    if kind == "logit-normal":
-        return 1 / (1 + np.exp(3.0 - 2.0 * rng.normal(size=problems)))
-    if kind == "two kinds":
-        return np.where(rng.random(problems) < 0.5, 0.02, 0.5)
-    return np.where(rng.random(problems) < 0.3, 0.0, rng.beta(0.8, 2.0, problems))
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "two kinds",
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in ("beta", "logit-normal", "a mass at zero")
-        ),
-    ],
-)
-def test_extrapolation_covers_the_truth_whatever_its_shape(kind: str) -> None:
-    rng = np.random.default_rng(0)
-    many = spread(kind, 200_000, rng)
-    held = given = estimates = 0
-    for _ in range(8):
-        chance = spread(kind, 100, rng)
-        run = samples((rng.random((100, 32)) < chance[:, None]).astype(float))
-        found = extrapolate(run, [128, 512])
-        for at, k in enumerate((128, 512)):
-            if np.isnan(found.interval.low[at]):
-                assert found.flags[at].startswith("no number: ")
-                continue
-            truth_k = float(np.mean(1 - (1 - many) ** k))
-            given += 1
-            held += bool(found.interval.low[at] <= truth_k <= found.interval.high[at])
-            if found.flags[at]:
-                assert np.isnan(found.estimate[at])
-                continue
-            estimates += abs(found.estimate[at] - truth_k) > 0.15
-            assert found.interval.low[at] <= found.estimate[at] <= found.interval.high[at]
-    assert given >= 8
-    assert held >= given - 2
-    assert estimates == 0  # a point that is far off is not given
-
-
-def test_the_prediction_continues_the_curve_and_never_falls(drawn: Callable[..., Samples]) -> None:
-    run = drawn(120, 32, 0.3, 0.9, 0)
-    found = extrapolate(run, [32, 33, 40, 64, 128, 256])
-    assert found.estimate[0] == pytest.approx(curve(run, "pass@k", resamples=400).estimate[-1])
-    given = found.estimate[~np.isnan(found.estimate)]
-    assert len(given) >= 3
-    assert (np.diff(given) >= -1e-12).all()
-    assert given[1] - given[0] < 0.01
-    assert (np.diff(found.interval.high) >= -0.02).all()
-
-
-def test_the_likeliest_distribution_beats_every_beta(drawn: Callable[..., Samples]) -> None:
-    run = drawn(120, 16, 0.5, 0.9, 1)
-    passes = run.count(run.rewards == 1)
-    counts = counts_of(passes, run.live, 64)
-    best = counts.likelihood(likeliest(counts))
-    assert scipy.stats.betabinom.logpmf(passes, 16, *fit(passes, run.live)).sum() <= best + 0.1
-    solved = 1 - (1 - counts.p) ** np.array([[1], [64]])
-    low, high = profile(counts, solved, 0.95, likeliest(counts))
-    assert (low < solved @ likeliest(counts)).all()
-    assert (solved @ likeliest(counts) < high).all()
-    # at k = 1 the interval is about that of the mean
-    error = 1.96 * (passes / 16).std(ddof=1) / np.sqrt(120)
-    assert high[0] - low[0] == pytest.approx(2 * error, rel=0.25)
-
-
-def test_good_data_pass_the_check(drawn: Callable[..., Samples]) -> None:
-    flags = [extrapolate(drawn(200, 64, 0.4, 0.8, seed), [256]).unreliable for seed in range(6)]
-    assert sum(flags) <= 1
-
-
-@pytest.mark.parametrize(
-    ("rewards", "reason"),
-    [
-        (np.zeros((40, 16)), "too few to fit"),
-        (np.ones((40, 16)), "too few to fit"),
-        (np.tile([1.0, 0, 0, 0], (40, 1)), "too few to check"),
-    ],
-)
-def test_thin_data_are_called_unreliable_and_far_k_get_no_number(
-    rewards: np.ndarray, reason: str
-) -> None:
-    found = extrapolate(samples(rewards), [64, 10_000])
-    assert found.unreliable
-    assert any(reason in each for each in found.reasons)
-    assert "16 times n" in found.flags[1]
-    assert np.isnan(found.estimate[1])
-    assert found.interval.high[0] > found.interval.low[0]
-
-
-def test_nothing_solved_leaves_room_above_and_all_solved_below() -> None:
-    none = extrapolate(samples(np.zeros((40, 16))), [17])
-    assert none.interval.high[0] >= 0.04
-    every = extrapolate(samples(np.ones((40, 16))), [17])
-    assert 0.9 < every.interval.low[0] <= 0.97  # exp(-1.92 / 40) = 0.953
-
-
-def test_clusters_widen_predictions_and_plans(drawn: Callable[..., Samples]) -> None:
+def test_clusters_widen_plans(drawn: Callable[..., Samples]) -> None:
     rng = np.random.default_rng(0)
     names = np.repeat(np.arange(12), 10)
     rewards = (rng.random((120, 16)) < rng.beta(0.5, 1.0, 12)[names][:, None]).astype(float)
     alone, together = (samples(rewards, clusters=each) for each in (None, names.tolist()))
-    widths = []
-    for run in (alone, together):
-        ends = extrapolate(run, [32]).interval
-        widths.append(ends.high[0] - ends.low[0])
-    assert widths[1] > 1.5 * widths[0]
     plans = [plan(4, width=0.2, people=population([run]), n=[8]) for run in (alone, together)]
     assert plans[1].best.problems > 4 * plans[0].best.problems
     assert "design effect" in plans[1].population

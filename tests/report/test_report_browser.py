@@ -65,10 +65,10 @@ def test_every_section_is_there_and_every_chart_painted(browser: Any, report: Pa
     with opened(browser, report) as page:
         assert page.locator("section h2").all_inner_texts() == [
             "Coverage", "Summary", "Difference", "Problem by problem", "Diversity", "Training",
-            "Beyond n", "Samples", "Settings", "Methods and sources",
+            "Samples", "Settings", "Methods and sources",
         ]  # fmt: skip
         charts = page.locator("canvas").count()
-        assert charts == page.locator(".chart").count() >= 12
+        assert charts == page.locator(".chart").count() >= 11
         assert min(page.evaluate(COLOURS, i) for i in range(charts)) > 8
         titles = page.locator("figure h3").all_inner_texts()
         numbers = [int(re.match(r"Figure (\d+)\.", title)[1]) for title in titles]  # type: ignore[index]

@@ -75,7 +75,6 @@ def test_every_block_states_n_k_problems_seeds_and_confidence(data: dict[str, An
         assert curve["k"][-1] == 16
     for one in data["differences"]:
         assert (one["n_a"], one["n_b"], one["problems"]) == ((16, 16), (16, 16), 24)
-    assert [one["problems"] for one in data["extrapolation"]] == [24] * 3
 
 
 def test_solved_sets_partition_the_problems(files: list[str], data: dict[str, Any]) -> None:
@@ -88,14 +87,6 @@ def test_solved_sets_partition_the_problems(files: list[str], data: dict[str, An
             assert by == one["runs"], problem
         seen += one["problems"]
     assert sorted(seen) == list(range(24))
-
-
-def test_extrapolation_joins_the_measured_curve_and_has_intervals(data: dict[str, Any]) -> None:
-    for one in data["extrapolation"]:
-        assert one["observed"]["k"][-1] == one["k"][0] == 16
-        assert one["k"][-1] == 256
-        assert (np.asarray(one["low"]) < np.asarray(one["high"])).all()
-        assert one["unreliable"] == bool(one["reasons"])
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 17, 64, 1000, 4096])
@@ -177,7 +168,7 @@ def test_settings_that_differ_come_first(tmp_path: Path) -> None:
 def test_same_seed_gives_the_same_page(files: list[str], tmp_path: Path) -> None:
     pages = []
     for name in ("one.html", "two.html"):
-        make(load(files[:2]), tmp_path / name, created="then", resamples=400, beyond=0)
+        make(load(files[:2]), tmp_path / name, created="then", resamples=400)
         pages.append((tmp_path / name).read_bytes())
     assert pages[0] == pages[1]
 

@@ -12,7 +12,7 @@ from bestofk.cli.objectives_command import rows
 from bestofk.config import OffPolicySection as OffPolicy
 from bestofk.learning import Learner, Loss, Optimizer
 from bestofk.models import tiny
-from bestofk.objectives import effective_share, objective, trust_region_mask
+from bestofk.objectives import effective_share, objective, signal, trust_region_mask
 from bestofk.rewards.base import as_verdict
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -184,6 +184,23 @@ def test_on_policy_nothing_is_scored_twice_and_the_sampler_is_measured_all_the_s
     _, stats = learn(learner, goal, silent, Alone(), progress=0, seed=(0,), **ON_POLICY)
     assert (stats["tokens"], stats["groups_with_signal"]) == (0, 0)
     assert stats["sampler_gap_mean"] == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("size", [1e-13, 0.7, 1e9])
+def test_a_step_counts_the_groups_with_signal_that_the_function_counts(bandit, size):
+    model, batch, _ = bandit
+    drawn = batch(0, n=8)
+    passes = np.arange(10)[:, None] % 9 > np.arange(8)  # 0 to 8 of 8 pass
+    verdicts = tuple(tuple(as_verdict(size * float(each)) for each in row) for row in passes)
+    for text in ("min@4", "median@3", "max@2", "grpo"):
+        learner = Learner(model, optimizer=Optimizer(learning_rate=0.0))
+        judged = replace(drawn, verdicts=verdicts)
+        _, stats = learn(
+            learner, objective(text), judged, Alone(), progress=0, seed=(0,), **ON_POLICY
+        )
+        counted = signal(judged.rewards, text)
+        assert stats["groups_no_signal"] == counted.silent, text
+    assert signal(size * passes, "min@4").silent == 5  # with 0 to 3 or 8 passes, no subset differs
 
 
 def misjudged(batch, by):

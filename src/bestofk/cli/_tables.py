@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         Comparison,
         Curve,
         Diversity,
-        Extrapolation,
         Measure,
         Plan,
     )
@@ -155,33 +154,6 @@ def print_for_papers(
     for asked, make in ((latex, shown.to_latex), (methods, shown.methods)):
         if asked:
             print(f"{make()}\n")
-
-
-def print_extrapolation(extrapolation: Extrapolation) -> None:
-    sure = percent(extrapolation.confidence)
-    say(
-        f"{extrapolation.name}: pass@k beyond n = {extrapolation.n[0]}, "
-        f"extrapolated from {extrapolation.problems} problems"
-        + (" — UNRELIABLE" if extrapolation.unreliable else "")
-    )
-    columns = extrapolation.estimate, extrapolation.interval.low, extrapolation.interval.high
-    rows = [
-        (f"pass@{k}", number(value), ends(low, high))
-        for k, value, low, high in zip(extrapolation.k, *columns)
-    ]
-    table(("", "estimate", sure), rows)
-    for k, flag in zip(extrapolation.k, extrapolation.flags):
-        if flag:
-            say(f"  pass@{k}: {flag}")
-    if extrapolation.holdout_n:
-        last = -1
-        say(
-            f"  check: fitted on {extrapolation.holdout_n} samples per problem, it predicts "
-            f"pass@{extrapolation.holdout_k[last]} = {extrapolation.holdout_predicted[last]:.3f}; "
-            f"all samples show {extrapolation.holdout_observed[last]:.3f}"
-        )
-    for reason in extrapolation.reasons:
-        say(f"  unreliable: {reason}")
 
 
 def print_diversity(diversity: Diversity) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
-from bestofk.cli._options import argument, option, parsed
+from bestofk.cli._files import FileOptions, metric_of, read_all
+from bestofk.cli._options import argument, parsed
 
 if TYPE_CHECKING:
     from bestofk.samples import Samples
@@ -22,15 +22,13 @@ class EvalOptions(FileOptions):
 
     groups: ClassVar = {
         "Files": ("targets", "map", "where"),
-        "Numbers": ("k", "metric", "threshold", "bounds", "beyond", "cluster"),
+        "Numbers": ("k", "metric", "threshold", "bounds", "cluster"),
         "Output": ("wide", "diversity", "latex", "methods"),
     }
 
     targets: tuple[str, ...] = argument("FILE ...")
     """Files, log folders or run folders, each PATH or NAME=PATH; - is JSON lines on
     standard input."""
-    beyond: str = option("128,256", default="")
-    """Extrapolate pass@k to these k > n, where the data allow it."""
     diversity: bool = True
     """Leave out how different the samples of a problem are."""
 
@@ -54,8 +52,6 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
             wanted = chosen.ks() if each.metric != "mean" else ()
             _tables.print_curve(each, wanted, wide=chosen.wide)
             _tables.print_for_papers(each, wanted, latex=chosen.latex, methods=chosen.methods)
-        if result["extrapolation"] is not None:
-            _tables.print_extrapolation(result["extrapolation"])
         if result["diversity"] is not None:
             _tables.print_diversity(result["diversity"])
     return 0
@@ -63,7 +59,7 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
 
 def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     """The results on one run."""
-    from bestofk.evaluation import curve, diversity, extrapolate
+    from bestofk.evaluation import curve, diversity
 
     metric = metric_of(chosen, [run])
     numbers = chosen.numbers()
@@ -73,12 +69,10 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     if not chosen.metric and metric == "pass@k" and run.answers is not None:
         metrics.append("maj@k")
     passing: dict[str, Any] = {"threshold": chosen.threshold, "confidence": chosen.confidence}
-    beyond = whole_numbers(chosen.beyond, "--beyond")
     judged = metric in ("pass@k", "pass^k", "maj@k") or chosen.threshold is not None
     return {
         "name": run.name,
         "metadata": dict(run.metadata),
         "curves": [curve(run, each, **numbers) for each in metrics],
-        "extrapolation": extrapolate(run, beyond, seed=chosen.seed, **passing) if beyond else None,
         "diversity": diversity(run, **passing) if chosen.diversity and judged else None,
     }

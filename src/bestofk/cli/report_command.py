@@ -43,8 +43,6 @@ class ReportOptions(ReadingOptions):
     rewards are graded."""
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
-    beyond: int = 16
-    """Extrapolate pass@k to this many times n, at most 16; 0 for not at all."""
     samples: int = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
     watch: bool = False
@@ -87,7 +85,7 @@ def run(chosen: ReportOptions) -> Report:
 
 def page_options(chosen: ReportOptions) -> dict[str, Any]:
     """What the page is made with, wherever it goes."""
-    names = ("title", "metrics", "beyond", "samples")
+    names = ("title", "metrics", "samples")
     return {**chosen.numbers(), "k_max": chosen.k, **{n: getattr(chosen, n) for n in names}}
 
 

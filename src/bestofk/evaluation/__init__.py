@@ -20,7 +20,6 @@ from bestofk.samples import (
 from .comparison import compare
 from .curves import curve
 from .diversity import diversity
-from .extrapolate import extrapolate
 from .planning import Population, plan, population
 from .results import (
     METRICS,
@@ -29,7 +28,6 @@ from .results import (
     Curve,
     Diversity,
     Estimate,
-    Extrapolation,
     Interval,
     Measure,
     Metric,
@@ -45,7 +43,6 @@ __all__ = [
     "Curve",
     "Diversity",
     "Estimate",
-    "Extrapolation",
     "Interval",
     "Measure",
     "Metric",
@@ -57,7 +54,6 @@ __all__ = [
     "compare",
     "curve",
     "diversity",
-    "extrapolate",
     "from_records",
     "locate",
     "plan",

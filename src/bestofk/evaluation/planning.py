@@ -27,8 +27,7 @@ from bestofk.samples import Samples
 
 from .comparison import compare
 from .difficulty import fit, miss, sampling_variance
-from .extrapolate import design_effect
-from .intervals import bounds_of_means, log_grid, tail_rank
+from .intervals import bounds_of_means, by_cluster, log_grid, tail_rank
 from .per_problem import pass_curve, passes_and_samples
 from .rare_losses import least_gain
 from .results import Plan, PlanRow
@@ -126,6 +125,20 @@ def population(
     a, b = shape or DEFAULT_SHAPE
     how = "stated" if shape else "assumed; give a pilot file, or --population a b"
     return Population(a, b, f"Beta({a:g}, {b:g}), {how}")
+
+
+def design_effect(values: np.ndarray, clusters: np.ndarray | None) -> float:
+    """Variance of the mean of values (P, 1) over clusters, over that of independent problems; ≥ 1.
+
+    >>> design_effect(np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([0, 0, 1, 1]))
+    3.0
+    """
+    centred = values - values.mean()
+    units, _ = by_cluster(centred, clusters)
+    alone, together = (
+        float((each**2).sum() / max(len(each) - 1, 1) / len(each)) for each in (centred, units)
+    )
+    return max(1.0, together / alone) if alone > 0 else 1.0
 
 
 def _drift(pilots: Sequence[Samples], k: int, threshold: float | None) -> float:

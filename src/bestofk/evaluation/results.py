@@ -55,8 +55,7 @@ class Shown:
         found = np.flatnonzero(self.k == k)
         if not found.size:
             raise ValueError(
-                f"{self.title} has k = {self.k[0]}..{self.k[-1]}, not {k}: draw more samples, or "
-                "extrapolate (bestofk eval --beyond)"
+                f"{self.title} has k = {self.k[0]}..{self.k[-1]}, not {k}: draw more samples"
             )
         return int(found[0])
 
@@ -278,37 +277,6 @@ class Comparison(Shown):
         """The difference b - a, the band that the verdict uses, and p: corrected over k."""
         ends = {"low": self.band.low, "high": self.band.high}
         return {"difference": self.difference, **ends, "p": self.p_value}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extrapolation:
-    """pass@k beyond n. Read `unreliable` and `flags` first; NaN where there is no number."""
-
-    name: str
-    k: np.ndarray
-    estimate: np.ndarray
-    """NaN where the samples do not tell it, so that the interval stands alone."""
-    interval: Interval
-    """Over problems, over every distribution of difficulty that the samples allow."""
-    flags: tuple[str, ...]
-    """For each k: why there is no estimate, or no number at all; empty where there is one."""
-    n: tuple[int, int]
-    problems: int
-    unreliable: bool
-    reasons: tuple[str, ...]
-    """Why, in words; empty when reliable."""
-    holdout_n: int
-    """Samples per problem that the check was fitted on; 0 where none could be made."""
-    holdout_k: np.ndarray
-    """k > holdout_n at which the prediction was checked."""
-    holdout_predicted: np.ndarray
-    holdout_observed: np.ndarray
-    """The unbiased estimate from all samples."""
-    holdout_interval: Interval
-    """Around the prediction."""
-    confidence: float
-    threshold: float | None
-    seed: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from bestofk.evaluation.results import (
     Comparison,
     Curve,
     Diversity,
-    Extrapolation,
     Interval,
     Measure,
 )
@@ -59,9 +58,6 @@ METHODS = (
     "Differences are paired by problem; p-values and bands come from one test, corrected over k "
     "and over all pairs of runs in that metric (max-T by sign flips): p ≤ .05 exactly where the "
     "95% band excludes 0.",
-    "Beyond n, the curve is continued by the likeliest distribution of difficulty; its interval is "
-    "over every distribution that the samples allow. It is checked on samples held out, and not "
-    "drawn where the check fails.",
 )
 
 
@@ -89,9 +85,6 @@ def page_data(
         "diversity": diversity(findings.diversities, names),
         "training": training_curves(sources),
         "validation": validation_curves(sources),
-        "extrapolation": [
-            extrapolation(one, findings, names) for one in findings.extrapolations
-        ],
         "samples": None if excerpts is None else excerpts.data(),
         "config": settings(sources),
         "methods": list(METHODS),
@@ -290,34 +283,6 @@ def diversity(measured: Sequence[Diversity], names: Sequence[str]) -> dict[str, 
         "confidence": measured[0].confidence,
         "notes": [f"{one.name}: {note}" for one in measured for note in one.notes],
     }
-
-
-def extrapolation(one: Extrapolation, findings: Findings, names: Sequence[str]) -> dict[str, Any]:
-    curve = next(c for c in findings.curves["pass@k"] if c.name == one.name)
-    ks = [k for k in thin(int(curve.k[-1])) if k <= one.n[0]]
-    return {
-        "run": names.index(one.name),
-        "observed": {"k": ks, "mean": curve.estimate[np.searchsorted(curve.k, ks)]},
-        "k": one.k,
-        "mean": one.estimate,
-        "low": one.interval.low,
-        "high": one.interval.high,
-        "flags": list(one.flags),
-        "n": one.n,
-        "problems": one.problems,
-        "unreliable": one.unreliable,
-        "reasons": list(one.reasons),
-        "holdout": {
-            "n": one.holdout_n,
-            "k": one.holdout_k,
-            "predicted": one.holdout_predicted,
-            "observed": one.holdout_observed,
-            "low": one.holdout_interval.low,
-            "high": one.holdout_interval.high,
-        },
-        "confidence": one.confidence,
-        "seed": one.seed,
-    }  # fmt: skip
 
 
 def settings(sources: Sequence[Source]) -> dict[str, Any]:

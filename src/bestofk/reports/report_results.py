@@ -1,4 +1,4 @@
-"""Everything a report shows, computed once: curves, comparisons, diversity, extrapolation."""
+"""Everything a report shows, computed once: curves, comparisons, diversity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from bestofk import evaluation
 from bestofk.common import reaches
-from bestofk.evaluation import Comparison, Curve, Diversity, Extrapolation, Metric
+from bestofk.evaluation import Comparison, Curve, Diversity, Metric
 from bestofk.evaluation.per_problem import is_zero_one
 from bestofk.samples import Samples
 
@@ -31,7 +31,6 @@ class Findings:
     means: tuple[Curve, ...]
     """Mean rewards, where rewards are not just 0 and 1 (there the mean is pass@1)."""
     comparisons: tuple[Comparison, ...]
-    extrapolations: tuple[Extrapolation, ...]
     diversities: tuple[Diversity, ...]
     problems: tuple[str, ...]
     """Every problem of any run, sorted."""
@@ -51,7 +50,6 @@ def evaluate(
     threshold: float | None = None,
     bounds: tuple[float, float] | None = None,
     k_max: int | None = None,
-    beyond: int = 16,
     confidence: float = 0.95,
     resamples: int | None = None,
     seed: int = 0,
@@ -64,7 +62,6 @@ def evaluate(
         threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
         bounds: the least and greatest reward there can be, where that is not 0 and 1.
         k_max: the largest k; problems with fewer scored samples are then left out and counted.
-        beyond: pass@k is extrapolated to this many times n; 0 for not at all.
         say: told what is being computed, for a progress line.
 
     Raises:
@@ -78,8 +75,13 @@ def evaluate(
         threshold, doubt = default_threshold(runs)
         notes += doubt
     wanted = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
-    options: dict[str, Any] = {"threshold": threshold, "confidence": confidence, "seed": seed}
-    drawn: dict[str, Any] = {**options, "bounds": bounds, "resamples": resamples}
+    drawn: dict[str, Any] = {
+        "threshold": threshold,
+        "bounds": bounds,
+        "confidence": confidence,
+        "resamples": resamples,
+        "seed": seed,
+    }
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
     curves: dict[Metric, tuple[Curve, ...]] = {}
     comparisons: list[Comparison] = []
@@ -91,13 +93,12 @@ def evaluate(
             pairs: Literal["first", "all"] = "all" if len(runs) <= MOST_PAIRED else "first"
             comparisons += evaluation.compare(runs, metric, pairs=pairs, **drawn, **depth)
     judged = threshold is not None or not graded
-    say("diversity, beyond n")
+    say("diversity")
     return Findings(
         sources=tuple(sources),
         curves=curves,
         means=tuple(evaluation.curve(run, "mean", **drawn) for run in runs if graded),
         comparisons=tuple(comparisons),
-        extrapolations=extrapolations(runs, beyond, options) if judged else (),
         diversities=diversities(runs, threshold, confidence) if judged else (),
         problems=problems,
         passes=passes(runs, problems, threshold) if judged else np.empty((0, len(problems))),
@@ -164,17 +165,3 @@ def diversities(
     return tuple(
         evaluation.diversity(run, m=m, threshold=threshold, confidence=confidence) for run in runs
     )
-
-
-def extrapolations(
-    runs: Sequence[Samples], beyond: int, options: dict[str, Any]
-) -> tuple[Extrapolation, ...]:
-    """pass@k from n to `beyond` times n, evenly spaced on a log axis."""
-    if beyond < 2:
-        return ()
-    result = []
-    for run in runs:
-        n = int(run.live[run.live > 0].min())
-        reach = np.unique(np.geomspace(n, min(beyond, 16) * n, 5).round().astype(int))
-        result.append(evaluation.extrapolate(run, reach.tolist(), **options))
-    return tuple(result)

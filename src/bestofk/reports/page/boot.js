@@ -61,7 +61,6 @@ function boot() {
     scatter(open),
     diversity(),
     !following && training(),
-    extrapolation(),
     browser,
     settings(),
     methods(),

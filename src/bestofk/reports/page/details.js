@@ -1,4 +1,4 @@
-// Sections after the comparison: diversity, training, beyond n, settings, methods.
+// Sections after the comparison: diversity, training, settings, methods.
 
 function diversity() {
   if (!DATA.diversity) return null;
@@ -121,87 +121,6 @@ function training() {
     "A group carries no signal when all its advantages are zero; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
     DATA.validation.length > 0 && el("div", { class: "figures" }, validationFigure(DATA.validation)),
     el("div", { class: "figures small" }, DATA.training.map(trainingFigure)),
-  );
-}
-
-function extrapolation() {
-  if (!DATA.extrapolation.length) return null;
-  const all = DATA.extrapolation;
-  const series = all.flatMap((e) => [
-    { run: e.run, x: e.observed.k, y: e.observed.mean, noLabel: !e.unreliable, prefix: "measured: " },
-    ...(e.unreliable
-      ? [] // a prediction that failed its check is not drawn
-      : [{ run: e.run, x: e.k, y: e.mean, low: e.low, high: e.high, dash: [7, 4], prefix: "predicted: " }]),
-  ]);
-  const ends = UNIQUE(all.map((e) => e.n[0]));
-  const chart = lineChart({
-    title: "pass@k beyond n",
-    xLabel: "k (log scale)",
-    xName: "k",
-    yLabel: "pass@k",
-    log: true,
-    ceiling: 1,
-    series,
-    vertical: ends.length === 1 ? [{ x: ends[0], label: `n = ${count(ends[0])}`, soft: true }] : [],
-  });
-  queueMicrotask(chart.draw);
-  const facts = [
-    `n = ${perRun(all, (e) => span(e.n))}`,
-    `k = ${perRun(all, (e) => `${count(e.k[0])}…${count(e.k.at(-1))}`)}`,
-    `${perRun(all, (e) => count(e.problems))} problems`,
-    seedsOf(all.map((e) => e.run)),
-    `${percent(all[0].confidence)} intervals over every distribution that the samples allow, seed ${all[0].seed}`,
-  ].join(" · ");
-  const table = () =>
-    dataTable(
-      ["k", ...all.flatMap((e) => [letter(e.run), "low", "high"])],
-      UNIQUE(all.flatMap((e) => e.k)).map((k) => [
-        count(k),
-        ...all.flatMap((e) => {
-          const i = e.k.indexOf(k);
-          return [fixed(e.mean[i]), fixed(e.low[i]), fixed(e.high[i])];
-        }),
-      ]),
-      { scroll: "scroll tall", caption: "pass@k beyond n, predicted" },
-    );
-  const at = (e, i) =>
-    `k = ${count(e.holdout.k[i])}: predicted ${fixed(e.holdout.predicted[i])} ${range(e.holdout.low[i], e.holdout.high[i])}, measured ${fixed(e.holdout.observed[i])}`;
-  const check = (e) =>
-    e.holdout.k.length ? at(e, e.holdout.k.length - 1) : "too few samples to hold any out";
-  const rows = all.map((e) => [
-    runName(e.run),
-    el(
-      "span",
-      { class: `flag ${e.unreliable ? "bad" : "good"}` },
-      e.unreliable ? "not drawn" : "passed its check",
-    ),
-    e.holdout.n ? `${count(e.holdout.n)} samples each` : "–",
-    check(e),
-    [...e.reasons, ...e.flags.map((flag, i) => flag && `k = ${count(e.k[i])}: ${flag}`)].filter(Boolean).join("; ") ||
-      "–",
-  ]);
-  return section(
-    "beyond",
-    "Beyond n",
-    "What more samples per problem would reach: the curve continued by the likeliest distribution of difficulty, with an interval over all that the samples allow. A model, not a measurement: it is checked on samples held out, and a prediction that fails its check is not drawn.",
-    el(
-      "div",
-      { class: "figures" },
-      figure("pass@k beyond the samples drawn", {
-        wide: true,
-        runs: all.map((e) => e.run),
-        chart: chart.host,
-        caption:
-          "Solid: measured. Dashed: predicted, with its interval.",
-        facts,
-        table,
-      }),
-    ),
-    dataTable(
-      ["run", "check", "fitted on", "prediction against measurement", "what is missing, and why"],
-      rows,
-      { left: [1, 2, 3, 4], caption: "Hold-out check of each prediction" },
-    ),
   );
 }
 
