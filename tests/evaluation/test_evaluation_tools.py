@@ -19,7 +19,7 @@ import pytest
 
 from bestofk.cli import main
 from bestofk.evaluation import BadFile, compare, curve, locate, read, rows, samples
-from bestofk.samples.records import Archive
+from bestofk.samples.packing import Archive
 
 FILES = Path(__file__).parent / "tool_files"
 zstandard = pytest.importorskip("zstandard")
@@ -251,6 +251,87 @@ def test_compressed_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
         cut.write_bytes(module.compress(data)[:40])
         with pytest.raises(BadFile, match=r"cut off|damaged|holds no sample"):
             read(cut)
+
+
+LINES = b'{"id": "q", "correct": true}\n' * 300_000
+
+
+@pytest.mark.parametrize(("module", "suffix"), [(gzip, "gz"), (zstandard, "zst"), (lzma, "xz")])
+def test_a_packed_file_unpacks_to_a_bound_that_can_be_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, suffix: str
+) -> None:
+    bomb = tmp_path / f"bomb.jsonl.{suffix}"
+    bomb.write_bytes(module.compress(LINES))
+    monkeypatch.setenv("BESTOFK_MAX_UNPACKED", "1e6")
+    with pytest.raises(BadFile, match=r"bytes unpack to more than 1,000,000,.*MAX_UNPACKED"):
+        read(bomb)
+    monkeypatch.setenv("BESTOFK_MAX_UNPACKED", str(len(LINES)))
+    assert read(bomb).rewards.size == 300_000
+    monkeypatch.setenv("BESTOFK_MAX_UNPACKED", "much")
+    with pytest.raises(ValueError, match=r"\$BESTOFK_MAX_UNPACKED is a number of bytes"):
+        read(bomb)
+
+
+def test_by_default_a_packed_file_may_unpack_to_fifty_times_its_size(tmp_path: Path) -> None:
+    large = tmp_path / "large.jsonl.gz"
+    line = b'{"id": "q", "correct": true, "text": "' + b"x" * 1_000_000 + b'"}\n'
+    large.write_bytes(gzip.compress(line * 63, 1))
+    assert read(large).rewards.size == 63
+    large.write_bytes(gzip.compress(line * 65, 1))
+    with pytest.raises(BadFile, match="more than 64,000,000,"):
+        read(large)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, 93])
+def test_a_log_unpacks_to_a_bound_over_all_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
+) -> None:
+    with Archive(FILES / "inspect_match.eval") as archive:
+        names = [info.filename for info in archive.zip.infolist() if not info.is_dir()]
+        entries = {name: archive.load(name) for name in names}
+    samples = [entry for name, entry in entries.items() if name.startswith("samples/")]
+    samples[-1]["messages"] = "x" * 2_000_000
+    log = tmp_path / "bomb.eval"
+    with zipfile.ZipFile(log, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, entry in entries.items():
+            made.writestr(name, json.dumps(entry))
+    if method == 93:
+        log.write_bytes(packed_by_zstd(log))
+    assert rewards(read(log)) == MATCH
+    monkeypatch.setenv("BESTOFK_MAX_UNPACKED", "2e6")
+    with pytest.raises(BadFile, match=r"bomb.eval: its .* bytes unpack to more than 2,000,000,"):
+        read(log)
+
+
+def packed_by_zstd(log: Path) -> bytes:
+    """The archive with the same entries, packed by zstd: written as inspect writes them."""
+    stored = io.BytesIO()
+    with zipfile.ZipFile(log) as archive, zipfile.ZipFile(stored, "w") as made:
+        for entry in archive.infolist():
+            data = archive.read(entry)
+            made.writestr(zipfile.ZipInfo(entry.filename), zstandard.compress(data))
+            made.filelist[-1].compress_type = 93
+            made.filelist[-1].CRC, made.filelist[-1].file_size = entry.CRC, len(data)
+    return stored.getvalue()
+
+
+def test_a_parquet_file_unpacks_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    columns = {"id": ["q"] * 700, "completion": ["x" * 10_000] * 700, "correct": [True] * 700}
+    bomb = tmp_path / "bomb.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), bomb)
+    assert read(bomb).rewards.size == 700
+    monkeypatch.setenv("BESTOFK_MAX_UNPACKED", "6e6")
+    with pytest.raises(BadFile, match=r"bytes unpack to more than 6,000,000,"):
+        read(bomb)
+
+
+def test_a_file_of_empty_lines_is_an_error(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", PLAIN[:4])
+    with file.open("ab") as stream:
+        stream.write(b"\n" * 1_000_001)
+    with pytest.raises(BadFile, match=r"line 1000005: 1,000,001 empty lines: remove them"):
+        read(file)
 
 
 def test_json_lines_are_read_from_standard_input(

@@ -90,8 +90,10 @@ def test_only_this_machine_is_answered_and_only_two_paths_exist(tmp_path: Path) 
         for path in ("", "stamp", "../etc/passwd", f"{page.token}x/", f"{page.token}/../"):
             assert get(f"{url}/{path}")[0] == 404
         assert get(f"{url}/{page.token}/", host="evil.example:80")[0] == 404
-        with pytest.raises(OSError, match="choose another --port"):
-            server_of(page, int(port))
+        assert get(f"{url}/{page.token}/", host="localhost")[0] == 200  # as browsers do at port 80
+        for bad in (int(port), 70_000, -1):
+            with pytest.raises(OSError, match=f"127.0.0.1:{bad} .*choose another --port from 1024"):
+                server_of(page, bad)
         server.shutdown()
 
 

@@ -79,10 +79,10 @@ def handler_of(page: WatchedPage) -> type[http.server.BaseHTTPRequestHandler]:
 
     class PageHandler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            requested = self.headers.get("Host", "").rpartition(":")[0]
-            known = {f"/{page.token}/": page.text, f"/{page.token}/stamp": page.stamp}
+            host = self.headers.get("Host", "").partition(":")[0]  # port 80 is left out
+            pages = {f"/{page.token}/": page.text, f"/{page.token}/stamp": page.stamp}
             # Another name for loopback is another site's attempt to read the page.
-            body = known.get(self.path) if requested in ("127.0.0.1", "localhost") else None
+            body = pages.get(self.path) if host in ("127.0.0.1", "localhost") else None
             kind = "text/html" if self.path.endswith("/") else "text/plain"
             data = (body if body is not None else "not found").encode()
             self.send_response(200 if body is not None else 404)
@@ -102,13 +102,14 @@ def server_of(page: WatchedPage, port: int) -> http.server.ThreadingHTTPServer:
     """A server on loopback; port 0 takes a free one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is taken, not allowed, or none.
     """
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler_of(page))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise OSError(
-            f"cannot listen on 127.0.0.1:{port} ({error.strerror}): choose another --port"
+            f"cannot listen on 127.0.0.1:{port} ({getattr(error, 'strerror', error)}): choose "
+            "another --port from 1024 to 65535, or 0 for a free one"
         ) from None
     server.daemon_threads = True
     return server

@@ -6,7 +6,8 @@
 """
 
 from .files import SampleRow, from_records, read, rows
-from .records import BadFile, locate
+from .packing import BadFile
+from .records import locate
 from .run_names import named_paths, split_name, unique_names
 from .sample_arrays import Samples, samples
 

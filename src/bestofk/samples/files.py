@@ -28,7 +28,8 @@ from .columns import (
     sample_number,
     settle,
 )
-from .records import BadFile, Progress, locate, quiet, records
+from .packing import BadFile
+from .records import Progress, locate, quiet, records
 from .run_names import run_name
 from .sample_arrays import Samples
 

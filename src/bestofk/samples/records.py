@@ -8,26 +8,21 @@ file) is held. Every error names the file, the line and the way out.
 from __future__ import annotations
 
 import atexit
-import bz2
 import csv
-import gzip
 import importlib
 import io
 import json
-import lzma
 import re
 import shutil
-import struct
 import sys
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from bestofk.common import did_you_mean
 
+from .packing import Archive, BadFile, check_unpacked, package, unpacked, unpacking_errors
 from .tool_formats import evalplus_records, inspect_record, openai_matches
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -35,20 +30,12 @@ Progress: TypeAlias = Callable[[int, int], None]
 Numbered: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 EVERY = 2000
 """Lines between two reports of progress."""
+MOST_EMPTY = 1_000_000
+"""Empty lines that a file of JSON lines may have."""
 TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 """Files of which a folder may hold several."""
 KINDS = (".json", ".eval", *TABLES)
 PACKED = (".gz", ".zst", ".bz2", ".xz")
-GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
-BZIP2, XZ = b"BZh", b"\xfd7zX"
-
-
-class BadFile(ValueError):
-    """A file that cannot be read as samples; says where and what to do."""
-
-    def __init__(self, path: Path, line: int | None, problem: str) -> None:
-        where = f"{path}" if line is None else f"{path}, line {line}"
-        super().__init__(f"{where}: {problem}")
 
 
 def quiet(done: int, total: int) -> None:
@@ -234,15 +221,18 @@ def lines(path: Path, encoding: str, progress: Progress) -> Iterator[tuple[int, 
 def _jsonl(
     path: Path, encoding: str, progress: Progress, only: Container[int] | None = None
 ) -> Numbered:
-    known = False
+    settled, empty = False, 0
     for number, text in lines(path, encoding, progress):
-        if known and only is not None and number not in only:
+        if settled and only is not None and number not in only:
+            continue
+        if text.isspace():
+            empty += 1
+            if empty > MOST_EMPTY:
+                raise BadFile(path, number, f"{empty:,} empty lines: remove them (sed /^$/d)")
             continue
         try:
             record = json.loads(text)
         except (RecursionError, ValueError) as error:
-            if not text.strip():
-                continue
             raise _bad_json(path, number, text, error) from None
         if not isinstance(record, dict):
             raise BadFile(
@@ -251,7 +241,7 @@ def _jsonl(
                 f"a line is one JSON object, got {type(record).__name__}: "
                 "write one sample per line ({...} without [ ] around them)",
             )
-        known = True
+        settled = True
         yield number, record
 
 
@@ -350,11 +340,13 @@ def _csv(path: Path, encoding: str, delimiter: str, progress: Progress) -> Numbe
 
 
 def _parquet(path: Path, progress: Progress) -> Numbered:
-    pyarrow = _package("pyarrow", "Parquet", path)
-    row = 0
+    pyarrow = package("pyarrow", "Parquet", path)
+    row = size = 0
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=4096):
+            for batch in file.iter_batches(batch_size=512):
+                size += batch.nbytes
+                check_unpacked(path, size)
                 for record in batch.to_pylist():
                     row += 1
                     yield row, record
@@ -418,104 +410,3 @@ def _standard_input() -> Path:
     path = folder / "stdin.jsonl"
     path.write_bytes(sys.stdin.buffer.read())
     return path
-
-
-# Packed files, known by what they hold and not by what they are called
-
-
-def unpacked(path: Path, raw: IO[bytes]) -> Any:
-    """The stream of an open file, unpacked where it is gzip, bzip2, xz or zstd.
-
-    Raises:
-        BadFile: zstd without the package for it; an archive.
-    """
-    head = raw.read(4)
-    raw.seek(0)
-    if head.startswith(GZIP):
-        return gzip.GzipFile(fileobj=raw)
-    if head.startswith(BZIP2):
-        return bz2.BZ2File(raw)
-    if head.startswith(XZ):
-        return lzma.LZMAFile(raw)
-    if head.startswith(ZSTD):
-        tool = _package("zstandard", "zstd", path)
-        return tool.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-    if head.startswith(ZIP):
-        raise BadFile(path, None, "this is a zip archive: unpack it, or name an inspect log .eval")
-    return raw
-
-
-def unpacking_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """What is raised by a packed file that is cut off or damaged; and more."""
-    zstandard = sys.modules.get("zstandard")
-    known = EOFError, OSError, lzma.LZMAError, zlib.error
-    return (*known, *more, *([zstandard.ZstdError] if zstandard else []))
-
-
-def _package(name: str, what: str, path: Path) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        way = f"reading {what} needs {name}: pip install 'bestofk[data]'"
-        raise BadFile(path, None, way) from None
-
-
-class Archive:
-    """An `.eval` log: a zip archive of JSON, packed by zstd (method 93, which Python's zipfile
-    does not know before 3.14). Use as a context."""
-
-    HEADER = struct.Struct("<4s5H3L2H")
-    """Of an entry, before its name, its extra field and its data."""
-    ERRORS = (zipfile.BadZipFile, struct.error, OSError, ValueError, RuntimeError, IndexError)
-    """What an entry raises that is damaged, encrypted, packed in an unknown way or not JSON."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.zip = zipfile.ZipFile(path)
-        except self.ERRORS as error:
-            raise BadFile(
-                path, None, f"not a zip archive, or cut off ({error}): was its writer killed?"
-            ) from None
-
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.zip.close()
-
-    def spec(self) -> dict[str, Any]:
-        """What was evaluated; of a run that did not end, as it was written at its start."""
-        for name in ("header.json", "_journal/start.json"):
-            header = self.load(name) if name in self.zip.namelist() else None
-            if isinstance(header, dict) and isinstance(header.get("eval"), dict):
-                return dict(header["eval"])
-        raise BadFile(self.path, None, "a zip archive without an inspect log in it")
-
-    def load(self, name: str) -> Any:
-        """An entry.
-
-        Raises:
-            BadFile: it is damaged, encrypted, packed in an unknown way, or not JSON.
-        """
-        try:
-            return json.loads(self._read(name))
-        except BadFile:
-            raise
-        except unpacking_errors(*self.ERRORS) as error:
-            raise BadFile(self.path, None, f"{name} is damaged ({error})") from None
-
-    def _read(self, name: str) -> bytes:
-        entry = self.zip.getinfo(name)
-        if entry.compress_type != 93:
-            return self.zip.read(name)
-        tool = _package("zstandard", "zstd", self.path)
-        with self.path.open("rb") as raw:
-            raw.seek(entry.header_offset)
-            header = self.HEADER.unpack(raw.read(self.HEADER.size))
-            raw.seek(header[-2] + header[-1], 1)
-            packed = raw.read(entry.compress_size)
-        data: bytes = tool.ZstdDecompressor().decompressobj().decompress(packed)
-        if zlib.crc32(data) != entry.CRC:
-            raise BadFile(self.path, None, f"{name} is damaged (its checksum differs)")
-        return data
