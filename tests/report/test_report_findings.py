@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ import pytest
 from bestofk.cli import main
 from bestofk.reports import evaluate, load, make
 from bestofk.reports.report_data import page_data, thin
+from bestofk.reports.training import progress
 from report_files import make_file, make_run, rollout, write_lines
 
 
@@ -150,10 +152,27 @@ def test_training_figures_come_from_the_metrics(tmp_path: Path) -> None:
     assert blocks["Validation pass@4"]["curves"][0]["high"] == [0.12 * s for s in range(1, 6)]
     assert "n = 4, 9 problems · seed 7" in blocks["Validation pass@4"]["facts"]
     assert "objective max@8 · n = 3" in blocks["Entropy"]["facts"]
-    first, last = (one for one in data["validation"] if one["run"] == 1)
+    first, last = (one for one in data["evaluations"] if one["run"] == 1)
     assert (first["when"], first["step"], first["mean"]) == ("first", 1, [0.02, 0.04, 0.08])
     assert (last["when"], last["step"], last["k"]) == ("last", 5, [1, 2, 4])
     assert [curve["run"] for curve in data["measures"][0]["curves"]] == [0]
+
+
+def test_evaluations_are_called_by_their_split(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    tested = [line | {"split": "test"} if line["kind"] == "evaluation" else line for line in lines]
+    write_lines(run / "metrics.jsonl", tested)
+    sources = load([str(run), str(make_run(tmp_path / "b"))])
+    data = page_data(evaluate(sources, resamples=400), None, title="t", version="0", created="now")
+    block = data["training"][0]
+    assert block["label"] == "Test and validation pass@1"
+    assert block["about"].startswith("On test and validation problems")
+    assert [curve["split"] for curve in data["evaluations"]] == ["test"] * 2 + ["validation"] * 2
+    cell = {"max@8": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    line = {"kind": "evaluation", "split": "test", "step": 5, "results": cell}
+    source = dataclasses.replace(sources[0], metrics=(line,), config={"run.steps": 5})
+    assert str(progress(source)).endswith("· test max@8 0.500 [0.40, 0.60]")
 
 
 def test_settings_that_differ_come_first(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from bestofk.evaluation.verdict_words import effects
 from .chosen_samples import Excerpts
 from .report_results import Findings
 from .sources import Source
-from .training import training_curves, validation_curves
+from .training import evaluation_curves, training_curves
 
 SUBSETS = "by the unbiased estimate over all k-subsets"
 ABOUT = {
@@ -84,7 +84,7 @@ def page_data(
         "solved": solved(findings),
         "diversity": diversity(findings.diversities, names),
         "training": training_curves(sources),
-        "validation": validation_curves(sources),
+        "evaluations": evaluation_curves(sources),
         "samples": None if excerpts is None else excerpts.data(),
         "config": settings(sources),
         "methods": list(METHODS),

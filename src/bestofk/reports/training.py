@@ -43,7 +43,7 @@ STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
 
 def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """One block per figure: a label, and step and value of every run that recorded it."""
-    result = [_validation(sources, name) for name in _validated(sources)]
+    result = [_evaluation(sources, name) for name in _evaluated(sources)]
     best = sorted({key for s in sources for line in s.metrics for key in line if _is_best(key)})
     kinds = [
         *STEPS[:1],
@@ -71,7 +71,7 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return result
 
 
-def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def evaluation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """pass@k against k at the first and at the last evaluation of every run that had some."""
     result = []
     for run, source in enumerate(sources):
@@ -89,6 +89,7 @@ def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
                     {
                         "run": run,
                         "when": when,
+                        "split": split_of(line),
                         "step": line["step"],
                         "n": line.get("samples_per_prompt"),
                         "problems": line.get("prompts"),
@@ -104,10 +105,11 @@ def validation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
 def progress(source: Source) -> str | None:
     """Where a run stands, for the head of a page that follows it; None for a file of samples.
 
-    max@8 · step 40 of 200 · about 16 min left · max@8 0.412 [0.36, 0.46] → 0.530 [0.47, 0.59]
+    max@8 · step 40 of 200 · about 16 min left · test max@8 0.412 [0.36, 0.46] → 0.530 [0.47, 0.59]
     """
     steps = list(_lines(source, "train"))
-    tests = [line["results"] for line in _lines(source, "evaluation") if line.get("results")]
+    lines = [line for line in _lines(source, "evaluation") if line.get("results")]
+    tests = [line["results"] for line in lines]
     total = source.config.get("run.steps")
     if total is None:
         return None
@@ -123,8 +125,13 @@ def progress(source: Source) -> str | None:
     if names:
         cells = [tests[0][names[0]], tests[-1][names[0]]][: len(tests)]
         shown = [f"{c['value']:.3f} [{c['low']:.2f}, {c['high']:.2f}]" for c in cells]
-        said.append(f"{names[0]} {' → '.join(shown)}")
+        said.append(f"{split_of(lines[-1])} {names[0]} {' → '.join(shown)}")
     return " · ".join(said)
+
+
+def split_of(line: Line) -> str:
+    """The split that a line of an evaluation is about; early runs did not record it."""
+    return str(line.get("split", "validation"))
 
 
 def _is_best(key: str) -> bool:
@@ -143,7 +150,7 @@ def _series(
     return [s for s, _ in kept], [float(v) for _, v in kept]
 
 
-def _validated(sources: Sequence[Source]) -> list[str]:
+def _evaluated(sources: Sequence[Source]) -> list[str]:
     """pass@1 and pass@k of the largest k that every run with evaluations has measured."""
     sets = [
         {name for line in _lines(source, "evaluation") for name in line.get("results", {})}
@@ -154,15 +161,17 @@ def _validated(sources: Sequence[Source]) -> list[str]:
     return [f"pass@{k}" for k in sorted({sizes[0], sizes[-1]})] if sizes else []
 
 
-def _validation(sources: Sequence[Source], name: str) -> dict[str, Any]:
+def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
     curves: list[dict[str, Any]] = []
     facts: list[str] = []
+    splits: dict[str, None] = {}
     for run, source in enumerate(sources):
         lines = [
             line for line in _lines(source, "evaluation") if (line.get("results") or {}).get(name)
         ]
         if lines:
             cells = [line["results"][name] for line in lines]
+            splits |= dict.fromkeys(map(split_of, lines))
             curves.append({
                 "run": run,
                 "step": [line["step"] for line in lines],
@@ -172,8 +181,8 @@ def _validation(sources: Sequence[Source], name: str) -> dict[str, Any]:
                          f"{lines[-1].get('prompts')} problems")  # fmt: skip
     stated = facts[0] if len(set(facts)) == 1 else "; ".join(facts)
     return {
-        "label": f"Validation {name}",
-        "about": "On validation problems, with 95% intervals over problems.",
+        "label": f"{' and '.join(splits).capitalize()} {name}",
+        "about": f"On {' and '.join(splits)} problems, with 95% intervals over problems.",
         "kind": "evaluation",
         "zero": False,
         "facts": f"k = {name[5:]} · {stated} · {_seeds(sources, [c['run'] for c in curves])}",

@@ -63,7 +63,7 @@ class Display:
         return (time.monotonic() - self._began) / done * (self.steps - step)
 
     def _track(self, line: Mapping[str, Any]) -> None:
-        prefix = "train/" if line["kind"] == "train" else f"{line.get('set', 'validation')}/"
+        prefix = "train/" if line["kind"] == "train" else f"{line.get('set', line['split'])}/"
         numbers = {prefix + name: value for name, value in flat(line)}
         self.processes.accelerator.log(numbers, step=line["step"])
 

@@ -63,7 +63,9 @@ function trainingFigure(metric) {
   });
 }
 
-function validationFigure(curves) {
+function evaluationFigure(curves) {
+  const split = UNIQUE(curves.map((c) => c.split)).join(" and ");
+  const name = `${split[0].toUpperCase()}${split.slice(1)} pass@k`;
   const series = curves.map((c) => ({
     run: c.run,
     x: c.k,
@@ -75,7 +77,7 @@ function validationFigure(curves) {
     prefix: `step ${count(c.step)}: `,
   }));
   const chart = lineChart({
-    title: "Validation pass@k before and after training",
+    title: `${name} before and after training`,
     xLabel: "k (log scale)",
     xName: "k",
     yLabel: "pass@k",
@@ -95,7 +97,7 @@ function validationFigure(curves) {
   const table = () =>
     dataTable(head, UNIQUE(curves.flatMap((c) => c.k)).map(row), {
       scroll: "scroll tall",
-      caption: "Validation pass@k",
+      caption: name,
     });
   const facts = [
     `n = ${perRun(curves, (c) => count(c.n))}`,
@@ -103,7 +105,7 @@ function validationFigure(curves) {
     `${perRun(curves, (c) => count(c.problems))} problems`,
     seedsOf(UNIQUE(curves.map((c) => c.run))),
   ].join(" · ");
-  return figure("Validation pass@k before and after training", {
+  return figure(`${name} before and after training`, {
     wide: true,
     runs: UNIQUE(curves.map((c) => c.run)),
     chart: chart.host,
@@ -114,12 +116,12 @@ function validationFigure(curves) {
 }
 
 function training() {
-  if (!DATA.training.length && !DATA.validation.length) return null;
+  if (!DATA.training.length && !DATA.evaluations.length) return null;
   return section(
     "training",
     "Training",
     "A group carries no signal when all its advantages are zero; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
-    DATA.validation.length > 0 && el("div", { class: "figures" }, validationFigure(DATA.validation)),
+    DATA.evaluations.length > 0 && el("div", { class: "figures" }, evaluationFigure(DATA.evaluations)),
     el("div", { class: "figures small" }, DATA.training.map(trainingFigure)),
   );
 }
