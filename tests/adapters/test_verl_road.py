@@ -71,7 +71,7 @@ def test_the_module_variable_registers_it_where_entry_points_are_off():
 def test_a_plug_in_that_verl_hides_as_broken_is_named_with_its_error():
     code = """
 import sys
-sys.modules["bestofk.adapters.verl.rollouts"] = None    # any import error of ours
+sys.modules["bestofk.adapters.verl.rollout_rows"] = None    # any import error of ours
 import verl                                              # verl says nothing
 from bestofk.adapters.verl.self_check import check
 check()
@@ -81,7 +81,7 @@ check()
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("RuntimeError: verl ")
     assert "its import fails with" in last
-    assert "rollouts" in last
+    assert "rollout_rows" in last
 
 
 def advantages_in_worker(rewards, uids, overrides):

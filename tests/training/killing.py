@@ -22,14 +22,15 @@ from bestofk.config import merged, read
 from bestofk.learning import Learner
 from bestofk.runs import Run
 from bestofk.training import train as training
+from bestofk.training.rollouts import Rollouts
 from bestofk.training.session import Session
 
 ENDS = {"KILL": [9], "INT": [2], "TERM": [15], "TWICE": [15, 15]}
 
 
 PHASES = {
-    "sample": (Session, "sample"),
-    "judge": (Session, "judge"),
+    "sample": (Rollouts, "sample"),
+    "judge": (Rollouts, "judge"),
     "drawn": (training, "for_later"),
     "learn": (training, "learn"),
     "step": (Learner, "step"),

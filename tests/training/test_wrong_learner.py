@@ -13,7 +13,7 @@ from bestofk.learning import Learner
 from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
 from bestofk.sampling.draw import AGREEMENT
-from bestofk.training import session as session_module
+from bestofk.training import context as context_module
 from bestofk.training.checks import check_output, unsound_weight
 from bestofk.training.train import train
 from bestofk.types import Prompt
@@ -121,8 +121,8 @@ def test_a_layout_that_leaves_something_out_is_named_as_the_cause(recipe, tmp_pa
 
     config = read(recipe(model={"path": "tiny-countdown"}, sampling={"max_new_tokens": 12}))
     with open_session(config, resume=False, checkpoint=None) as session:
-        prompt = session.prompt_at(0)
-        agreement = session._agreement
+        prompt = session.context.prompt_at(0)
+        agreement = session.rollouts.agreement
         gap, groups = agreement.probe(prompt)  # it compares the layouts once, and they agree
         assert gap < 1e-4
         plain = attention.group_attention
@@ -137,7 +137,7 @@ def test_a_layout_that_leaves_something_out_is_named_as_the_cause(recipe, tmp_pa
         finally:
             attention.AttentionInterface.register(attention.BACKEND, plain)
     assert "the learner's packed layout: completions scored one by one agree" in cause
-    assert module.Learner is type(session.learner)
+    assert module.Learner is type(session.context.learner)
 
 
 def test_weights_that_blew_up_never_end_in_done(recipe, tmp_path, capsys):
@@ -256,6 +256,6 @@ def test_a_full_gpu_names_the_phase_and_what_takes_less(phase: str, way_out: str
     said = "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 139 GiB"
     with (
         pytest.raises(ValueError, match=rf"full \({phase}: CUDA.*512.00 MiB\): lower.*{way_out}"),
-        session_module.memory_named(phase, Learner(load("tiny-maze").model)),
+        context_module.memory_named(phase, Learner(load("tiny-maze").model)),
     ):
         raise torch.OutOfMemoryError(said)

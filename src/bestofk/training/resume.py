@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,10 @@ from bestofk.learning import Learner
 from bestofk.objectives import Objective
 from bestofk.training.batch import ProcessGroup, RolloutBatch, slots_of
 from bestofk.training.checks import check_resumed
+from bestofk.training.context import RunState
 from bestofk.training.processes import Processes
 from bestofk.training.record import environment
 from bestofk.types import Prompt
-
-
-@dataclass(frozen=True)
-class RunState:
-    """What a run must remember beside the learner's state."""
-
-    step: int = 0
-    """Steps done."""
-    position: int = 0
-    """Position of the next prompt in the training stream."""
-    validated: int = -1
-    """The step of the last evaluation."""
-    best: float | None = None
-    """The best value so far of the metric that picks the best checkpoint."""
-    last_prompt: str | None = None
-    """Id of the prompt before `position`: tells when the data changed."""
-
-    @property
-    def is_validated(self) -> bool:
-        return self.validated == self.step
 
 
 def open_folder(

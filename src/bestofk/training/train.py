@@ -34,7 +34,8 @@ from bestofk.training.batch import (
     whole_groups,
     with_log_probs,
 )
-from bestofk.training.session import Session, TrainingEnd, open_session, seed_of
+from bestofk.training.rollouts import Rollouts
+from bestofk.training.session import TrainingEnd, open_session
 from bestofk.types import Group, Prompt, Verdict, Verifier
 
 LARGEST_SAMPLER_CORRECTION = float(np.log(2.0))
@@ -63,64 +64,65 @@ def train(
     with open_session(
         config, resume=resume, checkpoint=checkpoint, verifier=verifier, callback=callback
     ) as session:
+        context, rollouts = session.context, session.rollouts
         for step in session.steps():  # between steps it evaluates and saves
-            draw(session, step)
-            if session.is_lost() or session.leaving():
+            draw(rollouts, step)
+            if rollouts.is_lost() or session.leaving():
                 continue  # before the weights change: the queue is part of the checkpoint
-            batch = session.queue[0].result()
+            batch = rollouts.queue[0].result()
             with session.learning(step, batch):
                 advantages, stats = learn(
-                    session.learner,
-                    session.objective,
+                    context.learner,
+                    context.objective,
                     batch,
-                    session.processes,
+                    context.processes,
                     loss=config.loss,
                     off_policy=config.off_policy,
-                    progress=session.progress,
+                    progress=context.progress,
                     seed=(config.run.seed, step),
-                    watch_sampler=session.sampler_has_own_weights,
+                    watch_sampler=rollouts.has_own_weights,
                 )
             session.record(step, batch, advantages, stats)
     return session.end
 
 
-def draw(session: Session, step: int) -> None:
+def draw(rollouts: Rollouts, step: int) -> None:
     """Start the rollouts that are due with the weights after step - 1, into the queue.
 
     On policy that is the batch of this step. With `off_policy.ahead` = s it is that of step + s:
     it is drawn in turns with learning or, from a server, while the learner works.
     """
-    config, queue = session.config, session.queue
+    config, queue, state = rollouts.context.config, rollouts.queue, rollouts.context.state
     while (number := step + len(queue)) <= config.run.steps:
         if config.off_policy.drawn_after(number, config.optimizer.warmup_steps) >= step:
             return
-        place = session.state.position + len(queue) * config.sampling.prompts_per_step
-        queue.append(session.rollouts.submit(roll_out, session, number, place, step - 1))
+        place = state.position + len(queue) * config.sampling.prompts_per_step
+        queue.append(rollouts.executor.submit(roll_out, rollouts, number, place, step - 1))
 
 
-def roll_out(session: Session, number: int, position: int, drawn_after: int) -> RolloutBatch:
+def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -> RolloutBatch:
     """The batch of a step, sampled and judged; with its log-probs, if the weights will move."""
-    config = session.config
+    context, config = rollouts.context, rollouts.context.config
     batch = sample_and_judge(
-        session.prompt_at,
-        partial(session.sample, number),
-        session.judge,
-        session.objective,
-        session.processes,
+        context.prompt_at,
+        partial(rollouts.sample, number),
+        rollouts.judge,
+        context.objective,
+        context.processes,
         position=position,
         prompts=config.sampling.prompts_per_step,
         refill=config.sampling.refill,
-        progress=session.progress,
-        seed=seed_of(config.run.seed, number),
+        progress=context.progress,
+        seed=context.seed(number),
     )
     batch = replace(batch, drawn_after=drawn_after)
     if number == drawn_after + 1:
         return batch
-    if session.overlaps:  # the learner is at work: the gap is that of the probe
-        return replace(batch, gap=session.probed_gap)
-    with session.timed("learn"):
-        now = session.learner.log_probs(batch.groups)
-    return for_later(batch, now, session.processes, config.off_policy.correct_sampler)
+    if rollouts.overlaps:  # the learner is at work: the gap is that of the probe
+        return replace(batch, gap=rollouts.probed_gap)
+    with context.timed("learn"):
+        now = context.learner.log_probs(batch.groups)
+    return for_later(batch, now, context.processes, config.off_policy.correct_sampler)
 
 
 def for_later(

@@ -20,7 +20,7 @@ from verl.trainer.ppo import core_algos
 from .ppo_settings import NAME, chosen
 from .ppo_steps import renew_before_each_step, unclipped
 from .ppo_trainer import PROGRESS, extend_trainer, refuse_legacy_trainer
-from .rollouts import RolloutRow, by_rollout, row_advantages
+from .rollout_rows import RolloutRow, by_rollout, row_advantages
 
 V1 = "verl.trainer.ppo.v1.utils"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"

@@ -23,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 from bestofk.adapters.inner_steps import advantages_of_step, warn_first_step
 
 from .ppo_settings import NAME, chosen, ess_floor_of
-from .rollouts import RolloutRow, row_advantages
+from .rollout_rows import RolloutRow, row_advantages
 
 BEGUN, ENDED = "_bestofk_begun", "_bestofk_ended"
 """Attributes of a worker: the trainer's step on whose batch inner steps have begun, have ended."""

@@ -27,7 +27,7 @@ from .ppo_settings import (
     exact_loss,
     options_of,
 )
-from .rollouts import RolloutRow
+from .rollout_rows import RolloutRow
 
 PROGRESS: ContextVar[float | None] = ContextVar("progress", default=None)
 """Share of the run done, while advantages are computed."""
