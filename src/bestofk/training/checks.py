@@ -147,6 +147,28 @@ def machine_bytes() -> float:
     return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
 
+HOST_BYTES = 17
+"""For a sampled token: its random number, its id, its log-prob, and whether it is the policy's."""
+
+
+def too_many_tokens(config: Config) -> list[str]:
+    """A sentence for a step, or an evaluation, whose tokens do not fit into this machine: it would
+    be killed without a word."""
+    step, shown, length = config.sampling, config.evaluation, config.sampling.max_new_tokens
+    drawn = {
+        "sampling.": (step.prompts_per_step, step.samples_per_prompt),
+        "evaluation.": (shown.prompts if shown.every else 0, shown.samples_per_prompt),
+    }
+    return [
+        f"{prompts:,} prompts × {samples:,} samples × {length:,} tokens take about "
+        f"{prompts * samples * length * HOST_BYTES / 2**30:,.0f} GiB of memory, more than this "
+        "machine has: lower "
+        + (f"{section}samples_per_prompt" if samples > length else "sampling.max_new_tokens")
+        for section, (prompts, samples) in drawn.items()
+        if prompts * samples * length * HOST_BYTES > machine_bytes()
+    ]
+
+
 def make_objective(config: Config) -> Objective:
     """The objective by its string, with its options; weights by ratio with the exact loss only."""
     form = "exact" if config.loss.name == "exact" else "none"

@@ -11,7 +11,13 @@ from bestofk.config import Config, leaves, to_toml
 from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective
 from bestofk.sampling.prompts import encode
-from bestofk.training.checks import cautions, check, claim_of_run, machine_bytes
+from bestofk.training.checks import (
+    cautions,
+    check,
+    claim_of_run,
+    machine_bytes,
+    too_many_tokens,
+)
 from bestofk.training.footprint import GIB, PROMPT, footprint
 
 ASSUMED = 80 * GIB
@@ -26,7 +32,7 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
     """
     objective, (shape, unread) = check(config), shape_of(config)
     weights = shape.get("parameters")
-    notes = cautions(config, objective, weights=weights)
+    notes = [*cautions(config, objective, weights=weights), *too_many_tokens(config)]
     return "\n".join(
         [
             to_toml(config) if everything else differing(config),

@@ -21,6 +21,7 @@ from bestofk.training.checks import (
     cautions,
     check,
     check_installed,
+    too_many_tokens,
     unsound_weight,
 )
 from bestofk.training.context import StepContext, memory_named
@@ -212,6 +213,8 @@ def open_session(
     """Set a run up, or put it back where it stopped; at the end save the final model."""
     objective = check(config)
     check_installed(config)
+    for sentence in too_many_tokens(config):
+        raise ValueError(sentence)
     processes = Processes(
         device=config.model.device,
         trackers=config.run.trackers,
