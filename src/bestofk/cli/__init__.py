@@ -91,10 +91,10 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         print(wrapped(f"bestofk: {unknown('verb', verb, VERBS)}", sys.stderr), file=sys.stderr)
         return 2
-    stated = [variable for flag, variable in EVERYWHERE.items() if flag in rest]
+    variables = [variable for flag, variable in EVERYWHERE.items() if flag in rest]
     rest = [word for word in rest if word not in EVERYWHERE]
-    before = {variable: os.environ.get(variable) for variable in stated}
-    os.environ.update(dict.fromkeys(stated, "1"))
+    before = {variable: os.environ.get(variable) for variable in variables}
+    os.environ.update(dict.fromkeys(variables, "1"))
     try:
         return _run_verb(verb, rest)
     finally:

@@ -138,7 +138,7 @@ def read_all(targets: tuple[str, ...], reading: FileOptions) -> list[Samples]:
 
 
 def _share_to(advance: Callable[[float], None]) -> Callable[[int, int], None]:
-    return lambda done, total: advance(done / max(total, 1))
+    return lambda size, total: advance(size / max(total, 1))
 
 
 def metric_of(reading: FileOptions, runs: list[Samples]) -> Metric:

@@ -44,13 +44,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wide: bool = 
     console.print(built)
 
 
-def cut(name: str, most: int = 12) -> str:
+def cut(name: str, width: int = 12) -> str:
     """A name for the head of a column.
 
     >>> cut("a-rather-long-name")
     'a-rather-lo…'
     """
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
 def print_source(samples: Samples) -> None:
@@ -74,12 +74,12 @@ def ends(low: float, high: float) -> str:
     return f"{low:.{places}f} to {high:.{places}f}"
 
 
-def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> None:
+def print_curve(curve: Curve, ks: Sequence[int], *, wide: bool = False) -> None:
     """The curve at some k: the interval to quote, or every interval named for what it is."""
     passing = "" if curve.threshold is None else f", pass = reward ≥ {curve.threshold:g}"
     intervals = [curve.interval, curve.band, curve.fixed][: 3 if wide else 1]
     rows = []
-    for k in sorted(set(wanted)) or powers_of_two(curve.k):
+    for k in sorted(set(ks)) or powers_of_two(curve.k):
         at = curve.place(k)
         name = curve.metric.replace("k", str(k))
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
@@ -94,11 +94,11 @@ def print_curve(curve: Curve, wanted: Sequence[int], *, wide: bool = False) -> N
         say(f"  note: {note}")
 
 
-def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: bool = False) -> None:
+def print_comparison(comparison: Comparison, ks: Sequence[int], *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
     sure, level = percent(comparison.confidence), 1 - comparison.confidence
     rows = []
-    for k in wanted or powers_of_two(comparison.k):
+    for k in ks or powers_of_two(comparison.k):
         at, one = comparison.place(k), comparison.at(k)
         places = one.decimals
         row = [
@@ -141,18 +141,18 @@ def print_comparison(comparison: Comparison, wanted: Sequence[int], *, wide: boo
         say(f"  note: {note}")
     say(comparison.verdict)
     chosen = comparison.k if len(comparison.k) < comparison.k[-1] else comparison.k[:1]
-    for k in wanted or chosen.tolist():
+    for k in ks or chosen.tolist():
         say(comparison.quote(k))
     say("")
 
 
 def print_for_papers(
-    result: Curve | Comparison, wanted: Sequence[int], *, latex: bool, methods: bool
+    result: Curve | Comparison, ks: Sequence[int], *, latex: bool, methods: bool
 ) -> None:
     """What a paper needs, as asked for; never wrapped, so that it can be copied."""
-    shown = replace(result, shown=tuple(wanted))
-    for asked, make in ((latex, shown.to_latex), (methods, shown.methods)):
-        if asked:
+    shown = replace(result, shown=tuple(ks))
+    for printed, make in ((latex, shown.to_latex), (methods, shown.methods)):
+        if printed:
             print(f"{make()}\n")
 
 

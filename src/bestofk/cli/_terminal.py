@@ -28,7 +28,7 @@ def bar(text: str, total: float, *, transient: bool = False) -> Iterator[Callabl
     hidden = is_quiet() or not console.is_terminal
     with Progress(console=console, transient=transient, disable=hidden) as progress:
         line = progress.add_task(text, total=total)
-        yield lambda done: progress.update(line, completed=done)
+        yield lambda amount: progress.update(line, completed=amount)
 
 
 def say(text: str) -> None:

@@ -88,15 +88,15 @@ def version_of(distribution: str) -> str | None:
 
 def host_state(host: str) -> str:
     """Whether the present environment can use the adapter of a host."""
-    _, ours, least = HOSTS[host]
+    _, ours, oldest = HOSTS[host]
     if importlib.util.find_spec(host) is None:
         return "not installed"
     version = version_of(host)
     if version is None:
         return f"{ours}, with a version that is not known"
-    result = tuple(int(part) for part in re.findall(r"\d+", version)[: len(least)])
-    if result < least:
-        return f"too old: {version}, {ours} needs {'.'.join(map(str, least))} or newer"
+    result = tuple(int(part) for part in re.findall(r"\d+", version)[: len(oldest)])
+    if result < oldest:
+        return f"too old: {version}, {ours} needs {'.'.join(map(str, oldest))} or newer"
     return f"{version}: {ours}"
 
 

@@ -49,9 +49,9 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
     for run, result in zip(runs, everything):
         _tables.print_source(run)
         for each in result["curves"]:
-            wanted = chosen.ks() if each.metric != "mean" else ()
-            _tables.print_curve(each, wanted, wide=chosen.wide)
-            _tables.print_for_papers(each, wanted, latex=chosen.latex, methods=chosen.methods)
+            ks = chosen.ks() if each.metric != "mean" else ()
+            _tables.print_curve(each, ks, wide=chosen.wide)
+            _tables.print_for_papers(each, ks, latex=chosen.latex, methods=chosen.methods)
         if result["diversity"] is not None:
             _tables.print_diversity(result["diversity"])
     return 0

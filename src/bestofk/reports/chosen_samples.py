@@ -69,8 +69,8 @@ def choose(rewards: np.ndarray, quota: int) -> list[int]:
     >>> choose(np.array([0.0, 0.0, 0.5, 0.0, 0.0, 1.0]), 3)
     [0, 2, 5]
     """
-    wanted = [index for _, index in reversed(bests(rewards))]
-    order = dict.fromkeys([*wanted[:1], *wanted[:0:-1], *range(rewards.size)])
+    winners = [index for _, index in reversed(bests(rewards))]
+    order = dict.fromkeys([*winners[:1], *winners[:0:-1], *range(rewards.size)])
     return sorted(list(order)[:quota])
 
 

@@ -138,13 +138,13 @@ def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str
     }
 
 
-def thin(last: int, most: int = 72) -> list[int]:
+def thin(last: int, count: int = 72) -> list[int]:
     """About `most` values of k at most, evenly spaced on a log axis, all powers of two among them.
 
     >>> thin(6), len(thin(1024))
     ([1, 2, 3, 4, 5, 6], 63)
     """
-    spaced = {round(k) for k in np.geomspace(1, last, most)}
+    spaced = {round(k) for k in np.geomspace(1, last, count)}
     powers = {2**i for i in range(int(math.log2(last)) + 1)}
     return sorted(spaced | powers | {1, last})
 

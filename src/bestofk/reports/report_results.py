@@ -74,8 +74,8 @@ def evaluate(
     if threshold is None and graded:
         threshold, doubt = default_threshold(runs)
         notes += doubt
-    wanted = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
-    drawn: dict[str, Any] = {
+    shown = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
+    numbers: dict[str, Any] = {
         "threshold": threshold,
         "bounds": bounds,
         "confidence": confidence,
@@ -85,19 +85,19 @@ def evaluate(
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
     curves: dict[Metric, tuple[Curve, ...]] = {}
     comparisons: list[Comparison] = []
-    for metric in wanted if runs else ():
+    for metric in shown if runs else ():
         say(metric)
-        curves[metric] = tuple(evaluation.curve(run, metric, **drawn, **depth) for run in runs)
+        curves[metric] = tuple(evaluation.curve(run, metric, **numbers, **depth) for run in runs)
         if len(runs) > 1:
             say(f"{metric}, paired")
             pairs: Literal["first", "all"] = "all" if len(runs) <= MOST_PAIRED else "first"
-            comparisons += evaluation.compare(runs, metric, pairs=pairs, **drawn, **depth)
+            comparisons += evaluation.compare(runs, metric, pairs=pairs, **numbers, **depth)
     judged = threshold is not None or not graded
     say("diversity")
     return Findings(
         sources=tuple(sources),
         curves=curves,
-        means=tuple(evaluation.curve(run, "mean", **drawn) for run in runs if graded),
+        means=tuple(evaluation.curve(run, "mean", **numbers) for run in runs if graded),
         comparisons=tuple(comparisons),
         diversities=diversities(runs, threshold, confidence) if judged else (),
         problems=problems,
@@ -147,10 +147,10 @@ def passes(runs: Sequence[Samples], problems: Sequence[str], threshold: float | 
     """(runs, problems) passing samples; NaN where a run has no scored sample of a problem."""
     row = {problem: i for i, problem in enumerate(problems)}
     table = np.full((len(runs), len(problems)), np.nan)
-    least = 1.0 if threshold is None else threshold
+    threshold = 1.0 if threshold is None else threshold
     for number, run in enumerate(runs):
         at = np.array([row[problem] for problem in run.problems], dtype=int)
-        passing = run.count(reaches(run.rewards, least))
+        passing = run.count(reaches(run.rewards, threshold))
         table[number, at] = np.where(run.live > 0, passing, np.nan)
     return table
 

@@ -61,10 +61,8 @@ def words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     if isinstance(value, list | tuple | set | frozenset):
-        stated = [words(item) for item in value]
-        return (
-            ", ".join(stated) if len(stated) <= 8 else f"{', '.join(stated[:7])}, … ({len(stated)})"
-        )
+        items = [words(item) for item in value]
+        return ", ".join(items) if len(items) <= 8 else f"{', '.join(items[:7])}, … ({len(items)})"
     return str(value)
 
 
@@ -98,9 +96,9 @@ def load_file(
     """
     shown = -1
 
-    def progress(done: int, total: int) -> None:
+    def progress(position: int, total: int) -> None:
         nonlocal shown
-        share = 100 * done // max(total, 1)
+        share = 100 * position // max(total, 1)
         if share != shown:
             shown = share
             say(f"{path} {share}%")
@@ -132,16 +130,16 @@ def fetch(
     """
     if samples.lines is None or not positions:
         return {}
-    wanted: dict[int, dict[int, int]] = {}
+    positions_by_line: dict[int, dict[int, int]] = {}
     for position in positions:
         line, place = int(samples.lines[position]), occurrence(samples, position)
-        wanted.setdefault(line, {})[place] = position
+        positions_by_line.setdefault(line, {})[place] = position
     result: dict[int, Mapping[str, Any]] = {}
-    seen: dict[int, int] = {}
-    for row in rows(path, only=wanted.keys(), **options):
-        place = seen.get(row.line, 0)
-        seen[row.line] = place + 1
-        position = wanted.get(row.line, {}).get(place, -1)
+    count_by_line: dict[int, int] = {}
+    for row in rows(path, only=positions_by_line.keys(), **options):
+        place = count_by_line.get(row.line, 0)
+        count_by_line[row.line] = place + 1
+        position = positions_by_line.get(row.line, {}).get(place, -1)
         if position >= 0:
             result[position] = row.fields
     return result
@@ -197,9 +195,11 @@ def load_folder(
         return load_file(locate(path), name, say, reading)
     config = flatten(read_toml(settings)) if settings.is_file() else {}
     metrics = tuple(runs.read_metrics(path)) if recorded.is_file() else ()
-    kept = [folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))]
+    folders = [
+        folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))
+    ]
     source = Source(name=name, path=str(path), format="run folder")
-    if kept:
+    if folders:
         file = locate(path)
         source = load_file(file, name, say, reading)
         source = replace(source, path=str(file))

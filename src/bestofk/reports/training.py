@@ -12,9 +12,9 @@ from .sources import Source
 Line = Mapping[str, Any]
 
 
-def share(part: str, whole: str) -> Callable[[Line], float | None]:
+def share(part: str, count: str) -> Callable[[Line], float | None]:
     def of(line: Line) -> float | None:
-        total = line.get(whole)
+        total = line.get(count)
         return line[part] / total if total and line.get(part) is not None else None
 
     return of
@@ -113,13 +113,17 @@ def progress(source: Source) -> str | None:
     total = source.config.get("run.steps")
     if total is None:
         return None
-    done = steps[-1]["step"] if steps else 0
-    said = [str(source.config.get("objective", "")), f"step {done} of {total}"]
+    step = steps[-1]["step"] if steps else 0
+    said = [str(source.config.get("objective", "")), f"step {step} of {total}"]
     timed = [line["seconds"] for line in steps if isinstance(line.get("seconds"), Mapping)]
-    if timed and done < total:
+    if timed and step < total:
         recent = [sum(seconds.values()) for seconds in timed[-20:]]
-        left = sum(recent) / len(recent) * (total - done)
-        said.append(f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left")
+        seconds_left = sum(recent) / len(recent) * (total - step)
+        said.append(
+            f"about {seconds_left / 60:.0f} min left"
+            if seconds_left >= 90
+            else f"about {seconds_left:.0f} s left"
+        )
     k = max((int(name) for name in re.findall(r"\d+", said[0])), default=1)
     names = [name for name in (f"max@{k}", "max@8", "max@1") if tests and name in tests[-1]]
     if names:
@@ -146,8 +150,8 @@ def _series(
     source: Source, kind: str, pick: Callable[[Line], float | None]
 ) -> tuple[list[int], list[float]]:
     pairs = [(line["step"], pick(line)) for line in _lines(source, kind)]
-    kept = [(s, v) for s, v in pairs if isinstance(v, int | float) and math.isfinite(v)]
-    return [s for s, _ in kept], [float(v) for _, v in kept]
+    finite = [(s, v) for s, v in pairs if isinstance(v, int | float) and math.isfinite(v)]
+    return [s for s, _ in finite], [float(v) for _, v in finite]
 
 
 def _evaluated(sources: Sequence[Source]) -> list[str]:
@@ -179,13 +183,13 @@ def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
             })  # fmt: skip
             facts.append(f"n = {lines[-1].get('samples_per_prompt')}, "
                          f"{lines[-1].get('prompts')} problems")  # fmt: skip
-    stated = facts[0] if len(set(facts)) == 1 else "; ".join(facts)
+    counts = facts[0] if len(set(facts)) == 1 else "; ".join(facts)
     return {
         "label": f"{' and '.join(splits).capitalize()} {name}",
         "about": f"On {' and '.join(splits)} problems, with 95% intervals over problems.",
         "kind": "evaluation",
         "zero": False,
-        "facts": f"k = {name[5:]} · {stated} · {_seeds(sources, [c['run'] for c in curves])}",
+        "facts": f"k = {name[5:]} · {counts} · {_seeds(sources, [c['run'] for c in curves])}",
         "curves": curves,
     }
 

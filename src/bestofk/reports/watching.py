@@ -35,7 +35,7 @@ class WatchedPage:
         """
         self.paths, self.make = tuple(paths), make
         self.text, self.stamp = WAITING.format(why="The report is being made."), "0"
-        self.seen: tuple[tuple[str, int, int], ...] | None = None
+        self.last_state: tuple[tuple[str, int, int], ...] | None = None
         self.stopping = threading.Event()
         self.token = secrets.token_urlsafe(16)
         """In the address: other users of this machine do not know it."""
@@ -57,9 +57,9 @@ class WatchedPage:
     def refresh(self) -> bool:
         """Make the page again if a file has changed; whether it was made."""
         state = self.state()
-        if state == self.seen:
+        if state == self.last_state:
             return False
-        self.seen = state
+        self.last_state = state
         try:
             self.text = self.make()
         except Exception as error:  # a run may be half written: the next look may find it whole

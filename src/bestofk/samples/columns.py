@@ -136,11 +136,11 @@ def _check_judge(judge: str, tool: Tool | None) -> None:
 def _guess(record: Record) -> dict[str, str]:
     """Columns by common names; capitals, spaces and dashes do not matter."""
     spelled = {re.sub(r"[\s-]+", "_", name.strip().lower()): name for name in reversed([*record])}
-    found = {
+    columns = {
         role: next((spelled[name] for name in names if name in spelled), None)
         for role, names in ALIASES.items()
     }
-    return {role: column for role, column in found.items() if column is not None}
+    return {role: column for role, column in columns.items() if column is not None}
 
 
 def problem_name(value: Any) -> str:

@@ -123,15 +123,15 @@ def _gathered(loop: _Records, name: str, notes: tuple[str, ...]) -> Samples:
     return gathered.finish(name, metadata)
 
 
-def _about_file(file: Path, given: Path) -> tuple[str, ...]:
+def _about_file(file: Path, argument: Path) -> tuple[str, ...]:
     """Samples of a training step are no evaluation, and must not be taken for one."""
     if file.parent.name != "samples" or not (file.parent.parent / "config.toml").exists():
         return ()
     step = int(file.stem) if file.stem.isdigit() else file.stem
     return (
         f"the run has no evaluations: these are samples of training step {step}, on training "
-        f"prompts; for an evaluation, draw samples from {given / 'final'} with bestofk sample"
-        if given.is_dir()
+        f"prompts; for an evaluation, draw samples from {argument / 'final'} with bestofk sample"
+        if argument.is_dir()
         else f"these are samples of training step {step}, on training prompts, and no evaluation",
     )
 
@@ -172,8 +172,8 @@ def _repeated(loop: _Records, samples: _Columns) -> tuple[str, ...]:
     names, old = list(samples.problems), list(before.problems)
     new = [(names[p], h) for p, h in zip(samples.problem, samples.numbers["completion"])]
     last = [(old[p], h) for p, h in zip(before.problem, before.numbers["completion"])]
-    most = min(len(new), len(last))
-    same = next((m for m in range(most, 1, -1) if last[-m:] == new[:m]), 0)
+    longest = min(len(new), len(last))
+    same = next((m for m in range(longest, 1, -1) if last[-m:] == new[:m]), 0)
     if len(set(new[:same])) < 2:
         return ()
     return (
@@ -216,8 +216,8 @@ class _Records:
             for line, record in self.numbered:
                 if not self.mapped:
                     self.mapped = self._settle(record)
-                    taken = {*self.mapped.columns.values(), self.cluster}
-                    steady = tuple(column for column in UNIFORM if column not in taken)
+                    mapped_columns = {*self.mapped.columns.values(), self.cluster}
+                    steady = tuple(column for column in UNIFORM if column not in mapped_columns)
                 if where and any(str(record.get(column)) != value for column, value in where):
                     continue
                 for column in steady:
@@ -306,9 +306,9 @@ class _Columns:
             )
         text = row.fields.get("completion")
         if isinstance(text, str) and row.line <= EXCERPT_LINES and problem < EXCERPT_PROBLEMS:
-            kept = self.texts.setdefault(problem, [])
-            if len(kept) < EXCERPT_TEXTS:
-                kept.append(text[:EXCERPT_CHARACTERS])
+            excerpts = self.texts.setdefault(problem, [])
+            if len(excerpts) < EXCERPT_TEXTS:
+                excerpts.append(text[:EXCERPT_CHARACTERS])
 
     def column(self, role: str) -> np.ndarray:
         return np.array(self.numbers[role])
@@ -391,12 +391,13 @@ def _check_repeats(
 ) -> None:
     """A file whose second half repeats the first: without sample numbers nothing else shows it."""
     half, odd = divmod(len(problem), 2)
-    known = [each for each in (problem, reward, texts, answer) if len(each) == len(problem)]
+    columns = [each for each in (problem, reward, texts, answer) if len(each) == len(problem)]
     if (
         odd
         or half < 2
         or any(
-            not np.array_equal(each[:half], each[half:], equal_nan=each is reward) for each in known
+            not np.array_equal(each[:half], each[half:], equal_nan=each is reward)
+            for each in columns
         )
     ):
         return
@@ -423,10 +424,10 @@ def _check_reference(
         return
     order = np.argsort(problem, kind="stable")
     first = np.flatnonzero(np.diff(problem[order], prepend=-1))
-    most, least = np.maximum.reduceat, np.minimum.reduceat
-    one_answer = most(answer[order], first) == least(answer[order], first)
-    passes = most(np.where(scored, reward, 0.0)[order], first) == 1
-    fails = least(np.where(scored, reward, 1.0)[order], first) == 0
+    maximum, minimum = np.maximum.reduceat, np.minimum.reduceat
+    one_answer = maximum(answer[order], first) == minimum(answer[order], first)
+    passes = maximum(np.where(scored, reward, 0.0)[order], first) == 1
+    fails = minimum(np.where(scored, reward, 1.0)[order], first) == 0
     if one_answer.all() and (passes & fails).any():
         raise BadFile(
             file,

@@ -43,10 +43,10 @@ def most_unpacked(packed: int) -> float:
     (64000000, 500000000)
     """
     try:
-        stated = float(os.environ.get(LIMIT) or 0)
+        raised = float(os.environ.get(LIMIT) or 0)
     except ValueError:
         raise ValueError(f"${LIMIT} is a number of bytes, got {os.environ[LIMIT]!r}") from None
-    return stated or max(MOST_UNPACKED, MOST_RATIO * packed)
+    return raised or max(MOST_UNPACKED, MOST_RATIO * packed)
 
 
 def check_unpacked(path: Path, size: int) -> None:
@@ -109,8 +109,8 @@ def unpacked(path: Path, raw: IO[bytes]) -> Any:
 def unpacking_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
     """What is raised by a packed file that is cut off or damaged; and more."""
     zstandard = sys.modules.get("zstandard")
-    known = EOFError, OSError, lzma.LZMAError, zlib.error
-    return (*known, *more, *([zstandard.ZstdError] if zstandard else []))
+    errors = EOFError, OSError, lzma.LZMAError, zlib.error
+    return (*errors, *more, *([zstandard.ZstdError] if zstandard else []))
 
 
 def package(name: str, what: str, path: Path) -> Any:
@@ -170,10 +170,10 @@ class Archive:
 
     def _read(self, name: str) -> bytes:
         entry = self.zip.getinfo(name)
-        most = int(most_unpacked(self.path.stat().st_size)) - self.size + 1
+        limit = int(most_unpacked(self.path.stat().st_size)) - self.size + 1
         if entry.compress_type != 93:
             with self.zip.open(name) as stream:
-                data = stream.read(most)
+                data = stream.read(limit)
         else:
             tool = package("zstandard", "zstd", self.path)
             with self.path.open("rb") as raw:
@@ -181,7 +181,7 @@ class Archive:
                 header = self.HEADER.unpack(raw.read(self.HEADER.size))
                 raw.seek(header[-2] + header[-1], 1)
                 packed = raw.read(entry.compress_size)
-            data = tool.ZstdDecompressor().stream_reader(packed).read(most)
+            data = tool.ZstdDecompressor().stream_reader(packed).read(limit)
         self.size += len(data)
         check_unpacked(self.path, self.size)
         if zlib.crc32(data) != entry.CRC:

@@ -38,7 +38,7 @@ KINDS = (".json", ".eval", *TABLES)
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 
 
-def quiet(done: int, total: int) -> None:
+def quiet(position: int, total: int) -> None:
     """Progress for nobody."""
 
 
@@ -87,8 +87,8 @@ def kind_of(path: Path) -> str:
         raise FileNotFoundError(f"no such file: {path}" + (f"; {hint}" if hint else ""))
     kind = Path(without_packing(path.name.lower())).suffix
     if kind not in KINDS:
-        known, packed = ", ".join(KINDS), ", ".join(PACKED)
-        raise BadFile(path, None, f"files of samples end in {known} (text also in {packed})")
+        kinds, packed = ", ".join(KINDS), ", ".join(PACKED)
+        raise BadFile(path, None, f"files of samples end in {kinds} (text also in {packed})")
     return kind
 
 
@@ -113,12 +113,12 @@ SHARD = re.compile(
 
 def tables(folder: Path) -> dict[Path, str]:
     """The files of samples in a folder, each with its name without suffixes."""
-    found = {}
+    stems = {}
     for file in sorted(folder.glob("[!._]*")):
         stem, dot, suffix = without_packing(file.name).rpartition(".")
         if (dot + suffix).lower() in TABLES and file.is_file():
-            found[file] = stem
-    return found
+            stems[file] = stem
+    return stems
 
 
 def shards(path: Path) -> list[Path]:
@@ -129,17 +129,17 @@ def shards(path: Path) -> list[Path]:
     """
     for folder in (path, path / "data") if path.is_dir() else ():
         files = tables(folder)
-        found = {file: match for file, stem in files.items() if (match := SHARD.fullmatch(stem))}
-        if not found:
+        matches = {file: match for file, stem in files.items() if (match := SHARD.fullmatch(stem))}
+        if not matches:
             continue
-        if len(found) < len(files) or len({match["run"] for match in found.values()}) > 1:
+        if len(matches) < len(files) or len({match["run"] for match in matches.values()}) > 1:
             raise BadFile(path, None, listed(folder))
-        numbered = {int(match["part"] or match["number"]): file for file, match in found.items()}
-        stated = {int(match["count"]) for match in found.values() if match["count"]}
-        if len(numbered) < len(found) or (stated and stated != {len(found)}):
-            many = " and ".join(map(str, sorted(stated))) or len(numbered)
+        numbered = {int(match["part"] or match["number"]): file for file, match in matches.items()}
+        counts = {int(match["count"]) for match in matches.values() if match["count"]}
+        if len(numbered) < len(matches) or (counts and counts != {len(matches)}):
+            many = " and ".join(map(str, sorted(counts))) or len(numbered)
             raise BadFile(
-                path, None, f"{len(found)} parts of {many}: some are missing, or twice here"
+                path, None, f"{len(matches)} parts of {many}: some are missing, or twice here"
             )
         return [numbered[number] for number in sorted(numbered)]
     return []

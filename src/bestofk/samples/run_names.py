@@ -18,17 +18,17 @@ def named_paths(arguments: Sequence[str]) -> list[tuple[str, Path]]:
     """
     if not arguments:
         raise ValueError("name at least one run folder or file of samples")
-    given = [split_name(argument) for argument in arguments]
-    default = iter(unique_names([path for name, path in given if name is None]))
-    result = [(name or next(default), path) for name, path in given]
-    seen: dict[str, Path] = {}
+    pairs = [split_name(argument) for argument in arguments]
+    default = iter(unique_names([path for name, path in pairs if name is None]))
+    result = [(name or next(default), path) for name, path in pairs]
+    path_of: dict[str, Path] = {}
     for name, path in result:
-        if name in seen:
+        if name in path_of:
             raise ValueError(
-                f"two runs are called {name!r} ({seen[name]} and {path}): give them names, like "
+                f"two runs are called {name!r} ({path_of[name]} and {path}): give them names, like "
                 "base=a.jsonl trained=b.jsonl"
             )
-        seen[name] = path
+        path_of[name] = path
     return result
 
 
@@ -42,11 +42,11 @@ def split_name(argument: str) -> tuple[str | None, Path]:
         if Path(argument[at + 1 :]).exists():
             return argument[:at], Path(argument[at + 1 :])
     missing = Path(argument.rpartition("=")[2])
-    there = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    siblings = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
     raise FileNotFoundError(
-        f"no such file or folder: {missing}; {did_you_mean(missing.name, there)}State run folders "
-        "or files of samples, each PATH or NAME=PATH; draw samples from a model or an endpoint "
-        "with bestofk sample"
+        f"no such file or folder: {missing}; {did_you_mean(missing.name, siblings)}State run "
+        "folders or files of samples, each PATH or NAME=PATH; draw samples from a model or an "
+        "endpoint with bestofk sample"
     )
 
 

@@ -70,7 +70,7 @@ class Samples:
         """(N,) problem index of each sample."""
         return np.repeat(np.arange(len(self.problems)), self.sizes)
 
-    def cluster_of(self, kept: np.ndarray) -> np.ndarray | None:
+    def cluster_of(self, problems: np.ndarray) -> np.ndarray | None:
         """The number of each kept problem's cluster, from 0; None where there are no clusters.
 
         Raises:
@@ -78,7 +78,7 @@ class Samples:
         """
         if self.clusters is None:
             return None
-        names, number = np.unique(np.array(self.clusters)[kept], return_inverse=True)
+        names, number = np.unique(np.array(self.clusters)[problems], return_inverse=True)
         if len(names) < 2:
             raise ValueError(
                 f"{self.name}: all problems are in one cluster ({names[0]!r}), so nothing shows "
@@ -150,9 +150,9 @@ def samples(
     """
     rows = [_numbers(row) for row in rewards]
     ids = [str(i) for i in range(len(rows))] if problems is None else [str(p) for p in problems]
-    for what, given in (("problem ids", ids), ("clusters", clusters)):
-        if given is not None and len(given) != len(rows):
-            raise ValueError(f"{len(rows)} rows of rewards but {len(given)} {what}")
+    for what, names in (("problem ids", ids), ("clusters", clusters)):
+        if names is not None and len(names) != len(rows):
+            raise ValueError(f"{len(rows)} rows of rewards but {len(names)} {what}")
     if len(set(ids)) != len(ids):
         twice = next(p for p in ids if ids.count(p) > 1)
         raise ValueError(f"problem id {twice!r} occurs twice: join its samples into one row")

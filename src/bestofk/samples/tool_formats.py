@@ -143,8 +143,8 @@ def judged(texts: Sequence[Any], rule: str, targets: Iterable[Any]) -> list[tupl
     _, is_pattern, pattern = rule.partition("regex:")
     answers: list[str | None] = [stripped(text) for text in texts]
     if is_pattern:
-        found = [re.search(pattern, str(text)) for text in texts]
-        answers = [match and match.group(1 if match.re.groups else 0) for match in found]
+        matches = [re.search(pattern, str(text)) for text in texts]
+        answers = [match and match.group(1 if match.re.groups else 0) for match in matches]
     return [(answer, float(answer is not None and stripped(answer) in right)) for answer in answers]
 
 
@@ -161,9 +161,9 @@ def lm_eval_metric(record: Record, overrides: Columns) -> Choice:
     """The metric that scores a document."""
     many = len(_listed(record, "resps")) > 1
     names = [str(name) for name in record.get("metrics", ())]
-    known = [name for name in names if isinstance(record.get(name), int | float)]
-    preferred = [name for name in (*PASS_AT_1, "exact_match", "acc") if name in known]
-    reward = next(iter([*filter(None, [overrides.get("reward")]), *preferred, *known]), "")
+    numeric = [name for name in names if isinstance(record.get(name), int | float)]
+    preferred = [name for name in (*PASS_AT_1, "exact_match", "acc") if name in numeric]
+    reward = next(iter([*filter(None, [overrides.get("reward")]), *preferred, *numeric]), "")
     if reward and reward not in record:
         raise ValueError(f"no column {reward!r} for reward; have {', '.join(record)}")
     if not reward and not many:
@@ -186,20 +186,20 @@ def _listed(record: Record, name: str) -> list[Any]:
 def lm_eval(record: Record, columns: Columns) -> Samples:
     """The responses of one document."""
     texts, reward, target = _listed(record, "resps"), columns["reward"], record.get("target")
-    kept, scored = _listed(record, "filtered_resps") or [None], list[tuple[Any, Any]]()
+    filtered, scored = _listed(record, "filtered_resps") or [None], list[tuple[Any, Any]]()
     if reward.startswith(BY_JUDGE):
         scored = judged(texts, reward, [target])
     elif len(texts) == 1:
-        scored = [(kept[0], record.get(reward))]
+        scored = [(filtered[0], record.get(reward))]
     elif reward in PASS_AT_1:  # which samples passed is not recorded
         passes = round(float(record[reward]) * len(texts))
         scored = [(None, score) for score in _counted(passes, len(texts))]
-    elif len(kept) == len(texts):
-        scored = [(each, float(stripped(each) == stripped(target))) for each in kept]
+    elif len(filtered) == len(texts):
+        scored = [(each, float(stripped(each) == stripped(target))) for each in filtered]
     else:
         raise ValueError(
             f"document {record['doc_id']} has {len(texts)} responses, and the filter "
-            f"{record.get('filter')!r} kept {len(kept)}: {JUDGE_HINT}"
+            f"{record.get('filter')!r} kept {len(filtered)}: {JUDGE_HINT}"
         )
     for text, (answer, score) in zip(texts, scored):
         about = {"problem_id": record["doc_id"], "completion": text}
@@ -258,8 +258,8 @@ def lighteval(record: Record, columns: Columns) -> Samples:
     scores: list[Any] = [value] * len(texts)
     if len(texts) > 1 and value is not None:
         passes = round(value * len(texts))
-        whole = math.isclose(passes, value * len(texts), abs_tol=1e-6)
-        if not (whole and COUNTED.fullmatch(reward)):
+        countable = math.isclose(passes, value * len(texts), abs_tol=1e-6)
+        if not (countable and COUNTED.fullmatch(reward)):
             raise ValueError(
                 f"document {document.get('id')} has {len(texts)} responses and one {reward} of "
                 f"{value}, from which passes cannot be counted: {JUDGE_HINT}"
@@ -413,11 +413,13 @@ def verifiers_rollout(record: Record, columns: Columns) -> Samples:
 
 def trl_reward(record: Record, overrides: Columns) -> Choice:
     """The column of TRL's only reward function."""
-    taken = {"step", "prompt", "completion", "advantage"}
+    other_columns = {"step", "prompt", "completion", "advantage"}
     numeric = [
         name
         for name, value in record.items()
-        if name not in taken and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in other_columns
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
     ]
     if "reward" in overrides:
         return {}, ()
