@@ -51,7 +51,7 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     found = timed(sampler, asked, sampling)
     engine = sampler.engine
     assert engine is not None, sampler.reason
-    replay = seconds(lambda: engine.run(engine.widths(count * n)[0], 1, sampling), 5)
+    replay = seconds(lambda: engine.decode(engine.widths(count * n)[0], 1, sampling), 5)
     assert sampler.agreement is not None
     result = {
         "shape": shape, **found, "ms_per_step": min(found["seconds"]) / new * 1e3,

@@ -15,8 +15,10 @@ from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler, can_run
-from bestofk.sampling.engine.memory import Field, Table, make_plan, room_for
+from bestofk.sampling.engine.memory import make_plan, room_for
 from bestofk.sampling.engine.mirror import AdaptedLinear, Joined, Mirror
+from bestofk.sampling.engine.operands import SlotField
+from bestofk.sampling.engine.slots import SlotTable
 from bestofk.types import Group, Prompt
 from fused_models import family
 from policies import MODELS, fixed, letters, llama, table
@@ -408,7 +410,7 @@ def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
     counter = CompileCounterWithBackend("eager")
     for layer in engine.mirror.layers:
         layer._compiled_call_impl = torch.compile(layer._call_impl, backend=counter, fullgraph=True)
-    engine.slots[Field.ENDED] = 1
+    engine.slots[SlotField.ENDED] = 1
     for width in (32, 16, 24):
         engine._step(width, sampling)
     assert counter.frame_count == 2  # the first width, and one for all others
@@ -443,12 +445,12 @@ def test_the_plan_follows_the_call_and_the_card() -> None:
 def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
     draw = np.random.default_rng(0)
     for _ in range(50):
-        made = Table(40, rows_per_tile=4)
+        made = SlotTable(40, rows_per_tile=4)
         slots = draw.permutation(40)[: draw.integers(1, 40)]
         prompt = draw.integers(0, 6, len(slots))
-        made.admit(slots, row=slots, prompt=prompt, start=10 * prompt, length=prompt + 1,
-                   last=np.full(len(slots), 3))  # fmt: skip
-        made.fields[Field.ENDED, draw.permutation(40)[:10]] = 1
+        made.admit(slots, sequence=slots, prompt=prompt, start=10 * prompt, length=prompt + 1,
+                   last_token=np.full(len(slots), 3))  # fmt: skip
+        made.fields[SlotField.ENDED, draw.permutation(40)[:10]] = 1
         tiles = made.tiles()
         found = []
         for start, length, *places in tiles.tolist():
@@ -460,11 +462,15 @@ def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
         assert sorted(found) == made.active().tolist()
         width = 16
         if len(made.active()) <= width:
-            before = sorted(made.fields[Field.ROW, made.active()].tolist())
-            homes = dict(zip(*made.fields[[Field.ROW, Field.HOME]][:, made.active()].tolist()))
+            before = sorted(made.fields[SlotField.SEQUENCE, made.active()].tolist())
+            homes = dict(
+                zip(
+                    *made.fields[[SlotField.SEQUENCE, SlotField.KV_SLOT]][:, made.active()].tolist()
+                )
+            )
             made.compact(width)
-            after = made.fields[[Field.ROW, Field.HOME]][:, made.active()].tolist()
+            after = made.fields[[SlotField.SEQUENCE, SlotField.KV_SLOT]][:, made.active()].tolist()
             assert dict(zip(*after)) == homes  # their keys were not moved
-            assert sorted(made.fields[Field.HOME].tolist()) == list(range(40))
-            assert sorted(made.fields[Field.ROW, made.active()].tolist()) == before
+            assert sorted(made.fields[SlotField.KV_SLOT].tolist()) == list(range(40))
+            assert sorted(made.fields[SlotField.SEQUENCE, made.active()].tolist()) == before
             assert made.active().max(initial=0) < width

@@ -12,7 +12,7 @@ from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.sampling.engine.layers import PlainOps, attend_plain
-from bestofk.sampling.engine.memory import Field, Rotation
+from bestofk.sampling.engine.operands import Rotation, SlotField
 from bestofk.types import Group, Prompt
 from fused_models import family
 from policies import fixed, letters
@@ -153,14 +153,14 @@ def test_attention_divided_between_programs_is_that_of_the_plain_formula(
     torch.manual_seed(most)
     rows, heads, shared, size, span = 4, 6, 2, 64, 1200
     lengths, drawn = torch.tensor([900, 257, 30, 9]), torch.tensor([1100, 513, 3, 700])
-    slots = torch.zeros(len(Field), rows, dtype=torch.int32)
-    slots[Field.ENDED, 3] = 1
-    slots[Field.DRAWN], slots[Field.LENGTH] = drawn, lengths
-    slots[Field.START] = lengths.cumsum(0) - lengths
-    slots[Field.HOME] = torch.tensor([2, 0, 3, 1])
+    slots = torch.zeros(len(SlotField), rows, dtype=torch.int32)
+    slots[SlotField.ENDED, 3] = 1
+    slots[SlotField.GENERATED], slots[SlotField.PROMPT_LENGTH] = drawn, lengths
+    slots[SlotField.PROMPT_START] = lengths.cumsum(0) - lengths
+    slots[SlotField.KV_SLOT] = torch.tensor([2, 0, 3, 1])
     tiles = torch.full((rows, 2 + 8), -1, dtype=torch.int32)
     for r in range(3):
-        tiles[r, :3] = torch.tensor([int(slots[Field.START, r]), int(lengths[r]), r])
+        tiles[r, :3] = torch.tensor([int(slots[SlotField.PROMPT_START, r]), int(lengths[r]), r])
     query, key, value, prompt_keys, prompt_values, own_keys, own_values = (
         torch.randn(*shape, device="cuda")
         for shape in (
@@ -176,11 +176,11 @@ def test_attention_divided_between_programs_is_that_of_the_plain_formula(
     cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
     gains = torch.rand(2, size, device="cuda")
     rotation = Rotation(cos, sin, gains[0], gains[1], 1e-5)
-    place = (slots[Field.LENGTH] + slots[Field.DRAWN]).long()[:, None]
+    place = (slots[SlotField.PROMPT_LENGTH] + slots[SlotField.GENERATED]).long()[:, None]
     stores = [(own_keys.clone(), own_values.clone()) for _ in range(2)]
     expected = attend_plain(
-        rotation.turned(query, place, rotation.query_gain),
-        rotation.turned(key, place, rotation.key_gain), value, prompt_keys, prompt_values,
+        rotation.rotated(query, place, rotation.query_gain),
+        rotation.rotated(key, place, rotation.key_gain), value, prompt_keys, prompt_values,
         stores[0][0], stores[0][1], slots, limit, 0.125, window, cap,
     )  # fmt: skip
     calls = [

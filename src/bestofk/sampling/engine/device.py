@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from bestofk.sampling.draw import distribution
-from bestofk.sampling.engine.layers import FusedLayer, attend_fused, pick
-from bestofk.sampling.engine.memory import PART, TILE, TILED, Field, MemoryPlan, Table, rounded
+from bestofk.sampling.engine.layers import FusedLayer, attend_fused, sample
+from bestofk.sampling.engine.memory import MemoryPlan, rounded
 from bestofk.sampling.engine.mirror import Mirror
+from bestofk.sampling.engine.operands import PART, TILE, TILED, SlotField
+from bestofk.sampling.engine.slots import SlotTable
 from bestofk.sampling.sampler import Sampling
 
 PREFILL = 16_384
@@ -46,7 +48,7 @@ class GroupEngine:
         self.long = self.split = self.parted = False
         shares = [1 << (s.heads // s.shared - 1).bit_length() for s in mirror.sites]
         self.rows_per_tile = max(1, TILE // max(shares), 16 // min(shares))
-        self.slots = self._table(len(Field), plan.slots)
+        self.slots = self._table(len(SlotField), plan.slots)
         self.feed = torch.zeros(2, plan.slots, dtype=torch.long, device=self.device)
         self.tiles = self._table(max(1, plan.slots // TILED), 2 + self.rows_per_tile)
         self.span = self._table(1)
@@ -89,7 +91,7 @@ class GroupEngine:
     def begin(
         self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: np.ndarray
     ) -> None:
-        """A turn: tokens that end a row, tokens per row at most, the numbers to draw with."""
+        """A batch: tokens that end a sequence, its tokens at most, the numbers to draw with."""
         if len(ends) > ENDS:
             raise ValueError(
                 f"the group engine looks for at most {ENDS} end tokens, got {len(ends)}"
@@ -160,7 +162,7 @@ class GroupEngine:
             for site in self.mirror.sites:
                 site.module.engine_prefill = False  # type: ignore[assignment]
 
-    def push(self, table: Table, width: int, sampling: Sampling) -> None:
+    def upload(self, table: SlotTable, width: int, sampling: Sampling) -> None:
         """The host's table to the device, and a recorded step for so many slots."""
         tiles = table.tiles() if self.long else None
         self.split = tiles is not None and int((tiles[:, 2] >= 0).sum()) <= max(1, width // TILED)
@@ -170,16 +172,16 @@ class GroupEngine:
         self.slots.copy_(torch.from_numpy(table.fields))
         self.feed.copy_(torch.from_numpy(table.feed))
 
-    def pull(self, table: Table) -> None:
+    def download(self, table: SlotTable) -> None:
         """How far the device is, to the host; waits for the steps before."""
         table.fields[:] = self.slots.cpu().numpy()
 
-    def pull_feed(self, table: Table) -> None:
-        """What the device feeds next, to the host: before rows move or others join them."""
+    def download_feed(self, table: SlotTable) -> None:
+        """What the device feeds next, to the host: before sequences move or others join them."""
         table.feed[:] = self.feed.cpu().numpy()
 
-    def run(self, width: int, steps: int, sampling: Sampling) -> None:
-        """So many tokens for the rows in the first `width` slots; does not wait for them."""
+    def decode(self, width: int, steps: int, sampling: Sampling) -> None:
+        """So many tokens for the sequences in the first `width` slots; does not wait for them."""
         if not self.graphed:
             for _ in range(steps):
                 self._step(width, sampling)
@@ -193,12 +195,12 @@ class GroupEngine:
 
     @torch.no_grad()
     def _step(self, width: int, sampling: Sampling) -> None:
-        """One token for the rows in the first `width` slots."""
+        """One token for the sequences in the first `width` slots."""
         logits = self._logits(width)
         temperature = sampling.temperature
         if sampling.truncated and temperature:
             logits, temperature = distribution(logits, sampling), 1.0
-        pick(
+        sample(
             logits, self.slots, self.span, self.uniform, self.ends, self.feed[0], self.feed[1],
             self.out, self.log_probs, temperature,
         )  # fmt: skip
@@ -227,7 +229,7 @@ class GroupEngine:
         if not self.graphed or key in self.graphs:
             return
         began = time.perf_counter()
-        self.slots[Field.ENDED] = 1
+        self.slots[SlotField.ENDED] = 1
         self.tiles.fill_(-1)  # those of a wider batch name slots this one does not have
         self.feed.zero_()
         with self._compiled_layers():
@@ -279,9 +281,9 @@ class GroupEngine:
             result.append(half)
         return result
 
-    def fetch(self, rows: np.ndarray, span: int) -> Any:
-        """Begin to copy the output of these rows to the host; call the result to wait for it."""
-        at = torch.from_numpy(rows).to(self.device)
+    def fetch(self, sequences: np.ndarray, span: int) -> Any:
+        """Begin to copy the output of these sequences to the host; call the result to wait."""
+        at = torch.from_numpy(sequences).to(self.device)
         size = self.out.numel() // span * span
         tokens = self.out[:size].view(-1, span)[at]
         values = self.log_probs[:size].view(-1, span)[at]

@@ -1,30 +1,31 @@
 """The group engine: the sampler for CUDA. Prompts computed once, steps as CUDA graphs.
 
-A prompt's keys and values exist once for all of its completions. Decoding, the draw, log-probs and
-the look for end tokens happen on the device; the host looks in every few tokens, takes finished
-rows out and puts waiting ones in. Draws use the same numbers as `ModelSampler`: they depend on the
-seed, the prompt's id, the sample and the position alone.
+A prompt's keys and values exist once for all of its completions. Decoding, draws, log-probs and
+the look for end tokens happen on the device; every few tokens the host evicts the sequences that
+have ended and admits waiting ones (`scheduler`). Draws use the same numbers as `ModelSampler`: they
+depend on the seed, the prompt's id, the sample and the position alone.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bestofk.common import card_bytes, processes_per_card
 from bestofk.precision import PRECISIONS
-from bestofk.sampling.decode import ModelSampler, end_tokens, texts_of, trajectory
+from bestofk.sampling.decode import ModelSampler, end_tokens
 from bestofk.sampling.draw import gap_to_plain
 from bestofk.sampling.engine.device import GroupEngine
-from bestofk.sampling.engine.memory import Field, MemoryPlan, Table, make_plan, room_for
+from bestofk.sampling.engine.memory import MemoryPlan, make_plan, room_for
 from bestofk.sampling.engine.mirror import CannotRun, Mirror
+from bestofk.sampling.engine.scheduler import Scheduler
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt
@@ -174,18 +175,23 @@ class GroupSampler:
         engine = self._prepared(encoded, sampling)
         self.calls += 1
         due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
-        self.stats = {"prepare_s": time.perf_counter() - began, "steps": 0, "slot_steps": 0}
-        for turn in turns(encoded, sampling, engine.plan):
-            rows = Turn(self, engine, [encoded[p] for p in turn], draws[turn], sampling)
-            for at, done in rows.run():
-                at = turn[at]
-                group = Group(prompts[at], tuple(done), encoded[at], sampling.temperature)
+        self.stats = {"prepare_s": time.perf_counter() - began}
+        totals: Counter[str] = Counter()
+        for batch in batches(encoded, sampling, engine.plan):
+            scheduler = Scheduler(
+                engine, [encoded[p] for p in batch], draws[batch], sampling,
+                tokenizer=self.tokenizer, ends=self.ends,
+            )  # fmt: skip
+            for i, trajectories in scheduler.run():
+                p = batch[i]
+                group = Group(prompts[p], tuple(trajectories), encoded[p], sampling.temperature)
                 if due and sampling.temperature:
                     due = False
                     self._agree(engine, group, sampling)
-                yield at, group
+                yield p, group
+            totals.update(scheduler.stats)
         total = time.perf_counter() - began
-        self.stats |= {"total_s": total, "compile_s": engine.seconds["compile"]}
+        self.stats |= {**totals, "total_s": total, "compile_s": engine.seconds["compile"]}
 
     @torch.no_grad()
     def _prepared(self, encoded: Sequence[tuple[int, ...]], sampling: Sampling) -> GroupEngine:
@@ -252,161 +258,17 @@ class GroupSampler:
             )
 
 
-LOOK = 12
-"""Tokens between two looks of the host, where rows can end before their limit."""
-
-
-def turns(
+def batches(
     encoded: Sequence[tuple[int, ...]], sampling: Sampling, plan: MemoryPlan
 ) -> Iterator[list[int]]:
-    """Prompts cut into turns whose prompts and outputs have room."""
-    turn: list[int] = []
+    """Places of prompts whose prompts and outputs have room together."""
+    batch: list[int] = []
     tokens = 0
-    rows = max(1, plan.out_tokens // (sampling.n * sampling.max_new_tokens))
+    prompts = max(1, plan.out_tokens // (sampling.n * sampling.max_new_tokens))
     for p, ids in enumerate(encoded):
-        if turn and (tokens + len(ids) - 1 > plan.prefix_tokens or len(turn) >= rows):
-            yield turn
-            turn, tokens = [], 0
-        turn.append(p)
+        if batch and (tokens + len(ids) - 1 > plan.prefix_tokens or len(batch) >= prompts):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(p)
         tokens += len(ids) - 1
-    yield turn
-
-
-class Turn:
-    """The rows of some prompts, from the first token to the last."""
-
-    def __init__(
-        self,
-        sampler: Any,
-        engine: GroupEngine,
-        prompts: Sequence[tuple[int, ...]],
-        draws: np.ndarray,
-        sampling: Sampling,
-    ) -> None:
-        self.sampler, self.engine, self.prompts, self.sampling = sampler, engine, prompts, sampling
-        self.span, count = sampling.max_new_tokens, len(prompts) * sampling.n
-        self.lengths = np.zeros(count, dtype=np.int64)
-        self.left = np.full(len(prompts), sampling.n)
-        self.begun = 0
-        """Rows that are or were in a slot; the others wait."""
-        self.sizes = np.array([len(ids) - 1 for ids in prompts])
-        self.last = np.array([ids[-1] for ids in prompts])
-        slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.span))
-        self.table = Table(engine.plan.slots, engine.rows_per_tile)
-        self.widths = engine.widths(slots)
-        self.width = self._narrowest(count)
-        engine.begin(sorted(sampler.ends), self.span, draws, self.sizes)
-
-    def _narrowest(self, rows: int) -> int:
-        return min((w for w in self.widths if w >= rows), default=self.widths[0])
-
-    def run(self) -> Iterator[tuple[int, list[Any]]]:
-        """(place, completions) of each prompt, as they are completed."""
-        engine, table, stats = self.engine, self.table, self.sampler.stats
-        began = time.perf_counter()
-        self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
-        stats["prefill_s"] = stats.get("prefill_s", 0.0) + time.perf_counter() - began
-        changed = self._admit()
-        assert changed
-        ready: tuple[list[int], Any] | None = None
-        while table.active().size:
-            if changed:
-                engine.push(table, self.width, self.sampling)
-            steps = self._steps()
-            engine.run(self.width, steps, self.sampling)
-            stats["steps"] += steps
-            stats["slot_steps"] += steps * self.width
-            if ready:
-                yield from self._built(*ready)
-            engine.pull(table)
-            ready, changed = self._harvest()
-        if ready:
-            yield from self._built(*ready)
-
-    def _steps(self) -> int:
-        """Tokens until the host should look: some may end, or all until the first does."""
-        drawn = self.table.fields[Field.DRAWN, self.table.active()]
-        if self.sampler.ends or self.sampling.stop:
-            return int(min(LOOK, self.span - drawn.min()))
-        return int(self.span - drawn.max())
-
-    def _admit(self) -> bool:
-        """Put waiting rows into free slots."""
-        free = self.table.free(self.width)[: len(self.lengths) - self.begun]
-        row = np.arange(self.begun, self.begun + len(free))
-        prompt = row // self.sampling.n
-        self.table.admit(
-            free, row=row, prompt=prompt, start=self.starts[prompt], length=self.sizes[prompt],
-            last=self.last[prompt],
-        )  # fmt: skip
-        self.begun += len(free)
-        return bool(len(free))
-
-    def _harvest(self) -> tuple[tuple[list[int], Any] | None, bool]:
-        """Take finished rows out and put others in; prompts that are complete, being fetched."""
-        table, n = self.table, self.sampling.n
-        stopped = bool(self.sampling.stop) and self._stop()
-        over = table.finished()
-        if not over.size:
-            return None, False
-        self.engine.pull_feed(table)
-        rows = table.fields[Field.ROW, over]
-        self.lengths[rows] = table.fields[Field.DRAWN, over]
-        np.subtract.at(self.left, rows // n, 1)
-        complete = np.unique(rows[self.left[rows // n] == 0] // n)
-        table.leave(over)
-        changed = self._admit() or self._shrink() or stopped
-        if not complete.size:
-            return None, changed
-        wanted = (complete[:, None] * n + np.arange(n)).ravel()
-        return (complete.tolist(), self.engine.fetch(wanted, self.span)), changed
-
-    def _shrink(self) -> bool:
-        """Fewer slots, when enough of them are empty and nothing waits."""
-        active = self.table.active().size
-        narrow = self._narrowest(active)
-        if not active or narrow >= self.width:
-            return False
-        self.table.compact(narrow)
-        self.width = narrow
-        return True
-
-    def _stop(self) -> bool:
-        """End rows whose text has come to hold a stop string, at the token where it did."""
-        table, stop, any_ended = self.table, self.sampling.stop, False
-        slots = np.flatnonzero(table.prompt >= 0)
-        rows = table.fields[Field.ROW, slots]
-        drawn = table.fields[Field.DRAWN, slots]
-        tokens, _ = self.engine.fetch(rows.astype(np.int64), self.span)()
-        reach = max(map(len, stop)) + 4
-        begin = np.maximum(drawn - LOOK - reach, 0)
-        tails = [own[b:d] for own, b, d in zip(tokens, begin, drawn)]
-        for slot, own, d, text in zip(
-            slots, tokens, drawn, texts_of(self.sampler.tokenizer, tails)
-        ):
-            if not any(word in text for word in stop):
-                continue
-            steps = range(max(0, d - LOOK), d)
-            windows = [own[max(0, s + 1 - reach) : s + 1] for s in steps]
-            for step, tail in zip(steps, texts_of(self.sampler.tokenizer, windows)):
-                if any(word in tail for word in stop):
-                    table.fields[Field.ENDED, slot] = 1
-                    table.fields[Field.DRAWN, slot] = step + 1
-                    any_ended = True
-                    break
-        return any_ended
-
-    def _built(self, complete: list[int], fetched: Any) -> Iterator[tuple[int, list[Any]]]:
-        n, stop, sampler = self.sampling.n, self.sampling.stop, self.sampler
-        lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
-        tokens, log_probs = fetched()
-        drawn = [row[:length] for row, length in zip(tokens, lengths)]
-        texts = texts_of(
-            sampler.tokenizer, [row[:-1] if int(row[-1]) in sampler.ends else row for row in drawn]
-        )
-        done = [
-            trajectory(row, of_row[: len(row)], sampler.tokenizer, sampler.ends, stop, text)
-            for row, of_row, text in zip(drawn, log_probs, texts)
-        ]
-        for at, p in enumerate(complete):
-            yield p, done[at * n : (at + 1) * n]
+    yield batch

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from bestofk.sampling.engine.memory import PART, TILED, Adapter, Rotation
+from bestofk.sampling.engine.operands import PART, TILED, Adapter, Rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-1e30)
@@ -28,7 +28,7 @@ def hand_over(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _turned(  # type: ignore[no-untyped-def]
+def _rotated(  # type: ignore[no-untyped-def]
     X, at, d, inside, place, COS, SIN, GAIN, eps,
     D: tl.constexpr, ROPE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def prefix_kernel(  # type: ignore[no-untyped-def]
         real = (slot >= 0) & (head < G)
         inside = real[:, None] & (d < D)[None, :]
         place = length + tl.load(SLOTS + slot, mask=slot >= 0, other=0)
-        q = _turned(Q, slot.to(tl.int64) * sq0 + (h * G + head) * sq1, d, inside, place,
+        q = _rotated(Q, slot.to(tl.int64) * sq0 + (h * G + head) * sq1, d, inside, place,
                     COS, SIN, QG, eps, D, ROPE, NORM)  # fmt: skip
         top = tl.full((ROWS * GP,), NONE, tl.float32)
         total = tl.zeros((ROWS * GP,), tl.float32)
@@ -159,7 +159,7 @@ def row_kernel(  # type: ignore[no-untyped-def]
     span = tl.load(SPAN)
     length = tl.load(SLOTS + 3 * S + slot)
     start = tl.load(SLOTS + 2 * S + slot).to(tl.int64)
-    home = tl.load(SLOTS + 5 * S + slot).to(tl.int64)
+    kv_slot = tl.load(SLOTS + 5 * S + slot).to(tl.int64)
     hand_over(PDL)  # the table does not change within a step
     begin = 0
     if WINDOW:
@@ -173,14 +173,14 @@ def row_kernel(  # type: ignore[no-untyped-def]
         end = tl.minimum(begin + each, t)
     if (ended == 0) & (part < parts):
         here = length + t
-        q = _turned(Q, slot * sq0 + (h * G + g) * sq1, d, inside, here + g * 0, COS, SIN, QG, eps,
+        q = _rotated(Q, slot * sq0 + (h * G + g) * sq1, d, inside, here + g * 0, COS, SIN, QG, eps,
                     D, ROPE, NORM)  # fmt: skip
         one = tl.arange(0, 1)
-        k = _turned(K, slot * sk0 + h * sk1 + one, d, wide[None, :], here + one, COS, SIN, KG, eps,
+        k = _rotated(K, slot * sk0 + h * sk1 + one, d, wide[None, :], here + one, COS, SIN, KG, eps,
                     D, ROPE, NORM)  # fmt: skip
         k = tl.reshape(k, (DP,))
         v = tl.load(V + slot * sv0 + h * sv1 + d, mask=wide, other=0.0)
-        own = (home * HK + h) * span * D
+        own = (kv_slot * HK + h) * span * D
         # The first part has the newest token and the prompt.
         first = part == 0
         if first:
@@ -266,7 +266,7 @@ def mass_kernel(LOGITS, PARTS, SLOTS, inverse, stride, V, S, N, C: tl.constexpr)
 
 
 @triton.jit
-def pick_kernel(  # type: ignore[no-untyped-def]
+def sample_kernel(  # type: ignore[no-untyped-def]
     LOGITS, PARTS, SLOTS, SPAN, UNIFORM, ENDS, TOKENS, PLACES, OUT, LOGP, inverse, stride, V, S, N,
     C: tl.constexpr, NP: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
@@ -299,14 +299,14 @@ def pick_kernel(  # type: ignore[no-untyped-def]
         x = tl.load(LOGITS + slot * stride + at, mask=at < V, other=NONE).to(tl.float32)
         x = tl.maximum(x * inverse, NONE)
         best = tl.argmax(x, 0)
-        pick = best
+        offset = best
         if not GREEDY:
             e = tl.exp(x - high)
             below = tl.sum((tl.cumsum(e, 0) <= target).to(tl.int32), 0)
             lives = tl.sum(tl.where(i == below, e, 0.0), 0) > 0.0
-            pick = tl.where(lives, below, best)
-        value = tl.sum(tl.where(i == pick, x, 0.0), 0)
-        token = chosen * C + pick
+            offset = tl.where(lives, below, best)
+        value = tl.sum(tl.where(i == offset, x, 0.0), 0)
+        token = chosen * C + offset
         logp = 0.0
         if not GREEDY:
             logp = value - high - tl.log(whole)
@@ -414,18 +414,18 @@ CHUNK = 4096
 """Logits of a row that one program reads."""
 
 
-def pick(
+def sample(
     logits: Tensor, slots: Tensor, span: Tensor, uniform: Tensor, ends: Tensor, tokens: Tensor,
     places: Tensor, out: Tensor, log_probs: Tensor, temperature: float,
 ) -> None:  # fmt: skip
-    """`layers.pick_plain`, by two kernels; temperature 0 takes the likeliest token."""
+    """`layers.sample_plain`, by two kernels; temperature 0 takes the likeliest token."""
     rows, vocabulary = logits.shape
     most, count = slots.stride(0), triton.cdiv(vocabulary, CHUNK)
     inverse = 1.0 / temperature if temperature else 1.0
     parts = torch.empty(rows, count, 2, device=logits.device)
     common = (inverse, logits.stride(0), vocabulary, most, count)
     mass_kernel[(rows, count)](logits, parts, slots, *common, C=CHUNK, num_warps=4)
-    pick_kernel[(rows,)](
+    sample_kernel[(rows,)](
         logits, parts, slots, span, uniform, ends, tokens, places, out, log_probs, *common,
         C=CHUNK, NP=power(count), E=ends.shape[0], GREEDY=temperature == 0.0, num_warps=8,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from bestofk.precision import float32_product
 from bestofk.sampling.draw import draw
-from bestofk.sampling.engine.memory import Adapter, Field, Rotation
+from bestofk.sampling.engine.operands import Adapter, Rotation, SlotField
 from bestofk.sampling.sampler import Sampling
 
 
@@ -53,7 +53,7 @@ def attend(
         key, value: (R, shared heads, 1, d), stored in `own_*` at the row's next place.
         prefix_keys, prefix_values: (C, shared heads, d), the prompts one after another.
         own_keys, own_values: flat, (S, shared heads, T, d) with T in `span`.
-        slots: (6, S), see `Field`.
+        slots: (6, S), see `SlotField`.
         tiles: (S / TILED, 2 + rows): start and length of a prompt, then slots of its rows or -1.
         arrived: (S, shared heads), zeros before and after: programs of one row count here.
         window: keys a token sees, itself included; 0 is all.
@@ -107,14 +107,17 @@ def attend_plain(
     out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
     table = slots.tolist()
     for r in range(rows):
-        if table[Field.ENDED][r]:
+        if table[SlotField.ENDED][r]:
             continue
-        t, start, length = (table[f][r] for f in (Field.DRAWN, Field.START, Field.LENGTH))
-        home = table[Field.HOME][r]
-        keys[home, :, t], values[home, :, t] = key[r, :, 0], value[r, :, 0]
+        t, start, length = (
+            table[f][r]
+            for f in (SlotField.GENERATED, SlotField.PROMPT_START, SlotField.PROMPT_LENGTH)
+        )
+        kv_slot = table[SlotField.KV_SLOT][r]
+        keys[kv_slot, :, t], values[kv_slot, :, t] = key[r, :, 0], value[r, :, 0]
         prompt = slice(start, start + length)
-        k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[home, :, : t + 1]], dim=1)
-        v = torch.cat([prefix_values[prompt].transpose(0, 1), values[home, :, : t + 1]], dim=1)
+        k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[kv_slot, :, : t + 1]], dim=1)
+        v = torch.cat([prefix_values[prompt].transpose(0, 1), values[kv_slot, :, : t + 1]], dim=1)
         requested = query[r, :, 0].view(shared, heads // shared, size).float()
         scores = requested @ k.float().transpose(1, 2) * scale
         if cap:
@@ -145,7 +148,7 @@ def causal(
     return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
 
 
-def pick(
+def sample(
     logits: Tensor,
     slots: Tensor,
     span: Tensor,
@@ -157,7 +160,7 @@ def pick(
     log_probs: Tensor,
     temperature: float,
 ) -> None:
-    """Draw the next token of every slot that has not ended, and move the slot on.
+    """Sample the next token of every slot that has not ended, and move the slot on.
 
     Args:
         logits: (R, V), tokens that cannot be drawn at -inf.
@@ -170,12 +173,12 @@ def pick(
     if logits.is_cuda:
         from bestofk.sampling.engine import kernels
 
-        kernels.pick(*given, temperature)
+        kernels.sample(*given, temperature)
     else:
-        pick_plain(*given, temperature)
+        sample_plain(*given, temperature)
 
 
-def pick_plain(
+def sample_plain(
     logits: Tensor,
     slots: Tensor,
     span: Tensor,
@@ -187,19 +190,19 @@ def pick_plain(
     log_probs: Tensor,
     temperature: float,
 ) -> None:
-    """`pick`, by the present sampler's own draw."""
-    live = (slots[Field.ENDED, : len(logits)] == 0).nonzero()[:, 0]
-    drawn = slots[Field.DRAWN, live]
-    here = slots[Field.ROW, live].long() * span + drawn
-    picked, logp = draw(
+    """`sample`, by the present sampler's own draw."""
+    live = (slots[SlotField.ENDED, : len(logits)] == 0).nonzero()[:, 0]
+    drawn = slots[SlotField.GENERATED, live]
+    here = slots[SlotField.SEQUENCE, live].long() * span + drawn
+    chosen, logp = draw(
         logits[live].float(), uniform[here].double(), Sampling(temperature=temperature)
     )
-    out[here], log_probs[here] = picked.to(out.dtype), logp
-    over = torch.isin(picked, ends.long()) | (drawn + 1 >= span)
-    slots[Field.DRAWN, live] = drawn + 1
-    slots[Field.ENDED, live] = over.to(slots.dtype)
-    tokens[live] = picked
-    places[live] = (slots[Field.LENGTH, live] + drawn + (~over).to(drawn.dtype)).long()
+    out[here], log_probs[here] = chosen.to(out.dtype), logp
+    over = torch.isin(chosen, ends.long()) | (drawn + 1 >= span)
+    slots[SlotField.GENERATED, live] = drawn + 1
+    slots[SlotField.ENDED, live] = over.to(slots.dtype)
+    tokens[live] = chosen
+    places[live] = (slots[SlotField.PROMPT_LENGTH, live] + drawn + (~over).to(drawn.dtype)).long()
 
 
 def plus(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
@@ -319,8 +322,8 @@ class FusedModel:
                 for part in layer.heads(qkv)
             )
             rotation, site = layer.rotation(*angles), layer.site
-            query = rotation.turned(query, places, layer.query_gain)
-            key = rotation.turned(key, places, layer.key_gain)
+            query = rotation.rotated(query, places, layer.query_gain)
+            key = rotation.rotated(key, places, layer.key_gain)
             store(layer, key.transpose(1, 2).flatten(0, 1), value.transpose(1, 2).flatten(0, 1))
             out = causal(query, key, value, site.scale, site.window, site.cap)
             return out.transpose(1, 2).reshape(count * length, -1)
@@ -344,8 +347,8 @@ class FusedModel:
         def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
             rotation, site = layer.rotation(cos, sin), layer.site
             q, k, v = (part[:, :, 0].transpose(0, 1) for part in layer.heads(qkv))
-            q = rotation.turned(q, place, layer.query_gain)
-            k = rotation.turned(k, place, layer.key_gain)
+            q = rotation.rotated(q, place, layer.query_gain)
+            k = rotation.rotated(k, place, layer.key_gain)
             share = site.heads // site.shared
             k, v = (part.repeat_interleave(share, 0) for part in (k, v))
             scores = (q.float() @ k.float().transpose(1, 2)) * site.scale
@@ -474,10 +477,12 @@ def attend_fused(
             parted, rotation,
         )  # fmt: skip
         return out.flatten(1)
-    place = (slots[Field.LENGTH, : len(qkv)] + slots[Field.DRAWN, : len(qkv)]).long()[:, None]
+    place = (
+        slots[SlotField.PROMPT_LENGTH, : len(qkv)] + slots[SlotField.GENERATED, : len(qkv)]
+    ).long()[:, None]
     place = place.clamp(max=len(cos) - 1)  # of slots that have ended
-    query = rotation.turned(query, place, layer.query_gain)
-    key = rotation.turned(key, place, layer.key_gain)
+    query = rotation.rotated(query, place, layer.query_gain)
+    key = rotation.rotated(key, place, layer.key_gain)
     return attend_plain(query, key, value, *store, span, *settings).flatten(1)
 
 

@@ -1,19 +1,12 @@
-"""How much memory the group engine takes, and which row is in which slot of it: the host's side.
+"""How much memory the group engine takes.
 
-Sizes are decided from the call, the model and the card alone, so that a run repeats. The table of
-slots is plain NumPy; kernels and their plain twins read the same fields.
+Sizes are decided from the call, the model and the card alone, so that a run repeats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
-
-import numpy as np
-import torch
-from torch import Tensor
 
 SHARE = 0.35
 """Of the memory that the weights leave, for keys and values; the learner keeps the rest."""
@@ -27,17 +20,17 @@ class MemoryPlan:
     memory, never on what happens to be free."""
 
     slots: int
-    """Rows decoded at once."""
+    """Sequences decoded at once."""
     own_tokens: int
     """Places for keys of completions: slots × new tokens, at least."""
     prefix_tokens: int
     """Places for keys of prompts."""
     out_tokens: int
-    """Tokens of all rows of one turn."""
+    """Tokens of all sequences of one batch."""
     longest: int
     """Tokens of the longest prompt it was made for."""
     group_tokens: int
-    """New tokens of one group: a turn has at least one group."""
+    """New tokens of one group: a batch has at least one group."""
 
     def holds(self, needed: MemoryPlan) -> bool:
         """Whether calls that `needed` was made for run as well in this one."""
@@ -49,8 +42,8 @@ class MemoryPlan:
         )
 
     def joined(self, other: MemoryPlan, room: int) -> MemoryPlan:
-        """Sizes for the calls of both, within `room` tokens, so that calls of two kinds in turns
-        (training and evaluation) do not make the engine anew each time."""
+        """Sizes for the calls of both, within `room` tokens, so that calls of two kinds that
+        alternate (training and evaluation) do not make the engine anew each time."""
         longest = max(self.longest, other.longest)
         own = min(room - longest, max(self.own_tokens, other.own_tokens))
         prefix = min(room - own, max(self.prefix_tokens, other.prefix_tokens))
@@ -82,7 +75,7 @@ def make_plan(
         lengths: of the call's prompts, in tokens.
 
     Raises:
-        ValueError: not even one row fits.
+        ValueError: not even one sequence fits.
 
     >>> make_plan(token_bytes=1000, total_bytes=1e6, samples=16, new_tokens=10, lengths=[5] * 4,
     ...           max_rows=2048)
@@ -126,137 +119,3 @@ def rounded(rows: int) -> int:
         if rows <= few:
             return few
     return -(-rows // 64) * 64
-
-
-TILE = 64
-"""Queries, rows × heads that share keys, in one tile of prefix attention."""
-
-TILED = 4
-"""Rows that tiles hold on average, at least, where prompts are read by tiles."""
-
-
-PART = 256
-"""Keys of a row's own tokens that one program reads, at least, where several read them."""
-
-
-class Field(IntEnum):
-    """Rows of the integer table of slots, (6, S)."""
-
-    DRAWN = 0
-    """Tokens drawn so far; the key of the token being fed goes to this place."""
-    ENDED = 1
-    """1 where the slot computes nothing: its row has ended, or there is none."""
-    START = 2
-    """Where the row's prompt begins in the store of prefixes."""
-    LENGTH = 3
-    """Tokens of that prompt, without its last, which is the first token the row is fed."""
-    ROW = 4
-    """Which row of the output it writes."""
-    HOME = 5
-    """Where the row's own keys and values are: it keeps it when it moves to another slot."""
-
-
-class Rotation(NamedTuple):
-    """What a model with rotary positions does to queries and keys before they meet."""
-
-    cos: Tensor
-    sin: Tensor
-    """(positions, d)."""
-    query_gain: Tensor | None = None
-    key_gain: Tensor | None = None
-    """(d,), of an RMSNorm over each head."""
-    eps: float = 0.0
-
-    def turned(self, x: Tensor, place: Tensor, gain: Tensor | None) -> Tensor:
-        """Heads (..., heads, L, d) at these places (..., L), in float32 inside."""
-        z = x.float()
-        if gain is not None:
-            z = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + self.eps) * gain.float()
-        first, second = z.chunk(2, -1)
-        cos, sin = (table[place].float().unsqueeze(-3) for table in (self.cos, self.sin))
-        return (z * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
-
-
-Adapter = tuple[Tensor, Tensor]
-"""(rank, inputs) and (outputs, rank): what a linear layer's LoRA adapters add is their product."""
-
-EMPTY = -1
-
-
-class Table:
-    """Slots and the rows in them. A row is a completion; rows of one prompt are siblings."""
-
-    def __init__(self, slots: int, rows_per_tile: int) -> None:
-        self.fields = np.zeros((len(Field), slots), dtype=np.int32)
-        """As on the device; it moves DRAWN and ENDED on, and the host reads them back."""
-        self.fields[Field.ENDED] = 1
-        self.fields[Field.HOME] = np.arange(slots)
-        self.feed = np.zeros((2, slots), dtype=np.int64)
-        """Token and position that each slot is fed next."""
-        self.prompt = np.full(slots, EMPTY, dtype=np.int64)
-        """The prompt a slot's row belongs to; EMPTY where there is no row."""
-        self.rows_per_tile = rows_per_tile
-
-    def admit(
-        self,
-        slots: np.ndarray,
-        *,
-        row: np.ndarray,
-        prompt: np.ndarray,
-        start: np.ndarray,
-        length: np.ndarray,
-        last: np.ndarray,
-    ) -> None:
-        """Begin rows: each is fed the last token of its prompt, whose other tokens are in store."""
-        self.fields[Field.DRAWN, slots] = self.fields[Field.ENDED, slots] = 0
-        self.fields[Field.START, slots], self.fields[Field.LENGTH, slots] = start, length
-        self.fields[Field.ROW, slots] = row
-        self.feed[0, slots], self.feed[1, slots] = last, length
-        self.prompt[slots] = prompt
-
-    def finished(self) -> np.ndarray:
-        """Slots whose row has ended."""
-        return np.flatnonzero((self.prompt != EMPTY) & (self.fields[Field.ENDED] == 1))
-
-    def active(self) -> np.ndarray:
-        """Slots with a row that goes on."""
-        return np.flatnonzero((self.prompt != EMPTY) & (self.fields[Field.ENDED] == 0))
-
-    def free(self, width: int) -> np.ndarray:
-        """Slots below `width` without a row."""
-        return np.flatnonzero(self.prompt[:width] == EMPTY)
-
-    def leave(self, slots: Sequence[int] | np.ndarray) -> None:
-        """Take rows out."""
-        self.prompt[slots] = EMPTY
-        self.fields[Field.ENDED, slots] = 1
-
-    def compact(self, width: int) -> None:
-        """Move all active rows below `width`; their keys stay where they are."""
-        active = self.active()
-        moving = active[active >= width]
-        places = np.flatnonzero(self.fields[Field.ENDED, :width] == 1)[: len(moving)]
-        left = self.fields[Field.HOME, places]
-        self.fields[:, places] = self.fields[:, moving]
-        self.fields[Field.HOME, moving] = left
-        self.feed[:, places] = self.feed[:, moving]
-        self.prompt[places] = self.prompt[moving]
-        self.leave(moving)
-
-    def tiles(self) -> np.ndarray:
-        """(slots, 2 + rows_per_tile): active siblings in tiles; see `layers.attend`."""
-        count, per = self.fields.shape[1], self.rows_per_tile
-        tiles = np.full((count, 2 + per), EMPTY, dtype=np.int32)
-        active = self.active()
-        if not active.size:
-            return tiles
-        order = active[np.argsort(self.prompt[active], kind="stable")]
-        prompt = self.prompt[order]
-        first = np.r_[True, prompt[1:] != prompt[:-1]]
-        begin = np.flatnonzero(first)
-        rank = np.arange(len(order)) - begin[np.cumsum(first) - 1]
-        tile = np.cumsum(first | (rank % per == 0)) - 1
-        tiles[tile, 0] = self.fields[Field.START, order]
-        tiles[tile, 1] = self.fields[Field.LENGTH, order]
-        tiles[tile, 2 + rank % per] = order
-        return tiles

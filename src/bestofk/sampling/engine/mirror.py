@@ -28,7 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from bestofk.common import base_model
 from bestofk.precision import float32_product
 from bestofk.sampling.engine.layers import FusedModel, attend, causal, fused_model, plus
-from bestofk.sampling.engine.memory import Adapter
+from bestofk.sampling.engine.operands import Adapter
 from bestofk.sampling.weights import LowRank, adapted_modules, low_rank, merged
 
 BACKEND = "bestofk_engine"

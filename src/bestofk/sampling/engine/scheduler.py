@@ -1,0 +1,175 @@
+"""Which sequences are decoded, and in which slots: the host's side of the group engine.
+
+A sequence is one completion; those of one prompt are siblings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bestofk.sampling.decode import texts_of, trajectory
+from bestofk.sampling.engine.device import GroupEngine
+from bestofk.sampling.engine.slots import SlotTable
+from bestofk.sampling.sampler import Sampling
+from bestofk.types import Trajectory
+
+POLL_EVERY = 12
+"""Tokens between two looks of the host, where sequences can end before their limit."""
+Fetched = Callable[[], tuple[np.ndarray, np.ndarray]]
+"""Waits for tokens and log-probs of sequences on their way to the host."""
+
+
+class Scheduler:
+    """Decodes n sequences of each prompt: admits those that wait, evicts those that have ended."""
+
+    def __init__(
+        self,
+        engine: GroupEngine,
+        prompts: Sequence[tuple[int, ...]],
+        uniform: np.ndarray,
+        sampling: Sampling,
+        *,
+        tokenizer: Any,
+        ends: frozenset[int],
+    ) -> None:
+        """
+        Args:
+            uniform: (P, n, max_new_tokens), the numbers to draw with.
+            ends: tokens that end a sequence.
+        """
+        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self.tokenizer, self.ends = tokenizer, ends
+        self.stats = {"prefill_s": 0.0, "steps": 0, "slot_steps": 0}
+        self.limit, count = sampling.max_new_tokens, len(prompts) * sampling.n
+        self.lengths = np.zeros(count, dtype=np.int64)
+        """Tokens of the sequences that have ended."""
+        self.unfinished = np.full(len(prompts), sampling.n)
+        """Sequences of each prompt that have not ended."""
+        self.admitted = 0
+        """Sequences that are or were in a slot; the others wait."""
+        self.prefix_lengths = np.array([len(ids) - 1 for ids in prompts])
+        self.last_tokens = np.array([ids[-1] for ids in prompts])
+        slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.limit))
+        self.slots = SlotTable(engine.plan.slots, engine.rows_per_tile)
+        self.widths = engine.widths(slots)
+        self.width = self._narrowest(count)
+        engine.begin(sorted(ends), self.limit, uniform, self.prefix_lengths)
+
+    def _narrowest(self, sequences: int) -> int:
+        return min((w for w in self.widths if w >= sequences), default=self.widths[0])
+
+    def run(self) -> Iterator[tuple[int, list[Trajectory]]]:
+        """(index, trajectories) of each prompt, as they are completed."""
+        engine, slots = self.engine, self.slots
+        began = time.perf_counter()
+        self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
+        self.stats["prefill_s"] = time.perf_counter() - began
+        changed = self._admit()
+        assert changed
+        completed: tuple[list[int], Fetched] | None = None
+        while slots.active().size:
+            if changed:
+                engine.upload(slots, self.width, self.sampling)
+            steps = self._steps()
+            engine.decode(self.width, steps, self.sampling)
+            self.stats["steps"] += steps
+            self.stats["slot_steps"] += steps * self.width
+            if completed:
+                yield from self._trajectories(*completed)
+            engine.download(slots)
+            completed, changed = self._evict()
+        if completed:
+            yield from self._trajectories(*completed)
+
+    def _steps(self) -> int:
+        """Tokens until the host should look: some may end, or all until the first does."""
+        generated = self.slots.generated(self.slots.active())
+        if self.ends or self.sampling.stop:
+            return int(min(POLL_EVERY, self.limit - generated.min()))
+        return int(self.limit - generated.max())
+
+    def _admit(self) -> bool:
+        """Put waiting sequences into free slots."""
+        free = self.slots.free(self.width)[: len(self.lengths) - self.admitted]
+        sequence = np.arange(self.admitted, self.admitted + len(free))
+        prompt = sequence // self.sampling.n
+        self.slots.admit(
+            free, sequence=sequence, prompt=prompt, start=self.starts[prompt],
+            length=self.prefix_lengths[prompt], last_token=self.last_tokens[prompt],
+        )  # fmt: skip
+        self.admitted += len(free)
+        return bool(len(free))
+
+    def _evict(self) -> tuple[tuple[list[int], Fetched] | None, bool]:
+        """Replace sequences that have ended; the prompts that are complete, being fetched, and
+        whether slots have changed."""
+        slots, n = self.slots, self.sampling.n
+        stopped = bool(self.sampling.stop) and self._end_at_stop_strings()
+        ended = slots.ended()
+        if not ended.size:
+            return None, False
+        self.engine.download_feed(slots)
+        sequences = slots.sequence(ended)
+        self.lengths[sequences] = slots.generated(ended)
+        np.subtract.at(self.unfinished, sequences // n, 1)
+        complete = np.unique(sequences[self.unfinished[sequences // n] == 0] // n)
+        slots.evict(ended)
+        changed = self._admit() or self._compact() or stopped
+        if not complete.size:
+            return None, changed
+        siblings = (complete[:, None] * n + np.arange(n)).ravel()
+        return (complete.tolist(), self.engine.fetch(siblings, self.limit)), changed
+
+    def _compact(self) -> bool:
+        """Fewer slots, when enough of them are empty and nothing waits."""
+        active = self.slots.active().size
+        narrow = self._narrowest(active)
+        if not active or narrow >= self.width:
+            return False
+        self.slots.compact(narrow)
+        self.width = narrow
+        return True
+
+    def _end_at_stop_strings(self) -> bool:
+        """End sequences whose text has come to hold a stop string, at the token where it did."""
+        slots, stop, any_ended = self.slots, self.sampling.stop, False
+        occupied = slots.occupied()
+        generated = slots.generated(occupied)
+        tokens, _ = self.engine.fetch(slots.sequence(occupied).astype(np.int64), self.limit)()
+        overlap = max(map(len, stop)) + 4
+        begin = np.maximum(generated - POLL_EVERY - overlap, 0)
+        tails = [ids[b:length] for ids, b, length in zip(tokens, begin, generated)]
+        for slot, ids, length, text in zip(
+            occupied, tokens, generated, texts_of(self.tokenizer, tails)
+        ):
+            if not any(word in text for word in stop):
+                continue
+            steps = range(max(0, length - POLL_EVERY), length)
+            windows = [ids[max(0, s + 1 - overlap) : s + 1] for s in steps]
+            for step, tail in zip(steps, texts_of(self.tokenizer, windows)):
+                if any(word in tail for word in stop):
+                    slots.end(slot, step + 1)
+                    any_ended = True
+                    break
+        return any_ended
+
+    def _trajectories(
+        self, complete: list[int], fetched: Fetched
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
+        n, ends = self.sampling.n, self.ends
+        lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
+        tokens, log_probs = fetched()
+        sampled = [ids[:length] for ids, length in zip(tokens, lengths)]
+        texts = texts_of(
+            self.tokenizer, [ids[:-1] if int(ids[-1]) in ends else ids for ids in sampled]
+        )
+        trajectories = [
+            trajectory(ids, values[: len(ids)], self.tokenizer, ends, self.sampling.stop, text)
+            for ids, values, text in zip(sampled, log_probs, texts)
+        ]
+        for i, p in enumerate(complete):
+            yield p, trajectories[i * n : (i + 1) * n]
