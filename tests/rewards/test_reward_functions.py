@@ -14,6 +14,7 @@ import pytest
 
 from bestofk.config import Config
 from bestofk.rewards import from_function, gated, verifier, weighted
+from bestofk.rewards.base import RETRIES
 from bestofk.training.task_setup import make_task
 from bestofk.types import Prompt
 
@@ -187,3 +188,25 @@ def test_a_weighted_sum_of_rewards_outside_the_unit_interval() -> None:
     verdicts = weighted((1.0, signed), (1.0, scored))([PROMPT] * 2, ["4", "5"])
     assert [v.reward for v in verdicts] == [3.0, 2.0]
     assert weighted((3.0, signed), (1.0, signed))([PROMPT], ["5"])[0].reward == -1.0
+
+
+@pytest.mark.parametrize("reward", ["yes", None, {"reward": 1.0}, [1.0, 0.0]])
+def test_a_reward_of_the_wrong_kind_ends_the_run_at_the_first_completion(reward: Any) -> None:
+    calls = []
+
+    def judge(completion: str) -> Any:
+        calls.append(completion)
+        return reward
+
+    with pytest.raises(ValueError, match=r"judge: .*number, a bool or a Verdict .*got"):
+        from_function(judge)([PROMPT] * 256, ["x"] * 256)
+    assert len(calls) == RETRIES + 1
+    if reward is not None:
+        with pytest.raises(ValueError, match="number, a bool or a Verdict"):
+            from_function(lambda completions: [reward] * 9)([PROMPT] * 9, ["x"] * 9)
+
+
+def test_a_reward_of_the_wrong_kind_later_is_unscored_alone() -> None:
+    one = from_function(lambda completion: "?" if completion == "odd" else 1.0)
+    verdicts = one([PROMPT] * 3, ["a", "odd", "b"])
+    assert [v.status for v in verdicts] == ["correct", "unscored", "correct"]

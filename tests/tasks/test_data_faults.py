@@ -191,7 +191,8 @@ def test_prompts_that_are_too_long_for_the_model_are_left_out_and_counted() -> N
     made = task("dataset", train=rows, **apart)
     fitting = with_fitting_prompts(made, config, tokenizer, 8)
     assert len(fitting.split("train")) == 30
-    first, second, *_ = fitting.look("train")
+    size, first, second, *_ = fitting.look("train")
+    assert size == "dataset: 30 prompts in split 'train'"
     assert first == "dataset: 31 rows read as prompt prompt, answer answer"
     assert second == "dataset: left out: 1: 1 × the prompt is too long for the model"
     too_many = with_fitting_prompts(task("dataset", train=rows, **apart), config, tokenizer, 60)
@@ -204,3 +205,19 @@ def test_prompts_that_are_too_long_for_the_model_are_left_out_and_counted() -> N
     assert [p.id for p in generated.split("train")[:50]] == [p.id for p in made.split("train")[:50]]
     with pytest.raises(ValueError, match="lower it to at most 5"):
         with_fitting_prompts(made, config, tokenizer, 60).split("train")[0]
+
+
+def test_a_file_whose_folder_holds_an_at_sign_is_read(tmp_path: Path) -> None:
+    """Beside a folder of the name before the sign, which names no split of it then."""
+    (tmp_path / "run-max").mkdir()
+    (tmp_path / "run-max@8").mkdir()
+    file = tmp_path / "run-max@8" / "rows.jsonl"
+    file.write_text('{"a": 1}\n')
+    assert read(file) == [{"a": 1}]
+    assert read(str(file.parent / "*.jsonl")) == read(file.parent) == [{"a": 1}]
+
+
+def test_columns_in_the_place_of_rows_are_named() -> None:
+    with pytest.raises(ValueError, match=r"dict of columns \(prompt, answer\), and rows"):
+        read({"prompt": ["a", "b"], "answer": [1, 2]})
+    assert read({"train": [{"a": 1}], "test": []}, "test") == []

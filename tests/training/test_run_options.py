@@ -12,9 +12,12 @@ from bestofk.cli import main
 from bestofk.config import merged, read
 from bestofk.objectives import objective
 from bestofk.rewards import combined
+from bestofk.rewards.base import as_verdict
 from bestofk.runs import read_metrics
 from bestofk.tasks import task
-from bestofk.training.batch import rewards_for, with_penalties
+from bestofk.training.batch import RolloutBatch, rewards_for, with_penalties
+from bestofk.training.display import Pace
+from bestofk.training.record import nothing_learnt
 from bestofk.training.task_setup import make_prompts, with_pass_rates
 from bestofk.training.train import train
 from bestofk.types import Group, Prompt, Trajectory, Verdict
@@ -117,6 +120,9 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
     kept = with_pass_rates(countdown, "train", str(file), low=0.01, high=0.99)
     assert {prompt.id for prompt in kept.split("train")} == {ids[1], ids[2]}
     assert len(kept.split("validation")) == len(countdown.split("validation"))
+    assert [line for line in kept.findings() if "left out" in line] == [
+        f"left out: 4: 2 × its pass rate in {file} is outside [0.01, 0.99]; 2 × it is not in {file}"
+    ]
     with pytest.raises(ValueError, match=r"4 of 6 prompts.*none has a pass rate in \[0.4, 0.6\]"):
         with_pass_rates(countdown, "train", str(file), low=0.4, high=0.6).split("train")
 
@@ -226,6 +232,37 @@ def test_rewards_that_teach_nothing_are_said_after_three_steps(recipe, capsys):
         "the reward 0.5: it does not tell answers apart"
     ) in told
     assert "evaluation.threshold = 30, and the largest reward in 3 steps is 0.5" in told
+
+
+@pytest.mark.parametrize(
+    ("reward", "cause"),
+    [
+        (5.0, "every answer gets the reward 5: it does not tell answers apart"),
+        (1.0, "every answer gets the reward 1: take harder problems, or look at the reward"),
+        (0.0, "the problems may be too hard"),
+    ],
+)
+def test_a_constant_reward_is_called_right_only_where_it_may_be(reward, cause):
+    batch = RolloutBatch((group_of_lengths(1),), ((as_verdict(reward),),), 1)
+    line = {"reward": reward, "reward_min": reward, "reward_max": reward, "at_length_limit": 0.0,
+            "groups_with_signal": 0}  # fmt: skip
+    assert cause in nothing_learnt(line, 3, batch)
+
+
+def test_the_time_to_go_counts_evaluations_apart():
+    """Steps of 2 s, evaluations of two sets in 30 s; 8 steps in all, one evaluation every 4."""
+    pace = Pace(8, 4)
+    pace.start(100.0)
+    pace.take("evaluation", 0, 110.0)
+    pace.take("evaluation", 0, 130.0)
+    for step in (1, 2, 3):
+        pace.take("step", step, 130.0 + 2 * step)
+    assert pace.seconds_to_go(3) == 5 * 2 + 2 * 30
+    pace.take("step", 4, 138.0)
+    pace.take("evaluation", 4, 168.0)
+    pace.take("step", 5, 170.0)
+    assert pace.seconds_to_go(5) == 3 * 2 + 30
+    assert Pace(7, 4).seconds_to_go(0) == 0.0
 
 
 def test_a_prompt_that_refill_may_draw_and_does_not_fit_is_left_out(recipe, tmp_path, capsys):

@@ -282,7 +282,8 @@ def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ValueError(f"{text} is a folder without config.json: not a model")
+            way = f"it is a run: take {text}/final" if (path / "config.toml").is_file() else ""
+            raise ValueError(f"{text} is a folder without config.json: {way or 'not a model'}")
         return str(path), {}
     if text.startswith("runs/"):
         raise ValueError(

@@ -67,6 +67,8 @@ def verifier(name: str, /, **options: Any) -> BatchVerifier:
         factory = load_function(VERIFIERS[name])
         check_options(f"verifier {name}", factory, options)
         return factory(**options)
+    if name.endswith(".py"):
+        raise ValueError(f"verifier {name!r} is a file: name the function in it, '{name}:reward'")
     if ":" not in name:
         raise unknown("verifier", name, [*VERIFIERS, "package.module:function", "file.py:function"])
     check_options(f"verifier {name}", from_function, {"function": None} | options)

@@ -38,6 +38,10 @@ class UnusableFunction(ValueError):
     """A reward function that no other completion and no retry would make usable."""
 
 
+class WrongKind(TypeError):
+    """A judging function returned what is no reward."""
+
+
 class BatchVerifier(ABC):
     """Base of all verifiers: checks the batch, asks `judge_batch`, and checks its verdicts.
 
@@ -135,6 +139,7 @@ class PairVerifier(BatchVerifier):
         self.judge = judge
         self.name = name or getattr(judge, "__name__", type(judge).__name__)
         self.threads, self.time_limit = threads, time_limit
+        self._has_judged = False
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         if self.threads == 1 or len(texts) < 2:
@@ -152,13 +157,18 @@ class PairVerifier(BatchVerifier):
                     judgement = limited_call(self.judge, self.time_limit, culprit, prompt, text)
                 if inspect.isawaitable(judgement):
                     judgement = limited_wait(judgement, self.time_limit)
-                return as_verdict(judgement)
+                verdict = as_verdict(judgement)
+                self._has_judged = True
+                return verdict
             except CallTimeout as error:  # it would take as long again
                 return broken(self.name, prompt, error)
             except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
                 _raise_if_hopeless(error)
-                if attempt == RETRIES:
-                    return broken(self.name, prompt, error)
+                if attempt < RETRIES:
+                    continue
+                if isinstance(error, WrongKind) and not self._has_judged:
+                    raise UnusableFunction(f"{self.name}: {error}") from error  # it never does
+                return broken(self.name, prompt, error)
         raise AssertionError("unreachable")
 
 
@@ -211,13 +221,17 @@ def as_verdict(judgement: Judgement) -> Verdict:
     """
     if isinstance(judgement, Verdict):
         return judgement
-    if judgement is None or isinstance(judgement, str | bytes):
-        raise TypeError(
-            f"a judging function returns a number, a bool or a Verdict, got {judgement!r}"
-        )
     if inspect.isawaitable(judgement):
         raise UnusableFunction("a reward function returned a list of coroutines: gather them")
-    reward = float(judgement)
+    try:
+        if isinstance(judgement, str | bytes):
+            raise TypeError("text is no number")
+        reward = float(judgement)
+    except (TypeError, ValueError) as error:
+        raise WrongKind(
+            "a judging function returns a number, a bool or a Verdict (NaN where it cannot tell), "
+            f"got {judgement!r:.80}"
+        ) from error
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")
     return _plain_verdict(reward)

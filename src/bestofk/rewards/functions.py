@@ -22,7 +22,13 @@ from types import ModuleType
 from typing import Any
 
 from bestofk.common import unknown
-from bestofk.rewards.base import BatchVerifier, PairVerifier, UnusableFunction, as_verdict
+from bestofk.rewards.base import (
+    BatchVerifier,
+    PairVerifier,
+    UnusableFunction,
+    WrongKind,
+    as_verdict,
+)
 from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
 from bestofk.types import Prompt, Verdict
 
@@ -220,6 +226,7 @@ class BatchFunctionVerifier(BatchVerifier):
         if not time_limit > 0:
             raise ValueError(f"time_limit is a positive number of seconds, got {time_limit}")
         self.function, self.time_limit, self.name = function, time_limit, name_of(function)
+        self._has_judged = False
         self.arguments = arguments_of(function)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -244,12 +251,19 @@ class BatchFunctionVerifier(BatchVerifier):
             late = f"{self.name} timed out on {len(texts)} completions: {error}"
             return [Verdict.unscored(late)] * len(texts)
         rewards = self._one_each(result, len(texts))
-        return [
-            Verdict.unscored(f"{self.name} returned None on {prompt.id}")
-            if reward is None
-            else as_verdict(reward)
-            for prompt, reward in zip(prompts, rewards, strict=True)
-        ]
+        try:
+            verdicts = [
+                Verdict.unscored(f"{self.name} returned None on {prompt.id}")
+                if reward is None
+                else as_verdict(reward)
+                for prompt, reward in zip(prompts, rewards, strict=True)
+            ]
+        except WrongKind as error:
+            if self._has_judged:
+                raise
+            raise UnusableFunction(f"{self.name}: {error}") from error
+        self._has_judged = True
+        return verdicts
 
     def _one_each(self, result: Any, count: int) -> list[Any]:
         """The rewards, if there is one for each completion: no smaller batch mends that."""

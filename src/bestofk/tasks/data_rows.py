@@ -71,7 +71,7 @@ def read(source: Any, split: str = "train") -> list[Row]:
     if path.is_dir():
         return _saved_folder(path, split)
     folder, at, named = str(path).rpartition("@")
-    if at and Path(folder).is_dir():
+    if at and not path.exists() and Path(folder).is_dir():
         return _saved_folder(Path(folder), named)
     if not path.is_file():
         raise FileNotFoundError(
@@ -95,6 +95,12 @@ def _from_python(source: Any, split: str) -> list[Row]:
             for row in source.to_dict("records")
         ]
     if isinstance(source, Mapping):
+        columns = [value for value in source.values() if isinstance(value, list | tuple)]
+        if len(columns) == len(source) and not any(isinstance(c[0], Mapping) for c in columns if c):
+            raise ValueError(
+                f"data is a dict of columns ({', '.join(map(str, source))}), and rows are needed: "
+                "[dict(zip(data, row)) for row in zip(*data.values())]"
+            )
         if split not in source:
             raise ValueError(
                 f"data by split has no {split!r}, it has {', '.join(map(str, source))}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
-from bestofk.common import unknown
+from bestofk.common import counted, unknown
 from bestofk.types import Prompt
 
 
@@ -141,7 +141,8 @@ class Task:
             if isinstance(first.text, str)
             else "\n".join(f"[{message['role']}] {message['content']}" for message in first.text)
         )
-        shown = [f"{self.name}: {line}" for line in self.findings()]
+        size = f"{self.name}: {counted(len(self.split(split)), 'prompt')} in split {split!r}"
+        shown = [size, *(f"{self.name}: {line}" for line in self.findings())]
         shown.append(f"first prompt, {first.id}:\n{_shortened(text, 600)}")
         if first.reference is not None:
             shown.append(f"a right answer to it:\n{_shortened(first.reference, 300)}")

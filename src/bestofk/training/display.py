@@ -8,9 +8,10 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bestofk.training.processes import Processes
 
@@ -18,13 +19,12 @@ from bestofk.training.processes import Processes
 class Display:
     """Plain lines, one per step; and the trackers. Silent on all processes but the first."""
 
-    def __init__(self, processes: Processes, steps: int, k: int) -> None:
+    def __init__(self, processes: Processes, steps: int, k: int, evaluate_every: int = 0) -> None:
         self.processes, self.steps, self.k = processes, steps, k
-        self._began, self._first = time.monotonic(), 0
+        self._pace = Pace(steps, evaluate_every)
 
-    def start(self, step: int, title: str, notes: list[str], config: Mapping[str, Any]) -> None:
-        """`step` steps are done already (a resumed run)."""
-        self._began, self._first = time.monotonic(), step
+    def start(self, title: str, notes: list[str], config: Mapping[str, Any]) -> None:
+        self._pace.start(time.monotonic())
         if self.processes.accelerator.trackers or self.processes.accelerator.log_with:
             plain = {name: value if isinstance(value, int | float | str) else str(value)
                      for name, value in config.items()}  # fmt: skip
@@ -50,22 +50,47 @@ class Display:
         self._track(line)
         if self.processes.main and not is_quiet():
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-            self.say(step_line(line, self.steps, self.k, self.eta(line["step"]), width))
+            self._pace.take("step", line["step"], time.monotonic())
+            eta = self._pace.seconds_to_go(line["step"])
+            self.say(step_line(line, self.steps, self.k, eta, width))
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         self._track(line)
+        self._pace.take("evaluation", line["step"], time.monotonic())
         if self.processes.main:
             self.say(evaluation_line(line))
-
-    def eta(self, step: int) -> float:
-        """Seconds to go, from the pace of this session."""
-        done = max(step - self._first, 1)
-        return (time.monotonic() - self._began) / done * (self.steps - step)
 
     def _track(self, line: Mapping[str, Any]) -> None:
         prefix = "train/" if line["kind"] == "train" else f"{line.get('set', line['split'])}/"
         numbers = {prefix + name: value for name, value in flat(line)}
         self.processes.accelerator.log(numbers, step=line["step"])
+
+
+class Pace:
+    """Seconds that a step and an evaluation take, since this process began."""
+
+    def __init__(self, steps: int, evaluate_every: int) -> None:
+        self.steps, self.evaluate_every = steps, evaluate_every
+        self._spent, self._done = Counter[str](), Counter[str]()
+        self._last, self._last_evaluated = 0.0, -1
+
+    def start(self, now: float) -> None:
+        self._last = now
+
+    def take(self, kind: Literal["step", "evaluation"], step: int, now: float) -> None:
+        """What has ended now began when the last one ended; several sets are one evaluation."""
+        self._spent[kind] += now - self._last
+        self._last = now
+        if kind == "step" or step != self._last_evaluated:
+            self._done[kind] += 1
+        if kind == "evaluation":
+            self._last_evaluated = step
+
+    def seconds_to_go(self, step: int) -> float:
+        every = self.evaluate_every
+        evaluations = -(-self.steps // every) - step // every if every else 0
+        left = {"step": self.steps - step, "evaluation": evaluations}
+        return sum(self._spent[kind] / max(self._done[kind], 1) * left[kind] for kind in left)
 
 
 def is_quiet() -> bool:

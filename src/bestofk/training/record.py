@@ -75,11 +75,12 @@ def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> 
     """What a person should know after some steps in which no group had a signal."""
     samples = sum(map(len, batch.verdicts))
     same = line["reward_min"] == line["reward_max"]
-    if same and not (line["reward"] == 0.0 or line["reward"] >= ALMOST_ONE):
+    full = ALMOST_ONE <= line["reward"] <= 1.0
+    if same and line["reward"] != 0.0 and not full:
         same_reward = line["reward"]
         cause = f"every answer gets the reward {same_reward:g}: it does not tell answers apart"
-    elif line["reward"] >= ALMOST_ONE:
-        cause = "every answer is right: take harder problems"
+    elif full:
+        cause = "every answer gets the reward 1: take harder problems, or look at the reward"
     elif line["at_length_limit"] > 0.5:
         cause = (
             f"{line['at_length_limit']:.0%} of the answers are cut off: raise "

@@ -224,7 +224,7 @@ def open_session(
         config = with_usual(config)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
     run, stored = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
-    display = Display(processes, config.run.steps, objective.k)
+    display = Display(processes, config.run.steps, objective.k, config.evaluation.every)
     try:
         with StopSignal() as stop, watching(run.path, processes):
             parts = make_parts(config, processes, verifier)
@@ -246,7 +246,7 @@ def open_session(
                 device=processes.device, rate=parts.learner.settings.learning_rate,
             )  # fmt: skip
             notes = cautions(config, objective, len(stream), parts.policy.model.num_parameters())
-            display.start(state.step, about, notes, dict(leaves(config)))
+            display.start(about, notes, dict(leaves(config)))
             try:
                 yield session
             except ServerLost as error:

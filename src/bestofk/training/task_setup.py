@@ -189,6 +189,11 @@ def with_pass_rates(
             return built
         known = [prompt for prompt in built if prompt.id in rate_of]
         kept = [prompt for prompt in known if low <= rate_of[prompt.id] <= high]
+        missing = {prompt.id: f"it is not in {file}" for prompt in built}
+        outside = f"its pass rate in {file} is outside [{low:g}, {high:g}]"
+        task.left_out.update(missing | dict.fromkeys((each.id for each in known), outside))
+        for prompt in kept:
+            del task.left_out[prompt.id]
         if not kept:
             raise ValueError(
                 f"task.advanced.pass_rates: {len(known)} of {len(built)} prompts of split "
