@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,92 @@ class Checkpoint:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
 
 
+class Checkpoints:
+    """The checkpoints of a run: each is there whole, with checksums, or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def paths(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(path for path in self.folder.glob("step-*") if path.suffix == "")
+
+    def write(
+        self, step: int, tensors: Mapping[str, Any], trainer: Any, state: Mapping[str, Any]
+    ) -> Path:
+        import torch
+        from safetensors.torch import save_file
+
+        def fill(folder: Path) -> None:
+            save_file(dict(tensors), folder / "weights.safetensors")
+            torch.save(trainer, folder / "trainer.pt")
+            text = json.dumps({**state, "step": step}, indent=1)
+            (folder / "state.json").write_text(text, encoding="utf-8")
+
+        return write_folder(self.folder / STEP.format(step), fill)
+
+    def prune(self, keep_last: int) -> None:
+        """Remove all but the newest, and what a killed write left behind."""
+        for left in self.folder.glob(".writing-*"):
+            shutil.rmtree(left)
+        for old in self.paths()[:-keep_last]:
+            shutil.rmtree(old)
+
+    def go_back_to(self, name: str) -> None:
+        """Set aside those after the one named."""
+        paths = self.paths()
+        names = [path.name for path in paths]
+        if name not in names:
+            have = ", ".join(names) or "none"
+            raise FileNotFoundError(f"no checkpoint {name} in {self.folder.parent}; have {have}")
+        for newer in paths[names.index(name) + 1 :]:
+            newer.rename(newer.with_suffix(".set-aside"))
+
+    def newest(self, *, verified: bool = False) -> Checkpoint | None:
+        """The newest, None where none was written yet.
+
+        Args:
+            verified: compare every file with its checksum.
+
+        Raises:
+            DamagedCheckpoint: its files are not what was written; names the last good one.
+        """
+        paths = self.paths()
+        if not paths:
+            return None
+        if verified:
+            self._verify(paths)
+        file = paths[-1] / "state.json"
+        try:
+            state = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DamagedCheckpoint(f"{file} is not JSON: {error}") from None
+        inside = state.get("state", {}) if isinstance(state, dict) else None
+        if not isinstance(inside, dict) or type(state.get("step")) is not int:
+            raise DamagedCheckpoint(f"{file} does not say where the run stood: {str(state)[:80]}")
+        return Checkpoint(paths[-1], state["step"], state)
+
+    @staticmethod
+    def _verify(paths: Sequence[Path]) -> None:
+        *others, path = paths
+        problem = damage(path)
+        if problem is None:
+            return
+        good = next((other for other in reversed(others) if damage(other) is None), None)
+        way = (
+            f"the last good one is {good.name}: --resume {good}"
+            if good
+            else "no other is left: start again in a folder of its own"
+        )
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}; {way}")
+
+
 class Run:
     """The folder of one run, held by one process at a time."""
 
     def __init__(self, path: str | Path, *, samples_bytes: int = 1 << 26) -> None:
         self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
         self._limit = samples_bytes
         self._lock: int | None = None
 
@@ -137,11 +218,11 @@ class Run:
         """Keep a step's completions; beyond the size limit the oldest steps go."""
         with self._saying("samples"):
             write_jsonl(self.path / "samples" / f"{step:06d}.jsonl", rows)
-            kept = sorted((self.path / "samples").glob("*.jsonl"), reverse=True)
+            files = sorted((self.path / "samples").glob("*.jsonl"), reverse=True)
             total = 0
-            for file in kept:
+            for file in files:
                 total += file.stat().st_size
-                if total > self._limit and file is not kept[0]:
+                if total > self._limit and file is not files[0]:
                     file.unlink()
 
     def record_evaluation(
@@ -161,33 +242,11 @@ class Run:
         Raises:
             OSError: it could not be written (a full disk, say); the earlier ones are untouched.
         """
-        import torch
-        from safetensors.torch import save_file
-
-        def fill(folder: Path) -> None:
-            save_file(dict(tensors), folder / "weights.safetensors")
-            torch.save(trainer, folder / "trainer.pt")
-            text = json.dumps({**state, "step": step}, indent=1)
-            (folder / "state.json").write_text(text, encoding="utf-8")
-
         with self._saying(f"the checkpoint of step {step}"):
             if (self.path / "metrics.jsonl").exists():
-                # It never knows of a step whose metrics a power cut could still lose.
+                # No checkpoint is of a step whose metrics a power cut could still lose.
                 sync_to_disk(self.path / "metrics.jsonl")
-            return write_folder(self.path / "checkpoints" / STEP.format(step), fill)
-
-    def prune(self, keep_last: int) -> None:
-        """Remove all but the newest checkpoints, and what a killed write left behind."""
-        for left in (self.path / "checkpoints").glob(".writing-*"):
-            shutil.rmtree(left)
-        for old in self.checkpoints()[:-keep_last]:
-            shutil.rmtree(old)
-
-    def checkpoints(self) -> list[Path]:
-        """Oldest first."""
-        return sorted(
-            path for path in (self.path / "checkpoints").glob("step-*") if path.suffix == ""
-        )
+            return self.checkpoints.write(step, tensors, trainer, state)
 
     def restore(self, name: str | None = None) -> Checkpoint | None:
         """The newest checkpoint (or the one named), checked; metrics after it are dropped.
@@ -197,54 +256,16 @@ class Run:
         Raises:
             DamagedCheckpoint: its files are not what was written; names the last good one.
         """
-        there = self.checkpoints()
         if name is not None:
-            chosen = [path for path in there if path.name == name]
-            if not chosen:
-                have = ", ".join(path.name for path in there) or "none"
-                raise FileNotFoundError(f"no checkpoint {name} in {self.path}; have {have}")
-            for newer in there[there.index(chosen[0]) + 1 :]:
-                newer.rename(newer.with_suffix(".set-aside"))
-            there = chosen
+            self.checkpoints.go_back_to(name)
+        checkpoint = self.checkpoints.newest(verified=True)
+        step = checkpoint.step if checkpoint else -1
         for file in (self.path / "samples").glob("*.jsonl"):
-            if file.stem.isdecimal() and (not there or int(file.stem) > int(there[-1].name[5:])):
+            if file.stem.isdecimal() and int(file.stem) > step:
                 file.unlink()
-        if not there:
-            self._rewind(-1, -1)
-            return None
-        self._verify(there[-1])
-        result = self.newest()
-        assert result is not None
-        self._rewind(result.step, result.state.get("state", {}).get("validated", result.step))
-        return result
-
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint as it stands: for processes that only read."""
-        there = self.checkpoints()
-        if not there:
-            return None
-        file = there[-1] / "state.json"
-        try:
-            state = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{file} is not JSON: {error}") from None
-        inside = state.get("state", {}) if isinstance(state, dict) else None
-        if not isinstance(inside, dict) or type(state.get("step")) is not int:
-            raise DamagedCheckpoint(f"{file} does not say where the run stood: {str(state)[:80]}")
-        return Checkpoint(there[-1], state["step"], state)
-
-    def _verify(self, path: Path) -> None:
-        problem = damage(path)
-        if problem is None:
-            return
-        others = [other for other in self.checkpoints() if other != path]
-        good = next((other for other in reversed(others) if damage(other) is None), None)
-        way = (
-            f"the last good one is {good.name}: --resume {good}"
-            if good
-            else "no other is left: start again in a folder of its own"
-        )
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}; {way}")
+        state = checkpoint.state.get("state", {}) if checkpoint else {}
+        self._rewind(step, state.get("validated", step))
+        return checkpoint
 
     def _rewind(self, step: int, validated: int) -> None:
         """Drop metrics after `step`, evaluations after `validated`: they are written again."""
@@ -288,8 +309,8 @@ class Run:
         try:
             yield
         except OSError as error:
-            there = self.checkpoints()
-            safe = f"the last good checkpoint, {there[-1].name}, is intact" if there else (
+            paths = self.checkpoints.paths()
+            safe = f"the last good checkpoint, {paths[-1].name}, is intact" if paths else (
                 "no checkpoint was written yet")  # fmt: skip
             raise OSError(
                 error.errno,

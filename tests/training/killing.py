@@ -20,7 +20,7 @@ if __name__ == "__main__":  # pytest imports every file of tests
 
 from bestofk.config import merged, read
 from bestofk.learning import Learner
-from bestofk.runs import Run
+from bestofk.runs import Checkpoints, Run
 from bestofk.training import train as training
 from bestofk.training.rollouts import Rollouts
 from bestofk.training.session import Session
@@ -36,7 +36,7 @@ PHASES = {
     "step": (Learner, "step"),
     "record": (Session, "record"),
     "save": (Run, "save"),
-    "saved": (Run, "prune"),
+    "saved": (Checkpoints, "prune"),
 }
 
 

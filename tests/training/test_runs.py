@@ -96,10 +96,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, h
     with pytest.raises(DamagedCheckpoint, match=r"the last good one is step-000001: --resume") as e:
         run.restore()
     assert str(path) in str(e.value)
-    assert damage(run.checkpoints()[0]) is None
+    assert damage(run.checkpoints.paths()[0]) is None
     found = run.restore("step-000001")
     assert found.step == 1
-    assert [path.name for path in run.checkpoints()] == ["step-000001"]
+    assert [path.name for path in run.checkpoints.paths()] == ["step-000001"]
     assert [line["step"] for line in read_metrics(run.path)] == [1]
 
 
@@ -134,7 +134,7 @@ def test_the_last_checkpoints_are_kept_and_leftovers_removed(tmp_path):
     for step in range(1, 6):
         save(run, step)
     (run.path / "checkpoints" / ".writing-step-000009").mkdir()
-    run.prune(2)
+    run.checkpoints.prune(2)
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
     assert names == ["step-000004", "step-000005"]
 
@@ -179,7 +179,7 @@ def test_a_disk_that_takes_no_more_is_told_and_the_last_good_checkpoint_is_intac
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "the last good checkpoint, step-000001, is intact" in str(caught.value)
-    assert [path.name for path in run.checkpoints()] == ["step-000001"]
+    assert [path.name for path in run.checkpoints.paths()] == ["step-000001"]
     assert not list((run.path / "checkpoints").glob(".writing-*"))
     found = run.restore()
     assert found is not None
@@ -234,7 +234,7 @@ for last in itertools.count(1):
         first = step_of(run.restore()) + 1
         for step in range(first, first + 2):
             save(run, step, size=2_000)
-            run.prune(2)
+            run.checkpoints.prune(2)
         os._exit(0)
     ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     run = Run.open(folder / "run")

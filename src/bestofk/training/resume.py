@@ -36,7 +36,7 @@ def open_folder(
     if not processes.main:
         processes.wait()  # until the first has put the folder in order
         run = runs.Run(folder, **options)
-        return run, run.newest() if resume else None
+        return run, run.checkpoints.newest() if resume else None
     if resume:
         run = runs.Run.open(folder, **options)
         try:
@@ -58,7 +58,7 @@ def keep_settings(config: Config, folder: Path) -> None:
 
 def check_checkpoints_are_there(run: runs.Run, every: int) -> None:
     """Raise where a run would start over in silence because its checkpoints were removed."""
-    if run.checkpoints() or not (run.path / "metrics.jsonl").exists():
+    if run.checkpoints.paths() or not (run.path / "metrics.jsonl").exists():
         return
     last = max((line["step"] for line in runs.read_metrics(run.path)), default=0)
     if last > every:
@@ -128,7 +128,7 @@ def save_checkpoint(
         "objective": {"text": objective.text, "progress": progress},
     }
     run.save(state.step, tensors=weights, trainer=trainer, state=about)
-    run.prune(config.run.advanced.keep_last)
+    run.checkpoints.prune(config.run.advanced.keep_last)
 
 
 STORED = {"trajectories": "completions", "log_probs": "logprobs"}
