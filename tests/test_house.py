@@ -11,14 +11,15 @@ import bestofk
 
 SOURCE = Path(bestofk.__file__).parent
 ROOMS = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
-TYPES = {"types", "common", "sections", "precision"}
+HELPERS = {"messages", "storage", "hub", "devices", "model_facts", "puzzle_names", "precision"}
+TYPES = HELPERS | {"types", "sections"}
 # room: what it may import of ours, beside itself
 MAY_IMPORT = {
-    "common": set(),
-    "sections": {"common"},
-    "precision": set(),
-    "types": {"common"},
-    "objectives": {"common"},
+    **{room: set() for room in HELPERS},
+    "devices": {"storage"},
+    "sections": {"messages"},
+    "types": {"messages"},
+    "objectives": {"messages", "types"},
     "tasks": TYPES,
     "rewards": TYPES | {"sandbox"},
     "sandbox": set(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -54,3 +56,28 @@ def float32_product(x: Tensor, weight: Tensor) -> Tensor:
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return torch.nn.functional.linear(x.float(), weight.float())
+
+
+def warn_where_bf16_is_slow(model: Any) -> None:
+    """One sentence, once, where a model computes in bf16 on a processor without fast products."""
+    if next(model.parameters()).device.type == "cpu":
+        _probe_bf16()
+
+
+@functools.cache
+def _probe_bf16() -> None:
+    """PyTorch says it with two dozen lines of C++ frames at the first such product, and takes the
+    slow way without a word from then on: let it say so here, where nobody hears."""
+    import torch
+
+    square = torch.ones(1, 32, 32, dtype=torch.bfloat16)
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        torch.bmm(square, square)
+        torch.mm(square[0], square[0])
+    if complaints:
+        warnings.warn(
+            "bf16 is slow on this CPU, which has no instructions for it; fp32 is faster here",
+            RuntimeWarning,
+            stacklevel=4,
+        )

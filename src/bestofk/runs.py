@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import json_safe, sync_to_disk, write_atomically
+from bestofk.storage import json_safe, sync_to_disk, write_atomically
 
 STEP = "step-{:06d}"
 MANIFEST = "manifest.json"

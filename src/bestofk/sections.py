@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_h
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from bestofk.common import closest, did_you_mean, similar, unknown
+from bestofk.messages import closest, did_you_mean, similar, unknown
 
 Count = Annotated[int, Field(ge=1)]
 NaturalNumber = Annotated[int, Field(ge=0)]

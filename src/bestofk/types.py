@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from bestofk.common import reaches, unknown
+from bestofk.messages import unknown
 
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
@@ -21,6 +21,15 @@ Status: TypeAlias = Literal[
 ]
 STATUSES: tuple[str, ...] = get_args(Status)
 FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+def reaches(rewards: Any, threshold: float) -> Any:
+    """Whether rewards (a number or an array) are at least the threshold, but for rounding.
+
+    >>> sum([0.1] * 10), reaches(sum([0.1] * 10), 1.0), reaches(0.999, 1.0)
+    (0.9999999999999999, True, False)
+    """
+    return rewards >= threshold - 1e-9 * max(1.0, abs(threshold))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pytest
 
 from bestofk.cli import VERBS, main
 from bestofk.cli import demo_command as verb
-from bestofk.common import write_atomically
 from bestofk.demo import Settings, experiment, rows, sentence
+from bestofk.storage import write_atomically
 
 BRIEF = ["demo", "--steps", "3", "--worlds", "2"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from bestofk.common import keep_compiled
+from bestofk.devices import keep_compiled
 from bestofk.learning import Learner, Optimizer
 from bestofk.models.load import Lora, with_adapters
 from policies import fixed, llama, random_groups

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bestofk
-from bestofk import common
+from bestofk import precision
 from bestofk.learning import Learner, Loss, NonFinite, Optimizer
 from bestofk.learning import learner as learner_module
 from bestofk.models.load import Lora, load, with_adapters
@@ -190,13 +190,13 @@ def test_a_processor_without_bf16_is_one_sentence(monkeypatch: pytest.MonkeyPatc
         return one @ other
 
     monkeypatch.setattr(torch, "bmm", products)
-    common._probe_bf16.cache_clear()
+    precision._probe_bf16.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
             Learner(fixed(qwen3), precision="bf16")
         ModelSampler(fixed(qwen3), letters(26, end=1), precision="bf16")
-    common._probe_bf16.cache_clear()
+    precision._probe_bf16.cache_clear()
     assert [str(w.message).count("\n") for w in said] == [0]
     assert "fp32 is faster here" in str(said[0].message)
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bestofk.cli import main
-from bestofk.common import unpacked
 from bestofk.learning import Learner, Optimizer
+from bestofk.model_facts import unpacked
 from bestofk.models import SHIPPED, Lora, Policy, describe, load, save, tiny
 from bestofk.models.gguf import check, convert, smollm2
 from bestofk.models.load import _four_bits, cache_folder, find, hub_options

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bestofk.common import json_safe
 from bestofk.reports.page import SCRIPTS, STYLES, encode, part, render
+from bestofk.storage import json_safe
 
 ATTACKS = (
     "</script><script>window.pwned = 1</script>",

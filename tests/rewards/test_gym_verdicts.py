@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bestofk.common import TRUSTED_PUZZLES
+from bestofk.puzzle_names import TRUSTED_PUZZLES
 from bestofk.rewards import refusals, verifier
 from bestofk.rewards.base import BatchVerifier
 from bestofk.tasks import task

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bestofk.cli import main
-from bestofk.common import TRUSTED_PUZZLES
+from bestofk.puzzle_names import TRUSTED_PUZZLES
 from bestofk.rewards import verifier
 from bestofk.tasks import TASKS, task
 from task_files import SHORT, long_model

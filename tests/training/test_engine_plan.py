@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bestofk.common import processes_per_card
+from bestofk.devices import processes_per_card
 from bestofk.sampling import Sampling
 from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.sampling.engine.mirror import Mirror

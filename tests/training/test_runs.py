@@ -9,7 +9,6 @@ import subprocess
 import pytest
 import torch
 
-from bestofk.common import json_safe
 from bestofk.runs import (
     DamagedCheckpoint,
     Run,
@@ -19,6 +18,7 @@ from bestofk.runs import (
     write_atomically,
     write_folder,
 )
+from bestofk.storage import json_safe
 
 OPENED: list[Run] = []
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import unknown
 from bestofk.config import Config
+from bestofk.messages import unknown
 from bestofk.runs import read_jsonl
 from bestofk.sampling import Sampling
 from bestofk.types import Prompt, Verdict, Verifier

@@ -13,9 +13,9 @@ from typing import Any
 
 from bestofk.api.own_data import data_options, free_folder, named_reward, objective_settings
 from bestofk.api.result_objects import ReportFile
-from bestofk.common import silence_compiler
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe
+from bestofk.devices import silence_compiler
 from bestofk.evaluation import Curve, plan
 from bestofk.objectives import Objective
 from bestofk.samples import Samples

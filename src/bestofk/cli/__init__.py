@@ -12,7 +12,8 @@ from typing import Any
 
 import bestofk
 from bestofk.cli._terminal import wrapped
-from bestofk.common import silence_compiler, unknown
+from bestofk.devices import silence_compiler
+from bestofk.messages import unknown
 
 # group: verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
 GROUPS = {

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from bestofk.common import similar
+from bestofk.messages import similar
 from bestofk.sections import in_words, literal, plain, settings
 
 WIDTH = 79

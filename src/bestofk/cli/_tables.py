@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bestofk.cli._terminal import say
-from bestofk.common import json_safe
 from bestofk.evaluation.verdict_words import ASSUMED, decimals, p_text, percent, powers_of_two
+from bestofk.storage import json_safe
 
 if TYPE_CHECKING:
     from bestofk.evaluation import (

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from bestofk.common import printable
+from bestofk.messages import printable
 
 
 def is_quiet() -> bool:

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from bestofk.cli._options import VerbOptions, parsed
 from bestofk.cli._terminal import bar
-from bestofk.common import check_writable, write_atomically
 from bestofk.demo import Results, Settings, conditions, experiment, page, rows, sentence
 from bestofk.sections import NaturalNumber
+from bestofk.storage import check_writable, write_atomically
 
 NEXT_STEPS = [
     (

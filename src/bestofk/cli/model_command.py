@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._terminal import say_aside
-from bestofk.common import check_hub_id
+from bestofk.hub import check_hub_id
 
 
 class ModelOptions(VerbOptions):
@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
 
 def listed() -> list[dict[str, Any]]:
     """Models that have a name here: what `--json` prints."""
-    from bestofk.common import cache_folder
     from bestofk.models import SHIPPED, describe
+    from bestofk.storage import cache_folder
 
     place = cache_folder() / "smollm2-135m-instruct"
     ours = [{"name": name, "here": True, **describe(name)} for name in SHIPPED]
@@ -79,8 +79,8 @@ def shown(facts: dict[str, Any]) -> str:
 
 def converted(chosen: ModelOptions) -> str:
     """The model's name, or the folder that it was fetched or converted into."""
-    from bestofk.common import cache_folder
     from bestofk.models import gguf
+    from bestofk.storage import cache_folder
 
     if chosen.name == "smollm2":
         place = chosen.out or cache_folder() / "smollm2-135m-instruct"

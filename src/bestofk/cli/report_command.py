@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from bestofk.cli._files import ReadingOptions
 from bestofk.cli._options import argument, option, parsed
 from bestofk.cli._terminal import is_quiet, say
-from bestofk.common import printable
+from bestofk.messages import printable
 from bestofk.reports import SAMPLES, Report, load, make, page_of
 
 

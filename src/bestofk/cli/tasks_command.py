@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.common import json_safe
+from bestofk.storage import json_safe
 
 
 class TasksOptions(VerbOptions):

@@ -23,8 +23,10 @@ import bestofk
 from bestofk.cli._options import VerbOptions, argument, collect, completed, flags_of
 from bestofk.cli._recipe_flags import recipe_flags, recipe_help
 from bestofk.cli._terminal import is_quiet, wrapped
-from bestofk.common import check_hub_id, choices, json_safe
 from bestofk.config import Config, json_schema, leaves, merged, read
+from bestofk.hub import check_hub_id
+from bestofk.messages import choices
+from bestofk.storage import json_safe
 
 ABOUT = """usage: bestofk train [RECIPE] [--section.key value ...]
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from bestofk.common import printable
+from bestofk.messages import printable
 from bestofk.samples.sample_arrays import in_clusters
 
 from .verdict_words import one_or_range, percent

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bestofk.common import counted
+from bestofk.messages import counted
 from bestofk.samples import Samples
 from bestofk.samples.sample_arrays import in_clusters
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from bestofk.common import counted
+from bestofk.messages import counted
 from bestofk.samples import Samples
 
 from .difficulty import fit, sampling_variance

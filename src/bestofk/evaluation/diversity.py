@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from bestofk.common import counted
+from bestofk.messages import counted
 from bestofk.objectives.binomials import subset_share
 from bestofk.samples import Samples
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.objectives import max_at_k_curve
 from bestofk.objectives.estimates import zero_one
 from bestofk.samples import Samples

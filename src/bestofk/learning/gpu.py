@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bestofk.common import base_model, card_bytes, config_value, keep_compiled
+from bestofk.devices import card_bytes, keep_compiled
 from bestofk.learning.attention import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
+from bestofk.model_facts import base_model, config_value
 from bestofk.types import Group
 
 LOGITS = 2**28

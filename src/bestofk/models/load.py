@@ -26,16 +26,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from bestofk.common import (
-    SHIPPED,
-    base_model,
-    cache_folder,
-    check_causal,
-    did_you_mean,
-    hub_options,
-    unknown,
-    unpacked,
-)
+from bestofk.hub import SHIPPED, hub_options
+from bestofk.messages import did_you_mean, unknown
+from bestofk.model_facts import base_model, check_causal, unpacked
 from bestofk.models.causal import (
     check_complete,
     check_finite,
@@ -43,6 +36,7 @@ from bestofk.models.causal import (
     check_safetensors,
     check_vocabulary,
 )
+from bestofk.storage import cache_folder
 
 SAME_WEIGHTS = 0.2
 """Two copies of one matrix in 4 and 8 bits differ by less than this; two matrices by 1.4."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from bestofk.common import counted
+from bestofk.messages import counted
 
 from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
 from .binomials import log_binomial

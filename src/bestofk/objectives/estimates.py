@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from bestofk.common import reaches
+from bestofk.types import reaches
 
 from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
 from .binomials import order_statistic_weights, subset_share, subset_share_by_k

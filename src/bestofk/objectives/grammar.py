@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bestofk.common import choices, unknown
+from bestofk.messages import choices, unknown
 
 from .catalog import ALIASES, CATALOG, Entry
 from .estimates import named_coefficients

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-from bestofk.common import choices, unknown
+from bestofk.messages import choices, unknown
 
 from . import off_policy as off
 from .arrays import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import check_writable
+from bestofk.storage import check_writable
 
 from .chosen_samples import excerpts
 from .page import render, write

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.common import reaches
+from bestofk.types import reaches
 
 from .sources import Source
 

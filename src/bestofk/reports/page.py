@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import check_writable, json_safe, write_atomically
+from bestofk.storage import check_writable, json_safe, write_atomically
 
 CHARTS = ("vendor/uplot.min.js", "page/base.js", "page/chart.js")
 """The charts of every page."""

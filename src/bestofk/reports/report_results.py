@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from bestofk import evaluation
-from bestofk.common import reaches
 from bestofk.evaluation import Comparison, Curve, Diversity, Metric
 from bestofk.evaluation.per_problem import is_zero_one
 from bestofk.samples import Samples
+from bestofk.types import reaches
 
 from .sources import Source
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.rewards.base import (
     BatchVerifier,
     PairVerifier,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bestofk.common import reaches
 from bestofk.rewards.base import BatchVerifier, wrong
-from bestofk.types import ALMOST_ONE, Prompt, Status, Verdict, status_of
+from bestofk.types import ALMOST_ONE, Prompt, Status, Verdict, reaches, status_of
 
 
 def checked_weight(weight: Any, name: str) -> float:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.rewards.base import (
     BatchVerifier,
     PairVerifier,

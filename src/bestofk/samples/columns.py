@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.common import choices
+from bestofk.messages import choices
 
 from .tool_formats import BY_JUDGE, JUDGE_NOTE, JUDGED, TOOLS, Record, Tool, arrays, counts, plain
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bestofk.common import choices
+from bestofk.messages import choices
 
 from .columns import (
     UNIFORM,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bestofk.common import did_you_mean
+from bestofk.messages import did_you_mean
 
 from .packing import Archive, BadFile, check_unpacked, package, unpacked, unpacking_errors
 from .tool_formats import evalplus_records, inspect_record, openai_matches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bestofk.common import did_you_mean
+from bestofk.messages import did_you_mean
 
 from .records import KINDS, locate, without_packing
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.common import counted
+from bestofk.messages import counted
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

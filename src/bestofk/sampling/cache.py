@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from bestofk.common import config_value
+from bestofk.model_facts import config_value
 
 
 class RoomyLayer(CacheLayerMixin):

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bestofk.common import base_model, warn_where_bf16_is_slow
+from bestofk.model_facts import base_model
+from bestofk.precision import warn_where_bf16_is_slow
 from bestofk.sampling import cache as caches
 from bestofk.sampling import decode_attention
 from bestofk.sampling.draw import AGREEMENT, draw, gap_to_plain

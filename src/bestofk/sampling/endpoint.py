@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from bestofk.common import printable
+from bestofk.messages import printable
 from bestofk.sampling.openai_wire import (
     NO_CONNECTION,
     TOO_SLOW,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bestofk.common import base_model
+from bestofk.model_facts import base_model
 from bestofk.sampling import vllm_worker
 from bestofk.sampling.decode import end_tokens, trajectory
 from bestofk.sampling.prompts import digests, encode

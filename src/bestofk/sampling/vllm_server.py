@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bestofk.common import base_model
+from bestofk.model_facts import base_model
 from bestofk.sampling.decode import end_tokens
 from bestofk.sampling.openai_wire import base_of, local, socket_of
 from bestofk.sampling.prompts import encode

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bestofk.common import base_model, unpacked
+from bestofk.model_facts import base_model, unpacked
 
 LAYER = re.compile(r"(.*?\.\d+)\.")
 """Up to and with the first number in a name: the layer a weight belongs to."""

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.sections import check_options
 from bestofk.tasks.definition import Split, Task
 

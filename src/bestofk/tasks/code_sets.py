@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.tasks.data_rows import Row, each, locate, read
 from bestofk.tasks.dataset import STYLES, Source, as_messages, from_prompts, loader
 from bestofk.tasks.definition import Task

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.tasks.construct_problems import KINDS, Facts
 from bestofk.tasks.definition import (
     STYLES,

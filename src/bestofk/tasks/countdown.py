@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.tasks.definition import (
     STYLES,
     Draw,

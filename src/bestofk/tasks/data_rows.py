@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bestofk.common import can_connect
+from bestofk.hub import can_connect
 
 Made = TypeVar("Made")
 Row = Mapping[str, Any]

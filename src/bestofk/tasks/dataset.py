@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestofk.common import one_of, unknown
+from bestofk.messages import one_of, unknown
 from bestofk.tasks.data_rows import Row, each, read
 from bestofk.tasks.definition import Split, Task, identity
 from bestofk.tasks.schemas import (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
-from bestofk.common import counted, unknown
+from bestofk.messages import counted, unknown
 from bestofk.types import Prompt
 
 

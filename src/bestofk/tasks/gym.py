@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bestofk.common import TRUSTED_PUZZLES, one_of, unknown
+from bestofk.messages import one_of, unknown
+from bestofk.puzzle_names import TRUSTED_PUZZLES
 from bestofk.tasks.definition import Split, Task, identity, share_of, wording
 from bestofk.types import Prompt
 

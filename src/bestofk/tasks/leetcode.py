@@ -7,7 +7,7 @@ import importlib.util
 import re
 from functools import lru_cache
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.tasks.code_sets import STYLES, code_task, fenced_prompt
 from bestofk.tasks.data_rows import Row, each, locate, read
 from bestofk.tasks.definition import Task

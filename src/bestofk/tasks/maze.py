@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.tasks.definition import (
     STYLES,
     Draw,

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.tasks.data_rows import LeftOut, Row
 from bestofk.types import plain_text
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.common import base_model
 from bestofk.learning import Learner, LogProbs
+from bestofk.model_facts import base_model
 from bestofk.sampling import Sampler, Sampling, WeightHolder
 from bestofk.training.batch import ProcessGroup
 from bestofk.types import Group, Prompt

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bestofk.common import card_bytes
 from bestofk.config import Config, leaves, to_toml
+from bestofk.devices import card_bytes
 from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective
 from bestofk.sampling.prompts import encode

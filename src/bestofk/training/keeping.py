@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestofk import runs
-from bestofk.common import json_safe
+from bestofk.storage import json_safe
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.checks import check_output
 from bestofk.training.context import StepContext

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bestofk.common import processes_per_card
+from bestofk.devices import processes_per_card
 
 WATCH_SECONDS = 2.0
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from bestofk import models, runs
-from bestofk.common import reaches
 from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective, max_at_k
 from bestofk.rewards.maths.extract_answer import given_answer
@@ -26,7 +25,7 @@ from bestofk.tasks import Task
 from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewards_of
 from bestofk.training.checks import claim_of_run
 from bestofk.training.validation import pass_threshold
-from bestofk.types import ALMOST_ONE, Verdict
+from bestofk.types import ALMOST_ONE, Verdict, reaches
 
 
 def metrics_line(

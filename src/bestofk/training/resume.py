@@ -13,10 +13,10 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 
 from bestofk import runs
-from bestofk.common import write_atomically
 from bestofk.config import Config, read, to_toml
 from bestofk.learning import Learner
 from bestofk.objectives import Objective
+from bestofk.storage import write_atomically
 from bestofk.training.batch import ProcessGroup, RolloutBatch, slots_of
 from bestofk.training.checks import check_resumed
 from bestofk.training.context import RunState

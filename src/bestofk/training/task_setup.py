@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from bestofk import tasks
-from bestofk.common import cache_folder, reaches, write_atomically
 from bestofk.config import Config, TaskAdvanced, TaskSection
 from bestofk.rewards import BatchVerifier, UnscoredGuard, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
+from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
 from bestofk.training.display import is_quiet
 from bestofk.training.processes import Processes
-from bestofk.types import Group, Prompt, Verdict, Verifier
+from bestofk.types import Group, Prompt, Verdict, Verifier, reaches
 
 JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
 """Judges whole groups as one batch."""

@@ -21,7 +21,7 @@ from torch import nn
 from trl import GRPOTrainer
 
 from bestofk.adapters.inner_steps import needs_sibling_ratios
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.objectives import Objective, ObjectiveWarning, objective
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 from bestofk.rewards.base import BatchVerifier, way_to_import
 from bestofk.rewards.code.extract_program import assembled, extract_code
 from bestofk.rewards.code.hoisting import with_plans

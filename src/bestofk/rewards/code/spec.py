@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bestofk.common import unknown
+from bestofk.messages import unknown
 
 FORMS = ("calls", "asserts", "check", "stdio")
 _TEXTS = ("entry_point", "solution", "setup", "prefix", "checker")

@@ -11,7 +11,7 @@ from functools import lru_cache
 from functools import partial as bind
 from typing import Any
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.rewards.base import PairVerifier, partial, right, wrong
 from bestofk.rewards.text import final_text
 from bestofk.types import Prompt, Verdict

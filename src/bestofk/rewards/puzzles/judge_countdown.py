@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import partial as bind
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.rewards.base import PairVerifier, right, wrong
 from bestofk.rewards.text import answer_of, unset
 from bestofk.types import ALMOST_ONE, Prompt, Verdict

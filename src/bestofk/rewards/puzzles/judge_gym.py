@@ -13,7 +13,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from bestofk.common import TRUSTED_PUZZLES, unknown
+from bestofk.messages import unknown
+from bestofk.puzzle_names import TRUSTED_PUZZLES
 from bestofk.rewards.base import BatchVerifier, right, wrong
 from bestofk.rewards.sandboxed import LazySandbox, caused_by_text
 from bestofk.rewards.text import answer_of, unset

@@ -9,7 +9,7 @@ from collections import deque
 from functools import lru_cache
 from functools import partial as bind
 
-from bestofk.common import one_of
+from bestofk.messages import one_of
 from bestofk.rewards.base import PairVerifier, right, wrong
 from bestofk.rewards.text import answer_of, unset
 from bestofk.types import Prompt, Verdict

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bestofk.common import card_bytes, processes_per_card
+from bestofk.devices import card_bytes, processes_per_card
 from bestofk.precision import PRECISIONS
 from bestofk.sampling.decode import ModelSampler, end_tokens
 from bestofk.sampling.draw import gap_to_plain

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from bestofk.common import base_model
+from bestofk.model_facts import base_model
 from bestofk.precision import float32_product
 from bestofk.sampling.engine.layers import FusedModel, attend, causal, fused_model, plus
 from bestofk.sampling.engine.operands import Adapter

@@ -1,0 +1,56 @@
+"""What a process may take of a GPU, and how PyTorch's compiler behaves on it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from bestofk.storage import cache_folder
+
+
+def processes_per_card(cards: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Processes of this run that share one GPU: the launcher says how many run on this machine.
+
+    >>> processes_per_card(1, {"LOCAL_WORLD_SIZE": "2"}), processes_per_card(8, {})
+    (2, 1)
+    """
+    here = environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, -(-int(here if here.isdigit() else 1) // max(1, cards)))
+
+
+def card_bytes(device: Any) -> float:
+    """Memory of a GPU that this process may take: that of the card, or the share of it that PyTorch
+    was given, over the processes of this run that are on it."""
+    import torch
+
+    total = float(torch.cuda.get_device_properties(device).total_memory)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return total * share / processes_per_card(torch.cuda.device_count())
+
+
+def keep_compiled() -> None:
+    """Have PyTorch's compiler keep its files in our cache folder; its own is emptied with /tmp.
+
+    A folder that the user named in $TORCHINDUCTOR_CACHE_DIR wins; PyTorch sets the variable too, to
+    its own folder, when it is imported. Where ours cannot be written nothing changes.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", "") not in ("", default_cache_dir()):
+        return
+    folder = cache_folder() / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.resolve())
+
+
+def silence_compiler() -> None:
+    """Drop two notes of PyTorch's compiler that no user of a run can act on: that TF32 is off (the
+    run chose its precision), and that a softmax is computed in two passes."""
+    warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores", UserWarning)
+    warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
