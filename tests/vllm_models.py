@@ -19,8 +19,7 @@ import torch
 from bestofk.learning import Learner
 from bestofk.models import tiny
 from bestofk.sampling.openai_wire import base_of, socket_of
-from bestofk.sampling.vllm import EngineError
-from bestofk.sampling.vllm_server import command
+from bestofk.sampling.vllm_server import EngineError, command
 from bestofk.types import Group, Prompt
 
 # vLLM's imports, and torch's that it asks for, warn about themselves.
@@ -29,7 +28,6 @@ NOISE = pytest.mark.filterwarnings(
 )
 ENDS = list(range(1, 12))
 """Several tokens end a completion, so that many do."""
-ENGINE = {"max_model_len": 512, "kv_cache_memory_bytes": 2**26, "block_size": 32}
 SERVED = [
     "--dtype=float32", "--enforce-eager", "--max-model-len=512", "--block-size=32",
     f"--kv-cache-memory-bytes={2**26}",

@@ -113,11 +113,9 @@ class SamplingSection(Sampling):
     """Dynamic sampling: up to this many extra rounds replace groups without signal."""
     engine: Literal["auto", "group", "transformers", "vllm"] = "auto"
     """group computes each prompt once on a CUDA GPU; transformers runs any model, also on CPU; vllm
-    holds its own copy of the weights; auto takes group on CUDA, else transformers."""
+    draws from the server; auto takes group on CUDA, else transformers."""
     server: str | None = None
-    """A vLLM server of this machine (http://127.0.0.1:8000) instead of an engine per process."""
-    vllm: Table = {}
-    """vLLM's own options of an engine per process: gpu_memory_utilization, max_model_len, …"""
+    """A vLLM server of this machine, as http://127.0.0.1:8000."""
     advanced: SamplingAdvanced = SamplingAdvanced()
 
 

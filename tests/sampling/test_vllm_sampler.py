@@ -1,10 +1,11 @@
-"""vLLM in this process: what it draws, how likely it says it was, and whose weights it has."""
+"""A vLLM server: what it draws, how likely it says it was, and whose weights it has."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,16 @@ from scipy.stats import chisquare
 
 pytest.importorskip("vllm", reason="vLLM is tested in an environment of its own")
 
-from bestofk.models import Policy, load, save, tiny
+from bestofk.models import Policy, save, tiny
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling, WeightHolder
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.draw import distribution
-from bestofk.sampling.vllm import EngineError, VLLMEngine
-from bestofk.sampling.vllm_worker import load as load_into
+from bestofk.sampling.vllm_server import VLLMServer, write
+from bestofk.sampling.vllm_worker import MEMORY
 from bestofk.sampling.weights import named_weights
 from bestofk.types import Group, Prompt
-from vllm_models import ENDS, ENGINE, NOISE, PROMPTS, gap, model
+from vllm_models import ENDS, NOISE, PROMPTS, SERVED, gap, model, serving
 
 pytestmark = NOISE
 
@@ -37,35 +38,35 @@ def policy() -> Any:
 
 
 @pytest.fixture(scope="module")
-def started(policy: Any) -> Iterator[VLLMEngine]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    engine = VLLMEngine(policy, tiny.tokenizer(), options=ENGINE)
-    with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, seed=0, sampling=Sampling(samples_per_prompt=1))
-    yield engine
-    engine.close()
-    torch.set_num_threads(threads)
+def started(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    folder = tmp_path_factory.mktemp("served") / "model"
+    save(Policy(policy, tiny.tokenizer(), "served"), folder)
+    options = [*SERVED, "--enable-prompt-tokens-details"]
+    with serving(str(folder), options=options) as url:
+        server = VLLMServer(url, policy, tiny.tokenizer())
+        assert server.version is None
+        yield server
+        server.close()
 
 
 @pytest.fixture
-def engine(started: VLLMEngine, policy: Any) -> VLLMEngine:
+def server(started: VLLMServer, policy: Any) -> VLLMServer:
     started.update(named_weights(policy), version=1)
     return started
 
 
-def test_it_is_a_sampler_that_holds_weights(engine: VLLMEngine) -> None:
-    assert isinstance(engine, WeightHolder)
-    assert engine.version == 1
+def test_it_is_a_sampler_that_holds_weights(server: VLLMServer) -> None:
+    assert isinstance(server, WeightHolder)
+    assert server.version == 1
     assert not isinstance(ModelSampler(model(1), tiny.tokenizer()), WeightHolder)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_log_probs_are_the_learners_at_the_sampling_temperature(
-    engine: VLLMEngine, policy: Any, temperature: float
+    server: VLLMServer, policy: Any, temperature: float
 ) -> None:
     sampling = Sampling(samples_per_prompt=6, max_new_tokens=12, temperature=temperature)
-    groups = engine.sample(PROMPTS, seed=3, sampling=sampling)
+    groups = server.sample(PROMPTS, seed=3, sampling=sampling)
     assert gap(policy, groups, temperature) < CLOSE
 
 
@@ -76,9 +77,9 @@ def test_log_probs_are_the_learners_at_the_sampling_temperature(
 ], ids=["top_k", "top_p", "both"])  # fmt: skip
 @torch.no_grad()
 def test_log_probs_are_those_of_the_truncated_distribution(
-    engine: VLLMEngine, policy: Any, sampling: Sampling
+    server: VLLMServer, policy: Any, sampling: Sampling
 ) -> None:
-    for group in engine.sample(PROMPTS[:2], seed=4, sampling=sampling):
+    for group in server.sample(PROMPTS[:2], seed=4, sampling=sampling):
         for done in group.trajectories:
             ids = torch.tensor([[*group.prompt_tokens, *done.tokens]])
             logits = policy(ids).logits[0, len(group.prompt_tokens) - 1 : -1]
@@ -89,9 +90,9 @@ def test_log_probs_are_those_of_the_truncated_distribution(
 
 
 @torch.no_grad()
-def test_tokens_come_as_often_as_their_probability_says(engine: VLLMEngine, policy: Any) -> None:
+def test_tokens_come_as_often_as_their_probability_says(server: VLLMServer, policy: Any) -> None:
     sampling = Sampling(samples_per_prompt=3000, max_new_tokens=1)
-    (group,) = engine.sample(PROMPTS[4:], seed=5, sampling=sampling)
+    (group,) = server.sample(PROMPTS[4:], seed=5, sampling=sampling)
     chances = policy(torch.tensor([group.prompt_tokens])).logits[0, -1].double().softmax(-1).numpy()
     seen = Counter(done.tokens[0] for done in group.trajectories)
     common = [token for token in range(len(chances)) if chances[token] * sampling.n >= 5]
@@ -102,9 +103,9 @@ def test_tokens_come_as_often_as_their_probability_says(engine: VLLMEngine, poli
     assert found.pvalue > 0.01
 
 
-def test_groups_are_whole_and_completions_end_where_they_say(engine: VLLMEngine) -> None:
+def test_groups_are_whole_and_completions_end_where_they_say(server: VLLMServer) -> None:
     sampling = Sampling(samples_per_prompt=16, max_new_tokens=8, stop=("15", "="))
-    groups = engine.sample(PROMPTS, seed=6, sampling=sampling)
+    groups = server.sample(PROMPTS, seed=6, sampling=sampling)
     assert [group.prompt for group in groups] == PROMPTS
     small, ways = tiny.tokenizer(), Counter[str]()
     for group in groups:
@@ -129,24 +130,24 @@ def test_groups_are_whole_and_completions_end_where_they_say(engine: VLLMEngine)
     assert set(ways) == {"end", "stop", "length"}
 
 
-def test_temperature_zero_takes_what_our_own_sampler_takes(engine: VLLMEngine, policy: Any) -> None:
+def test_temperature_zero_takes_what_our_own_sampler_takes(server: VLLMServer, policy: Any) -> None:
     sampling = Sampling(samples_per_prompt=2, max_new_tokens=10, temperature=0.0)
     own = ModelSampler(policy, tiny.tokenizer()).sample(PROMPTS, seed=0, sampling=sampling)
-    assert engine.sample(PROMPTS, seed=0, sampling=sampling) == own
+    assert server.sample(PROMPTS, seed=0, sampling=sampling) == own
 
 
-def test_draws_belong_to_seed_and_prompt(engine: VLLMEngine) -> None:
+def test_draws_belong_to_seed_and_prompt(server: VLLMServer) -> None:
     sampling = Sampling(samples_per_prompt=6, max_new_tokens=10)
-    first = engine.sample(PROMPTS, seed=7, sampling=sampling)
-    assert tokens(engine.sample(PROMPTS, seed=7, sampling=sampling)) == tokens(first)
-    assert tokens(engine.sample(PROMPTS, seed=8, sampling=sampling)) != tokens(first)
-    alone = engine.sample([PROMPTS[2]], seed=7, sampling=sampling)
+    first = server.sample(PROMPTS, seed=7, sampling=sampling)
+    assert tokens(server.sample(PROMPTS, seed=7, sampling=sampling)) == tokens(first)
+    assert tokens(server.sample(PROMPTS, seed=8, sampling=sampling)) != tokens(first)
+    alone = server.sample([PROMPTS[2]], seed=7, sampling=sampling)
     assert tokens(alone) == tokens(first[2:3])
-    fewer = engine.sample(
+    fewer = server.sample(
         [PROMPTS[2]], seed=7, sampling=Sampling(samples_per_prompt=3, max_new_tokens=10)
     )
     assert tokens(fewer)[0] == tokens(alone)[0][:3]
-    twice = engine.sample([PROMPTS[0], PROMPTS[0]], seed=7, sampling=sampling)
+    twice = server.sample([PROMPTS[0], PROMPTS[0]], seed=7, sampling=sampling)
     assert tokens(twice[:1]) == tokens(first[:1])
     assert tokens(twice[1:]) != tokens(twice[:1])
     assert len({row for group in tokens(first) for row in group}) > 20
@@ -156,103 +157,96 @@ def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
     return [[done.tokens.tolist() for done in group.trajectories] for group in groups]
 
 
-def test_an_update_makes_it_the_new_model(engine: VLLMEngine, policy: Any) -> None:
+def test_an_update_makes_it_the_new_model(server: VLLMServer, policy: Any) -> None:
     sampling, other = Sampling(samples_per_prompt=4, max_new_tokens=10), model(2)
-    engine.update(named_weights(other), version=9)
-    groups = engine.sample(PROMPTS, seed=1, sampling=sampling)
-    assert engine.version == 9
+    server.update(named_weights(other), version=9)
+    groups = server.sample(PROMPTS, seed=1, sampling=sampling)
+    assert server.version == 9
     assert gap(other, groups) < CLOSE
     assert gap(policy, groups) > 1.0
 
 
-def test_every_single_weight_arrives(engine: VLLMEngine, policy: Any) -> None:
+def test_every_single_weight_arrives(server: VLLMServer, policy: Any) -> None:
     """A change of any one tensor is seen; a tied head counts as well as its embedding."""
     sampling = Sampling(samples_per_prompt=2, max_new_tokens=6)
     for name in dict(policy.named_parameters()):
         other = model(1)
         with torch.no_grad():
             other.get_parameter(name).mul_(-0.5)
-        engine.update(named_weights(other))
-        groups = engine.sample(PROMPTS[:2], seed=1, sampling=sampling)
+        server.update(named_weights(other))
+        groups = server.sample(PROMPTS[:2], seed=1, sampling=sampling)
         assert gap(other, groups) < CLOSE, name
         assert gap(policy, groups) > 100 * CLOSE, name
 
 
-def test_it_keeps_a_copy(engine: VLLMEngine) -> None:
+def test_it_keeps_a_copy(server: VLLMServer) -> None:
     """The optimiser changes the trained tensors in place; the sampler's are its own."""
     sampling, trained = Sampling(samples_per_prompt=4, max_new_tokens=10), model(3)
-    engine.update(named_weights(trained))
-    before = engine.sample(PROMPTS, seed=1, sampling=sampling)
+    server.update(named_weights(trained))
+    before = server.sample(PROMPTS, seed=1, sampling=sampling)
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.add_(0.1)
-    assert engine.sample(PROMPTS, seed=1, sampling=sampling) == before
+    assert server.sample(PROMPTS, seed=1, sampling=sampling) == before
 
 
-def test_the_prefix_cache_serves_nothing_old(engine: VLLMEngine, policy: Any) -> None:
+def test_the_prefix_cache_serves_nothing_old(server: VLLMServer, policy: Any) -> None:
     sampling, other = Sampling(samples_per_prompt=3, max_new_tokens=6), model(2)
-    assert cached(engine) == 0  # emptied by the update before this test
-    engine.sample(PROMPTS, seed=1, sampling=sampling)
-    assert cached(engine) >= 64  # of a prompt of about 150 tokens
-    # Without its reset, the new model would go on from the old one's keys and values …
-    engine.llm.collective_rpc(load_into, args=(named_weights(other),))
-    assert gap(other, engine.sample(PROMPTS, seed=1, sampling=sampling)) > 0.1
+    assert cached(server) == 0  # emptied by the update before this test
+    server.sample(PROMPTS, seed=1, sampling=sampling)
+    assert cached(server) >= 64  # of a prompt of about 150 tokens
+    # Without its reset, the new model would continue from the old one's keys and values …
+    with TemporaryDirectory(prefix="bestofk-weights-", dir=MEMORY) as folder:
+        sent = write(named_weights(other), Path(folder), torch.float32)
+        assert server._call("weights_from_memory", folder)["tensors"] == sent
+    assert gap(other, server.sample(PROMPTS, seed=1, sampling=sampling)) > 0.1
     # … which is what `update` prevents.
-    engine.update(named_weights(policy))
-    engine.sample(PROMPTS, seed=1, sampling=sampling)
-    engine.update(named_weights(other))
-    assert gap(other, engine.sample(PROMPTS, seed=1, sampling=sampling)) < CLOSE
+    server.update(named_weights(policy))
+    server.sample(PROMPTS, seed=1, sampling=sampling)
+    server.update(named_weights(other))
+    assert gap(other, server.sample(PROMPTS, seed=1, sampling=sampling)) < CLOSE
 
 
-def cached(engine: VLLMEngine) -> int:
+def cached(server: VLLMServer) -> int:
     """Tokens of the first prompt that vLLM finds computed already."""
-    from vllm import SamplingParams
-
-    ids: Any = {"prompt_token_ids": tiny.tokenizer()(PROMPTS[0].text)["input_ids"]}
-    with torch.compiler.set_stance("force_eager"):
-        (found,) = engine.llm.generate(ids, SamplingParams(max_tokens=1), use_tqdm=False)
-    engine_cached = found.num_cached_tokens or 0
-    return int(engine_cached)
+    ids = tiny.tokenizer()(PROMPTS[0].text)["input_ids"]
+    body = {"model": server.name, "prompt": ids, "max_tokens": 1}
+    answer = server._send("POST", "/v1/completions", json=body)
+    details = answer["usage"]["prompt_tokens_details"] or {}
+    return int(details.get("cached_tokens") or 0)
 
 
-def test_adapters_are_sampled_with(engine: VLLMEngine) -> None:
+def test_adapters_are_sampled_with(server: VLLMServer) -> None:
     adapted = with_adapters(model(1), Lora(rank=2))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
-    engine.update(named_weights(adapted))
-    groups = engine.sample(
+    server.update(named_weights(adapted))
+    groups = server.sample(
         PROMPTS, seed=1, sampling=Sampling(samples_per_prompt=3, max_new_tokens=6)
     )
     assert gap(adapted, groups) < CLOSE
     assert gap(model(1), groups) > 0.1
 
 
-def test_chat_and_empty_calls(engine: VLLMEngine) -> None:
-    assert engine.sample([], seed=0, sampling=Sampling(samples_per_prompt=2)) == []
+def test_chat_and_empty_calls(server: VLLMServer) -> None:
+    assert server.sample([], seed=0, sampling=Sampling(samples_per_prompt=2)) == []
     chat = Prompt("c", ({"role": "user", "content": "hello"},), "test")
     with pytest.raises(ValueError, match="no chat template"):
-        engine.sample([chat], seed=0, sampling=Sampling(samples_per_prompt=2))
+        server.sample([chat], seed=0, sampling=Sampling(samples_per_prompt=2))
 
 
-def test_what_would_change_the_distribution_is_refused(engine: VLLMEngine) -> None:
+def test_what_would_change_the_distribution_is_refused(server: VLLMServer) -> None:
     with pytest.raises(ValueError, match=r"at least 0\.01, got 0\.001"):
-        engine.sample(PROMPTS, seed=0, sampling=Sampling(samples_per_prompt=2, temperature=0.001))
-    with pytest.raises(ValueError, match="logprobs_mode is 'processed_logprobs'"):
-        VLLMEngine(model(1), tiny.tokenizer(), options={"logprobs_mode": "raw_logprobs"})
+        server.sample(PROMPTS, seed=0, sampling=Sampling(samples_per_prompt=2, temperature=0.001))
 
 
-def test_a_model_that_the_cpu_build_cannot_take_is_refused_in_words() -> None:
-    shipped = load("tiny-countdown")
-    with pytest.raises(ValueError, match=r"heads of 32, 64, .* and this model's have 16"):
-        VLLMEngine(shipped.model, shipped.tokenizer)
-
-
-def test_the_pages_example_runs_as_shown(engine: VLLMEngine) -> None:
+def test_the_pages_example_runs_as_shown(server: VLLMServer) -> None:
     page = (Path(__file__).parents[2] / "docs" / "adapters" / "vllm.md").read_text("utf-8")
     block = page.partition("```python\n")[2].partition("```")[0]
     names: dict[str, Any] = {
+        "url": server.url,
         "model": model(4),
         "tokenizer": tiny.tokenizer(),
         "prompts": PROMPTS,
@@ -260,32 +254,4 @@ def test_the_pages_example_runs_as_shown(engine: VLLMEngine) -> None:
     }
     exec(block, names)
     assert gap(model(4), names["groups"]) < CLOSE
-    names["engine"].close()
-    assert engine.version == 1  # and goes on, beside the one that was closed
-    again = engine.sample(
-        PROMPTS, seed=1, sampling=Sampling(samples_per_prompt=2, max_new_tokens=6)
-    )
-    assert gap(model(1), again) < CLOSE
-
-
-@pytest.mark.gpu
-def test_it_sleeps_while_the_learner_works(tmp_path: Path) -> None:
-    policy = Policy(model(1).cuda(), tiny.tokenizer(), "test")
-    save(policy, tmp_path / "model")
-    engine = VLLMEngine(policy.model, policy.tokenizer, options={"max_model_len": 512})
-    engine.update(named_weights(policy.model), version=1)
-    before = engine.sample(
-        PROMPTS, seed=1, sampling=Sampling(samples_per_prompt=2, max_new_tokens=6)
-    )
-    taken = torch.cuda.mem_get_info()[0]
-    engine.sleep()
-    assert torch.cuda.mem_get_info()[0] > taken + 2**30
-    assert engine.version is None
-    with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, seed=1, sampling=Sampling(samples_per_prompt=2))
-    engine.update(named_weights(policy.model), version=2)
-    assert (
-        engine.sample(PROMPTS, seed=1, sampling=Sampling(samples_per_prompt=2, max_new_tokens=6))
-        == before
-    )
-    engine.close()
+    names["server"].close()

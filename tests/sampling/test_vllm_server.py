@@ -16,8 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is tested in an environment of its own"
 
 from bestofk.models import Policy, save, tiny
 from bestofk.sampling import Sampling, WeightHolder
-from bestofk.sampling.vllm import EngineError
-from bestofk.sampling.vllm_server import SHARD, VLLMServer, command, write
+from bestofk.sampling.vllm_server import SHARD, EngineError, VLLMServer, command, write
 from bestofk.sampling.vllm_worker import MEMORY, private
 from bestofk.sampling.weights import named_weights
 from vllm_models import NOISE, PROMPTS, SERVED, gap, model, serving

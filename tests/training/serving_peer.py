@@ -17,10 +17,17 @@ from bestofk.types import Prompt
 
 
 class ServingPeer:
-    """Serves the model of a folder on loopback; after `lives` completions requests it is gone."""
+    """Serves the model of a folder on loopback; after `lives` completions requests it is gone.
 
-    def __init__(self, folder: Any, port: int, *, lives: int = 10**9) -> None:
-        self.policy, self.lives = load(folder), lives
+    Args:
+        loads: updates that it takes; it answers the others as if it had.
+        scale: of the output projections it loads; with another than 1 it is another model.
+    """
+
+    def __init__(
+        self, folder: Any, port: int, *, lives: int = 10**9, loads: int = 10**9, scale: float = 1.0
+    ) -> None:
+        self.policy, self.lives, self.loads, self.scale = load(folder), lives, loads, scale
         self.sampler = ModelSampler(self.policy.model, self.policy.tokenizer)
         self.updates, self.gone = 0, threading.Event()
         peer = self
@@ -64,8 +71,10 @@ class ServingPeer:
             about = {"logprobs_mode": "processed_logprobs", "dtype": "float32"}
             return {"results": [about | shape_of(self.policy.model.config)]}
         weights = {k: w for file in private(body["args"][0]) for k, w in load_file(file).items()}
-        missing = self.policy.model.load_state_dict(weights, strict=False).missing_keys
-        assert set(missing) <= {"lm_head.weight"}  # tied
+        loaded = {k: w * self.scale if "o_proj" in k else w for k, w in weights.items()}
+        if self.updates < self.loads:
+            missing = self.policy.model.load_state_dict(loaded, strict=False).missing_keys
+            assert set(missing) <= {"lm_head.weight"}  # tied
         self.updates += 1
         return {"results": [{"tensors": len(weights)}]}
 

@@ -11,7 +11,7 @@ from bestofk.cli import main
 from bestofk.config import merged, read
 from bestofk.models import Policy, save, tiny
 from bestofk.runs import read_metrics
-from bestofk.sampling.vllm import EngineError
+from bestofk.sampling.vllm_server import EngineError
 from bestofk.training.train import train
 from training.serving_peer import ServingPeer
 
@@ -77,6 +77,27 @@ def test_a_server_that_does_not_come_back_leaves_a_run_that_can_be_resumed(
     again = ServingPeer(small_model, port)
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("flaw", "steps", "cause"),
+    [
+        ({"loads": 1}, 1, "the engine did not take the weights"),
+        ({"scale": 1.5}, 0, "the engine computes another model"),
+    ],
+)
+def test_a_server_that_holds_other_weights_stops_the_run_before_it_is_drawn_from(
+    recipe, small_model, port, tmp_path, flaw, steps, cause
+):
+    peer = ServingPeer(small_model, port, **flaw)
+    sampling = {"engine": "vllm", "server": peer.url}
+    config = read(recipe(sampling=sampling, evaluation={"every": 0}))
+    with pytest.raises(ValueError, match=rf"more than 0\.001, .*Likely cause: {cause}"):
+        train(config)
+    peer.close()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    done = read_metrics(tmp_path / "run") if metrics.exists() else []
+    assert [line["step"] for line in done if line["kind"] == "train"] == [*range(1, steps + 1)]
 
 
 def test_a_server_of_another_model_is_named_before_it_gets_weights(recipe, port, tmp_path):

@@ -177,7 +177,7 @@ def test_batches_are_drawn_ahead_after_the_warm_up(recipe, tmp_path):
 class Server(ModelSampler):
     """A sampler with weights of its own, as a server has them; it may wait for the learner."""
 
-    version, shared = None, True
+    version = None
 
     def __init__(self, policy, learning=None):
         super().__init__(copy.deepcopy(policy.model), policy.tokenizer)
@@ -196,10 +196,10 @@ class Server(ModelSampler):
             self.waited += 1
         return super().sample(prompts, **named)
 
-    def sleep(self):
+    def wait(self):
         pass
 
-    close = sleep
+    close = wait
 
 
 def test_a_server_draws_while_the_learner_works_and_nothing_else_changes(

@@ -27,7 +27,7 @@ COMMON = {
     "sampling.prompts_per_step": "P, prompts per step",
     "sampling.max_new_tokens": "longest completion",
     "sampling.temperature": "sampling temperature",
-    "sampling.engine": "auto, transformers or vllm",
+    "sampling.engine": "auto, group, transformers or vllm",
     "optimizer.learning_rate": "peak rate; by the model's size",
     "evaluation.every": "steps between evaluations; 0 is never",
     "evaluation.samples_per_prompt": "n of an evaluation",

@@ -37,7 +37,7 @@ HOSTS = {
     "verl": ("verl", "bestofk.adapters.verl.plugin", (0, 9)),
     "skyrl": ("SkyRL", "bestofk.adapters.skyrl", (0, 3)),
     "openrlhf": ("OpenRLHF", "bestofk.adapters.openrlhf", (0, 11)),
-    "vllm": ("vLLM", "bestofk.sampling.vllm", (0, 32)),
+    "vllm": ("vLLM", "bestofk.sampling.vllm_server", (0, 32)),
 }
 # packages that programs and reference solutions import, and where they do
 PROGRAM_PACKAGES = {

@@ -69,19 +69,18 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class WeightHolder(Sampler, Protocol):
-    """A sampler with a copy of the weights of its own, which must be told when they change."""
+    """A sampler with a copy of the weights of its own, which must be told when they change: a
+    server. All processes of a run sample from it, and one of them updates it."""
 
     version: int | None
     """Of the weights it holds, as the last `update` said; None when it has none of ours."""
-    shared: bool
-    """Whether all processes of a run sample from one: then one of them updates it."""
 
     def update(self, weights: Iterable[tuple[str, Any]], *, version: int = 0) -> None:
         """Take these tensors, by their names on disk, and forget what the old ones computed."""
         ...
 
-    def sleep(self) -> None:
-        """Free what memory it can until the next `update`."""
+    def wait(self) -> None:
+        """Until it answers again after a `ServerLost`."""
         ...
 
     def close(self) -> None:

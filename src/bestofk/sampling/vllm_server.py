@@ -24,14 +24,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bestofk.model_facts import base_model
-from bestofk.sampling.decode import end_tokens
+from bestofk.sampling.decode import end_tokens, trajectory
 from bestofk.sampling.openai_wire import base_of, local, socket_of
-from bestofk.sampling.prompts import encode
+from bestofk.sampling.prompts import digests, encode
 from bestofk.sampling.sampler import Sampling, ServerLost
-from bestofk.sampling.vllm import FIXED, SHARE, EngineError, group, request, seeds
 from bestofk.sampling.vllm_worker import MEMORY, shape_of
 from bestofk.types import Group, Prompt
 
+FIXED = {
+    "logprobs_mode": "processed_logprobs",  # of the distribution drawn from: temperature, top-p
+    "generation_config": "vllm",  # not the sampling parameters that come with the model
+}
+"""Options of the server that the log-probabilities depend on."""
+SHARE = 0.4
+"""Of a GPU's memory, that vLLM takes beside the learner."""
+COLDEST = 0.01
+"""vLLM raises temperatures between 0 and this one, without a word in its answers."""
 SHARD = 2**30
 """Bytes of weights in one file."""
 CONNECTIONS = 128
@@ -41,12 +49,20 @@ PATIENCE = 300.0
 """Seconds that a server which is gone is waited for."""
 
 
+class EngineError(OSError):
+    """vLLM does not support a setting, failed, or did not do what it said."""
+
+
 class VLLMServer:
-    """Samples from a vLLM server of this machine: a `bestofk.sampling.Sampler`."""
+    """Samples from a vLLM server of this machine: a `bestofk.sampling.Sampler`.
+
+    The random numbers of a sample are fixed by the seed, the prompt's id and the sample's place.
+    What they select is not quite: vLLM computes a row in batches that depend on the other rows, and
+    rounding depends on the batch (see docs/adapters/vllm.md).
+    """
 
     version: int | None = None
     """Of the weights it holds, as `update` was told; None when it has not been."""
-    shared = True
 
     def __init__(
         self, url: str, model: Any, tokenizer: Any, *, dtype: str = "float32", start: str = ""
@@ -72,10 +88,8 @@ class VLLMServer:
             base_url=base_of(self.url),
             timeout=httpx.Timeout(None, connect=30.0),
         )
-        self.ends, self.start = (
-            end_tokens(model, tokenizer),
-            f"; start it with:\n{start}" * bool(start),
-        )
+        self.ends = end_tokens(model, tokenizer)
+        self.start = f"; start it with:\n{start}" if start else ""
         try:
             self.name = self._send("GET", "/v1/models")["data"][0]["id"]
             about = self._call("about_sampling")
@@ -139,9 +153,6 @@ class VLLMServer:
             )
         self.version = version
 
-    def sleep(self) -> None:
-        """Nothing: the server's memory is its own."""
-
     def close(self) -> None:
         """The connection alone: the server belongs to whoever started it."""
         self.client.close()
@@ -184,6 +195,61 @@ class VLLMServer:
             raise EngineError(stated + self.start)
         # What an API server says whose engine is dead.
         raise (ServerLost if answer.status_code >= 500 else EngineError)(stated)
+
+
+def request(sampling: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
+    """Everything about a request, nothing left to defaults: some models come with their own."""
+    if 0.0 < sampling.temperature < COLDEST:
+        raise ValueError(
+            f"vLLM draws at a temperature of 0 or of at least {COLDEST}, got {sampling.temperature}"
+        )
+    return {
+        # The most likely tokens are the same n times, and vLLM draws them once.
+        "n": 1 if sampling.temperature == 0.0 else sampling.n,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": seed,
+        "stop": list(sampling.stop),
+        "stop_token_ids": sorted(ends),
+        "logprobs": 0,
+    }
+
+
+def seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
+    """A seed for each prompt. vLLM adds the place of the sample to it; 62 bits: no two overlap but
+    by a miracle."""
+    return [int.from_bytes(digest[:8]) >> 2 for digest in digests(prompts, seed)]
+
+
+def group(
+    prompt: Prompt,
+    ids: tuple[int, ...],
+    rows: Sequence[tuple[np.ndarray, np.ndarray]],
+    reasons: Sequence[str | None],
+    sampling: Sampling,
+    tokenizer: Any,
+    ends: frozenset[int],
+) -> Group:
+    """A group from what vLLM drew for one prompt.
+
+    Raises:
+        EngineError: a request was given up, or answered with too few completions.
+    """
+    if sampling.temperature == 0.0:  # the most likely token has all the probability
+        rows = [(tokens, np.zeros(len(tokens), np.float32)) for tokens, _ in rows] * sampling.n
+    if len(rows) != sampling.n or any(reason not in ("stop", "length") for reason in reasons):
+        raise EngineError(
+            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {sampling.n} completions, which "
+            f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
+        )
+    done = tuple(trajectory(*row, tokenizer, ends, sampling.stop) for row in rows)
+    return Group(prompt, done, ids, sampling.temperature)
 
 
 def write(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> int:

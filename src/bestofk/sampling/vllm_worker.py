@@ -1,7 +1,7 @@
 """Inside vLLM's worker: new weights into the running model. Runs in vLLM's process, not in ours.
 
 A server is started with `--worker-extension-cls bestofk.sampling.vllm_worker.WeightReceiver`, which
-adds the methods below to its workers; the engine in our own process calls `load` directly.
+adds the methods below to its workers.
 """
 
 from __future__ import annotations

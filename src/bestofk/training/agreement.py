@@ -97,7 +97,7 @@ class Agreement:
         before = self.probe(prompt)[0] if sampler.version is not None else float("nan")
         self.processes.wait()  # nobody is sampling now
         with self.learner.gathered():
-            if self.processes.main or not sampler.shared:
+            if self.processes.main:
                 sampler.update(named_weights(self.learner.policy), version=self.learner.steps)
         self.processes.wait()
         sampler.version = self.learner.steps

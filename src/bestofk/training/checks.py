@@ -54,7 +54,6 @@ def _sections(config: Config) -> dict[str, Any]:
         ),
         "",
     )
-    apart = "server" if sampling.server else "vllm"
     return {
         f"{secret} looks like a secret, and a config is kept in the run's folder: put it into the "
         "environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)": secret,
@@ -66,11 +65,11 @@ def _sections(config: Config) -> dict[str, Any]:
         "share out over processes: leave one of them out":
             model.advanced.lora_nf4 and model.advanced.fsdp,
         "sampling.temperature is above 0 in training, got 0": not sampling.temperature,
-        f"sampling.{apart} is for sampling.engine = 'vllm', got {sampling.engine!r}":
-            sampling.engine != "vllm" and (sampling.server or sampling.vllm),
-        f"sampling.vllm ({', '.join(sampling.vllm)}) is for the engine in each process; the "
-        f"options of {sampling.server} are given where it is started":
-            sampling.server and sampling.vllm,
+        f"sampling.server is for sampling.engine = 'vllm', got {sampling.engine!r}":
+            sampling.engine != "vllm" and sampling.server,
+        "sampling.engine = 'vllm' draws from a server that you start: set sampling.server, for "
+        "example 'http://127.0.0.1:8000'; --dry-run prints the command that starts it":
+            sampling.engine == "vllm" and not sampling.server,
         f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "
         f"{limit}, so it cannot be longer: every completion would be penalised; lower it":
             zone > limit,
@@ -132,11 +131,10 @@ def _ratios(config: Config, objective: Objective) -> dict[str, Any]:
 
 def check_installed(config: Config) -> None:
     """Raise for a sampler or a tracker that is not installed; a dry run may name it."""
-    needed = "httpx" if config.sampling.server else "vllm"
-    if config.sampling.engine == "vllm" and importlib.util.find_spec(needed) is None:
+    if config.sampling.server and importlib.util.find_spec("httpx") is None:
         raise ValueError(
-            f"sampling.engine = 'vllm' needs {needed}: pip install 'bestofk[vllm,api]'; on CPU, "
-            "see docs/adapters/vllm.md"
+            "sampling.engine = 'vllm' needs httpx: pip install 'bestofk[api]'; the server needs "
+            "vLLM, see docs/adapters/vllm.md"
         )
     for name in config.run.trackers:
         if importlib.util.find_spec(name) is None:

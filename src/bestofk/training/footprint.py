@@ -220,10 +220,6 @@ def _sampling(
     sampling = config.sampling
     if sampling.server:
         return {"cache": 0.0}
-    if sampling.engine == "vllm":
-        from bestofk.sampling.vllm import SHARE
-
-        return {"vLLM": float(sampling.vllm.get("gpu_memory_utilization", SHARE)) * (card or 0.0)}
     rows = min(sampling.advanced.max_rows, sampling.prompts_per_step * sampling.samples_per_prompt)
     row = 2 * shape.layers * shape.keys * 4 * (prompt + sampling.max_new_tokens)
     room = CPU_CACHE if card is None else card / 2

@@ -38,9 +38,8 @@ class Rollouts:
 
     def __post_init__(self) -> None:
         self.sampler: Any = self.context.parts.sampler
-        self.is_server = bool(getattr(self.sampler, "shared", False))
         self.has_own_weights = isinstance(self.sampler, WeightHolder)
-        self.overlaps = self.is_server and self.context.config.off_policy.ahead > 0
+        self.overlaps = self.has_own_weights and self.context.config.off_policy.ahead > 0
         """Whether batches are drawn ahead while the learner works: by a server, which is apart."""
 
     @cached_property
@@ -148,7 +147,7 @@ class Rollouts:
     def _served(self, ask: Callable[[], Answer]) -> Answer:
         """What is asked of a sampler. A server that is lost is waited for, gets the weights again
         and is asked once more."""
-        if not self.is_server:
+        if not self.has_own_weights:
             return ask()
         again = False
         while True:

@@ -83,8 +83,6 @@ class Session:
     @contextlib.contextmanager
     def learning(self, step: int, batch: RolloutBatch) -> Iterator[None]:
         """Around the optimiser steps: a step that fails leaves its batch in the run's folder."""
-        if self.rollouts.has_own_weights:
-            self.rollouts.sampler.sleep()  # frees its memory while the learner works
         try:
             with self.context.timed("learn"), self.context.patient(step, "learning"):
                 yield

@@ -126,16 +126,12 @@ def make_sampler(
     sampling: SamplingSection, model: ModelSection, policy: models.Policy, device: str
 ) -> Sampler:
     """The engine that draws completions; `auto` is the group engine on CUDA, else transformers."""
-    dtype = {"fp32": "float32", "bf16": "bfloat16"}[model.precision]
     if sampling.server:
         from bestofk.sampling.vllm_server import VLLMServer, start_line
 
+        dtype = {"fp32": "float32", "bf16": "bfloat16"}[model.precision]
         start = start_line(model.path, sampling.server, dtype)
         return VLLMServer(sampling.server, policy.model, policy.tokenizer, dtype=dtype, start=start)
-    if sampling.engine == "vllm":
-        from bestofk.sampling.vllm import VLLMEngine
-
-        return VLLMEngine(policy.model, policy.tokenizer, dtype=dtype, options=sampling.vllm)
     if sampling.engine == "group" and not str(device).startswith("cuda"):
         raise ValueError(
             f"sampling.engine = 'group' needs a CUDA GPU and the device is {device}: use 'auto' or "
