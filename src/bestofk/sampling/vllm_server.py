@@ -245,8 +245,8 @@ def group(
         rows = [(tokens, np.zeros(len(tokens), np.float32)) for tokens, _ in rows] * sampling.n
     if len(rows) != sampling.n or any(reason not in ("stop", "length") for reason in reasons):
         raise EngineError(
-            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {sampling.n} completions, which "
-            f"ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
+            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {sampling.n} completions, "
+            f"which ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
         )
     done = tuple(trajectory(*row, tokenizer, ends, sampling.stop) for row in rows)
     return Group(prompt, done, ids, sampling.temperature)
