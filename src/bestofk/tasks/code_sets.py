@@ -5,17 +5,25 @@ What is shown can be copied: a test in the prompt is not graded unless asked for
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bestofk.messages import one_of
 from bestofk.tasks.data_rows import Row, each, locate, read
-from bestofk.tasks.dataset import STYLES, Source, as_messages, from_prompts, loader
+from bestofk.tasks.dataset import (
+    STYLES,
+    Source,
+    as_messages,
+    from_prompts,
+    named_sources,
+    prompts_of,
+)
 from bestofk.tasks.definition import Task
 from bestofk.tasks.schemas import (
     chat,
@@ -36,70 +44,65 @@ LEFT_OUT = {
     "mbppplus": (106, 124, 252, 255, 580, 630, 720, 737, 787, 794),
 }
 """Nobody can solve these: tests with instances of own classes, references that fail their tests."""
+_MORE_TESTS = {"HumanEval/34": "\n    assert candidate([2, 1, 2]) == [1, 2]\n"}
+"""The one test of this problem is the example in its prompt, whose answer can be copied."""
+
+Prompts: TypeAlias = Mapping[str, list[Prompt]]
+"""The prompts of each file or split."""
+Problem: TypeAlias = tuple[object, str, dict[str, Any], str | None]
+"""Its id in the set, its text, what the verifier needs, and a program that passes all tests."""
 
 
-def mbpp_split(number: int) -> str:
-    """The split of an MBPP or MBPP+ problem."""
-    for split, (first, last) in MBPP_SPLITS.items():
-        if first <= number <= last:
-            return split
-    raise ValueError(f"MBPP has the ids 1 to 974, got {number}")
+def mbpp_splits(files: Prompts) -> Prompts:
+    """Problems that have MBPP's numbers as ids, in MBPP's splits."""
+    splits: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
+    for prompt in files[""]:
+        number = int(prompt.id.rpartition("/")[2])
+        split = next((s for s, (low, high) in MBPP_SPLITS.items() if low <= number <= high), None)
+        if split is None:
+            raise ValueError(f"MBPP has the ids 1 to 974, got {number}")
+        if number not in LEFT_OUT[prompt.task]:
+            splits[split].append(prompt)
+    return splits
 
 
-def _by_split(source: str, build: Callable[[Row], Prompt]) -> Callable[[], dict[str, list[Prompt]]]:
-    """Loads problems that have MBPP's numbers as ids into MBPP's splits."""
-
-    def rows() -> dict[str, list[Prompt]]:
-        by_split: dict[str, list[Prompt]] = {split: [] for split in MBPP_SPLITS}
-        for prompt in each(read(source), source, build):
-            number = int(prompt.id.rpartition("/")[2])
-            if number not in LEFT_OUT[prompt.task]:
-                by_split[mbpp_split(number)].append(prompt)
-        return by_split
-
-    return rows
-
-
-def code_task(
+def published(
     name: str,
-    rows: Callable[[], Mapping[str, list[Prompt]]],
-    splits: Sequence[str],
+    build: Callable[[Row], Problem | None],
+    paths: Mapping[str, str | None],
     *,
+    splits: Sequence[str],
+    style: str,
     reward: str,
-    licence: str,
-    summary: str,
-    limit: int | None,
-    seed: int,
-    validation_share: float = 0.0,
-    keep_repeats: bool = True,
+    arrange: Callable[[Prompts], Prompts] = dict,
     packages: Sequence[str] = (),
-    left_out: dict[str, str] | None = None,
-    read_as: Counter[str] | None = None,
+    **options: Any,
 ) -> Task:
-    """A task judged by running programs; `rows` loads all splits when one is first used."""
-    loaded: dict[str, list[Prompt]] = {}
+    """A published set that is judged by running programs.
 
-    def loader(split: str) -> Callable[[], list[Prompt]]:
-        def load() -> list[Prompt]:
-            if not loaded:
-                loaded.update(rows())
-            return loaded.get(split, [])
+    Args:
+        build: the problem in a row; None leaves it out.
+        paths: by file, the path that the user states. The one file "" holds all splits.
+        arrange: makes splits of the prompts by file.
+        options: of `from_prompts`.
+    """
+    one_of("style", style, STYLES)
+    sources = {
+        file: locate(path, f"{name}-{file}".rstrip("-") + ".jsonl.gz")
+        for file, path in paths.items()
+    }
 
-        return load
+    def prompt_of(row: Row) -> Prompt | None:
+        problem = build(row)
+        return fenced_prompt(name, *problem, style) if problem else None
 
+    def load() -> Prompts:
+        rows = {file: each(read(source), source, prompt_of) for file, source in sources.items()}
+        return arrange({file: [p for p in prompts if p] for file, prompts in rows.items()})
+
+    settings = {"reward": reward} | ({"packages": list(packages)} if packages else {})
     return from_prompts(
-        name,
-        {split: loader(split) for split in splits},
-        verifier="code",
-        verifier_options={"reward": reward, **({"packages": list(packages)} if packages else {})},
-        left_out=left_out,
-        read_as=read_as,
-        licence=licence,
-        shares={"validation": validation_share},
-        limit=limit,
-        seed=seed,
-        summary=summary,
-        keep_repeats=keep_repeats,
+        name, load, splits, verifier="code", verifier_options=settings, keep_repeats=True, **options
     )
 
 
@@ -137,22 +140,20 @@ def mbpp(
         grade_shown: grade those too (the usual benchmark does).
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
-    one_of("style", style, STYLES)
 
-    def build(row: Row) -> Prompt:
+    def build(row: Row) -> Problem:
         tests = [*row["test_list"], *row.get("challenge_test_list", [])]
-        given = {"setup": row.get("test_setup_code", ""), **shadowed_builtin(tests, row["code"])}
+        setup = {"setup": row.get("test_setup_code", ""), **shadowed_builtin(tests, row["code"])}
         examples, graded = shown_and_graded(tests, shown)
         if grade_shown:
             examples, graded = tests[:shown], tests
         text = "\n".join([row["text"].strip(), *["", "For example:"] * bool(shown), *examples])
-        spec = {"asserts": graded, **given}
-        return fenced_prompt("mbpp", row["task_id"], text, spec, row["code"], style)
+        return row["task_id"], text, {"asserts": graded, **setup}, row["code"]
 
-    rows = _by_split(locate(path, "mbpp.jsonl.gz"), build)
-    return code_task(
-        "mbpp", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
-        licence="CC-BY-4.0 (google-research/mbpp)", summary="970 small Python functions",
+    return published(
+        "mbpp", build, {"": path}, splits=tuple(MBPP_SPLITS), arrange=mbpp_splits, style=style,
+        reward=reward, limit=limit, seed=seed, licence="CC-BY-4.0 (google-research/mbpp)",
+        summary="970 small Python functions",
     )  # fmt: skip
 
 
@@ -172,32 +173,26 @@ def mbppplus(
         path: file with task_id, prompt, base_input, plus_input; else $BESTOFK_DATA, else the Hub.
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
-    one_of("style", style, STYLES)
-
-    def build(row: Row) -> Prompt:
-        return _mbppplus_prompt(int(str(row["task_id"]).rpartition("/")[2]), row, style)
-
-    rows = _by_split(locate(path, "mbppplus.jsonl.gz"), build)
-    return code_task(
-        "mbppplus", rows, tuple(MBPP_SPLITS), reward=reward, limit=limit, seed=seed,
+    return published(
+        "mbppplus", _many_inputs, {"": path}, splits=tuple(MBPP_SPLITS), arrange=mbpp_splits,
+        style=style, reward=reward, limit=limit, seed=seed,
         licence="Apache-2.0 (evalplus/mbppplus_release)", summary="368 functions, many inputs",
     )  # fmt: skip
 
 
-def _mbppplus_prompt(number: int, row: Row, style: str) -> Prompt:
+def _many_inputs(row: Row) -> Problem:
+    number = int(str(row["task_id"]).rpartition("/")[2])
     if "base_input" not in row:  # the Hub's table has the tests as one program
         spec = {"asserts": row["test_list"], "setup": "\n".join(row.get("test_imports", []))}
-        return fenced_prompt("mbppplus", number, row["prompt"], spec, row["code"], style)
-    inputs = [*row["base_input"], *row["plus_input"]]
+        return number, row["prompt"], spec, row["code"]
     spec = {
         "entry_point": row["entry_point"],
-        "calls": [{"args": args} for args in inputs],
+        "calls": [{"args": args} for args in [*row["base_input"], *row["plus_input"]]],
         "solution": row["canonical_solution"],
     }
     if row.get("atol"):
         spec["tolerance"] = {"abs": row["atol"], "rel": 0.0}
-    text = row["prompt"].strip().strip('"').strip()
-    return fenced_prompt("mbppplus", number, text, spec, row["canonical_solution"], style)
+    return number, row["prompt"].strip().strip('"').strip(), spec, row["canonical_solution"]
 
 
 def humaneval(
@@ -214,36 +209,23 @@ def humaneval(
         path: file with task_id, prompt, test, entry_point; else $BESTOFK_DATA, else the Hub.
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
-    one_of("style", style, STYLES)
-    source = locate(path, "humaneval.jsonl.gz")
-
-    def build(row: Row) -> Prompt:
-        code = row["prompt"] + row["canonical_solution"]
-        text = f"Complete this function.\n\n```python\n{row['prompt'].strip()}\n```"
-        key = str(row["task_id"]).rpartition("/")[2]
-        return fenced_prompt("humaneval", key, text, _checked_function(row), code, style)
-
-    def rows() -> dict[str, list[Prompt]]:
-        return {"test": each(read(source), source, build)}
-
-    return code_task(
-        "humaneval", rows, ("test",), reward=reward, limit=limit, seed=seed,
+    return published(
+        "humaneval", _to_complete, {"": path}, splits=("test",), style=style, reward=reward,
+        arrange=lambda files: {"test": files[""]}, limit=limit, seed=seed,
         licence="MIT (openai/human-eval)", summary="164 functions to complete; for tests only",
     )  # fmt: skip
 
 
-_MORE_TESTS = {"HumanEval/34": "\n    assert candidate([2, 1, 2]) == [1, 2]\n"}
-"""The one test of this problem is the example in its prompt, whose answer can be copied."""
-
-
-def _checked_function(row: Row) -> dict[str, Any]:
-    """What the verifier needs where a `check` function tests one that the prompt begins."""
-    return {
+def _to_complete(row: Row) -> Problem:
+    spec = {
         "check": row["test"] + _MORE_TESTS.get(row["task_id"], ""),
         "entry_point": row["entry_point"],
         "setup": row["prompt"],
         "prefix": row["prompt"],
     }
+    text = f"Complete this function.\n\n```python\n{row['prompt'].strip()}\n```"
+    key = str(row["task_id"]).rpartition("/")[2]
+    return key, text, spec, row["prompt"] + row["canonical_solution"]
 
 
 def codecontests(
@@ -313,56 +295,47 @@ def stdio(
         reward: "fraction" of tests passed, or 1 only when "all" pass.
     """
     one_of("style", style, STYLES)
-    sources = {
-        key: source
-        for key, source in (("train", train), ("validation", validation), ("test", test))
-        if source is not None
-    }
+    if bool(question) != bool(tests):
+        raise ValueError("question and tests are both named, or both recognised by the fields")
+    sources = named_sources(train=train, validation=validation, test=test)
     left_out: dict[str, str] = {}
     read_as = Counter[str]()
     own_check = Path(checker).read_text(encoding="utf-8") if checker else ""
-    if bool(question) != bool(tests):
-        raise ValueError("question and tests are both named, or both recognised by the fields")
+    stated = (question, tuple(tests), solution, id)
 
-    def builder(split: str) -> Callable[[Row], Prompt]:
-        numbers = itertools.count()
+    def prompt_of(split: str, numbers: Iterator[int], row: Row) -> Prompt:
+        number = next(numbers)
+        schema, fields = ("", stated) if question else program_schema(row)
+        asking, testing, solving, naming = fields
+        read_as[f"{schema}: ".lstrip(": ") + ", ".join((asking, *testing))] += 1
+        code = first_program(field(row, solving)) if solving else None
+        starter = str(row.get("starter_code") or "").rstrip()
+        spec = program_spec(row, testing, f"{starter}\n{code}") | time_limit(row)
+        if checker and "stdio" in spec:
+            spec["checker"] = own_check
+        value = field(row, asking)
+        messages = chat(value)
+        text = messages[-1]["content"] if messages else plain_text(value)
+        text = f"{text.strip()}\n\n{_form(spec, starter, str(field(row, testing[0])))}"
+        key = plain_text(field(row, naming)) if naming else f"{split}-{number}"
+        prompt = fenced_prompt(name, key, text, spec, code, style)
+        before = tuple(messages[:-1]) if messages and style == "chat" else ()
+        return replace(prompt, text=(*before, *prompt.text)) if before else prompt
 
-        def build(row: Row) -> Prompt:
-            number = next(numbers)
-            schema, fields = "", (question, tuple(tests), solution, id)
-            if not question:
-                schema, fields = program_schema(row)
-            asked, tested, solved, named = fields
-            read_as[f"{schema}: ".lstrip(": ") + ", ".join((asked, *tested))] += 1
-            code = first_program(field(row, solved)) if solved else None
-            starter = str(row.get("starter_code") or "").rstrip()
-            spec = program_spec(row, tested, f"{starter}\n{code}") | time_limit(row)
-            if checker and "stdio" in spec:
-                spec["checker"] = own_check
-            value = field(row, asked)
-            messages = chat(value)
-            text = messages[-1]["content"] if messages else plain_text(value)
-            text = f"{text.strip()}\n\n{_wanted(spec, starter, str(field(row, tested[0])))}"
-            key = plain_text(field(row, named)) if named else f"{split}-{number}"
-            made = fenced_prompt(name, key, text, spec, code, style)
-            before = tuple(messages[:-1]) if messages and style == "chat" else ()
-            return replace(made, text=(*before, *made.text)) if before else made
-
-        return build
-
-    def rows() -> dict[str, list[Prompt]]:
+    def load() -> Prompts:
         return {
-            key: loader(key, source, builder(key), left_out)() for key, source in sources.items()
+            split: prompts_of(split, source, partial(prompt_of, split, count()), left_out)
+            for split, source in sources.items()
         }
 
-    return code_task(
-        name, rows, tuple(sources), reward=reward, limit=limit, seed=seed, licence=licence,
-        validation_share=validation_share, summary="programs judged by tests",
-        keep_repeats=False, left_out=left_out, read_as=read_as,
+    return from_prompts(
+        name, load, tuple(sources), verifier="code", verifier_options={"reward": reward},
+        licence=licence, summary="programs judged by tests", limit=limit, seed=seed,
+        shares={"validation": validation_share}, left_out=left_out, read_as=read_as,
     )  # fmt: skip
 
 
-def _wanted(spec: Mapping[str, Any], starter: str, tests: str) -> str:
+def _form(spec: Mapping[str, Any], starter: str, tests: str) -> str:
     """What kind of program is asked for, in a sentence."""
     if "stdio" in spec:
         return "Write a Python program that reads stdin and writes stdout."

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bestofk.messages import one_of, unknown
@@ -88,7 +89,7 @@ def dataset(
         validation_share, test_share: what is cut from "train" for splits without a source.
         limit: at most so many prompts a split.
     """
-    sources = {"train": train, "validation": validation, "test": test}
+    sources = named_sources(train=train, validation=validation, test=test)
     left_out: dict[str, str] = {}
     read_as = Counter[str]()
     declaration = _Declaration(
@@ -97,11 +98,11 @@ def dataset(
     )  # fmt: skip
     return from_prompts(
         name,
-        {
-            key: loader(key, source, declaration.prompt_of, left_out)
-            for key, source in sources.items()
-            if source is not None
+        lambda: {
+            split: prompts_of(split, source, declaration.prompt_of, left_out)
+            for split, source in sources.items()
         },
+        tuple(sources),
         shares={"validation": validation_share, "test": test_share},
         verifier=verifier,
         verifier_options=verifier_options or {},
@@ -150,8 +151,8 @@ class _Declaration:
         template = self.reference
         if template is None and "expected" in needs:
             template = REFERENCES.get(self.verifier)
-        asked = self._template(row)
-        text, messages = self._question(row, asked, str(needs.get("expected", "")))
+        question = self._template(row)
+        text, messages = self._question(row, question, str(needs.get("expected", "")))
         if not text.strip() or messages == []:
             raise ValueError("the prompt is empty")
         id = f"{self.name}/{_text(row, self.id)}" if self.id else identity(self.name, text)
@@ -164,7 +165,7 @@ class _Declaration:
         if not self.prompt or (answer and not self.answer):
             in_chat = " (chat messages)" if messages else ""
             rest = f", answer {answer}" if answer else ""
-            self.read_as[f"prompt {asked.strip('{}')}{in_chat}{rest}"] += 1
+            self.read_as[f"prompt {question.strip('{}')}{in_chat}{rest}"] += 1
         return Prompt(
             id=id,
             text=as_messages(self.style, self.system, text)
@@ -178,8 +179,8 @@ class _Declaration:
     def _form(self, text: str) -> str:
         """The sentence that asks for the form of the answer, where nothing does."""
         signs, sentence = FORMS.get(self.verifier, ((), ""))
-        asked = f"{self.system}\n{text}".lower()
-        return "" if not self.ask or any(sign in asked for sign in signs) else sentence
+        whole = f"{self.system}\n{text}".lower()
+        return "" if not self.ask or any(sign in whole for sign in signs) else sentence
 
     def _answer_field(self, row: Row) -> str | None:
         """The field with the answer, where the verifier compares with one."""
@@ -187,27 +188,27 @@ class _Declaration:
             return self.answer or self.spec["expected"]
         if self.verifier not in REFERENCES:
             return None
-        found = first_field(row, ANSWERS)
-        if found is None:
+        name = first_field(row, ANSWERS)
+        if name is None:
             raise ValueError(
                 f"verifier {self.verifier!r} compares with an answer, and none of the fields is "
                 f"known to hold one ({', '.join(row)}): name it with answer"
             )
-        return found
+        return name
 
     def _template(self, row: Row) -> str:
         """The template of the prompt, as stated or by the fields of the row."""
         if self.prompt:
             return self.prompt
-        found = first_field(row, QUESTIONS)
-        if found is None:
+        name = first_field(row, QUESTIONS)
+        if name is None:
             raise ValueError(
                 f"none of the fields is known to hold a question ({', '.join(row)}): name it "
                 'with prompt="{field}"'
             )
-        if found == "instruction" and row.get("input"):  # Alpaca's
+        if name == "instruction" and row.get("input"):  # Alpaca's
             return "{instruction}\n\n{input}"
-        return f"{{{found}}}"
+        return f"{{{name}}}"
 
     def _question(
         self, row: Row, template: str, expected: str
@@ -217,8 +218,8 @@ class _Declaration:
         messages = chat(field(row, one[1])) if one else None
         if one is None or messages is None:
             return _fill(template, row, "prompt"), None
-        asked = without_answer(messages, one[1], expected)
-        return json.dumps(asked), asked
+        messages = without_answer(messages, one[1], expected)
+        return json.dumps(messages), messages
 
     def _with_system(self, messages: list[dict[str, str]]) -> str | tuple[dict[str, str], ...]:
         if self.style == "text":
@@ -231,72 +232,76 @@ class _Declaration:
 _ONE_FIELD = re.compile(r"\{([^{}!:\[\]]+)\}")
 
 
-def loader(
+def named_sources(**sources: Source | None) -> dict[str, Source]:
+    """The sources by split, without the splits that have none."""
+    return {split: source for split, source in sources.items() if source is not None}
+
+
+def prompts_of(
     split: str, source: Source, build: Callable[[Row], Prompt], left_out: dict[str, str]
-) -> Callable[[], list[Prompt]]:
+) -> list[Prompt]:
+    """The prompts that `build` makes of the rows of a source."""
     where = str(source) if isinstance(source, str | Path) else split
-
-    def load() -> list[Prompt]:
-        rows = source() if callable(source) else read(source, split)
-        prompts = each(rows, where, build, left_out)
-        if not prompts and not left_out:
-            raise ValueError(f"{where} has no rows of data")
-        return prompts
-
-    return load
+    rows = source() if callable(source) else read(source, split)
+    prompts = each(rows, where, build, left_out)
+    if not prompts and not left_out:
+        raise ValueError(f"{where} has no rows of data")
+    return prompts
 
 
 def from_prompts(
     name: str,
-    loaders: Mapping[str, Callable[[], list[Prompt]]],
+    load: Callable[[], Mapping[str, list[Prompt]]],
+    sources: Sequence[str],
     *,
     verifier: str,
     verifier_options: Mapping[str, Any],
     licence: str,
-    shares: Mapping[str, float],
     limit: int | None,
     seed: int,
     summary: str,
+    shares: Mapping[str, float] = MappingProxyType({}),
     keep_repeats: bool = False,
     left_out: dict[str, str] | None = None,
     read_as: Counter[str] | None = None,
 ) -> Task:
     """A task from lists of prompts, with missing splits cut from "train" and overlaps removed.
 
+    `load` makes the lists of the splits named in `sources`, when a split is first used.
+
     A problem is its text: one that is in test is taken out of validation and train, and one in
     validation out of train. Within a split, rows with the same text that are judged the same stay
     once, whatever their ids; `keep_repeats` keeps a published set as it was published.
     """
-    if not loaders:
+    if not sources:
         raise ValueError(f"{name} names at least one source: train, validation or test")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is at least 1, got {limit}")
-    cut = {key: shares.get(key, 0.0) for key in ("validation", "test") if key not in loaders}
-    if "train" not in loaders:
+    cut = {key: shares.get(key, 0.0) for key in ("validation", "test") if key not in sources}
+    if "train" not in sources:
         cut = {}
     if not all(0 <= share < 1 for share in shares.values()) or not sum(cut.values()) < 1:
         raise ValueError(f"shares are not negative and leave something for train, got {shares}")
     cut = {key: share for key, share in cut.items() if share > 0}
-    order = [key for key in ("test", "validation", "train") if key in loaders or key in cut]
-    order += [key for key in loaders if key not in order]
+    order = [key for key in ("test", "validation", "train") if key in sources or key in cut]
+    order += [key for key in sources if key not in order]
     built: dict[str, list[Prompt]] = {}
-    noted = {} if left_out is None else left_out
+    reasons = {} if left_out is None else left_out
 
     def make(split: str) -> Split:
         if not built:
-            loaded = {key: load() for key, load in loaders.items()}
-            built.update(_apart(name, loaded, cut, order, keep_repeats, noted))
-        kept = built[split][:limit]
-        if not kept:
-            gone = Counter(why for row, why in noted.items() if row.startswith(f"{split},"))
-            why = "; ".join(f"{number} rows were {reason}" for reason, number in gone.items())
+            built.update(_apart(name, load(), cut, order, keep_repeats, reasons))
+        prompts = built[split][:limit]
+        if not prompts:
+            counts = Counter(why for row, why in reasons.items() if row.startswith(f"{split},"))
+            why = "; ".join(f"{number} rows were {reason}" for reason, number in counts.items())
             raise ValueError(
                 f"{name} has no prompt in split {split!r}{why and f' ({why})'}: "
                 "name a source for it, raise "
                 f"{split}_share, or set evaluation.split to one of those with prompts "
-                f"({', '.join(key for key, prompts in built.items() if prompts) or 'none'})"
+                f"({', '.join(key for key, made in built.items() if made) or 'none'})"
             )
-        return Split(kept, len(kept), seed=seed)
+        return Split(prompts, len(prompts), seed=seed)
 
     splits = tuple(key for key in ("train", "validation", "test") if key in order)
     return Task(
@@ -307,7 +312,7 @@ def from_prompts(
         splits=splits + tuple(key for key in order if key not in splits),
         licence=licence,
         summary=summary,
-        left_out=noted,
+        left_out=reasons,
         read_as=Counter() if read_as is None else read_as,
     )
 
@@ -326,16 +331,16 @@ def _apart(
         pools["train"] = []
         for item in loaded["train"]:
             pools[_share(item, cut)].append(item)
-    taken: set[str] = set()
+    contents: set[str] = set()
     by_id: dict[str, Prompt] = {}
-    kept: dict[str, list[Prompt]] = {key: [] for key in order}
+    apart: dict[str, list[Prompt]] = {key: [] for key in order}
     for key in order:
         specs: dict[str, list[Mapping[str, Any]]] = {}
         for number, item in enumerate(pools[key]):
             content = _content(item)
             before = by_id.get(item.id)
             why = ""
-            if content in taken:
+            if content in contents:
                 why = "a prompt that another split has"
             elif before is not None and _content(before) != content:
                 raise ValueError(f"{name}: the id {item.id!r} names two different problems")
@@ -348,9 +353,9 @@ def _apart(
                 continue
             specs.setdefault(content, []).append(item.spec)
             by_id[item.id] = item
-            kept[key].append(item)
-        taken |= specs.keys()
-    return kept
+            apart[key].append(item)
+        contents |= specs.keys()
+    return apart
 
 
 def _content(prompt: Prompt) -> str:

@@ -7,12 +7,10 @@ import importlib.util
 import re
 from functools import lru_cache
 
-from bestofk.messages import one_of
-from bestofk.tasks.code_sets import STYLES, code_task, fenced_prompt
-from bestofk.tasks.data_rows import Row, each, locate, read
+from bestofk.tasks.code_sets import Problem, Prompts, published
+from bestofk.tasks.data_rows import Row
 from bestofk.tasks.definition import Task
 from bestofk.tasks.shown_tests import shown_and_graded
-from bestofk.types import Prompt
 
 PACKAGES = ("numpy", "sortedcontainers")
 """What LeetCode's own judge offers and some reference solutions use."""
@@ -58,15 +56,10 @@ def leetcode(
         validation: how many of the newest training problems are held out: the test set is newer
             still, and older problems are easier for a model that has read about them.
     """
-    one_of("style", style, STYLES)
-    sources = {
-        "train": locate(train, "leetcode-train.jsonl.gz"),
-        "test": locate(test, "leetcode-test.jsonl.gz"),
-    }
     left_out: dict[str, str] = {}
     numbers: dict[str, int] = {}
 
-    def build(row: Row) -> Prompt | None:
+    def build(row: Row) -> Problem | None:
         tests = cases_of(row["test"], row["query"])
         if tests is None:
             left_out[f"leetcode/{row['task_id']}"] = "the data lists one of several right answers"
@@ -74,39 +67,35 @@ def leetcode(
         numbers[f"leetcode/{row['task_id']}"] = int(row.get("meta", row).get("question_id", 0))
         text, graded = row["query"], list(tests)
         if len(tests) > 2:
-            [example], rest = shown_and_graded(list(tests), 1)
+            [example], rest = shown_and_graded(graded, 1)
             if example not in rest:
                 graded = rest
                 text += f"\n\nFor example:\n{example}".replace(
                     "candidate(", row["entry_point"] + "("
                 )
-        lines = "".join(f"    {tests[each]}\n" for each in graded)
         spec = {
-            "check": f"def check(candidate):\n{lines}",
+            "check": "def check(candidate):\n" + "".join(f"    {tests[test]}\n" for test in graded),
             "entry_point": row["entry_point"],
             "setup": row["prompt"] + _HELPERS,
             "prefix": row["prompt"],
         }
-        text += f"\n\n{_provided(row['prompt'])}"
-        return fenced_prompt("leetcode", row["task_id"], text, spec, row["completion"], style)
+        return row["task_id"], f"{text}\n\n{_provided(row['prompt'])}", spec, row["completion"]
 
-    def rows() -> dict[str, list[Prompt]]:
-        built = {split: each(read(source), source, build) for split, source in sources.items()}
-        found = {split: [p for p in prompts if p is not None] for split, prompts in built.items()}
+    def newest_apart(files: Prompts) -> Prompts:
         dated = sorted(
-            (numbers[p.id], p.id) for p in found["train"] if numbers[p.id] < INTERVIEW_PROBLEMS
+            (numbers[p.id], p.id) for p in files["train"] if numbers[p.id] < INTERVIEW_PROBLEMS
         )
         newest = {id for _, id in dated[len(dated) - validation :]} if validation else set()
         return {
-            "train": [p for p in found["train"] if p.id not in newest],
-            "validation": [p for p in found["train"] if p.id in newest],
-            "test": found["test"],
+            "train": [p for p in files["train"] if p.id not in newest],
+            "validation": [p for p in files["train"] if p.id in newest],
+            "test": files["test"],
         }
 
-    return code_task(
-        "leetcode", rows, ("train", "validation", "test"), reward=reward, limit=limit, seed=seed,
-        left_out=left_out,
-        packages=[name for name in PACKAGES if importlib.util.find_spec(name)],
+    return published(
+        "leetcode", build, {"train": train, "test": test}, arrange=newest_apart,
+        splits=("train", "validation", "test"), style=style, reward=reward, limit=limit, seed=seed,
+        packages=[name for name in PACKAGES if importlib.util.find_spec(name)], left_out=left_out,
         licence="MIT (newfacade/LeetCodeDataset)", summary="LeetCode problems with a few cases",
     )  # fmt: skip
 
@@ -126,7 +115,7 @@ def cases_of(check: str, statement: str) -> dict[str, str] | None:
     for test in ast.parse(check).body[0].body:  # type: ignore[attr-defined]
         as_written = judged = ast.unparse(test)
         if isinstance(test, ast.Assert) and isinstance(test.test, ast.Compare):
-            given, expected = test.test.left, test.test.comparators[0]
+            call, expected = test.test.left, test.test.comparators[0]
             values = [node.value for node in ast.walk(expected) if isinstance(node, ast.Constant)]
             helper = "_close" if any(isinstance(value, float) for value in values) else ""
             if any_order and isinstance(expected, ast.List):
@@ -134,7 +123,7 @@ def cases_of(check: str, statement: str) -> dict[str, str] | None:
                     return None  # may the inner lists be in any order too? It is not said
                 helper = "_in_any_order"
             if helper:
-                judged = f"assert {helper}({ast.unparse(given)}, {ast.unparse(expected)})"
+                judged = f"assert {helper}({ast.unparse(call)}, {ast.unparse(expected)})"
         cases[as_written] = judged
     return cases
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
+from itertools import chain
+from typing import Any
 
 from bestofk.tasks.data_rows import Row, each, locate, read
 from bestofk.tasks.dataset import dataset
@@ -15,6 +16,19 @@ _BOX = (
     "{%s}\n\nThink step by step, then give the final answer alone in \\boxed{{}}, for example "
     "\\boxed{{42}}."
 )
+
+
+def _published(
+    name: str, rows_of: Callable[[Row], list[Row]], *paths: str | None, **options: Any
+) -> Task:
+    """A set with one file for train and one for test, its rows as `rows_of` reads them."""
+
+    def rows(source: str) -> Callable[[], list[Row]]:
+        return lambda: list(chain(*each(read(source), source, rows_of)))
+
+    train, test = (locate(path, f"{name}-{split}.jsonl.gz")
+                   for path, split in zip(paths, ("train", "test"), strict=True))  # fmt: skip
+    return dataset(train=rows(train), test=rows(test), name=name, answer="answer", **options)
 
 
 def gsm8k(
@@ -35,27 +49,12 @@ def gsm8k(
             "#### 42" or "Answer: 42".
         validation_share: what of train is kept for validation.
     """
-
-    def rows(source: str) -> Callable[[], list[Row]]:
-        return lambda: each(
-            read(source), source, lambda row: {**row, "solution": worked(row["answer"])}
-        )
-
-    return dataset(
-        train=rows(locate(train, "gsm8k-train.jsonl.gz")),
-        test=rows(locate(test, "gsm8k-test.jsonl.gz")),
-        prompt=prompt,
-        answer="answer",
-        answer_after="####",
-        reference="{solution}",
-        verifier="maths",
-        style=style,
-        name="gsm8k",
-        licence="MIT (openai/grade-school-math)",
-        validation_share=validation_share,
-        limit=limit,
+    return _published(
+        "gsm8k", lambda row: [{**row, "solution": worked(row["answer"])}], train, test,
+        prompt=prompt, answer_after="####", reference="{solution}", style=style,
+        licence="MIT (openai/grade-school-math)", validation_share=validation_share, limit=limit,
         seed=seed,
-    )
+    )  # fmt: skip
 
 
 def worked(answer: str) -> str:
@@ -87,28 +86,15 @@ def math(
         prompt: template over `problem`; see `gsm8k`.
         validation_share: what of train is kept for validation.
     """
-
-    kept = {*map(str, levels), "", "?", "nan"}
+    accepted = {*map(str, levels), "", "?", "nan"}
 
     def answered(row: Row) -> list[Row]:
         level = str(row.get("level") or "").removeprefix("Level ").removesuffix(".0")
-        if level not in kept:
+        if level not in accepted:
             return []
         return [{**row, "answer": row.get("answer") or last_boxed(row["solution"])}]
 
-    def rows(source: str) -> Callable[[], list[Row]]:
-        return lambda: list(itertools.chain(*each(read(source), source, answered)))
-
-    return dataset(
-        train=rows(locate(train, "math-train.jsonl.gz")),
-        test=rows(locate(test, "math-test.jsonl.gz")),
-        prompt=prompt,
-        answer="answer",
-        verifier="maths",
-        style=style,
-        name="math",
-        licence="MIT (hendrycks/math)",
-        validation_share=validation_share,
-        limit=limit,
-        seed=seed,
-    )
+    return _published(
+        "math", answered, train, test, prompt=prompt, style=style,
+        licence="MIT (hendrycks/math)", validation_share=validation_share, limit=limit, seed=seed,
+    )  # fmt: skip
