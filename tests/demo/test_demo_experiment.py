@@ -38,7 +38,7 @@ def test_pass_at_k_is_the_chance_over_all_tuples_of_samples() -> None:
     for world, (place, k) in itertools.product(range(2), enumerate((1, 2, 4))):
         assert KS[place] == k
         chances = []
-        for seen, solution in zip(prompts.seen[world], prompts.solution[world]):
+        for seen, solution in zip(prompts.inputs[world], prompts.solution[world]):
             powers = np.exp(seen @ policy[world])
             single = powers / powers.sum()
             chances.append(
@@ -55,7 +55,7 @@ def test_entropy_is_that_of_the_choice() -> None:
     policy, prompts = a_tiny_case()
     _, found = evaluate(policy, prompts)
     for world in range(2):
-        single = softmax(prompts.seen[world] @ policy[world])
+        single = softmax(prompts.inputs[world] @ policy[world])
         expected = np.mean([-sum(p * np.log(p) for p in row) for row in single])
         assert found[world] == pytest.approx(expected, abs=1e-12)
 
@@ -75,10 +75,10 @@ def test_gradient_is_the_derivative_of_the_weighted_log_likelihood() -> None:
     weights = rng.normal(size=samples.shape)
 
     def likelihood(candidate: np.ndarray) -> float:
-        logs = np.log(softmax(prompts.seen @ candidate))
+        logs = np.log(softmax(prompts.inputs @ candidate))
         return float((weights * np.take_along_axis(logs, samples, axis=-1)).sum() / (5 * 6))
 
-    found = policy_gradient(prompts.seen, softmax(prompts.seen @ policy), samples, weights)
+    found = policy_gradient(prompts.inputs, softmax(prompts.inputs @ policy), samples, weights)
     for place in np.ndindex(policy.shape):
         nudge = np.zeros_like(policy)
         nudge[place] = 1e-6
@@ -143,8 +143,8 @@ def test_every_run_is_weighed_by_its_objective_on_the_same_number_of_real_sample
         assert drawn.size == settings.samples * settings.worlds
         assert set(np.unique(drawn)) == {0.0, 1.0}
         assert len(policies) == len(settings.checkpoints)
-    assert not {row.tobytes() for row in held_out.seen[0]} & {
-        row.tobytes() for row in prompts.seen[0]
+    assert not {row.tobytes() for row in held_out.inputs[0]} & {
+        row.tobytes() for row in prompts.inputs[0]
     }
 
 

@@ -90,7 +90,7 @@ class Results:
 class Prompts:
     """What the policy sees, (worlds, P, 1 + features), and what solves it, (worlds, P)."""
 
-    seen: np.ndarray
+    inputs: np.ndarray
     solution: np.ndarray
 
 
@@ -141,8 +141,8 @@ def some_worlds(
 def some_prompts(count: int, law: np.ndarray, rng: np.random.Generator) -> Prompts:
     worlds, features = law.shape[0], law.shape[1] - 1
     ones = np.ones((worlds, count, 1))
-    seen = np.concatenate([ones, rng.normal(size=(worlds, count, features))], axis=-1)
-    return Prompts(seen, draw(softmax(seen @ law), 1, rng)[..., 0])
+    inputs = np.concatenate([ones, rng.normal(size=(worlds, count, features))], axis=-1)
+    return Prompts(inputs, draw(softmax(inputs @ law), 1, rng)[..., 0])
 
 
 def train(
@@ -159,25 +159,25 @@ def train(
     yield start
     policy = start
     adam = Adam(settings.learning_rate, policy)
-    wanted = set(settings.checkpoints)
+    checkpoints = set(settings.checkpoints)
     for step in range(1, settings.steps + 1):
         chosen = rng.choice(settings.prompts, settings.batch, replace=False)
-        seen = prompts.seen[:, chosen]
-        chances = softmax(seen @ policy)
+        inputs = prompts.inputs[:, chosen]
+        chances = softmax(inputs @ policy)
         samples = draw(chances, settings.n, rng)
         rewards = (samples == prompts.solution[:, chosen, None]).astype(float)
         weights = weigh(rewards)
-        policy = policy + adam.step(policy_gradient(seen, chances, samples, weights))
-        if step in wanted:
+        policy = policy + adam.step(policy_gradient(inputs, chances, samples, weights))
+        if step in checkpoints:
             yield policy
 
 
 def policy_gradient(
-    seen: np.ndarray, chances: np.ndarray, samples: np.ndarray, weights: np.ndarray
+    inputs: np.ndarray, chances: np.ndarray, samples: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
     """Mean over a world's prompts of (1/n) Σ_i A_i ∇_W log π(y_i | x), for π = softmax(x W).
 
-    ∇_W log π(y | x) = x (e_y - π)ᵀ. Shapes: seen (..., P, D), chances (..., P, S), samples and
+    ∇_W log π(y | x) = x (e_y - π)ᵀ. Shapes: inputs (..., P, D), chances (..., P, S), samples and
     weights (..., P, n) → (..., D, S).
     """
     strategies = chances.shape[-1]
@@ -186,7 +186,7 @@ def policy_gradient(
     flat = (rows + samples.reshape(-1, n)).ravel()
     pushed = np.bincount(flat, weights.ravel(), minlength=chances.size).reshape(chances.shape)
     pushed -= chances * weights.sum(axis=-1, keepdims=True)
-    return np.swapaxes(seen, -1, -2) @ pushed / (count * n)
+    return np.swapaxes(inputs, -1, -2) @ pushed / (count * n)
 
 
 class Adam:
@@ -210,7 +210,7 @@ class Adam:
 
 def evaluate(policy: np.ndarray, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
     """Exact pass@k (worlds, len(KS)) and entropy (worlds,), averaged over prompts."""
-    chances = softmax(prompts.seen @ policy)
+    chances = softmax(prompts.inputs @ policy)
     solved = np.take_along_axis(chances, prompts.solution[..., None], axis=-1)
     failed = np.log1p(-np.minimum(solved, 1 - 1e-16))
     passes = -np.expm1(failed * np.array(KS)).mean(axis=-2)

@@ -106,9 +106,9 @@ def fit(
     for step in range(steps):
         ids, labels = _batch(small, list(islice(pairs, batch)))
         hidden = model.model(input_ids=ids[:, :-1].to(device), use_cache=False).last_hidden_state
-        wanted = labels[:, 1:].to(device)
-        learned = wanted >= 0
-        loss = cross_entropy(model.lm_head(hidden[learned]), wanted[learned])
+        targets = labels[:, 1:].to(device)
+        learned = targets >= 0
+        loss = cross_entropy(model.lm_head(hidden[learned]), targets[learned])
         falling = 0.05 + 0.475 * (1 + math.cos(math.pi * step / steps))
         for group in optimiser.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / warmup) * falling

@@ -301,11 +301,11 @@ def stdio(
     left_out: dict[str, str] = {}
     read_as = Counter[str]()
     own_check = Path(checker).read_text(encoding="utf-8") if checker else ""
-    stated = (question, tuple(tests), solution, id)
+    named = (question, tuple(tests), solution, id)
 
     def prompt_of(split: str, numbers: Iterator[int], row: Row) -> Prompt:
         number = next(numbers)
-        schema, fields = ("", stated) if question else program_schema(row)
+        schema, fields = ("", named) if question else program_schema(row)
         asking, testing, solving, naming = fields
         read_as[f"{schema}: ".lstrip(": ") + ", ".join((asking, *testing))] += 1
         code = first_program(field(row, solving)) if solving else None

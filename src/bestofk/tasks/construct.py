@@ -136,11 +136,11 @@ def _check(kinds: Sequence[str], sizes: Sequence[int]) -> None:
         raise ValueError(f"kind names at least one of {', '.join(KINDS)}, got none")
     for kind in kinds:
         one_of("kind", kind, tuple(KINDS))
-        most = KINDS[kind].most
-        if sizes and not 3 <= min(sizes) <= max(sizes) < most:
+        bound = KINDS[kind].most
+        if sizes and not 3 <= min(sizes) <= max(sizes) < bound:
             raise ValueError(
-                f"sizes of {kind} lie in 3..{most - 1}, got {list(sizes)}: the optimum is found by "
-                f"a search, and the split ood has one item more"
+                f"sizes of {kind} lie in 3..{bound - 1}, got {list(sizes)}: the optimum is found "
+                "by a search, and the split ood has one item more"
             )
     if {"cut", "independent"} <= set(kinds):
         raise ValueError("cut has the prompts of independent: take one of the two")

@@ -66,8 +66,8 @@ def refined(near: Sequence[Sequence[int]], colours: list[int]) -> list[Any]:
     rounds = []
     for _ in range(3):
         signatures = [
-            (colour, *sorted([colours[other] for other in others]))
-            for colour, others in zip(colours, near)
+            (colour, *sorted([colours[other] for other in nodes]))
+            for colour, nodes in zip(colours, near)
         ]
         rounds.append(sorted(signatures))
         rank = {each: place for place, each in enumerate(rounds[-1])}
@@ -119,10 +119,10 @@ def path(facts: Facts, size: int) -> Solution | None:
         if len(walk) > len(best):
             best = walk.copy()
         ahead = near[walk[-1]] & unseen
-        reach = ahead  # items that can still be reached, those before the next one included
-        while (wider := reach | _all(near, reach) & unseen) != reach:
-            reach = wider
-        if len(walk) + reach.bit_count() <= len(best):
+        reachable = ahead  # items that can still be reached, those before the next one included
+        while (wider := reachable | _all(near, reachable) & unseen) != reachable:
+            reachable = wider
+        if len(walk) + reachable.bit_count() <= len(best):
             return
         for item in bits(ahead):
             walk.append(item)
@@ -167,9 +167,9 @@ def sidon(facts: Facts, size: int) -> Solution:
         for place, y in enumerate(candidates):
             if len(chosen) + len(candidates) - place <= len(best):
                 return
-            now, seen = mirror | 1 << highest - y, used | mirror >> highest - y
-            rest = [z for z in candidates[place + 1 :] if not now >> highest - z & seen]
-            extend([*chosen, y], now, seen, rest)
+            shifted, differences = mirror | 1 << highest - y, used | mirror >> highest - y
+            rest = [z for z in candidates[place + 1 :] if not shifted >> highest - z & differences]
+            extend([*chosen, y], shifted, differences, rest)
 
     extend([], 0, 0, numbers)
     return len(best), [numbers.index(x) for x in best]
@@ -202,9 +202,9 @@ def cover(facts: Facts, size: int) -> Solution:
             return []
         for team, mask in enumerate(masks) if count else ():
             if mask & missing & -missing:
-                others = within(count - 1, missing & ~mask)
-                if others is not None:
-                    return [team, *others]
+                teams = within(count - 1, missing & ~mask)
+                if teams is not None:
+                    return [team, *teams]
         return None
 
     chosen = next(found for k in range(1, size + 1) if (found := within(k, every)) is not None)

@@ -96,12 +96,12 @@ def countdown(
         count = numbers + (split == "ood")
 
         def draw(rng: random.Random) -> tuple[str, Callable[[], Prompt | None]] | None:
-            given = [low + below(rng, high - low + 1) for _ in range(count)]
-            solved = solution(given, operators, rng)
+            values = [low + below(rng, high - low + 1) for _ in range(count)]
+            solved = solution(values, operators, rng)
             if solved is None or not target_low <= solved[0] <= target_high:
                 return None
-            key = f"countdown {sorted(given)} {solved[0]}"
-            return key, lambda: _prompt(key + _rules(operators, use), given, solved, rules, style)
+            key = f"countdown {sorted(values)} {solved[0]}"
+            return key, lambda: _prompt(key + _rules(operators, use), values, solved, rules, style)
 
         return draw, (count,)
 
@@ -129,25 +129,25 @@ def _check(
 
 def _rules(operators: str, use: str) -> str:
     """What an id must say of the rules: nothing of the usual ones."""
-    usual = set(operators) == set(_RANK) and use == "all"
-    return "" if usual else f" {''.join(sorted(operators))} {use}"
+    is_standard = set(operators) == set(_RANK) and use == "all"
+    return "" if is_standard else f" {''.join(sorted(operators))} {use}"
 
 
 def _prompt(
-    problem: str, given: list[int], solved: Term, rules: dict[str, str], style: str
+    problem: str, numbers: list[int], solved: Term, rules: dict[str, str], style: str
 ) -> Prompt:
     """A problem is its numbers in any order, its target and its rules; its id names no more."""
     target, expression, _ = solved
     text = _TEXT.format(
-        numbers=", ".join(map(str, given)),
+        numbers=", ".join(map(str, numbers)),
         target=target,
         use=_USE[rules["use"]],
         operators=", ".join(rules["operators"]),
     )
     return Prompt(
         id=identity("countdown", problem),
-        text=wording(style, text, f"{' '.join(map(str, given))} = {target}:"),
+        text=wording(style, text, f"{' '.join(map(str, numbers))} = {target}:"),
         task="countdown",
-        spec={"numbers": given, "target": target, **rules},
+        spec={"numbers": numbers, "target": target, **rules},
         reference=answer(style, expression),
     )

@@ -115,13 +115,13 @@ def _from_python(source: Any, split: str) -> list[Row]:
 
 def _saved_folder(path: Path, split: str) -> list[Row]:
     """A folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
-    whole, several = (path / "state.json").is_file(), path / "dataset_dict.json"
-    if not whole and not several.is_file():
+    is_dataset, several = (path / "state.json").is_file(), path / "dataset_dict.json"
+    if not is_dataset and not several.is_file():
         raise ValueError(
             f"{path} is a folder without the files that datasets.save_to_disk writes; name a file "
             f"({', '.join(FORMATS)})"
         )
-    if not whole:
+    if not is_dataset:
         splits = json.loads(several.read_text(encoding="utf-8"))["splits"]
         if split not in splits:
             raise ValueError(
@@ -160,23 +160,23 @@ def each(
     ValueError: rows.csv, row 2: no field 'a'; it has b
     """
     built: list[Made] = []
-    left: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     number = 0
     for number, row in enumerate(rows, start=1):
         try:
             built.append(build(row))
         except LeftOut as error:
-            left[f"{where}, row {number}"] = str(error)
+            reasons[f"{where}, row {number}"] = str(error)
         except KeyError as error:
             has = ", ".join(map(str, row))
             raise ValueError(f"{where}, row {number}: no field {error}; it has {has}") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{where}, row {number}: {error}") from error
-    if len(left) > MOST_LEFT_OUT * number:
-        listed = "; ".join(f"{row}: {why}" for row, why in list(left.items())[:5])
-        raise ValueError(f"{len(left)} of {number} rows cannot be used: {listed}; remove them")
+    if len(reasons) > MOST_LEFT_OUT * number:
+        listed = "; ".join(f"{row}: {why}" for row, why in list(reasons.items())[:5])
+        raise ValueError(f"{len(reasons)} of {number} rows cannot be used: {listed}; remove them")
     if left_out is not None:
-        left_out.update(left)
+        left_out.update(reasons)
     return built
 
 
@@ -287,10 +287,10 @@ def _way_out(source: str) -> str:
     )
 
 
-def locate(given: str | None, name: str) -> str:
+def locate(stated_path: str | None, name: str) -> str:
     """Where a well-known set is: as stated, else in the folder $BESTOFK_DATA, else on the Hub."""
-    if given is not None:
-        return given
+    if stated_path is not None:
+        return stated_path
     folder = os.environ.get("BESTOFK_DATA")
     if folder and (Path(folder) / name).is_file():
         return str(Path(folder) / name)

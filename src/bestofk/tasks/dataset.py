@@ -179,8 +179,8 @@ class _Declaration:
     def _form(self, text: str) -> str:
         """The sentence that asks for the form of the answer, where nothing does."""
         signs, sentence = FORMS.get(self.verifier, ((), ""))
-        whole = f"{self.system}\n{text}".lower()
-        return "" if not self.ask or any(sign in whole for sign in signs) else sentence
+        lowered = f"{self.system}\n{text}".lower()
+        return "" if not self.ask or any(sign in lowered for sign in signs) else sentence
 
     def _answer_field(self, row: Row) -> str | None:
         """The field with the answer, where the verifier compares with one."""
@@ -299,7 +299,7 @@ def from_prompts(
                 f"{name} has no prompt in split {split!r}{why and f' ({why})'}: "
                 "name a source for it, raise "
                 f"{split}_share, or set evaluation.split to one of those with prompts "
-                f"({', '.join(key for key, made in built.items() if made) or 'none'})"
+                f"({', '.join(key for key, rows in built.items() if rows) or 'none'})"
             )
         return Split(prompts, len(prompts), seed=seed)
 

@@ -82,11 +82,11 @@ class Split(Sequence[Prompt]):
     def where(self, keep: Callable[[Prompt], bool]) -> Split:
         """The split with these prompts alone, in an order of its own; a generated one as it is
         asked for."""
-        kept: Iterable[Prompt] = filter(keep, self)
+        prompts: Iterable[Prompt] = filter(keep, self)
         if self._shuffle:  # an order needs their number
-            kept = list(kept)
-        size = len(kept) if isinstance(kept, list) else len(self)
-        return Split(kept, size, seed=self._seed, shuffle=self._shuffle)
+            prompts = list(prompts)
+        size = len(prompts) if isinstance(prompts, list) else len(self)
+        return Split(prompts, size, seed=self._seed, shuffle=self._shuffle)
 
     @property
     def is_lazy(self) -> bool:
@@ -147,13 +147,13 @@ class Task:
         if first.reference is not None:
             shown.append(f"a right answer to it:\n{_shortened(first.reference, 300)}")
         else:
-            given = ", ".join(first.spec) or "nothing"
-            shown.append(f"right is what the verifier {self.verifier} says, which gets {given}")
+            fields = ", ".join(first.spec) or "nothing"
+            shown.append(f"right is what the verifier {self.verifier} says, which gets {fields}")
         return shown
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"
 
 
 STYLES = ("chat", "text", "compact")
@@ -189,22 +189,22 @@ def generate(
 ) -> Iterator[Prompt]:
     """Distinct problems of one split, endlessly.
 
-    Bad draws, problems whose key belongs to another split, and those seen before are passed over.
+    Bad draws, problems whose key belongs to another split, and those made before are passed over.
     """
-    rng, seen, missed = rng_of(what, *seed), set[str](), 0
+    rng, ids, missed = rng_of(what, *seed), set[str](), 0
     while True:
-        drawn = draw(rng)
-        if drawn is not None and share_of(drawn[0]) == belongs:
-            prompt = drawn[1]()
-            if prompt is not None and prompt.id not in seen:
-                seen.add(prompt.id)
+        problem = draw(rng)
+        if problem is not None and share_of(problem[0]) == belongs:
+            prompt = problem[1]()
+            if prompt is not None and prompt.id not in ids:
+                ids.add(prompt.id)
                 missed = 0
                 yield prompt
                 continue
         missed += 1
         if missed > patience:
             raise ValueError(
-                f"{what}: {patience} draws in a row gave no new problem after {len(seen)}; "
+                f"{what}: {patience} draws in a row gave no new problem after {len(ids)}; "
                 "ask for fewer prompts or widen the settings"
             )
 

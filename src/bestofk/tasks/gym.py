@@ -133,8 +133,8 @@ class _Source:
     def _next(self) -> dict[str, Any] | None:
         if self._process is None:
             words = [sys.executable, "-c", _MAKER % (SEEDS, SEEDS, CPU_SECONDS)]
-            asked = json.dumps([*self._ask, os.getpid()])
-            self._process = subprocess.Popen([*words, asked], stdout=subprocess.PIPE, text=True)
+            request = json.dumps([*self._ask, os.getpid()])
+            self._process = subprocess.Popen([*words, request], stdout=subprocess.PIPE, text=True)
             weakref.finalize(self, _end, self._process)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -157,14 +157,14 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def _prompts(source: _Source, split: str, style: str, wanted: int) -> Iterator[Prompt]:
+def _prompts(source: _Source, split: str, style: str, count: int) -> Iterator[Prompt]:
     """Distinct questions that belong to the split, until the generator has no new ones."""
-    seen, last = set[str](), 0
+    ids, last = set[str](), 0
     for number in range(SEEDS):
         entry = source[number]
         key = f"gym {source.dataset} {entry['question']}" if entry else ""
-        if entry and key not in seen and _split_of(key) == split:
-            seen.add(key)
+        if entry and key not in ids and _split_of(key) == split:
+            ids.add(key)
             last = number
             yield Prompt(
                 id=identity(f"gym-{source.dataset}", key),
@@ -175,13 +175,13 @@ def _prompts(source: _Source, split: str, style: str, wanted: int) -> Iterator[P
             )
         elif number - last > PATIENCE:
             break
-    if not seen:
+    if not ids:
         raise ValueError(
             f"reasoning-gym's {source.dataset} has no question for split {split!r}; its questions "
             "are too few to be split: choose another config"
         )
     source.left_out[f"{source.dataset}, {split}"] = (
-        f"there are {len(seen)} distinct questions, and {wanted} were asked for"
+        f"there are {len(ids)} distinct questions, and {count} were asked for"
     )
 
 

@@ -92,9 +92,9 @@ def chat(value: Any) -> list[dict[str, str]] | None:
         return None
     messages: list[dict[str, str]] = []
     for one in value:
-        given = one if isinstance(one, Mapping) else {}
-        content = given.get("content", given.get("value"))
-        role = str(given.get("role") or given.get("from") or "user")
+        message = one if isinstance(one, Mapping) else {}
+        content = message.get("content", message.get("value"))
+        role = str(message.get("role") or message.get("from") or "user")
         if isinstance(content, list) and all(
             isinstance(part, Mapping) and part.get("type") == "text" for part in content
         ):
@@ -239,8 +239,8 @@ def program_schema(row: Row) -> tuple[str, tuple[str, tuple[str, ...], str | Non
     for name, (question, tests, solution, id) in PROGRAMS.items():
         if first_field(row, tests[:1]) and field(row, question, None) is not None:
             has = [each if each and first_field(row, (each,)) else None for each in (solution, id)]
-            there = tuple(each for each in tests if first_field(row, (each,)))
-            return name, (question, there, has[0], has[1])
+            present = tuple(each for each in tests if first_field(row, (each,)))
+            return name, (question, present, has[0], has[1])
     raise ValueError(
         f"no schema of programming problems has these fields: {', '.join(row)}; name those with "
         "the question and the tests: question=…, tests=[…]"
@@ -256,10 +256,10 @@ def program_spec(row: Row, tests: Sequence[str], starter: str = "") -> dict[str,
     cases: list[Any] = []
     function = field(row, "metadata.func_name", None) or field(row, "fn_name", None)
     for name in tests:
-        given = packed_tests(field(row, name)) if name.startswith("private_test") else None
-        found, named = _cases(field(row, name) if given is None else given)
+        packed = packed_tests(field(row, name)) if name.startswith("private_test") else None
+        more, named = _cases(field(row, name) if packed is None else packed)
         function = function or named
-        cases += found
+        cases += more
     if not cases:
         raise LeftOut(f"no tests in {', '.join(tests)}")
     if all(isinstance(case, str) for case in cases):
@@ -281,10 +281,10 @@ def time_limit(row: Row) -> dict[str, float]:
     >>> time_limit({"time_limit": "2.0 seconds"}), time_limit({"time_limit": None})
     ({'time_limit': 2.0}, {})
     """
-    given = row.get("time_limit")
-    if isinstance(given, Mapping):
-        given = (given.get("seconds") or 0) + (given.get("nanos") or 0) / 1e9
-    number = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec\w*)?\s*$", str(given or ""))
+    seconds = row.get("time_limit")
+    if isinstance(seconds, Mapping):
+        seconds = (seconds.get("seconds") or 0) + (seconds.get("nanos") or 0) / 1e9
+    number = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec\w*)?\s*$", str(seconds or ""))
     return {"time_limit": float(number[1])} if number and float(number[1]) > 0 else {}
 
 
@@ -309,15 +309,15 @@ def _cases(tests: Any) -> tuple[list[Any], str | None]:
         return pairs, tests.get("fn_name") or tests.get("func_name")
     if not isinstance(tests, list | tuple):
         return [tests], None
-    found = [case for case in tests if case is not None]
-    for case in found:
+    cases = [case for case in tests if case is not None]
+    for case in cases:
         if isinstance(case, Mapping) and not {"input", "output"} <= set(case):
             raise ValueError(f"a test has input and output, this one has {', '.join(case)}")
-    names = {case.get("fn_name") or field(case, "metadata.func_name", None) for case in found
+    names = {case.get("fn_name") or field(case, "metadata.func_name", None) for case in cases
              if isinstance(case, Mapping)} - {None, ""}  # fmt: skip
     if len(names) > 1:
         raise ValueError(f"the tests of a problem call one function, these {sorted(names)}")
-    return found, next(iter(names), None)
+    return cases, next(iter(names), None)
 
 
 def _stdio(case: Mapping[str, Any]) -> dict[str, str]:
@@ -342,11 +342,11 @@ def _calls(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         expected = [value[0] for value in expected]
     calls: list[dict[str, Any]] = []
     for case, value in zip(cases, expected, strict=True):
-        given = case["input"]
-        if isinstance(given, Mapping):
-            calls.append({"args": [], "kwargs": dict(given), "expected": value})
+        inputs = case["input"]
+        if isinstance(inputs, Mapping):
+            calls.append({"args": [], "kwargs": dict(inputs), "expected": value})
         else:
-            args = _values(given) if isinstance(given, str) else list(given)
+            args = _values(inputs) if isinstance(inputs, str) else list(inputs)
             calls.append({"args": args, "expected": value})
     return calls
 
