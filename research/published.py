@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.conformance import Conformance, Fit, conformance
-from bestofk.conformance.verdict import _short, span
+from bestofk.estimator_checks import Conformance, Fit, conformance
+from bestofk.estimator_checks.verdict import _short, span
 from bestofk.objectives import objective
 
 Array = np.ndarray

@@ -315,8 +315,9 @@ def test_evaluation_and_reports_import_where_there_is_no_fcntl():
     """As on Windows: no module of theirs needs what only Unix has."""
     code = (
         "import sys; [sys.modules.__setitem__(n, None) for n in ('fcntl', 'resource', 'pwd')]\n"
-        "import bestofk, bestofk.evaluation, bestofk.reports, bestofk.demo, bestofk.conformance\n"
-        "import bestofk.rewards, bestofk.tasks, bestofk.cli.eval_command, bestofk.api\n"
+        "import bestofk, bestofk.evaluation, bestofk.reports, bestofk.demo\n"
+        "import bestofk.estimator_checks, bestofk.rewards, bestofk.tasks\n"
+        "import bestofk.cli.eval_command, bestofk.api\n"
         "print(bestofk.evaluate([[1, 0], [0, 0]]).at(2).value)"
     )
     done = ran(code)

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "samples": TYPES,
     "evaluation": TYPES | {"objectives", "samples"},
     "adapters": TYPES | {"objectives", "samples", "evaluation"},
-    "conformance": TYPES | {"objectives"},
+    "estimator_checks": TYPES | {"objectives"},
     "demo": TYPES | {"objectives", "evaluation", "reports"},
     "reports": TYPES | {"samples", "evaluation", "runs"},
 }

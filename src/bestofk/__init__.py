@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bestofk.api import compare, evaluate, read, report, signal, train
-    from bestofk.conformance import conformance
+    from bestofk.estimator_checks import conformance
     from bestofk.objectives import advantages, max_at_k, objective, pass_at_k
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ __all__ = [
 # a public name's module is imported when the name is first used: `bestofk --help` needs none
 _MODULES = dict.fromkeys(["advantages", "max_at_k", "objective", "pass_at_k"], "objectives")
 _MODULES |= dict.fromkeys(["compare", "evaluate", "read", "report", "signal", "train"], "api")
-_MODULES["conformance"] = "conformance"
+_MODULES["conformance"] = "estimator_checks"
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import bestofk
 from adapters import trl_native
 from adapters.trl_runs import Judge, config, prompts
 from bestofk.adapters.trl import BestOfKTrainer
-from bestofk.conformance import conformance
+from bestofk.estimator_checks import conformance
 from bestofk.models import load
 from bestofk.models.load import find
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bestofk.conformance.policies import (
+from bestofk.estimator_checks.policies import (
     SPREADS,
     all_outcomes,
     off_policy_cases,

@@ -9,7 +9,7 @@ import pytest
 
 import bestofk
 import published as p
-from bestofk.conformance import Conformance, conformance
+from bestofk.estimator_checks import Conformance, conformance
 from oracles import Tabular, q_value, subset_mean
 
 PAGE = Path(__file__).parents[2] / "research" / "conformance.md"

@@ -11,7 +11,6 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TextIO
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from bestofk.objectives import Objective
 
 from .behaviour import Finding
-from .calling import Kind
+from .calling import Clock, Kind
 from .fits import Case, Fit
 from .judging import judge
 from .verdict import Conformance
@@ -38,6 +37,7 @@ def conformance(
     name: str | None = None,
     kind: Kind | None = None,
     seed: int = 0,
+    seconds: float = 120.0,
 ) -> Conformance:
     """Judge an estimator of ∇max@k, print a verdict, return the data.
 
@@ -58,9 +58,11 @@ def conformance(
         name: what to call it in the verdict.
         kind: "numpy", "torch" or "list", where trying would find the wrong one.
         seed: of the policies.
+        seconds: that all calls together may take. What is slow says so on standard error; large
+            groups that would take longer are left out, with a note.
 
     Raises:
-        ValueError: k < 1, n < k, n < 2, or too many outcomes to enumerate.
+        ValueError: k < 1, n < k, n < 2; too many outcomes to enumerate; calls that take too long.
         TypeError: fn cannot be called.
 
     >>> result = conformance("max@2:loo-1", k=2, quiet=True)
@@ -83,10 +85,15 @@ def conformance(
         import torch  # noqa: F401  (tensors are made from the loaded module)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # the function's own; what it returns is what counts
-        result = judge(fn, k, n, off_policy, name, kind, seed)
+        clock = Clock(seconds, (lambda _: None) if quiet else _to_standard_error)
+        result = judge(fn, k, n, off_policy, name, kind, seed, clock)
     if not quiet:
         print(result, file=file or sys.stdout)
     return result
+
+
+def _to_standard_error(text: str) -> None:
+    print(f"conformance: {text}", file=sys.stderr, flush=True)
 
 
 def _whole(value: Any, name: str, least: int, what: str) -> int:
@@ -99,12 +106,3 @@ def _whole(value: Any, name: str, least: int, what: str) -> int:
             f"{name} ({what}) must be a whole number of at least {least}, got {value!r}"
         )
     return number
-
-
-class _Callable(ModuleType):
-    """Lets `bestofk.conformance(...)` work although `bestofk.conformance` is also this package."""
-
-    __call__ = staticmethod(conformance)
-
-
-sys.modules[__name__].__class__ = _Callable

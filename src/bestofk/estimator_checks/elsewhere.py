@@ -10,6 +10,7 @@ ones and not on others is wrong on those others.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ import numpy as np
 from bestofk.objectives import objective
 
 from .behaviour import Finding, _group, distinct
-from .calling import JudgedFunction
+from .calling import Clock, JudgedFunction
 from .policies import real_rewards
 
 SIZES = (12, 24, 64, 256)
@@ -34,6 +35,23 @@ class Probe:
     rewards: np.ndarray
     log_ratio: np.ndarray
     tolerance: float = CLOSE
+
+
+class Cost:
+    """What a probe of so many samples took, and so what a larger one will."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.seconds = clock, dict[int, float]()
+
+    def affordable(self, size: int) -> bool:
+        """Whether a probe ends in time if its cost grows on as a power of the size."""
+        sizes = sorted(each for each in self.seconds if each < size)
+        if len(sizes) < 2:
+            return self.clock.left() > 0
+        small, large = sizes[-2:]
+        power = np.log(self.seconds[large] / self.seconds[small]) / np.log(large / small)
+        cost = self.seconds[large] * (size / large) ** max(power, 1.0)
+        return bool(cost < self.clock.left())
 
 
 def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: bool) -> Finding:
@@ -60,17 +78,26 @@ def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: b
         ]
     if any(slope is None for slope in known) or np.ptp(np.array(known, float)) > CLOSE:
         return Finding("elsewhere", "note", "of another form: only what was enumerated is judged")
-    tried = []
+    tried, slow = [], set()
+    cost = Cost(estimator.clock)
     for probe in _probes(k, n, real, estimator.off_policy):
+        size = len(probe.rewards)
+        if not cost.affordable(size):
+            slow.add(size)
+            continue
+        since = time.monotonic()
         try:
             slope = _slope(estimator, k, probe)
         except Exception:  # to raise is an answer
             continue
+        cost.seconds[size] = time.monotonic() - since
         wanted = 1.0 if exact else known[0] if len(probe.rewards) == n else slope
         if slope is None or not np.isclose(slope, wanted or 0.0, rtol=10 * probe.tolerance):
             return Finding("elsewhere", "bad", f"wrong on {probe.name}, which are not enumerated")
         tried.append(probe.name)
-    return Finding("elsewhere", "ok", f"holds on {', '.join(dict.fromkeys(tried))}")
+    text = f"holds on {', '.join(dict.fromkeys(tried))}"
+    text += f"; too slow to try at n = {', '.join(map(str, sorted(slow)))}" if slow else ""
+    return Finding("elsewhere", "ok", text)
 
 
 def _probes(k: int, n: int, real: bool, off_policy: bool) -> Iterator[Probe]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -14,6 +15,43 @@ from bestofk.objectives import Objective, objective
 
 Kind: TypeAlias = Literal["numpy", "torch", "list"]
 CHUNK = 4096
+REPEATS = 12
+"""Calls that must agree before a function is taken for one that is not random."""
+PATIENCE = 2.0
+"""Seconds until a line is said, or the end of slow calls foreseen."""
+
+
+class TooSlow(ValueError):
+    """The calls take longer than the limit; the message says how long, and the way out."""
+
+
+class Clock:
+    """How long the calls may take together, and a line now and then about what they are for."""
+
+    def __init__(self, seconds: float, say: Callable[[str], None] = lambda _: None) -> None:
+        self.seconds, self.say = seconds, say
+        self.start = self.said = time.monotonic()
+
+    def left(self) -> float:
+        return self.start + self.seconds - time.monotonic()
+
+    def tick(self, since: float, done: int, total: int, n: int) -> None:
+        """After `done` of `total` groups of n samples, begun at `since`.
+
+        Raises:
+            TooSlow: the rest will not be done within the limit.
+        """
+        now = time.monotonic()
+        left, groups = (now - since) / done * (total - done), f"{total:,} groups of {n} samples"
+        if now - since > PATIENCE and left > self.left():
+            raise TooSlow(
+                f"{groups} take about {(now - since) * total / done:.0f} s, one call for each, and "
+                f"all calls together may take {self.seconds:g}: judge with a smaller n, state "
+                "seconds=, or let the function take a batch (groups, n)"
+            )
+        if now - self.said > PATIENCE:
+            self.said = now
+            self.say(f"{done:,} of {groups}, {left:.0f} s left")
 
 
 class CannotCall(Exception):
@@ -28,12 +66,15 @@ class JudgedFunction:
     fn: Callable[..., Any]
     off_policy: bool
     kind: Kind
+    clock: Clock
     batched: bool
     """Whether (groups, n) is read as independent groups."""
     wrapped: bool
     """Whether one group must come as (1, n)."""
     batch_note: str = ""
     """What happened to a batch, when it is not read as groups."""
+    groups_mix: bool = False
+    """Whether groups in a batch change each other's advantages."""
     shape_note: str = ""
 
     def one(
@@ -87,11 +128,13 @@ class JudgedFunction:
                 pass
         values = np.full(rewards.shape, np.nan)
         failures: dict[int, Exception] = {}
+        since = time.monotonic()
         for row in range(len(rewards)):
             try:
                 values[row] = self.one(rewards[row], None if logs is None else logs[row])
             except Exception as error:
                 failures[row] = error
+            self.clock.tick(since, row + 1, *rewards.shape)
         return Answers(values, failures)
 
     def _batch(self, rewards: np.ndarray, logs: np.ndarray | None) -> np.ndarray:
@@ -179,7 +222,12 @@ def named_function(
 
 
 def find_out(
-    name: str, fn: Callable[..., Any], n: int, off_policy: bool, kind: Kind | None = None
+    name: str,
+    fn: Callable[..., Any],
+    n: int,
+    off_policy: bool,
+    clock: Clock,
+    kind: Kind | None = None,
 ) -> JudgedFunction:
     """Probe the function with groups of 0/1 rewards, and settle how to call it.
 
@@ -189,7 +237,9 @@ def find_out(
     Raises:
         CannotCall: nothing worked; with the first reason.
     """
-    probe = np.array([[float(j >= n - c) for j in range(n)] for c in sorted({1, 2, n // 2, n - 1})])
+    probe = np.array(
+        [[float(j >= n - c) for j in range(n)] for c in sorted({0, 1, 2, n // 2, n - 1})]
+    )
     probe = probe[:, np.random.default_rng(0).permutation(n)]
     logs = 0.1 * np.random.default_rng(1).standard_normal(probe.shape) if off_policy else None
     kinds: list[Kind] = [kind] if kind else ["numpy", "torch", "list"]
@@ -198,7 +248,7 @@ def find_out(
         if chosen == "torch" and "torch" not in sys.modules:
             continue
         for wrapped in (False, True):
-            estimator = JudgedFunction(name, fn, off_policy, chosen, False, wrapped)
+            estimator = JudgedFunction(name, fn, off_policy, chosen, clock, False, wrapped)
             rows = estimator.many(probe, logs)
             if len(rows.failures) < len(probe):
                 return _with_batch(estimator, probe, logs, rows)
@@ -229,9 +279,10 @@ def _with_batch(
     wanted = (1, probe.shape[1]) if estimator.wrapped else (probe.shape[1],)
     if shape != wanted:
         facts["shape_note"] = f"returns shape {shape} for rewards {wanted}"
-    again = estimator.many(probe[good], None if logs is None else logs[good])
-    if not np.array_equal(again.values, rows.values[good], equal_nan=True):
-        return estimator  # random: nothing can be compared
+    for _ in range(REPEATS):
+        again = estimator.many(probe[good], None if logs is None else logs[good])
+        if not np.array_equal(again.values, rows.values[good], equal_nan=True):
+            return estimator  # random: nothing can be compared
     try:
         values = estimator._call(probe[good], None if logs is None else logs[good])
     except Exception as error:
@@ -241,7 +292,10 @@ def _with_batch(
         if values.shape != groups:
             facts["batch_note"] = f"a batch {groups} comes back with shape {values.shape}"
         elif not np.allclose(values, rows.values[good], rtol=1e-5, atol=1e-7, equal_nan=True):
-            facts["batch_note"] = "groups in a batch change each other's advantages"
+            facts["groups_mix"] = True
+            facts["batch_note"] = (
+                "groups in a batch change each other's advantages: judged one group at a time"
+            )
         else:
             facts["batched"] = True
     return JudgedFunction(**{**vars(estimator), **facts})

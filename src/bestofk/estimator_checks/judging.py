@@ -11,7 +11,16 @@ from bestofk.objectives import Objective
 
 from . import behaviour
 from .behaviour import Finding
-from .calling import CannotCall, JudgedFunction, Kind, described, find_out, named_function
+from .calling import (
+    CannotCall,
+    Clock,
+    JudgedFunction,
+    Kind,
+    TooSlow,
+    described,
+    find_out,
+    named_function,
+)
 from .elsewhere import elsewhere
 from .fits import EXACT, Case, Fit, case, drift, fit, other_objective
 from .policies import (
@@ -40,12 +49,13 @@ def judge(
     name: str | None,
     kind: Kind | None,
     seed: int,
+    clock: Clock,
 ) -> Conformance:
     """See `bestofk.conformance`; k and n are valid here."""
     label, function = named_function(fn, off_policy)
     label = name or label
     try:
-        estimator = find_out(label, function, n, off_policy, kind)
+        estimator = find_out(label, function, n, off_policy, clock, kind)
     except CannotCall as error:
         summary = f"unusable with n = {n}: {error}"
         return Conformance(
@@ -169,7 +179,7 @@ def _other_sizes(
 ) -> list[Finding]:
     """Whether the claim holds at n = k and at n ≥ 8 too; raising there is an answer as well."""
     first = next(each for each in fits.values() if each is not None)
-    good, raised = [], []
+    good, raised, slow = [], [], []
     for size in sorted({k, k + 1, max(8, k + 3)} - {n, 1}):
         if size > n and not in_order and 3**size > OUTCOMES:
             continue
@@ -179,7 +189,11 @@ def _other_sizes(
         if isinstance(_probe(estimator, size), Exception):
             raised.append(size)
             continue
-        result = fit(_enumerate(estimator, policies, outcomes, k)[0], k, size)
+        try:
+            result = fit(_enumerate(estimator, policies, outcomes, k)[0], k, size)
+        except TooSlow:
+            slow.append(size)
+            continue
         assert result is not None
         names = [set(each.convention.split(" = ")) - {""} for each in (first, result)]
         same = result.constant is not None and first.constant is not None
@@ -191,6 +205,7 @@ def _other_sizes(
         good.append(size)
     parts = [f"holds at n = {', '.join(map(str, good))} too"] if good else []
     parts += [f"raises at n = {', '.join(map(str, raised))}"] if raised else []
+    parts += [f"too slow to try at n = {', '.join(map(str, slow))}"] if slow else []
     return [Finding("other n", "ok", "; ".join(parts))] if parts else []
 
 
@@ -254,7 +269,8 @@ def _real(estimator: JudgedFunction, n: int) -> list[Finding]:
 
 
 def _shape(estimator: JudgedFunction) -> list[Finding]:
-    notes = [("shape", "bad", estimator.shape_note), ("batch", "note", estimator.batch_note)]
+    mixed = "bad" if estimator.groups_mix else "note"
+    notes = [("shape", "bad", estimator.shape_note), ("batch", mixed, estimator.batch_note)]
     return [Finding(c, s, t) for c, s, t in notes if t]  # type: ignore[arg-type]
 
 
