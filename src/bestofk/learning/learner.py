@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from bestofk import metrics
 from bestofk.learning import distributed, gpu, prepare
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import (
@@ -352,22 +353,22 @@ class Learner:
         self.steps += 1
         tokens = max(sums["tokens"], 1.0)
         stats = {
-            "loss": sums["loss"],
-            "lr": lr,
-            "grad_norm": norm,
-            "token_entropy": sums.get("token_entropy", 0.0) / tokens,
-            "tokens": sums["tokens"],
-            "rows": sums["rows"],
-            "micro_batches": float(batches),
+            metrics.LOSS: sums["loss"],
+            metrics.LEARNING_RATE: lr,
+            metrics.GRAD_NORM: norm,
+            metrics.TOKEN_ENTROPY: sums.get("token_entropy", 0.0) / tokens,
+            metrics.TOKENS: sums["tokens"],
+            metrics.ROWS: sums["rows"],
+            metrics.MICRO_BATCHES: float(batches),
         }
         if sums["gap_tokens"]:
-            stats["sampler_gap_mean"] = sums["gap"] / sums["gap_tokens"]
-            stats["sampler_gap_max"] = sums["gap_max"]
+            stats[metrics.GAP_MEAN] = sums["gap"] / sums["gap_tokens"]
+            stats[metrics.GAP_MAX] = sums["gap_max"]
         if "ratios" in sums:
-            stats["clip_fraction"] = sums["clipped"] / max(sums["ratios"], 1.0)
-            stats["ratio_max"] = sums["ratio_max"]
+            stats[metrics.CLIP_FRACTION] = sums["clipped"] / max(sums["ratios"], 1.0)
+            stats[metrics.RATIO_MAX] = sums["ratio_max"]
         if "kl" in sums:
-            stats["kl"] = sums["kl"] / tokens
+            stats[metrics.KL] = sums["kl"] / tokens
         return stats
 
     def gathered(self) -> AbstractContextManager[None]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bestofk import metrics
+
 from .sources import Source
 
 Line = Mapping[str, Any]
@@ -25,18 +27,22 @@ def value(name: str) -> Callable[[Line], float | None]:
 
 
 STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
-    ("Mean reward", "Of the samples drawn at each step, on training prompts.", value("reward")),
+    (
+        "Mean reward",
+        "Of the samples drawn at each step, on training prompts.",
+        value(metrics.REWARD),
+    ),
     (
         "No-signal share",
         "Groups whose advantages are all zero: they teach nothing.",
-        share("groups_no_signal", "groups"),
+        share(metrics.GROUPS_NO_SIGNAL, metrics.GROUPS),
     ),
-    ("Entropy", "Of the policy, nats per token.", value("entropy")),
-    ("Gradient norm", "Before clipping.", value("grad_norm")),
+    ("Entropy", "Of the policy, nats per token.", value(metrics.ENTROPY)),
+    ("Gradient norm", "Before clipping.", value(metrics.GRAD_NORM)),
     (
         "Effective sample share",
         "Of the k-subsets under the policy's ratios; small means the data are stale.",
-        value("ess"),
+        value(metrics.ESS),
     ),
 )
 
@@ -75,15 +81,15 @@ def evaluation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """pass@k against k at the first and at the last evaluation of every run that had some."""
     result = []
     for run, source in enumerate(sources):
-        lines = [line for line in _lines(source, "evaluation") if line.get("results")]
+        lines = [line for line in _lines(source, "evaluation") if line.get(metrics.RESULTS)]
         for when, line in dict(
             zip(("first", "last"), (lines[0], lines[-1]) if lines else ())
         ).items():
             names = sorted(
-                (name for name in line["results"] if re.fullmatch(r"pass@\d+", name)),
+                (name for name in line[metrics.RESULTS] if re.fullmatch(r"pass@\d+", name)),
                 key=lambda name: int(name[5:]),
             )
-            cells = [line["results"][name] for name in names]
+            cells = [line[metrics.RESULTS][name] for name in names]
             if cells and (when == "last" or len(lines) > 1):
                 result.append(
                     {
@@ -108,14 +114,16 @@ def progress(source: Source) -> str | None:
     max@8 · step 40 of 200 · about 16 min left · test max@8 0.412 [0.36, 0.46] → 0.530 [0.47, 0.59]
     """
     steps = list(_lines(source, "train"))
-    lines = [line for line in _lines(source, "evaluation") if line.get("results")]
-    tests = [line["results"] for line in lines]
+    lines = [line for line in _lines(source, "evaluation") if line.get(metrics.RESULTS)]
+    tests = [line[metrics.RESULTS] for line in lines]
     total = source.config.get("run.steps")
     if total is None:
         return None
     step = steps[-1]["step"] if steps else 0
     said = [str(source.config.get("objective", "")), f"step {step} of {total}"]
-    timed = [line["seconds"] for line in steps if isinstance(line.get("seconds"), Mapping)]
+    timed = [
+        line[metrics.SECONDS] for line in steps if isinstance(line.get(metrics.SECONDS), Mapping)
+    ]
     if timed and step < total:
         recent = [sum(seconds.values()) for seconds in timed[-20:]]
         seconds_left = sum(recent) / len(recent) * (total - step)
@@ -157,7 +165,7 @@ def _series(
 def _evaluated(sources: Sequence[Source]) -> list[str]:
     """pass@1 and pass@k of the largest k that every run with evaluations has measured."""
     sets = [
-        {name for line in _lines(source, "evaluation") for name in line.get("results", {})}
+        {name for line in _lines(source, "evaluation") for name in line.get(metrics.RESULTS, {})}
         for source in sources
     ]
     common = set.intersection(*([s for s in sets if s] or [set()]))
@@ -171,10 +179,12 @@ def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
     splits: dict[str, None] = {}
     for run, source in enumerate(sources):
         lines = [
-            line for line in _lines(source, "evaluation") if (line.get("results") or {}).get(name)
+            line
+            for line in _lines(source, "evaluation")
+            if (line.get(metrics.RESULTS) or {}).get(name)
         ]
         if lines:
-            cells = [line["results"][name] for line in lines]
+            cells = [line[metrics.RESULTS][name] for line in lines]
             splits |= dict.fromkeys(map(split_of, lines))
             curves.append({
                 "run": run,

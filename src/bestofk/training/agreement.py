@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bestofk import metrics
 from bestofk.learning import Learner, LogProbs
 from bestofk.model_facts import base_model
 from bestofk.sampling import Sampler, Sampling, WeightHolder
@@ -47,8 +48,8 @@ def sampler_gap(
     total, count = sum(part[0] for part in gathered), sum(part[1] for part in gathered)
     mean = total / count if count else 0.0
     return {
-        "sampler_gap_mean": float("inf") if np.isnan(mean) else mean,
-        "sampler_gap_max": max(part[2] for part in gathered),
+        metrics.GAP_MEAN: float("inf") if np.isnan(mean) else mean,
+        metrics.GAP_MAX: max(part[2] for part in gathered),
     }
 
 
@@ -81,7 +82,7 @@ class Agreement:
 
     def gap(self, groups: Sequence[Group]) -> float:
         log_probs = self.learner.log_probs(groups)
-        return sampler_gap(log_probs, groups, self.processes)["sampler_gap_mean"]
+        return sampler_gap(log_probs, groups, self.processes)[metrics.GAP_MEAN]
 
     def refresh(self, prompt: Prompt) -> dict[str, float]:
         """Give a sampler with weights of its own the learner's, and check that it took them.
@@ -103,7 +104,7 @@ class Agreement:
         sampler.version = self.learner.steps
         after, groups = self.probe(prompt)
         self.check(after, groups, before)
-        return {"probe_before": before, "probe_after": after}
+        return {metrics.PROBE_BEFORE: before, metrics.PROBE_AFTER: after}
 
     def check(self, gap: float, groups: Sequence[Group], before: float = float("nan")) -> None:
         """Raise where the sampler's log-probs are not those of the learner.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bestofk import metrics
 from bestofk.learning import LogProbs
 from bestofk.objectives import (
     DroppedGroups,
@@ -207,10 +208,10 @@ def ratio_statistics(
     k = max(term.k for term in objective.at(progress))
     limit = objective.truncate
     return {
-        "log_ratio_std": float(used.std()),
-        "log_ratio_max": float(used.max()),
-        "truncated": 0.0 if limit is None else float((used > limit).mean()),
-        "ess": effective_share(ratio_divergence(used), k, live.shape[1]),
+        metrics.LOG_RATIO_STD: float(used.std()),
+        metrics.LOG_RATIO_MAX: float(used.max()),
+        metrics.TRUNCATED: 0.0 if limit is None else float((used > limit).mean()),
+        metrics.ESS: effective_share(ratio_divergence(used), k, live.shape[1]),
     }
 
 
@@ -225,13 +226,13 @@ def merge_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for stats in history for name in stats):
         values = [stats[name] for stats in history if name in stats]
-        if name in ("tokens", "rows", "micro_batches"):
+        if name in metrics.SUMMED:
             merged[name] = sum(values)
-        elif name.endswith("_max") or name == "grad_norm":
+        elif name in metrics.LARGEST:
             merged[name] = max(values)
-        elif name == "ess":
+        elif name in metrics.SMALLEST:
             merged[name] = min(values)
-        elif name == "lr":
+        elif name in metrics.LAST:
             merged[name] = values[-1]
         else:
             merged[name] = float(np.mean(values))

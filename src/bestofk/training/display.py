@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from bestofk import metrics
 from bestofk.training.processes import Processes
 
 
@@ -105,9 +106,9 @@ def step_line(
     parts = [
         f"step {line['step']}/{steps}  {clock(eta)} to go  reward {rewards_text(line, k)}",
         groups_text(line),
-        f"entropy {number(line.get('entropy'))}",
+        f"entropy {number(line.get(metrics.ENTROPY))}",
         speed(line),
-        f"gap {number(line.get('sampler_gap_mean'))}",
+        f"gap {number(line.get(metrics.GAP_MEAN))}",
         phases(line),
     ]
     while width is not None and len(parts) > 1 and len("  ".join(parts)) > width:
@@ -116,29 +117,33 @@ def step_line(
 
 
 def rewards_text(line: Mapping[str, Any], k: int) -> str:
-    names = dict.fromkeys(("reward", "pass@1", f"max@{k}"))
+    names = dict.fromkeys((metrics.REWARD, metrics.PASS_1, f"max@{k}"))
     return "  ".join(f"{name} {number(line.get(name))}" for name in names).removeprefix("reward ")
 
 
 def groups_text(line: Mapping[str, Any]) -> str:
-    text = f"signal {line.get('groups_with_signal', 0)}/{line.get('groups', 0)} groups"
-    shown = {"groups_dropped": "dropped", "unscored": "unscored", "refilled": "refilled"}
+    text = f"signal {line.get(metrics.GROUPS_WITH_SIGNAL, 0)}/{line.get(metrics.GROUPS, 0)} groups"
+    shown = {
+        metrics.GROUPS_DROPPED: "dropped",
+        metrics.UNSCORED: "unscored",
+        metrics.REFILLED: "refilled",
+    }
     for name, what in shown.items():
         if line.get(name):
             text += f", {line[name]} {what}"
-    if line.get("at_length_limit", 0.0) > 0.1:
-        text += f", {line['at_length_limit']:.0%} cut off"
+    if line.get(metrics.AT_LENGTH_LIMIT, 0.0) > 0.1:
+        text += f", {line[metrics.AT_LENGTH_LIMIT]:.0%} cut off"
     return text
 
 
 def evaluation_line(line: Mapping[str, Any]) -> str:
     """One evaluation in one line, each figure with its interval: max@k for graded rewards."""
-    cells = line["results"]
-    zero_one = cells.get("pass@1", {}).get("value") == cells.get("max@1", {}).get("value")
-    shown = "pass@" if "pass@1" in cells and zero_one else "max@"
+    cells = line[metrics.RESULTS]
+    zero_one = cells.get(metrics.PASS_1, {}).get("value") == cells.get("max@1", {}).get("value")
+    shown = "pass@" if metrics.PASS_1 in cells and zero_one else "max@"
     parts = [f"{name} {number(cell['value'])} [{number(cell['low'])}, {number(cell['high'])}]"
              for name, cell in cells.items() if name.startswith(shown)]  # fmt: skip
-    left_out = line.get("prompts_left_out", 0)
+    left_out = line.get(metrics.PROMPTS_LEFT_OUT, 0)
     left_out = f"; {left_out} left out: too few of their samples are scored" if left_out else ""
     return (
         f"{line.get('set', line['split'])} at step {line['step']} ({line['prompts']} prompts × "
@@ -148,14 +153,14 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
 
 def speed(line: Mapping[str, Any]) -> str:
     """Sampled tokens per second of the whole step, and of its sampling alone."""
-    whole, sampling = line["tokens_per_second"], line.get("sampling_tokens_per_second")
+    whole, sampling = line[metrics.SPEED], line.get(metrics.SAMPLING_SPEED)
     alone = "" if sampling is None else f" (sampling {sampling:,.0f})"
     return f"{whole:,.0f} tok/s{alone}"
 
 
 def phases(line: Mapping[str, Any]) -> str:
     """Seconds of each phase."""
-    return " ".join(f"{name} {seconds:.1f}s" for name, seconds in line["seconds"].items())
+    return " ".join(f"{name} {seconds:.1f}s" for name, seconds in line[metrics.SECONDS].items())
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk import runs
+from bestofk import metrics, runs
 from bestofk.storage import json_safe
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.checks import check_output
@@ -70,9 +70,9 @@ class Recorder:
 
     def _warn_of_silence(self, line: Mapping[str, Any], batch: RolloutBatch) -> None:
         """Say the likely cause where nothing is learnt, and which thresholds nothing reaches."""
-        context, constant = self.context, line["reward_min"] == line["reward_max"]
-        self.silent = 0 if line["groups_with_signal"] and not constant else self.silent + 1
-        self.largest = max(self.largest, line["reward_max"])
+        context, constant = self.context, line[metrics.REWARD_MIN] == line[metrics.REWARD_MAX]
+        self.silent = 0 if line[metrics.GROUPS_WITH_SIGNAL] and not constant else self.silent + 1
+        self.largest = max(self.largest, line[metrics.REWARD_MAX])
         if not context.processes.main:
             return
         if self.silent == SILENT_STEPS:

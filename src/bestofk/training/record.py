@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk import models, runs
+from bestofk import metrics, models, runs
 from bestofk.config import Config, to_toml
 from bestofk.objectives import Objective, max_at_k
 from bestofk.rewards.maths.extract_answer import given_answer
@@ -45,13 +45,13 @@ def metrics_line(
     lengths = np.concatenate([np.array(part[1]) for part in gathered])
     progress = (step - 1) / config.run.steps
     rewards, terms = rewards_for(objective, verdicts, progress), objective.at(progress)
-    speeds = {"tokens_per_second": sum(seconds.values())}
+    speeds = {metrics.SPEED: sum(seconds.values())}
     if "sample" in seconds:  # a step may only use what was drawn ahead
-        speeds["sampling_tokens_per_second"] = seconds["sample"]
+        speeds[metrics.SAMPLING_SPEED] = seconds["sample"]
     return {
         "kind": "train",
         "step": step,
-        "drawn_after": batch.drawn_after,
+        metrics.DRAWN_AFTER: batch.drawn_after,
         **reward_statistics(
             rewards,
             verdicts,
@@ -59,13 +59,13 @@ def metrics_line(
             least=max(term.least for term in terms),
             threshold=config.evaluation.threshold,
         ),
-        "objective": "+".join(term.text for term in terms),
-        "length": float(lengths.mean()),
-        "at_length_limit": float((lengths >= config.sampling.max_new_tokens).mean()),
-        "sampled_tokens": int(lengths.sum()),
-        "refilled": batch.refilled,
+        metrics.OBJECTIVE: "+".join(term.text for term in terms),
+        metrics.LENGTH: float(lengths.mean()),
+        metrics.AT_LENGTH_LIMIT: float((lengths >= config.sampling.max_new_tokens).mean()),
+        metrics.SAMPLED_TOKENS: int(lengths.sum()),
+        metrics.REFILLED: batch.refilled,
         **stats,
-        "seconds": dict(seconds),
+        metrics.SECONDS: dict(seconds),
         **{name: float(lengths.sum() / max(spent, 1e-9)) for name, spent in speeds.items()},
     }
 
@@ -73,24 +73,24 @@ def metrics_line(
 def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> str:
     """What a person should know after some steps in which no group had a signal."""
     samples = sum(map(len, batch.verdicts))
-    same = line["reward_min"] == line["reward_max"]
-    full = ALMOST_ONE <= line["reward"] <= 1.0
-    if same and line["reward"] != 0.0 and not full:
-        same_reward = line["reward"]
+    same = line[metrics.REWARD_MIN] == line[metrics.REWARD_MAX]
+    full = ALMOST_ONE <= line[metrics.REWARD] <= 1.0
+    if same and line[metrics.REWARD] != 0.0 and not full:
+        same_reward = line[metrics.REWARD]
         cause = f"every answer gets the reward {same_reward:g}: it does not tell answers apart"
     elif full:
         cause = "every answer gets the reward 1: take harder problems, or look at the reward"
-    elif line["at_length_limit"] > 0.5:
+    elif line[metrics.AT_LENGTH_LIMIT] > 0.5:
         cause = (
-            f"{line['at_length_limit']:.0%} of the answers are cut off: raise "
+            f"{line[metrics.AT_LENGTH_LIMIT]:.0%} of the answers are cut off: raise "
             "sampling.max_new_tokens"
         )
-    elif line.get("status_unparsed", 0) > 0.5 * samples:
+    elif line.get(f"{metrics.STATUS}unparsed", 0) > 0.5 * samples:
         cause = "the verifier finds no answer in most of them: let the prompt ask for its format"
     else:
         cause = "the problems may be too hard: take easier ones, or a stronger model"
     text, verdict = batch.groups[0].trajectories[0].text, batch.verdicts[0][0]
-    what = "all rewards were equal" if line["groups_with_signal"] else "no group had a signal"
+    what = "all rewards were equal" if line[metrics.GROUPS_WITH_SIGNAL] else "no group had a signal"
     return (
         f"{what} in {steps} steps, so nothing is learnt; likely cause: {cause}. "
         f"An answer to {batch.groups[0].prompt.id} ends in {text[-80:]!r}: {verdict.status} "
@@ -137,16 +137,16 @@ def reward_statistics(
     passed = np.where(scored, reaches(judged, np.inf if passing is None else passing), np.nan)
     any_scored = scored.any()
     return {
-        "reward": float(np.nanmean(rewards)) if any_scored else np.nan,
-        "pass@1": float(np.nanmean(passed)) if any_scored and passing is not None else np.nan,
+        metrics.REWARD: float(np.nanmean(rewards)) if any_scored else np.nan,
+        metrics.PASS_1: float(np.nanmean(passed)) if any_scored and passing is not None else np.nan,
         f"max@{k}": float(best),
-        "reward_min": float(np.nanmin(rewards)) if any_scored else np.nan,
-        "reward_max": float(np.nanmax(rewards)) if any_scored else np.nan,
-        "groups": int(rewards.shape[0]),
-        "groups_dropped": int((counts < least).sum()),
-        "unscored": int((~scored).sum()),
-        **{f"status_{name}": count for name, count in sorted(statuses.items())},
-        **({"reward_parts": parts} if (parts := reward_parts(verdicts)) else {}),
+        metrics.REWARD_MIN: float(np.nanmin(rewards)) if any_scored else np.nan,
+        metrics.REWARD_MAX: float(np.nanmax(rewards)) if any_scored else np.nan,
+        metrics.GROUPS: int(rewards.shape[0]),
+        metrics.GROUPS_DROPPED: int((counts < least).sum()),
+        metrics.UNSCORED: int((~scored).sum()),
+        **{f"{metrics.STATUS}{name}": count for name, count in sorted(statuses.items())},
+        **({metrics.REWARD_PARTS: parts} if (parts := reward_parts(verdicts)) else {}),
     }
 
 
@@ -336,12 +336,12 @@ def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[s
     if not evaluations:
         return ["No evaluation was asked for (`evaluation.every = 0`)."]
     first, last = evaluations[0], evaluations[-1]
-    names = list(last["results"])
+    names = list(last[metrics.RESULTS])
     passing = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
     return [
         f"On the {config.evaluation.split} split: {last['prompts']} prompts × "
         f"{last['samples_per_prompt']} samples, unbiased estimates, 95% intervals over prompts"
-        + (f"; a reward of at least {passing:g} passes." if "pass@1" in names else "."),
+        + (f"; a reward of at least {passing:g} passes." if metrics.PASS_1 in names else "."),
         "",
         f"| | step {first['step']} | step {last['step']} |",
         "|---|---|---|",
@@ -351,7 +351,7 @@ def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def _cell(line: Mapping[str, Any], name: str) -> str:
-    result = line["results"].get(name)
+    result = line[metrics.RESULTS].get(name)
     if result is None:
         return "–"
     return f"{result['value']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"

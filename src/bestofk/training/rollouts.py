@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
+from bestofk import metrics
 from bestofk.sampling import Sampling, ServerLost, WeightHolder
 from bestofk.sampling.draw import AGREEMENT
 from bestofk.training.agreement import Agreement
@@ -57,8 +58,8 @@ class Rollouts:
     @property
     def probed_gap(self) -> dict[str, float]:
         """The gap between sampler and learner when the sampler got its present weights."""
-        gap = self.sampler_check.get("probe_after", 0.0)
-        return {"sampler_gap_mean": gap, "sampler_gap_max": gap}
+        gap = self.sampler_check.get(metrics.PROBE_AFTER, 0.0)
+        return {metrics.GAP_MEAN: gap, metrics.GAP_MAX: gap}
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int) -> list[Group]:
         """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bestofk import metrics
 from bestofk.config import Config, leaves
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
@@ -122,7 +123,7 @@ class Session:
         self, step: int, batch: RolloutBatch, weights: np.ndarray, stats: dict[str, float]
     ) -> None:
         """Count a step as done and write it down."""
-        self._check_gap(step, batch, stats["sampler_gap_mean"])
+        self._check_gap(step, batch, stats[metrics.GAP_MEAN])
         context, rollouts = self.context, self.rollouts
         rollouts.queue.popleft()
         rollouts.times_lost = 0
@@ -179,7 +180,7 @@ class Session:
                 )
             lines.append(line)
             self.recorder.evaluation(line, batch, each.name)
-        value, best = lines[0]["results"].get(metric, {}).get("value"), context.state.best
+        value, best = lines[0][metrics.RESULTS].get(metric, {}).get("value"), context.state.best
         if value is not None and (best is None or value > best):
             best = value
             if config.run.advanced.keep_best and step:

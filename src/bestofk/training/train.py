@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bestofk import metrics
 from bestofk.config import Config, OffPolicySection
 from bestofk.learning import Learner, LogProbs, Loss
 from bestofk.objectives import Objective, has_signal, trust_region_mask
@@ -234,12 +235,14 @@ def learn(
             log_ratio = log_ratio_of(now, old_here, groups, off_policy.correct_sampler)
         stats = ratio_statistics(log_ratio, live[rows], objective, processes, progress=progress)
         history.append(stats)
-        if inner_step and stats.get("ess", 1.0) < off_policy.ess_floor:
+        if inner_step and stats.get(metrics.ESS, 1.0) < off_policy.ess_floor:
             break  # the policy has moved too far from these samples
         inputs: dict[str, Any] = {"live": live[rows], "log_ratio": log_ratio, "progress": progress}
         advantages = advantages_of(objective, rewards[rows], **inputs, **further_inputs(rows))
         if log_ratio is not None:
-            advantages, bounds = inside(off_policy, advantages, log_ratio, stats.get("ess", 1.0))
+            advantages, bounds = inside(
+                off_policy, advantages, log_ratio, stats.get(metrics.ESS, 1.0)
+            )
             stats |= {name: share_of(each, live[rows], processes) for name, each in bounds.items()}
         elif off_policy.correct_sampler:
             advantages = advantages * sampler_correction(old_here, groups, objective.truncate)
@@ -247,7 +250,7 @@ def learn(
         stats |= learner.step(groups, advantages, loss=loss, live=live[rows], **known)
         if is_first:
             first[rows] = advantages
-    stats = merge_statistics(history) | {"inner_steps": learner.steps - steps_before}
+    stats = merge_statistics(history) | {metrics.INNER_STEPS: learner.steps - steps_before}
     return first, stats | statistics_of_batch(learner, batch, first, old, stats, processes)
 
 
@@ -276,7 +279,7 @@ def inside(
     if region is None:
         return advantages, {}
     kept = trust_region_mask(advantages, log_ratio, *region)
-    found = {"masked": ~kept, "below_floor": np.full_like(kept, below)}
+    found = {metrics.MASKED: ~kept, metrics.BELOW_FLOOR: np.full_like(kept, below)}
     return np.where(kept, advantages, 0.0), found
 
 
@@ -346,14 +349,14 @@ def statistics_of_batch(
     """Statistics of the whole batch, beside those of its optimiser steps."""
     groups, signal = batch.groups, np.concatenate(processes.gather(has_signal(advantages)))
     stats = {
-        "entropy": sampled_entropy(groups, processes),
-        "groups_with_signal": int(signal.sum()),
-        "groups_no_signal": int((~signal).sum()),
+        metrics.ENTROPY: sampled_entropy(groups, processes),
+        metrics.GROUPS_WITH_SIGNAL: int(signal.sum()),
+        metrics.GROUPS_NO_SIGNAL: int((~signal).sum()),
     }
     if batch.gap is not None:
         stats |= batch.gap
     elif old is not None:
         stats |= sampler_gap(old, groups, processes)
-    elif "sampler_gap_mean" not in steps:  # no row entered a step: look at one group
+    elif metrics.GAP_MEAN not in steps:  # no row entered a step: look at one group
         stats |= sampler_gap(learner.log_probs(groups[:1]), groups[:1], processes)
     return stats

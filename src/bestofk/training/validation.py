@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bestofk import metrics
 from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, curve, diversity
 from bestofk.rewards.maths.extract_answer import given_answer
@@ -53,7 +54,7 @@ def evaluate(
     line = {"kind": "evaluation", "step": step, "split": chosen.split, **result}
     if chosen.name:
         line |= {"kind": "evaluation_set", "set": chosen.name}
-    return {**line, "seconds": seconds}, batch
+    return {**line, metrics.SECONDS: seconds}, batch
 
 
 def evaluation_samples(
@@ -102,8 +103,8 @@ def evaluation_results(
     counted = 0
     passing = pass_threshold(threshold, table.rewards)
     if (table.live >= max(ks)).any():
-        metrics: tuple[Metric, ...] = ("pass@k", "max@k")
-        for metric in metrics if passing is not None else metrics[1:]:
+        both: tuple[Metric, ...] = ("pass@k", "max@k")
+        for metric in both if passing is not None else both[1:]:
             line = curve(
                 table,
                 metric,
@@ -123,11 +124,11 @@ def evaluation_results(
     spread = diversity(table, threshold=1.0 if passing is None else passing)
     return {
         "prompts": counted,
-        "prompts_left_out": len(table.problems) - counted,
+        metrics.PROMPTS_LEFT_OUT: len(table.problems) - counted,
         "samples_per_prompt": int(table.sizes.max()),
-        "unscored": table.unscored,
-        "results": cells,
-        "entropy": spread.entropy_per_token.value,
+        metrics.UNSCORED: table.unscored,
+        metrics.RESULTS: cells,
+        metrics.ENTROPY: spread.entropy_per_token.value,
         "distinct": asdict(spread.distinct),
         "distinct_wrong": asdict(spread.distinct_wrong),
         "no_answer": spread.no_answer,
