@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -72,7 +72,7 @@ class Pace:
 
     def __init__(self, steps: int, evaluate_every: int) -> None:
         self.steps, self.evaluate_every = steps, evaluate_every
-        self._spent, self._done = Counter[str](), Counter[str]()
+        self._spent, self._done = defaultdict[str, float](float), Counter[str]()
         self._last, self._last_evaluated = 0.0, -1
 
     def start(self, now: float) -> None:
