@@ -57,7 +57,10 @@ choice that is too heavy is worth nothing.
         "names of the chosen items",
     ),
 }
-_END = "Answer with one line: ANSWER: followed by the {what}, separated by spaces."
+_END = (
+    'Give your answer as one line: the word "ANSWER:", then the {what}, separated by spaces. '
+    "Write nothing else."
+)
 _WORDS = {"be", "do", "go", "ha", "he", "hi", "ho", "la", "ma", "me", "no", "pa", "so", "to", "we"}
 NAMES = [
     (first + vowel).capitalize()

@@ -77,8 +77,8 @@ VALUES: dict[str, tuple[Callable[[Spec, Sequence[int]], int], str]] = {
 def listed(text: str, answer: str) -> list[str] | str:
     """The items that a completion lists, or why it does not.
 
-    `answer` is "line" (one line "ANSWER: Bo Ka", the last one after the thinking; commas and one
-    pair of brackets are allowed) or "whole" (the completion is the list, with single spaces).
+    `answer` is "line" (one line "ANSWER: Bo Ka", the last one after the thinking; commas, one
+    pair of brackets and a full stop at the end are allowed) or "whole" (the completion is the list, with single spaces).
 
     >>> listed("So I invite two.\\nANSWER: Bo, Ka\\n", "line"), listed("1 5 6", "whole")
     (['Bo', 'Ka'], ['1', '5', '6'])
@@ -92,7 +92,7 @@ def listed(text: str, answer: str) -> list[str] | str:
             return f"{_MARK} occurs more than once"
         if line[:start].rpartition("\n")[2].strip():
             return f"{_MARK} does not begin its line"
-        line = line[start + len(_MARK) :].lstrip(" \t")
+        line = line[start + len(_MARK) :].lstrip(" \t").removesuffix(".")
         if line.startswith("[") and line.endswith("]"):
             line = line[1:-1]
     if len(line) > MAX_ANSWER:
