@@ -78,7 +78,8 @@ def listed(text: str, answer: str) -> list[str] | str:
     """The items that a completion lists, or why it does not.
 
     `answer` is "line" (one line "ANSWER: Bo Ka", the last one after the thinking; commas, one
-    pair of brackets and a full stop at the end are allowed) or "whole" (the completion is the list, with single spaces).
+    pair of brackets and a full stop at the end are allowed) or "whole" (the completion is the
+    list, with single spaces).
 
     >>> listed("So I invite two.\\nANSWER: Bo, Ka\\n", "line"), listed("1 5 6", "whole")
     (['Bo', 'Ka'], ['1', '5', '6'])
