@@ -13,7 +13,7 @@ import matplotlib.style
 import numpy as np
 import pytest
 
-from bestofk import config, max_at_k
+from bestofk import config, max_at_k, tasks
 from bestofk.cli.train_command import split
 
 RESULTS = Path(__file__).parent.parent / "research"
@@ -92,7 +92,7 @@ def test_every_arm_is_a_recipe_that_can_be_run(study: str) -> None:
         words = run.flags(settings)
         assert len(words) == 2 * len(settings)
         config.merged(config.Config(), split(words)[1])
-    assert config.read(recipe).task.name in ("countdown", "maze", "gsm8k", "mbpp", "leetcode")
+    assert config.read(recipe).task.name in tasks.TASKS
 
 
 STUDY = """
