@@ -35,7 +35,7 @@ from _gpu import (
     words,
 )
 from bestofk.sampling import Sampling
-from bestofk.sampling.engine import mirror
+from bestofk.sampling.engine import engine_model
 from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
 
 SHAPES = ("32x16x64x128", "64x16x64x256", "16x64x512x128")
@@ -51,7 +51,7 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     found = timed(sampler, asked, sampling)
     engine = sampler.engine
     assert engine is not None, sampler.reason
-    replay = seconds(lambda: engine.decode(engine.widths(count * n)[0], 1, sampling), 5)
+    replay = seconds(lambda: engine.steps.run(engine.steps.widths(count * n)[0], 1, sampling), 5)
     assert sampler.agreement is not None
     result = {
         "shape": shape, **found, "ms_per_step": min(found["seconds"]) / new * 1e3,
@@ -80,7 +80,7 @@ def timed(
     assert sampler.engine is not None, sampler.reason
     return {
         "tokens_per_s": tokens / min(taken), "tokens": tokens, "seconds": taken, "first_s": first,
-        "compile_s": sampler.engine.seconds["compile"], "prefill_s": sampler.stats["prefill_s"],
+        "compile_s": sampler.engine.steps.compile_s, "prefill_s": sampler.stats["prefill_s"],
         "steps": sampler.stats["steps"], "busy": tokens / max(1, sampler.stats["slot_steps"]),
         "layers": sampler.about["layers"],
     }  # fmt: skip
@@ -138,12 +138,12 @@ def spread(make: Any, mean: int, shape: str, ends: int, **changes: Any) -> dict[
 
 def adapted(rank: int, merged: bool) -> dict[str, Any]:
     """LoRA at 3B: adapters as products of their own, or added into a copy of the weights."""
-    usual = mirror.low_rank
-    mirror.low_rank = (lambda module: None) if merged else usual
+    usual = engine_model.low_rank
+    engine_model.low_rank = (lambda module: None) if merged else usual
     try:
         return measured(qwen_3b, "32x16x128x64", lora_rank=rank)
     finally:
-        mirror.low_rank = usual
+        engine_model.low_rank = usual
 
 
 def cases(name: str, profiled: bool) -> Iterator[tuple[str, Any]]:

@@ -14,9 +14,10 @@ from bestofk.learning import Learner
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_sampler import GroupSampler, can_run
+from bestofk.sampling.engine.linear_layers import AdaptedLinear, JoinedLinear
 from bestofk.sampling.engine.memory import make_plan, room_for
-from bestofk.sampling.engine.mirror import AdaptedLinear, Joined, Mirror
 from bestofk.sampling.engine.operands import SlotField
 from bestofk.sampling.engine.slots import SlotTable
 from bestofk.types import Group, Prompt
@@ -73,8 +74,8 @@ def test_fused_layers_draw_the_same(name: str, way: str) -> None:
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=sampling)
     sampler = GroupSampler(model, TOKENIZER, copied=True, max_rows=16)
     found = sampler.sample(PROMPTS, seed=3, sampling=sampling)
-    assert sampler.mirror is not None
-    assert sampler.mirror.fused_model is not None
+    assert sampler.engine_model is not None
+    assert sampler.engine_model.fused_model is not None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
     with torch.no_grad():
@@ -93,8 +94,8 @@ def test_layers_that_only_look_alike_are_run_by_the_model_itself(name: str) -> N
     model = fixed(lambda: family(name))
     sampler = GroupSampler(model, TOKENIZER, copied=True)
     found = sampler.sample(PROMPTS, seed=3, sampling=PARAMS["plain"])
-    assert sampler.mirror is not None
-    assert sampler.mirror.fused_model is None
+    assert sampler.engine_model is not None
+    assert sampler.engine_model.fused_model is None
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=PARAMS["plain"])
     assert rows(found) == rows(expected)
 
@@ -104,12 +105,12 @@ def test_rounding_does_not_decide_which_layers_are_fused(seed: int) -> None:
     """In bfloat16, and where many layers add up to much rounding."""
     torch.manual_seed(seed)
     for name in ("Llama", "Qwen2", "Qwen3", "Mistral"):
-        assert Mirror(family(name).eval(), torch.bfloat16, copied=True).fused_model is not None
+        assert EngineModel(family(name).eval(), torch.bfloat16, copied=True).fused_model is not None
     for name in ("Granite", "SmolLM3"):
-        assert Mirror(family(name).eval(), torch.bfloat16, copied=True).fused_model is None
+        assert EngineModel(family(name).eval(), torch.bfloat16, copied=True).fused_model is None
     deep = llama(num_hidden_layers=24, initializer_range=0.3).eval()
-    assert Mirror(deep, torch.bfloat16, copied=True).fused_model is not None
-    assert Mirror(with_adapters(deep.bfloat16(), Lora(rank=2)), torch.bfloat16).fused_model
+    assert EngineModel(deep, torch.bfloat16, copied=True).fused_model is not None
+    assert EngineModel(with_adapters(deep.bfloat16(), Lora(rank=2)), torch.bfloat16).fused_model
 
 
 def test_a_small_call_first_does_not_bind_the_larger_ones_after_it() -> None:
@@ -267,49 +268,51 @@ def test_can_run_names_what_stands_in_the_way() -> None:
 
 def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
     model = fixed(llama)
-    same, cast = Mirror(model, torch.float32), Mirror(model, torch.bfloat16)
-    assert not same.own
+    same, cast = EngineModel(model, torch.float32), EngineModel(model, torch.bfloat16)
+    assert not same.copies
     assert all(p.requires_grad for p in model.parameters())
     trained = {name for name, p in cast.model.named_parameters() if p.requires_grad}
     assert trained == {"model.embed_tokens.weight"}  # looked up in float32, as the learner does
     assert {id(p) for p in same.model.parameters()} == {id(p) for p in model.parameters()}
-    assert cast.own
-    assert cast.casts == 1
-    assert sum(isinstance(m, Joined) for m in cast.model.modules()) == 3 * 5
+    assert cast.copies
+    assert cast.loads == 1
+    assert sum(isinstance(m, JoinedLinear) for m in cast.model.modules()) == 3 * 5
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
-    cast.refresh(model)
+    cast.load_weights(model)
     ids = torch.arange(6)[None]
-    with cast.as_before(), torch.no_grad():
+    with cast.plain_attention(), torch.no_grad():
         found = cast.forward(ids, ids).float()
         expected = model(ids).logits[:, -1]
     assert float((found - expected).norm() / expected.norm()) < 0.05
-    assert cast.casts == 2
+    assert cast.loads == 2
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_in_bfloat16_only_factors_of_products_are(tied: bool) -> None:
     """Embedding, gains and logits stay float32, and the embedding is there once."""
     model = fixed(lambda: llama(tie_word_embeddings=tied))
-    mirror = Mirror(model, torch.bfloat16)
-    kinds = {name: p.dtype for name, p in mirror.model.named_parameters()}
+    engine_model = EngineModel(model, torch.bfloat16)
+    kinds = {name: p.dtype for name, p in engine_model.model.named_parameters()}
     float32 = {name for name, kind in kinds.items() if kind == torch.float32}
     assert float32 == {n for n in kinds if "norm" in n} | {"model.embed_tokens.weight"}
     assert kinds["lm_head.weight"] == torch.bfloat16
-    assert mirror.model.get_input_embeddings().weight is model.get_input_embeddings().weight
+    assert engine_model.model.get_input_embeddings().weight is model.get_input_embeddings().weight
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
-    mirror.refresh(model)
+    engine_model.load_weights(model)
     ids = torch.arange(6)[None]
     with torch.no_grad():
-        found = mirror._plain_logits(ids[0])[-1:]
+        found = engine_model._plain_logits(ids[0])[-1:]
         expected = model(ids).logits[:, -1]
     assert found.dtype == torch.float32
     assert not torch.equal(found, found.bfloat16().float())
     assert float((found - expected).norm() / expected.norm()) < 0.05
-    copied = Mirror(model, torch.bfloat16, copied=True)  # where tensors are others at each call
+    copied = EngineModel(
+        model, torch.bfloat16, copied=True
+    )  # where tensors are others at each call
     assert copied.model.get_input_embeddings().weight.dtype == torch.bfloat16
 
 
@@ -351,12 +354,12 @@ def test_lora_is_sampled_with_its_adapters_beside_shared_weights(targets: Any, r
             for name, p in model.named_parameters():
                 if "lora" in name:
                     p.mul_(1.3)
-    mirror = sampler.mirror
-    assert mirror is not None
-    assert mirror.fused_model is not None
-    assert not mirror.own
+    engine_model = sampler.engine_model
+    assert engine_model is not None
+    assert engine_model.fused_model is not None
+    assert not engine_model.copies
     frozen = {p.data_ptr() for name, p in model.named_parameters() if "lora" not in name}
-    layer = mirror.fused_model.layers[0]
+    layer = engine_model.fused_model.layers[0]
     assert {t.data_ptr() for t in (layer.qkv, layer.gate_up, layer.out, layer.down)} <= frozen
     other = GroupSampler(model, TOKENIZER)  # another sampler of the policy, and the first again
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=1, sampling=sampling)
@@ -391,8 +394,8 @@ def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers(
     expected = ModelSampler(loha, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
     sampler = GroupSampler(loha, TOKENIZER)
     assert rows(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == rows(expected)
-    assert sampler.mirror is not None
-    assert sampler.mirror.own
+    assert sampler.engine_model is not None
+    assert sampler.engine_model.copies
     dora: Any = get_peft_model(
         fixed(llama), LoraConfig(r=2, use_dora=True, target_modules=["q_proj"])
     )
@@ -408,11 +411,11 @@ def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
     engine = sampler.engine
     assert engine is not None
     counter = CompileCounterWithBackend("eager")
-    for layer in engine.mirror.layers:
+    for layer in engine.model.decoder_layers:
         layer._compiled_call_impl = torch.compile(layer._call_impl, backend=counter, fullgraph=True)
-    engine.slots[SlotField.ENDED] = 1
+    engine.state.slots[SlotField.ENDED] = 1
     for width in (32, 16, 24):
-        engine._step(width, sampling)
+        engine.steps.step(width, sampling)
     assert counter.frame_count == 2  # the first width, and one for all others
 
 

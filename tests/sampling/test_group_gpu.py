@@ -71,7 +71,7 @@ def test_later_calls_with_other_prompts_are_right_too() -> None:
         assert tokens(sampler.sample(prompts, seed=0, sampling=sampling)) == tokens(expected)
         del scratch
     assert sampler.engine is not None
-    assert any(key[0] == "prompts" for key in sampler.engine.graphs)
+    assert sampler.engine.prefill.graphs
 
 
 def test_the_same_call_twice_gives_the_same_tokens() -> None:
@@ -119,6 +119,6 @@ def test_lora_is_sampled_with_its_adapters(targets: Any) -> None:
                 if "lora" in name:
                     p.mul_(1.5)
     assert drawn[0] != drawn[2]
-    assert sampler.mirror is not None
-    assert sampler.mirror.fused_model is not None
-    assert not sampler.mirror.own
+    assert sampler.engine_model is not None
+    assert sampler.engine_model.fused_model is not None
+    assert not sampler.engine_model.copies

@@ -105,8 +105,8 @@ def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> N
     expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, sampling=sampling)
     sampler = GroupSampler(model, letters(26, end=1), compiled=compiled, memory_gib=8, copied=True)
     assert tokens(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == tokens(expected)
-    assert sampler.mirror is not None
-    assert sampler.mirror.fused_model is not None
+    assert sampler.engine_model is not None
+    assert sampler.engine_model.fused_model is not None
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short prompts", "prompts read by tiles"])
@@ -123,7 +123,7 @@ def test_wide_and_narrow_batches_draw_the_same(long: bool) -> None:
         same = [a == b for a, b in zip(tokens(found), tokens(expected), strict=True)]
         assert sum(same) >= 0.97 * len(same)  # rounding may move a draw across a boundary
     assert sampler.engine is not None
-    assert sampler.engine.long == long
+    assert sampler.engine.state.long_prompts == long
 
 
 def test_bf16_agrees_with_a_plain_forward_pass_and_repeats() -> None:

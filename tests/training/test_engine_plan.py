@@ -12,8 +12,8 @@ import torch
 
 from bestofk.devices import processes_per_card
 from bestofk.sampling import Sampling
+from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_sampler import GroupSampler
-from bestofk.sampling.engine.mirror import Mirror
 from bestofk.training import display
 from bestofk.training.processes import backends
 from bestofk.training.resume import keep_plan, take_plan
@@ -62,16 +62,16 @@ def test_a_damaged_or_missing_plan_is_made_anew(tmp_path: Path) -> None:
 def test_processes_on_one_card_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes_per_card(2, {"LOCAL_WORLD_SIZE": "3"}) == 2
     model, tokenizer = fixed(llama), letters(26, end=1)
-    mirror = Mirror(model, torch.bfloat16)
-    held = mirror.held_bytes(model)
+    engine_model = EngineModel(model, torch.bfloat16)
+    held = engine_model.held_bytes(model)
     matrices, gains = (
         sum(p.numel() for p in model.parameters() if (p.dim() > 1) == matrix)
         for matrix in (True, False)
     )
     assert held == 6 * matrices + 8 * gains  # and a copy, of factors of products in bfloat16
-    alone = GroupSampler(model, tokenizer)._total(mirror) + held
+    alone = GroupSampler(model, tokenizer)._total(engine_model) + held
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert GroupSampler(model, tokenizer)._total(mirror) + held == alone / 4
+    assert GroupSampler(model, tokenizer)._total(engine_model) + held == alone / 4
 
 
 def test_processes_that_share_a_card_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:

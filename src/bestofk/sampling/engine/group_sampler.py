@@ -22,9 +22,10 @@ from bestofk.devices import card_bytes, processes_per_card
 from bestofk.precision import PRECISIONS
 from bestofk.sampling.decode import ModelSampler, end_tokens
 from bestofk.sampling.draw import gap_to_plain
-from bestofk.sampling.engine.device import GroupEngine
+from bestofk.sampling.engine.attention_interface import CannotRun
+from bestofk.sampling.engine.engine_model import EngineModel
+from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.memory import MemoryPlan, make_plan, room_for
-from bestofk.sampling.engine.mirror import CannotRun, Mirror
 from bestofk.sampling.engine.scheduler import Scheduler
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
@@ -52,7 +53,7 @@ def can_run(model: PreTrainedModel) -> str | None:
     Runs two tokens through a copy of its modules that shares its weights.
     """
     try:
-        Mirror(model, next(model.parameters()).dtype)
+        EngineModel(model, next(model.parameters()).dtype)
     except CannotRun as reason:
         return str(reason)
     return None
@@ -94,7 +95,7 @@ class GroupSampler:
         self.ends = end_tokens(model, tokenizer)
         self.fallback = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)
         self.kept: MemoryPlan | None = None
-        self.mirror: Mirror | None = None
+        self.engine_model: EngineModel | None = None
         self.engine: GroupEngine | None = None
         self.reason: str | None = None
         self.agreement: tuple[float, float] | None = None
@@ -111,16 +112,16 @@ class GroupSampler:
     @property
     def about(self) -> dict[str, Any]:
         """What the plan was made for; for a run's folder."""
-        assert self.mirror is not None
+        assert self.engine_model is not None
         assert self.engine is not None
-        each = self.mirror.token_bytes()
+        each = self.engine_model.token_bytes()
         plan = self.engine.plan
         return {
             "token_bytes": each,
             "weight_bytes": self.precision.dtype.itemsize,
             "bytes": each * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
             "processes_on_the_card": self._processes(),
-            "layers": "fused" if self.mirror.fused_model else "the model's own",
+            "layers": "fused" if self.engine_model.fused_model else "the model's own",
         }
 
     def begin_with(self, stored: Mapping[str, Any]) -> None:
@@ -159,7 +160,7 @@ class GroupSampler:
         yield from enumerate(self.fallback.sample(prompts, seed=seed, sampling=sampling))
 
     def _give_up(self, reason: str) -> None:
-        self.reason, self.engine, self.mirror = reason, None, None
+        self.reason, self.engine, self.engine_model = reason, None, None
         warnings.warn(
             f"the group engine does not run {type(self.model).__name__}: {reason}; sampling with "
             "transformers instead, more slowly",
@@ -191,18 +192,18 @@ class GroupSampler:
                 yield p, group
             totals.update(scheduler.stats)
         total = time.perf_counter() - began
-        self.stats |= {**totals, "total_s": total, "compile_s": engine.seconds["compile"]}
+        self.stats |= {**totals, "total_s": total, "compile_s": engine.steps.compile_s}
 
     @torch.no_grad()
     def _prepared(self, encoded: Sequence[tuple[int, ...]], sampling: Sampling) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
-        if self.mirror is None:
-            self.mirror = Mirror(
+        if self.engine_model is None:
+            self.engine_model = EngineModel(
                 self.model, self.precision.dtype, copied=self.copied, fused=self.fused
             )
         else:
-            self.mirror.refresh(self.model)
-        token_bytes, total = self.mirror.token_bytes(), self._total(self.mirror)
+            self.engine_model.load_weights(self.model)
+        token_bytes, total = self.engine_model.token_bytes(), self._total(self.engine_model)
         needed = make_plan(
             token_bytes=token_bytes,
             total_bytes=total,
@@ -220,17 +221,17 @@ class GroupSampler:
             if self.kept is not None:
                 needed = self.kept.joined(needed, room_for(token_bytes, total))
             self.engine = GroupEngine(
-                self.mirror, needed, compiled=self.compiled, positions=positions
+                self.engine_model, needed, compiled=self.compiled, positions=positions
             )
         return self.engine
 
-    def _total(self, mirror: Mirror) -> float:
+    def _total(self, model: EngineModel) -> float:
         if self.memory_gib is not None:
             return self.memory_gib * 2**30
         device = next(self.model.parameters()).device
         cuda = device.type == "cuda"
         total = card_bytes(device) if cuda else 8.0 * 2**30 / self._processes()
-        return total - mirror.held_bytes(self.model)
+        return total - model.held_bytes(self.model)
 
     def _processes(self) -> int:
         """Of this run on one card: they share its memory."""
@@ -244,9 +245,9 @@ class GroupSampler:
             CannotRun: they differ by more than rounding.
         """
         done = max(group.trajectories, key=lambda one: len(one.tokens))
-        with engine.mirror.as_before():
+        with engine.model.plain_attention():
             drawn = group.prompt_tokens, done.tokens, done.log_probs
-            gap = gap_to_plain(engine.mirror.model, *drawn, sampling)
+            gap = gap_to_plain(engine.model.model, *drawn, sampling)
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, most)

@@ -29,7 +29,7 @@ def hand_over(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotated(  # type: ignore[no-untyped-def]
-    X, at, d, inside, place, COS, SIN, GAIN, eps,
+    X, at, d, inside, position, COS, SIN, GAIN, eps,
     D: tl.constexpr, ROPE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Vectors (M, D) of heads as attention takes them: normed (NORM) and rotated (ROPE)."""
@@ -43,7 +43,7 @@ def _rotated(  # type: ignore[no-untyped-def]
             scale = tl.rsqrt(tl.sum(z * z, 1) / D + eps)[:, None]
             z = z * scale * tl.load(GAIN + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
             y = y * scale * tl.load(GAIN + other, mask=d < D, other=0.0).to(tl.float32)[None, :]
-        angle = place[:, None] * D + d[None, :]
+        angle = position[:, None] * D + d[None, :]
         cos = tl.load(COS + angle, mask=inside, other=0.0).to(tl.float32)
         sin = tl.load(SIN + angle, mask=inside, other=0.0).to(tl.float32)
         x = (z * cos + tl.where(d < D // 2, -y, y) * sin).to(kind)
@@ -60,12 +60,12 @@ def _scores(q, k, scale, cap, CAP: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def _join(x, seen, v, top, total, acc):
+def _join(x, visible, v, top, total, acc):
     """One more block of keys in a running softmax."""
-    x = tl.where(seen, x, NONE)
+    x = tl.where(visible, x, NONE)
     high = tl.maximum(top, tl.max(x, 1))
     shrink = tl.exp2(top - high)
-    e = tl.where(seen, tl.exp2(x - high[:, None]), 0.0)
+    e = tl.where(visible, tl.exp2(x - high[:, None]), 0.0)
     total = total * shrink + tl.sum(e, 1)
     acc = acc * shrink[:, None] + tl.dot(e.to(v.dtype), v, input_precision="ieee")
     return high, total, acc
@@ -75,9 +75,9 @@ def _join(x, seen, v, top, total, acc):
 def _both(top, total, acc, top2, total2, acc2):
     """Two parts of one softmax, joined."""
     high = tl.maximum(top, top2)
-    left = tl.exp2(top - high)
-    right = tl.exp2(top2 - high)
-    return high, total * left + total2 * right, acc * left[:, None] + acc2 * right[:, None]
+    scale = tl.exp2(top - high)
+    scale2 = tl.exp2(top2 - high)
+    return high, total * scale + total2 * scale2, acc * scale[:, None] + acc2 * scale2[:, None]
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def prefix_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Attention of a tile's rows, siblings of one prompt, to that prompt: its keys read once.
 
-    A tile is (start, length, slot, slot, ...) with -1 for an empty place.
+    A tile is (start, length, slot, slot, ...) with -1 for an empty position.
     """
     hand_over(PDL)
     tile = TILES + tl.program_id(0) * (2 + ROWS)
@@ -104,26 +104,26 @@ def prefix_kernel(  # type: ignore[no-untyped-def]
         b = tl.arange(0, B)
         real = (slot >= 0) & (head < G)
         inside = real[:, None] & (d < D)[None, :]
-        place = length + tl.load(SLOTS + slot, mask=slot >= 0, other=0)
-        q = _rotated(Q, slot.to(tl.int64) * sq0 + (h * G + head) * sq1, d, inside, place,
+        position = length + tl.load(SLOTS + slot, mask=slot >= 0, other=0)
+        q = _rotated(Q, slot.to(tl.int64) * sq0 + (h * G + head) * sq1, d, inside, position,
                     COS, SIN, QG, eps, D, ROPE, NORM)  # fmt: skip
         top = tl.full((ROWS * GP,), NONE, tl.float32)
         total = tl.zeros((ROWS * GP,), tl.float32)
         acc = tl.zeros((ROWS * GP, DP), tl.float32)
         first = 0
         if WINDOW:
-            least = tl.min(tl.where(slot >= 0, place, 1 << 30), 0)
-            first = tl.maximum(least - window + 1, 0) // B * B
+            earliest = tl.min(tl.where(slot >= 0, position, 1 << 30), 0)
+            first = tl.maximum(earliest - window + 1, 0) // B * B
         for s in range(first, length, B):
             j = s + b
             ok = (j < length)[:, None] & (d < D)[None, :]
             keys = ((start + j) * HK + h)[:, None] * D + d[None, :]
             x = _scores(q, tl.load(PK + keys, mask=ok, other=0.0), scale, cap, CAP)
-            seen = (j < length)[None, :] & real[:, None]
+            visible = (j < length)[None, :] & real[:, None]
             if WINDOW:
-                seen = seen & (place[:, None] - j[None, :] < window)
+                visible = visible & (position[:, None] - j[None, :] < window)
             v = tl.load(PV + keys, mask=ok, other=0.0)
-            top, total, acc = _join(x, seen, v, top, total, acc)
+            top, total, acc = _join(x, visible, v, top, total, acc)
         row = slot * (HK * G) + h * G + head
         tl.store(TOP + row, top, mask=real)
         tl.store(SUM + row, total, mask=real)
@@ -208,21 +208,21 @@ def row_kernel(  # type: ignore[no-untyped-def]
                 ok = (j < length)[:, None] & wide[None, :]
                 keys = ((start + j) * HK + h)[:, None] * D + d[None, :]
                 x2 = _scores(q, tl.load(PK + keys, mask=ok, other=0.0), scale, cap, CAP)
-                seen = (j < length)[None, :]
+                visible = (j < length)[None, :]
                 if WINDOW:
-                    seen = seen & (length + t - j < window)[None, :]
+                    visible = visible & (length + t - j < window)[None, :]
                 values = tl.load(PV + keys, mask=ok, other=0.0)
-                top, total, acc = _join(x2, seen, values, top, total, acc)
+                top, total, acc = _join(x2, visible, values, top, total, acc)
         for s in range(begin, end, B):
             j = s + b
             ok = (j < end)[:, None] & wide[None, :]
             keys = own + j[:, None] * D + d[None, :]
             x3 = _scores(q, tl.load(OK + keys, mask=ok, other=0.0), scale, cap, CAP)
-            seen = (j < end)[None, :]
+            visible = (j < end)[None, :]
             if WINDOW:
-                seen = seen & (t - j < window)[None, :]
+                visible = visible & (t - j < window)[None, :]
             values = tl.load(OV + keys, mask=ok, other=0.0)
-            top, total, acc = _join(x3, seen, values, top, total, acc)
+            top, total, acc = _join(x3, visible, values, top, total, acc)
         arrived = 1
         if PARTS > 1:  # noqa: SIM102 (decided when it is compiled)
             if parts > 1:
@@ -267,8 +267,8 @@ def mass_kernel(LOGITS, PARTS, SLOTS, inverse, stride, V, S, N, C: tl.constexpr)
 
 @triton.jit
 def sample_kernel(  # type: ignore[no-untyped-def]
-    LOGITS, PARTS, SLOTS, SPAN, UNIFORM, ENDS, TOKENS, PLACES, OUT, LOGP, inverse, stride, V, S, N,
-    C: tl.constexpr, NP: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr,
+    LOGITS, PARTS, SLOTS, SPAN, UNIFORM, ENDS, TOKENS, POSITIONS, OUT, LOGP, inverse, stride, V, S,
+    N, C: tl.constexpr, NP: tl.constexpr, E: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """Invert the distribution function at this row's uniform number; note token and log-prob.
 
@@ -284,12 +284,12 @@ def sample_kernel(  # type: ignore[no-untyped-def]
         sums = tl.load(PARTS + (slot * N + c) * 2 + 1, mask=c < N, other=0.0)
         high = tl.max(highs, 0)
         mass = sums * tl.exp(highs - high)
-        whole = tl.sum(mass, 0)
+        mass_total = tl.sum(mass, 0)
         likeliest = tl.argmax(highs, 0)
         chosen = likeliest
         target = 0.0
         if not GREEDY:
-            target = tl.load(UNIFORM + here) * whole
+            target = tl.load(UNIFORM + here) * mass_total
             upto = tl.cumsum(mass, 0)
             result = tl.sum((upto <= target).to(tl.int32), 0)
             chosen = tl.where(result < N, result, likeliest)
@@ -309,7 +309,7 @@ def sample_kernel(  # type: ignore[no-untyped-def]
         token = chosen * C + offset
         logp = 0.0
         if not GREEDY:
-            logp = value - high - tl.log(whole)
+            logp = value - high - tl.log(mass_total)
         tl.store(OUT + here, token)
         tl.store(LOGP + here, logp)
         ends = tl.load(ENDS + tl.arange(0, E))
@@ -317,9 +317,9 @@ def sample_kernel(  # type: ignore[no-untyped-def]
         tl.store(SLOTS + slot, t + 1)
         tl.store(SLOTS + S + slot, over.to(tl.int32))
         tl.store(TOKENS + slot, token.to(tl.int64))
-        # A row that has ended keeps a place it had: tables of positions may end at the limit.
+        # A row that has ended keeps a position it had: tables of positions may end at the limit.
         more = tl.where(over, 0, 1)
-        tl.store(PLACES + slot, (tl.load(SLOTS + 3 * S + slot) + t + more).to(tl.int64))
+        tl.store(POSITIONS + slot, (tl.load(SLOTS + 3 * S + slot) + t + more).to(tl.int64))
 
 
 def power(count: int) -> int:
@@ -361,23 +361,23 @@ def dependent() -> bool:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, prefix_keys: Tensor, prefix_values: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, prompt_keys: Tensor, prompt_values: Tensor,
     own_keys: Tensor, own_values: Tensor, slots: Tensor, tiles: Tensor, span: Tensor,
     arrived: Tensor, scale: float, window: int, cap: float, split: bool, parted: bool,
     rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
     """`layers.attend_plain`, by two kernels (split) or one."""
     rows, heads, _, size = query.shape
-    shared = key.shape[1]
-    g, wide = heads // shared, max(16, power(size))
+    kv_heads = key.shape[1]
+    g, wide = heads // kv_heads, max(16, power(size))
     out = torch.empty(rows, 1, heads, size, device=query.device, dtype=query.dtype)
     acc = top = total = out
-    tuned = shapes(size, query.element_size(), rows * shared, parted)
+    tuned = shapes(size, query.element_size(), rows * kv_heads, parted)
     pdl = rotation is not None and dependent()
     normed = rotation is not None and rotation.query_gain is not None
     cos, sin, query_gain, key_gain, eps = rotation or (out, out, None, None, 0.0)
     flags = {
-        "D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0, "HK": shared, "G": g,
+        "D": size, "DP": wide, "CAP": cap > 0, "WINDOW": window > 0, "HK": kv_heads, "G": g,
         "ROPE": rotation is not None, "NORM": normed, "PDL": pdl, "launch_pdl": pdl,
     }  # fmt: skip
     common = (scale, cap, window, query.stride(0), query.stride(1))
@@ -385,13 +385,13 @@ def attend(
         acc = torch.empty(rows, heads, size, device=query.device)
         top = torch.empty(rows, heads, device=query.device)
         total = torch.empty_like(top)
-        prefix_kernel[(max(1, rows // TILED), shared)](
-            query, prefix_keys, prefix_values, acc, top, total, slots, tiles, cos, sin,
+        prefix_kernel[(max(1, rows // TILED), kv_heads)](
+            query, prompt_keys, prompt_values, acc, top, total, slots, tiles, cos, sin,
             query_gain if normed else out, *common, slots.stride(0), eps, GP=power(g),
             ROWS=tiles.shape[1] - 2, B=tuned["tile_block"], num_warps=4,
             num_stages=tuned["tile_stages"], **flags,
         )  # fmt: skip
-    parts = max(1, min(MOST_PARTS, MOST_PROGRAMS // (rows * shared))) if parted else 1
+    parts = max(1, min(MOST_PARTS, MOST_PROGRAMS // (rows * kv_heads))) if parted else 1
     joined = (out, out, out)
     if parts > 1:
         joined = (
@@ -399,8 +399,8 @@ def attend(
             torch.empty(parts, rows, heads, device=query.device),
             torch.empty(parts, rows, heads, device=query.device),
         )
-    row_kernel[(rows, shared, parts)](
-        query, key, value, prefix_keys, prefix_values, own_keys, own_values, out, acc, top, total,
+    row_kernel[(rows, kv_heads, parts)](
+        query, key, value, prompt_keys, prompt_values, own_keys, own_values, out, acc, top, total,
         slots, span, cos, sin, query_gain if normed else out, key_gain if normed else out, *joined,
         arrived, *common, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         slots.stride(0), eps,
@@ -416,17 +416,17 @@ CHUNK = 4096
 
 def sample(
     logits: Tensor, slots: Tensor, span: Tensor, uniform: Tensor, ends: Tensor, tokens: Tensor,
-    places: Tensor, out: Tensor, log_probs: Tensor, temperature: float,
+    positions: Tensor, out: Tensor, log_probs: Tensor, temperature: float,
 ) -> None:  # fmt: skip
     """`layers.sample_plain`, by two kernels; temperature 0 takes the likeliest token."""
     rows, vocabulary = logits.shape
-    most, count = slots.stride(0), triton.cdiv(vocabulary, CHUNK)
+    slot_count, count = slots.stride(0), triton.cdiv(vocabulary, CHUNK)
     inverse = 1.0 / temperature if temperature else 1.0
     parts = torch.empty(rows, count, 2, device=logits.device)
-    common = (inverse, logits.stride(0), vocabulary, most, count)
+    common = (inverse, logits.stride(0), vocabulary, slot_count, count)
     mass_kernel[(rows, count)](logits, parts, slots, *common, C=CHUNK, num_warps=4)
     sample_kernel[(rows,)](
-        logits, parts, slots, span, uniform, ends, tokens, places, out, log_probs, *common,
+        logits, parts, slots, span, uniform, ends, tokens, positions, out, log_probs, *common,
         C=CHUNK, NP=power(count), E=ends.shape[0], GREEDY=temperature == 0.0, num_warps=8,
     )  # fmt: skip
 
@@ -610,7 +610,7 @@ def add_linear(
 
 
 def add_adapter(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
-    """`layers.plus`, in place."""
+    """`layers.plus`, in position."""
     if adapter is None:
         return out
     return out.addmm_(F.linear(x, adapter[0]), adapter[1].t())

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from bestofk.precision import float32_product
 from bestofk.sampling.draw import draw
 from bestofk.sampling.engine.operands import Adapter, Rotation, SlotField
+from bestofk.sampling.engine.state import AttentionLayer
 from bestofk.sampling.sampler import Sampling
 
 
@@ -32,8 +33,8 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    prefix_keys: Tensor,
-    prefix_values: Tensor,
+    prompt_keys: Tensor,
+    prompt_values: Tensor,
     own_keys: Tensor,
     own_values: Tensor,
     slots: Tensor,
@@ -46,35 +47,35 @@ def attend(
     split: bool,
     parted: bool,
 ) -> Tensor:
-    """Attention of one new token per row to its prompt, its own earlier tokens and itself.
+    """Attention of one new token per slot to its prompt, its own earlier tokens and itself.
 
     Args:
-        query: (R, heads, 1, d); row r is in slot r.
-        key, value: (R, shared heads, 1, d), stored in `own_*` at the row's next place.
-        prefix_keys, prefix_values: (C, shared heads, d), the prompts one after another.
-        own_keys, own_values: flat, (S, shared heads, T, d) with T in `span`.
+        query: (R, heads, 1, d), of the sequence in slot r.
+        key, value: (R, kv_heads, 1, d), stored in `own_*` at the sequence's next place.
+        prompt_keys, prompt_values: (C, kv_heads, d), the prompts one after another.
+        own_keys, own_values: flat, (S, kv_heads, T, d) with T in `span`.
         slots: (6, S), see `SlotField`.
-        tiles: (S / TILED, 2 + rows): start and length of a prompt, then slots of its rows or -1.
-        arrived: (S, shared heads), zeros before and after: programs of one row count here.
+        tiles: (S / TILED, 2 + rows): a prompt's start and length, then its sequences' slots or -1.
+        arrived: (S, kv_heads), zeros before and after: programs of one slot count here.
         window: keys a token sees, itself included; 0 is all.
         cap: of the scores (cap · tanh(x / cap)); 0 is none.
-        split: read each prompt once per tile, not once per row.
-        parted: rows may be long, so several programs read the keys of one.
+        split: read each prompt once per tile, not once per sequence.
+        parted: sequences may be long, so several programs read the keys of one.
 
     Returns:
         (R, 1, heads, d); zeros where the slot has ended.
     """
-    given = (query, key, value, prefix_keys, prefix_values, own_keys, own_values, slots)
+    operands = (query, key, value, prompt_keys, prompt_values, own_keys, own_values, slots)
     if query.is_cuda:
         from bestofk.sampling.engine import kernels
 
-        return kernels.attend(*given, tiles, span, arrived, scale, window, cap, split, parted)
-    return attend_plain(*given, span, scale, window, cap)
+        return kernels.attend(*operands, tiles, span, arrived, scale, window, cap, split, parted)
+    return attend_plain(*operands, span, scale, window, cap)
 
 
 @attend.register_fake
 def _(  # type: ignore[no-untyped-def]
-    query, key, value, prefix_keys, prefix_values, own_keys, own_values, slots, tiles, span,
+    query, key, value, prompt_keys, prompt_values, own_keys, own_values, slots, tiles, span,
     arrived, scale, window, cap, split, parted,
 ) -> Tensor:  # fmt: skip
     rows, heads, _, size = query.shape
@@ -86,8 +87,8 @@ def attend_plain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    prefix_keys: Tensor,
-    prefix_values: Tensor,
+    prompt_keys: Tensor,
+    prompt_values: Tensor,
     own_keys: Tensor,
     own_values: Tensor,
     slots: Tensor,
@@ -96,12 +97,12 @@ def attend_plain(
     window: int,
     cap: float,
 ) -> Tensor:
-    """`attend`, row by row."""
+    """`attend`, slot by slot."""
     rows, heads, _, size = query.shape
-    shared, limit = key.shape[1], int(span)
-    row = shared * limit * size
+    kv_heads, limit = key.shape[1], int(span)
+    per_slot = kv_heads * limit * size
     keys, values = (
-        store[: store.numel() // row * row].view(-1, shared, limit, size)
+        store[: store.numel() // per_slot * per_slot].view(-1, kv_heads, limit, size)
         for store in (own_keys, own_values)
     )
     out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
@@ -116,10 +117,10 @@ def attend_plain(
         kv_slot = table[SlotField.KV_SLOT][r]
         keys[kv_slot, :, t], values[kv_slot, :, t] = key[r, :, 0], value[r, :, 0]
         prompt = slice(start, start + length)
-        k = torch.cat([prefix_keys[prompt].transpose(0, 1), keys[kv_slot, :, : t + 1]], dim=1)
-        v = torch.cat([prefix_values[prompt].transpose(0, 1), values[kv_slot, :, : t + 1]], dim=1)
-        requested = query[r, :, 0].view(shared, heads // shared, size).float()
-        scores = requested @ k.float().transpose(1, 2) * scale
+        k = torch.cat([prompt_keys[prompt].transpose(0, 1), keys[kv_slot, :, : t + 1]], dim=1)
+        v = torch.cat([prompt_values[prompt].transpose(0, 1), values[kv_slot, :, : t + 1]], dim=1)
+        grouped = query[r, :, 0].view(kv_heads, heads // kv_heads, size).float()
+        scores = grouped @ k.float().transpose(1, 2) * scale
         if cap:
             scores = cap * torch.tanh(scores / cap)
         if window:
@@ -142,8 +143,8 @@ def causal(
     scores = (query @ key.transpose(2, 3)).float() * scale
     if cap:
         scores = cap * torch.tanh(scores / cap)
-    places = torch.arange(length, device=query.device)
-    distance = places[:, None] - places
+    positions = torch.arange(length, device=query.device)
+    distance = positions[:, None] - positions
     hidden = (distance < 0) | (distance >= (window or length))
     return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
 
@@ -155,7 +156,7 @@ def sample(
     uniform: Tensor,
     ends: Tensor,
     tokens: Tensor,
-    places: Tensor,
+    positions: Tensor,
     out: Tensor,
     log_probs: Tensor,
     temperature: float,
@@ -164,18 +165,18 @@ def sample(
 
     Args:
         logits: (R, V), tokens that cannot be drawn at -inf.
-        uniform, out, log_probs: flat, (rows, T): the numbers to draw with, and where to write.
-        ends: token ids that end a row, -1 for none.
-        tokens, places: (S,), what the next step feeds, and at which position.
+        uniform, out, log_probs: flat, (sequences, T): the numbers to draw with, and where to write.
+        ends: token ids that end a sequence, -1 for none.
+        tokens, positions: (S,), what the next step feeds, and at which position.
         temperature: 0 takes the likeliest token.
     """
-    given = (logits, slots, span, uniform, ends, tokens, places, out, log_probs)
+    operands = (logits, slots, span, uniform, ends, tokens, positions, out, log_probs)
     if logits.is_cuda:
         from bestofk.sampling.engine import kernels
 
-        kernels.sample(*given, temperature)
+        kernels.sample(*operands, temperature)
     else:
-        sample_plain(*given, temperature)
+        sample_plain(*operands, temperature)
 
 
 def sample_plain(
@@ -185,24 +186,26 @@ def sample_plain(
     uniform: Tensor,
     ends: Tensor,
     tokens: Tensor,
-    places: Tensor,
+    positions: Tensor,
     out: Tensor,
     log_probs: Tensor,
     temperature: float,
 ) -> None:
     """`sample`, by the present sampler's own draw."""
     live = (slots[SlotField.ENDED, : len(logits)] == 0).nonzero()[:, 0]
-    drawn = slots[SlotField.GENERATED, live]
-    here = slots[SlotField.SEQUENCE, live].long() * span + drawn
+    generated = slots[SlotField.GENERATED, live]
+    here = slots[SlotField.SEQUENCE, live].long() * span + generated
     chosen, logp = draw(
         logits[live].float(), uniform[here].double(), Sampling(temperature=temperature)
     )
     out[here], log_probs[here] = chosen.to(out.dtype), logp
-    over = torch.isin(chosen, ends.long()) | (drawn + 1 >= span)
-    slots[SlotField.GENERATED, live] = drawn + 1
+    over = torch.isin(chosen, ends.long()) | (generated + 1 >= span)
+    slots[SlotField.GENERATED, live] = generated + 1
     slots[SlotField.ENDED, live] = over.to(slots.dtype)
     tokens[live] = chosen
-    places[live] = (slots[SlotField.PROMPT_LENGTH, live] + drawn + (~over).to(drawn.dtype)).long()
+    positions[live] = (
+        slots[SlotField.PROMPT_LENGTH, live] + generated + (~over).to(generated.dtype)
+    ).long()
 
 
 def plus(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
@@ -224,7 +227,7 @@ FIXED = {"default", "linear", "llama3", "yarn"}
 class FusedLayer:
     """The weights of one layer."""
 
-    site: Any
+    attention: AttentionLayer
     first: Tensor
     first_eps: float
     qkv: Tensor
@@ -257,9 +260,9 @@ class FusedLayer:
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(R, (heads + 2 shared) d) → query, key and value (R, heads, 1, d), as views."""
-        site = self.site
-        sizes = [site.heads, site.shared, site.shared]
-        parts = qkv.view(len(qkv), sum(sizes), 1, site.size).split(sizes, 1)
+        own = self.attention
+        sizes = [own.heads, own.kv_heads, own.kv_heads]
+        parts = qkv.view(len(qkv), sum(sizes), 1, own.head_size).split(sizes, 1)
         return parts[0], parts[1], parts[2]
 
 
@@ -278,9 +281,9 @@ class FusedModel:
     rotary: nn.Module
 
     def angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin (length, d) of all places."""
-        places = torch.arange(length, device=self.head.device)[None]
-        cos, sin = self.rotary(self.embedding(places[:, :1]), places)
+        """cos and sin (length, d) of all positions."""
+        positions = torch.arange(length, device=self.head.device)[None]
+        cos, sin = self.rotary(self.embedding(positions[:, :1]), positions)
         return cos[0].contiguous(), sin[0].contiguous()
 
     def hidden(
@@ -310,22 +313,22 @@ class FusedModel:
         x = self.hidden(ids, attend, exact=True)
         return torch.cat([F.linear(x, part.float()) for part in self.head.split(HEAD)], -1)
 
-    def prompts(self, ids: Tensor, store: Callable[[FusedLayer, Tensor, Tensor], None],
-                angles: tuple[Tensor, Tensor]) -> None:  # fmt: skip
-        """Keys and values (P · L, heads, d) of prompts (P, L), to `store` after the layer."""
+    def prompts(self, ids: Tensor, angles: tuple[Tensor, Tensor]) -> None:
+        """Keys and values of prompts (P, L), to the layers' memory."""
         count, length = ids.shape
-        places = torch.arange(length, device=ids.device)
+        positions = torch.arange(length, device=ids.device)
 
         def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
             query, key, value = (
-                part.view(count, length, -1, layer.site.size).transpose(1, 2)
+                part.view(count, length, -1, layer.attention.head_size).transpose(1, 2)
                 for part in layer.heads(qkv)
             )
-            rotation, site = layer.rotation(*angles), layer.site
-            query = rotation.rotated(query, places, layer.query_gain)
-            key = rotation.rotated(key, places, layer.key_gain)
-            store(layer, key.transpose(1, 2).flatten(0, 1), value.transpose(1, 2).flatten(0, 1))
-            out = causal(query, key, value, site.scale, site.window, site.cap)
+            rotation, shape = layer.rotation(*angles), layer.attention
+            query = rotation.rotated(query, positions, layer.query_gain)
+            key = rotation.rotated(key, positions, layer.key_gain)
+            assert shape.memory is not None
+            shape.memory.store_prompts(*(x.transpose(1, 2).flatten(0, 1) for x in (key, value)))
+            out = causal(query, key, value, shape.scale, shape.window, shape.cap)
             return out.transpose(1, 2).reshape(count * length, -1)
 
         self.hidden(ids.flatten(), attend)
@@ -340,20 +343,20 @@ class FusedModel:
         count = 8
         ids = torch.arange(3, 3 + count, device=self.head.device) % self.head.shape[0]
         cos, sin = self.angles(count)
-        if any(layer.site.size != cos.shape[-1] for layer in self.layers):
+        if any(layer.attention.head_size != cos.shape[-1] for layer in self.layers):
             return False  # only a part of each head is rotated
-        place = torch.arange(count, device=ids.device)
+        position = torch.arange(count, device=ids.device)
 
         def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
-            rotation, site = layer.rotation(cos, sin), layer.site
+            rotation, shape = layer.rotation(cos, sin), layer.attention
             q, k, v = (part[:, :, 0].transpose(0, 1) for part in layer.heads(qkv))
-            q = rotation.rotated(q, place, layer.query_gain)
-            k = rotation.rotated(k, place, layer.key_gain)
-            share = site.heads // site.shared
+            q = rotation.rotated(q, position, layer.query_gain)
+            k = rotation.rotated(k, position, layer.key_gain)
+            share = shape.heads // shape.kv_heads
             k, v = (part.repeat_interleave(share, 0) for part in (k, v))
-            scores = (q.float() @ k.float().transpose(1, 2)) * site.scale
-            distance = place[:, None] - place
-            hidden = (distance < 0) | (distance >= (site.window or count))
+            scores = (q.float() @ k.float().transpose(1, 2)) * shape.scale
+            distance = position[:, None] - position
+            hidden = (distance < 0) | (distance >= (shape.window or count))
             chances = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             return (chances @ v.float()).transpose(0, 1).flatten(1).to(qkv.dtype)
 
@@ -379,7 +382,7 @@ def _through(
     return after
 
 
-def fused_model(model: Any, sites: list[Any]) -> FusedModel | None:
+def fused_model(model: Any, attention_layers: list[Any]) -> FusedModel | None:
     """The model's weights as such layers, or None where its parts are others.
 
     Its products of one input must have been joined; `FusedModel.alike` is still to be asked.
@@ -390,7 +393,10 @@ def fused_model(model: Any, sites: list[Any]) -> FusedModel | None:
         head = model.get_output_embeddings()
         if getattr(rotary, "rope_type", "default") not in FIXED or head.bias is not None:
             return None
-        layers = [_layer(each, site) for each, site in zip(decoder.layers, sites, strict=True)]
+        layers = [
+            _layer(each, attends)
+            for each, attends in zip(decoder.layers, attention_layers, strict=True)
+        ]
         last, eps = _norm(decoder.norm)
         return FusedModel(decoder.embed_tokens, layers, last, eps, head.weight, rotary)
     except (AttributeError, NotImplementedError, TypeError, ValueError, _Other):
@@ -410,12 +416,12 @@ def _norm(module: Any) -> tuple[Tensor, float]:
     return module.weight, float(eps)
 
 
-def _layer(module: Any, site: Any) -> FusedLayer:
+def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
     attention, mlp = module.self_attn, module.mlp
     parts = {name for name, _ in module.named_children()}
     if parts != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         raise _Other
-    if site.module is not attention or site.cap or type(mlp.act_fn) is not _silu():
+    if attends.module is not attention or attends.cap or type(mlp.act_fn) is not _silu():
         raise _Other
     qkv, gate_up = attention.q_proj, mlp.gate_proj
     for joined, count in ((qkv, 3), (gate_up, 2)):
@@ -429,11 +435,11 @@ def _layer(module: Any, site: Any) -> FusedLayer:
     gains: dict[str, Any] = {}
     if hasattr(attention, "q_norm"):
         (query, eps), (key, _) = _norm(attention.q_norm), _norm(attention.k_norm)
-        if query.shape != (site.size,) or key.shape != (site.size,):
+        if query.shape != (attends.head_size,) or key.shape != (attends.head_size,):
             raise _Other
         gains = {"query_gain": query, "key_gain": key, "head_eps": eps}
     return FusedLayer(
-        site,
+        attends,
         *_norm(module.input_layernorm),
         qkv.weight,
         qkv.bias,
@@ -459,31 +465,28 @@ def _silu() -> type:
     return type(ACT2FN["silu"])
 
 
-def attend_fused(
-    layer: FusedLayer, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, tiles: Tensor,
-    span: Tensor, split: bool, parted: bool,
-) -> Tensor:  # fmt: skip
-    """`attend` with rotation: (R, (heads + 2 shared) d) → (R, heads · d)."""
-    site, rotation = layer.site, layer.rotation(cos, sin)
-    module = site.module
+def attend_fused(layer: FusedLayer, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`attend` with rotation: (R, (heads + 2 kv_heads) d) → (R, heads · d)."""
+    shape, rotation = layer.attention, layer.rotation(cos, sin)
+    memory = shape.memory
+    assert memory is not None
+    state, slots = memory.state, memory.state.slots
     query, key, value = layer.heads(qkv)
-    store = (module.engine_pk, module.engine_pv, module.engine_ok, module.engine_ov, slots)
-    settings = (site.scale, site.window, site.cap)
+    stores = (memory.prompt_keys, memory.prompt_values, memory.own_keys, memory.own_values)
+    settings = (shape.scale, shape.window, shape.cap)
     if qkv.is_cuda:
         from bestofk.sampling.engine import kernels
 
         out = kernels.attend(
-            query, key, value, *store, tiles, span, module.engine_arrived, *settings, split,
-            parted, rotation,
+            query, key, value, *stores, slots, state.tiles, state.span, memory.arrived, *settings,
+            state.split, state.parted, rotation,
         )  # fmt: skip
         return out.flatten(1)
-    place = (
-        slots[SlotField.PROMPT_LENGTH, : len(qkv)] + slots[SlotField.GENERATED, : len(qkv)]
-    ).long()[:, None]
-    place = place.clamp(max=len(cos) - 1)  # of slots that have ended
-    query = rotation.rotated(query, place, layer.query_gain)
-    key = rotation.rotated(key, place, layer.key_gain)
-    return attend_plain(query, key, value, *store, span, *settings).flatten(1)
+    position = slots[[SlotField.PROMPT_LENGTH, SlotField.GENERATED], : len(qkv)].sum(0)[:, None]
+    position = position.long().clamp(max=len(cos) - 1)  # of slots that have ended
+    query = rotation.rotated(query, position, layer.query_gain)
+    key = rotation.rotated(key, position, layer.key_gain)
+    return attend_plain(query, key, value, *stores, slots, state.span, *settings).flatten(1)
 
 
 class PlainOps:

@@ -59,3 +59,6 @@ class Rotation(NamedTuple):
 
 Adapter = tuple[Tensor, Tensor]
 """(rank, inputs) and (outputs, rank): what a linear layer's LoRA adapters add is their product."""
+
+EMPTY = -1
+"""A slot without a sequence, a place in a tile without a slot."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bestofk.sampling.decode import texts_of, trajectory
-from bestofk.sampling.engine.device import GroupEngine
+from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.slots import SlotTable
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Trajectory
@@ -54,10 +54,10 @@ class Scheduler:
         self.prefix_lengths = np.array([len(ids) - 1 for ids in prompts])
         self.last_tokens = np.array([ids[-1] for ids in prompts])
         slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.limit))
-        self.slots = SlotTable(engine.plan.slots, engine.rows_per_tile)
-        self.widths = engine.widths(slots)
+        self.slots = SlotTable(engine.plan.slots, engine.state.rows_per_tile)
+        self.widths = engine.steps.widths(slots)
         self.width = self._narrowest(count)
-        engine.begin(sorted(ends), self.limit, uniform, self.prefix_lengths)
+        engine.state.begin(sorted(ends), self.limit, uniform, self.prefix_lengths)
 
     def _narrowest(self, sequences: int) -> int:
         return min((w for w in self.widths if w >= sequences), default=self.widths[0])
@@ -66,7 +66,7 @@ class Scheduler:
         """(index, trajectories) of each prompt, as they are completed."""
         engine, slots = self.engine, self.slots
         began = time.perf_counter()
-        self.starts = np.array(engine.prefill([ids[:-1] for ids in self.prompts]))
+        self.starts = np.array(engine.prefill.run([ids[:-1] for ids in self.prompts]))
         self.stats["prefill_s"] = time.perf_counter() - began
         changed = self._admit()
         assert changed
@@ -75,12 +75,12 @@ class Scheduler:
             if changed:
                 engine.upload(slots, self.width, self.sampling)
             steps = self._steps()
-            engine.decode(self.width, steps, self.sampling)
+            engine.steps.run(self.width, steps, self.sampling)
             self.stats["steps"] += steps
             self.stats["slot_steps"] += steps * self.width
             if completed:
                 yield from self._trajectories(*completed)
-            engine.download(slots)
+            engine.state.download(slots)
             completed, changed = self._evict()
         if completed:
             yield from self._trajectories(*completed)
@@ -112,7 +112,7 @@ class Scheduler:
         ended = slots.ended()
         if not ended.size:
             return None, False
-        self.engine.download_feed(slots)
+        self.engine.state.download_feed(slots)
         sequences = slots.sequence(ended)
         self.lengths[sequences] = slots.generated(ended)
         np.subtract.at(self.unfinished, sequences // n, 1)
@@ -122,7 +122,7 @@ class Scheduler:
         if not complete.size:
             return None, changed
         siblings = (complete[:, None] * n + np.arange(n)).ravel()
-        return (complete.tolist(), self.engine.fetch(siblings, self.limit)), changed
+        return (complete.tolist(), self.engine.state.fetch(siblings, self.limit)), changed
 
     def _compact(self) -> bool:
         """Fewer slots, when enough of them are empty and nothing waits."""
@@ -139,7 +139,7 @@ class Scheduler:
         slots, stop, any_ended = self.slots, self.sampling.stop, False
         occupied = slots.occupied()
         generated = slots.generated(occupied)
-        tokens, _ = self.engine.fetch(slots.sequence(occupied).astype(np.int64), self.limit)()
+        tokens, _ = self.engine.state.fetch(slots.sequence(occupied).astype(np.int64), self.limit)()
         overlap = max(map(len, stop)) + 4
         begin = np.maximum(generated - POLL_EVERY - overlap, 0)
         tails = [ids[b:length] for ids, b, length in zip(tokens, begin, generated)]

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bestofk.sampling.engine.operands import SlotField
-
-EMPTY = -1
+from bestofk.sampling.engine.operands import EMPTY, SlotField
 
 
 class SlotTable:
