@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,24 @@ CAUSED_BY_MODELS = {
     "nests too deep": ("def f(x):\n    y = []\n    for _ in range(62): y = [y]\n    return y"),
     "is not plain": "def f(x): return object()",
 }
+
+
+SAID_TO_BE_MISSING = ["__main__", "numpy", "nobody_has_this", "sys", "..", "a.b", "x" * 10_000]
+
+
+def test_a_module_that_a_program_says_is_missing_is_only_a_name(
+    monkeypatch: pytest.MonkeyPatch, judge_all: JudgeAll
+) -> None:
+    """Also where the host's `__main__` has no spec, as under the console script."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    spec = {"asserts": ["assert f(1) == 2"]}
+    cases = {
+        name: (spec, f"def f(x): raise Exception({f'No module named {name!r}'!r})")
+        for name in SAID_TO_BE_MISSING
+    }
+    verdicts = judge_all(cases)
+    assert {verdict.reward for verdict in verdicts.values()} == {0.0}
+    assert [name for name, verdict in verdicts.items() if "packages" in verdict.detail] == ["numpy"]
 
 
 def test_what_a_model_can_cause_stays_zero(judge_all: JudgeAll) -> None:

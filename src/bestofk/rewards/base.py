@@ -8,11 +8,12 @@ and what still raises is `unscored` (NaN): never a zero, never dropped silently.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import math
 import os
+import pkgutil
 import re
+import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
@@ -308,14 +309,26 @@ def refusals(
 _MISSING = re.compile(r"No module named '(\w+)")
 
 
-@lru_cache(64)
-def way_to_import(detail: str) -> str:
-    """How to get a package that a reference or its tests could not import; empty for the rest."""
+@lru_cache(1)
+def _installed() -> frozenset[str]:
+    """Installed packages by the names they are imported by, without the standard library."""
+    return frozenset(module.name for module in pkgutil.iter_modules()) - sys.stdlib_module_names
+
+
+def way_to_import(detail: str, *, by_reference: bool = True) -> str:
+    """How programs get a package that one could not import; empty for the rest.
+
+    Only a reference's package may still have to be installed. The name is the program's text: it
+    is compared with the names of installed packages, and nothing else is done with it.
+    """
     match = _MISSING.search(detail)
-    if match is None:
+    if match is None or "packages = [" in detail:
         return ""
-    install = "" if importlib.util.find_spec(match[1]) else f"pip install {match[1]}, and "
-    return f'; {install}let programs import it: packages = ["{match[1]}"] of the code verifier'
+    if match[1] in _installed():
+        return f'; let programs import it: packages = ["{match[1]}"] of the code verifier'
+    if not by_reference:
+        return ""
+    return f"; pip install {match[1]}, and name it in `packages` of the code verifier"
 
 
 def prepare(

@@ -376,8 +376,8 @@ def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
     _, first, detail = next(result for result in results if not result[0])
     reward = 0.0 if whole else passed / total
     status = "partial" if reward > 0.0 else cast(Status, first)
-    way = way_to_import(detail)
-    detail = printable(_ADDRESS.sub("", detail)) + ("" if "pip install" in way else way)
+    way = way_to_import(detail, by_reference=False)
+    detail = printable(_ADDRESS.sub("", detail)) + way
     return Verdict(reward, status, passed, total, cpu, tier, detail)
 
 
