@@ -69,12 +69,12 @@ def f(x):
     return x + 1
 """
 MANY_TABLES = """
-import ctypes, os, socket, threading
+import ctypes, os, threading
 libc = ctypes.CDLL(None)
 made, done = [], threading.Event()
 def open_some():
     libc.syscall(436, 0, 0, 2)
-    made.extend(socket.socketpair() for _ in range(10)); done.wait()
+    made.extend(os.dup(0) for _ in range(10)); done.wait()
 def f(x):
     threads = [threading.Thread(target=open_some) for _ in range(4)]
     [t.start() for t in threads]
@@ -113,11 +113,26 @@ PROGRAMS: list[tuple[str, str, dict[str, Any] | None, float, tuple[str, ...]]] =
 ESCAPES = [
     ("out-of-band", """
 import socket
-channel = socket.socket(fileno=os.dup(3))
+channel = sys.kept = socket.socket(fileno=3)
 tried("a byte beside the stream", lambda: channel.send(b"x", socket.MSG_OOB))
 tried("a byte that is urgent, and more", lambda: channel.send(b"x", socket.MSG_OOB | socket.MSG_DONTWAIT))
-a, b = socket.socketpair()
-if a.send(b"x", socket.MSG_NOSIGNAL) != 1 or b.recv(1) != b"x": worked.append("a plain byte cannot be sent")
+"""),
+    ("numbers-that-the-kernel-counts", """
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM): tried(f"pair {kind}", lambda: socket.socketpair(socket.AF_UNIX, kind))
+tried("pipe", os.pipe)
+tried("pipe without flags", lambda: call(22, ctypes.create_string_buffer(8)) if X86 else False)
+tried("number of the channel", lambda: os.fstat(3))
+tried("number of the channel, by a path", lambda: os.stat(b"", dir_fd=3))
+for name, x86, arm in (("fstat", 5, 80), ("newfstatat", 262, 79), ("statx", 332, 291)):
+    arguments = (3, ctypes.create_string_buffer(256)) if name == "fstat" else (3, b"", ctypes.create_string_buffer(256), 0x1000)
+    if name == "statx": arguments = (3, b"", 0x1000, 0x4000, ctypes.create_string_buffer(256))
+    tried(name, lambda: call(x86 if X86 else arm, *arguments))
+tried("number of mounts", lambda: call(332 if X86 else 291, -100, b"/", 0, 0x4000, ctypes.create_string_buffer(256)))
+tried("copy of the channel", lambda: os.dup(3))
+tried("copy of the channel, placed", lambda: os.dup2(3, 9))
+tried("copy of the channel, by fcntl", lambda: __import__("fcntl").fcntl(3, 0, 9))
+sys.kept = socket.socket(fileno=3)
+tried("cookie", lambda: sys.kept.getsockopt(socket.SOL_SOCKET, 57, 8))
 """),
     ("devices", """
 for path in ("/dev/null", "/dev/full", "/dev/urandom"):
@@ -146,9 +161,8 @@ if not call(436, 1000, 1001, 0): worked.append("close_range cannot be used")
 tried("a thread with files of its own", lambda: call(56 if X86 else 220, 0x3D0F00 & ~0x400, 0, 0, 0, 0))
 for flags in (0x21, 0x23, 0x4021): tried(f"shared memory {flags:x}", lambda: mmap.mmap(-1, 4096, flags=flags))
 for mode in (os.O_RDONLY, os.O_RDWR): tried("/dev/zero", lambda: os.open("/dev/zero", mode))
-r, w = os.pipe()
-tried("a larger pipe", lambda: fcntl.fcntl(w, 1031, 1 << 20))
-a, c = socket.socketpair()
+r, w = 0, 1
+a = sys.kept = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, 3)
 for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33): tried(f"a larger buffer {option}", lambda: a.setsockopt(socket.SOL_SOCKET, option, 1 << 24))
 for name, x86, arm in (("vmsplice", 278, 75), ("splice", 275, 76), ("tee", 276, 77), ("signalfd", 289, 74), ("timerfd", 283, 85), ("inotify", 294, 26), ("remap_file_pages", 216, 234), ("mlock", 149, 228), ("setpriority", 141, 140), ("sched_setattr", 314, 274), ("process_madvise", 440, 440)):
     tried(name, lambda: call(x86 if X86 else arm, r, 0, w, 0, 1, 0) or ctypes.get_errno() not in (1, 38))

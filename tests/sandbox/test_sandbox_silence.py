@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - programs, one per line
 """What a program can hear of its verdict while it runs, and leave to those after it: nothing."""
 
 from __future__ import annotations
@@ -12,11 +13,85 @@ from typing import Any
 import pytest
 
 from bestofk.rewards.code.judge_programs import CodeVerifier
-from bestofk.sandbox import Sandbox
+from bestofk.sandbox import Sandbox, encode
 from bestofk.types import Verdict
 from sandbox_watch import RIGHT, New, descendants, prompts
 
 Judge = Callable[[dict[str, Any], str], Verdict]
+
+
+LAST = "\nassert f(0) == 3"
+LOOPS: dict[str, dict[str, Any]] = {
+    "loop": {"asserts": "for x, y in [(1, 2), (2, 3), (3, 4)]:\n    assert f(x) == y" + LAST},
+    "loop in a loop": {"asserts": "for a in [1]:\n    for b in (0, 1, 2):\n        assert f(a + b) == a + b + 1" + LAST},
+    "all": {"asserts": "assert all(f(x) == y for x, y in [(1, 2), (2, 3), (3, 4)])" + LAST},
+    "comprehension": {"asserts": "assert [f(x) == x + 1 for x in (1, 2, 3)] == [True] * 3" + LAST},
+    "variables": {"asserts": "for x in (1, 2, 3):\n    got = f(x)\n    want = x + 1\n    assert got == want, got" + LAST},
+    "condition": {"asserts": "for x in (1, 2, 3, 4):\n    if x < 4:\n        assert f(x) == x + 1" + LAST},
+    "one list": {"asserts": "def parts():\n    part = []\n    for x in (1, 2, 3):\n        part.append(x)\n        yield part\nfor part in parts():\n    assert f(part[-1]) == part[-1] + 1" + LAST},
+    "all of one list": {"asserts": "def parts():\n    part = []\n    for x in (1, 2, 3):\n        part.append(x)\n        yield part\nassert all(f(len(p)) == sum(p[-1:]) + 1 for p in parts())" + LAST},
+    "gathered": {"asserts": "seen = []\nfor x in (1, 2, 3):\n    seen.append(f(x))\n    assert seen == list(range(2, x + 2))" + LAST},
+    "iterator": {"asserts": "cases = zip((1, 2, 3), (2, 3, 4))\nfor x, y in cases:\n    assert f(x) == y" + LAST},
+    "helper": {"asserts": "def right(x, y):\n    assert f(x) == y, 'wrong'\nfor x in (1, 2, 3):\n    right(x, x + 1)" + LAST},
+    "own comparison": {"asserts": "def near(a, b):\n    return abs(a - b) < .1\nfor x in (1, 2, 3):\n    assert near(f(x), x + 1)" + LAST},
+    "with": {"asserts": "import contextlib\nwith contextlib.nullcontext():\n    assert f(1) == 2\n    assert f(2) == 3\n    assert f(3) == 4" + LAST},
+    "function of the program": {"asserts": "def right(g):\n    for x in (1, 2, 3):\n        assert g(x) == x + 1\n    return True\nassert right(f)" + LAST},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_program_does_not_hear_which_comparison_failed(verdict: Judge, name: str) -> None:
+    """It counts its calls: all are made whatever was wrong. The last test reads the count."""
+    source = "calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return {count} if not x else x + 1 + (x in {wrong})"
+    counted = "calls - 1"
+    right = verdict(LOOPS[name], source.format(count=counted, wrong=()))
+    assert right.status == "correct", right
+    total = right.total
+    for wrong in [(1,), (2,), (3,), (1, 2, 3)]:
+        judged = verdict(LOOPS[name], source.format(count=counted, wrong=wrong))
+        assert (judged.passed, judged.total) == (total - 1, total), (wrong, judged)
+
+
+COUNTED = """
+import os, threading
+def _thread(found):
+    thread = threading.Thread(target=lambda: found.append(threading.get_native_id()))
+    thread.start(); thread.join()
+    return found[0]
+def look():
+    with open(0) as stdin:
+        number = stdin.fileno()
+    return [os.getpid(), threading.get_native_id(), _thread([]), os.getppid(), number, os.dup(1),
+            os.fstat(os.eventfd(0)).st_ino, id(object()), threading.get_ident()]
+def count(threads):
+    for _ in range(threads): _thread([])
+    with open("/dev/null"): pass
+    return [os.eventfd(0) for _ in range(threads)] and 0
+"""
+
+
+def _counted(sandbox: Sandbox, call: str) -> Any:
+    """What a program saw: the same source each time, so that nothing else can differ."""
+    source = COUNTED + f"def seen(): return {call}\n"
+    job: dict[str, Any] = {"mode": "record", "entry_point": "seen", "cases": [((), {}, None)]}
+    results = sandbox.check(source.encode(), encode(job), pure=True).results()
+    assert isinstance(results, list)
+    [(answered, value)] = results
+    assert answered, value
+    return value
+
+
+@pytest.mark.parametrize("tier", [3, 2])
+def test_nothing_that_one_program_counts_up_is_seen_by_the_next(
+    at_tier: Callable[..., Sandbox], tier: int
+) -> None:
+    with at_tier(tier, workers=1) as sandbox:
+        looked = [_counted(sandbox, "look()")]
+        for threads in (1, 5, 17):
+            _counted(sandbox, f"count({threads})")
+            CodeVerifier(sandbox=sandbox)(prompts(1), ["import os\ndef f(x): os._exit(x)"])
+            looked.append(_counted(sandbox, "look()"))
+    assert looked == [looked[0]] * 4
 
 
 def test_times_of_the_folder_carry_no_note(new_sandbox: New, best_tier: int) -> None:

@@ -1,81 +1,146 @@
-"""Which calls of the program an assert makes, so that they can be made before it is judged.
+"""Tests in two halves: the calls of the program, and the comparisons after the last call.
 
-A test that runs as it stands compares while the program waits for the next call, and a program can
-hear from the clock whether its last answer was wrong. So the checker makes the calls of all such
-tests first and runs what is left of them afterwards. A call counts when it is made whatever else
-happens and when no other call of the program is among its arguments; a test that needs more than
-such calls is run as it stands.
+A test that compares while the program waits tells it how the comparison went: by the clock, or by
+the calls that no longer come. So the checker asks first and judges later:
+
+    for x, y in cases:           for x, y in cases:
+        assert f(x) == y   →         __held__(0, ("y",), __answer_0__=f(x))
+
+and, when the program is asked nothing more, `assert __answer_0__ == y` for all that was held. A
+call is made early when it is made whatever else happens. A test that needs more is run as it
+stands, but a failed assert in it does not end it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from bestofk.rewards.code.statements import parse
+from bestofk.rewards.code.statements import PURE_BUILTINS, SWALLOW, parse
 
-Hoisted = tuple[list[tuple[str, str]], str]
-"""Calls as (path, expression for its arguments), and the assert over `__answer_0__`, ..."""
+Plan = tuple[str, list[str]]
+"""Statements that ask and hold, and an assert for each kind of what they hold."""
+
+_STEPS = (
+    ast.For, ast.If, ast.Assert, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Pass,
+    ast.Break, ast.Continue,
+)  # fmt: skip
+_GATHER = {"add", "append", "extend", "insert", "reverse", "sort", "update"}
+_LIBRARIES = {"cmath", "collections", "itertools", "math", "np", "numpy", "operator", "statistics"}
+_PURE_NAMES = PURE_BUILTINS | {
+    "chr", "complex", "divmod", "enumerate", "isinstance", "ord", "pow", "repr", "reversed", "type",
+}  # fmt: skip
+_PURE_METHODS = {
+    "all", "any", "copy", "count", "difference", "endswith", "format", "get", "index",
+    "intersection", "isdigit", "issubset", "issuperset", "items", "join", "keys", "lower", "lstrip",
+    "replace", "round", "rstrip", "split", "startswith", "strip", "sum", "tolist", "union", "upper",
+    "values",
+}  # fmt: skip
 
 
 def with_plans(
     statements: Sequence[tuple[str, bool]], names: Mapping[str, str]
-) -> list[tuple[str, bool, Hoisted | None]]:
-    """Statements and whether they are tests, each with its plan.
-
-    Tests before another kind of statement are run as they stand: it may change what they use.
-    """
-    others = [at for at, (_, is_test) in enumerate(statements) if not is_test]
-    settled = max(others, default=-1)
-    return [
-        (source, is_test, hoisted(source, names) if at > settled else None)
-        for at, (source, is_test) in enumerate(statements)
-    ]
-
-
-def hoisted(source: str, names: Mapping[str, str]) -> Hoisted | None:
-    """The plan of one test, where it is an assert that can be taken apart.
+) -> list[tuple[str, bool, Plan | None]]:
+    """Statements and whether they are tests, each with its plan, or so that no failure ends it.
 
     Args:
-        source: the test's statement.
+        statements: sources, and whether each is a test.
         names: what is called in the program: name in the test → path in the program.
+    """
+    trees = [parse(source) for source, _ in statements]
+    last = max((at for at, tree in enumerate(trees) if not _is_assert(tree)), default=-1)
+    stops = any(_catches_failures(tree) for tree in trees)
+    planned: list[tuple[str, bool, Plan | None]] = []
+    for at, (source, is_test) in enumerate(statements):
+        plan = hoisted(source, names, nothing_follows=at > last) if is_test else None
+        if plan is None and not stops:
+            source = unstopped(source, is_test)
+        planned.append((source, is_test, plan))
+    return planned
 
-    >>> hoisted("assert f(1, key=2) == 3", {"f": "f"})
-    ([('f', '__given__(1, key=2)')], 'assert __answer_0__ == 3')
-    >>> hoisted("assert f(f(1)) == 3", {"f": "f"}) is None
+
+def _is_assert(tree: ast.Module) -> bool:
+    return all(isinstance(statement, ast.Assert) for statement in tree.body)
+
+
+def _catches_failures(tree: ast.AST) -> bool:
+    """Whether a test may expect an assert to fail, or catch it."""
+    nodes = list(ast.walk(tree))
+    bare = any(isinstance(node, ast.ExceptHandler) and node.type is None for node in nodes)
+    return bare or bool(SWALLOW & _loaded(nodes))
+
+
+def hoisted(source: str, names: Collection[str], *, nothing_follows: bool = True) -> Plan | None:
+    """The plan of one test, where it is an assert, or a loop around asserts, that can be cut.
+
+    An assert that calls functions of the tests is cut only where `nothing_follows` that could
+    change what they do.
+
+    >>> hoisted("assert f(1, key=2) == x", ["f"])
+    ("__held__(0, ('x',), __answer_0__=f(1, key=2))", ['assert __answer_0__ == x'])
+    >>> hoisted("assert f(1) or f(2) == 3", ["f"]) is None
     True
     """
     [statement] = parse(source).body
-    if not isinstance(statement, ast.Assert):
+    if not isinstance(statement, ast.Assert | ast.For | ast.If) or not all(
+        isinstance(node, _STEPS) for node in ast.walk(statement) if isinstance(node, ast.stmt)
+    ):
         return None
-    hoister = _Hoister(names)
-    statement.test = hoister.visit(statement.test)
-    if statement.msg is not None and _mentions(statement.msg, names):
-        statement.msg = None  # asking again because an answer was wrong would tell it
-    if not hoister.calls or _mentions(statement, names):
-        return None
-    return hoister.calls, ast.unparse(statement)
+    repeats = not isinstance(statement, ast.Assert)
+    cutter = _Cutter(names, pure_only=repeats or not nothing_follows)
+    asking = cutter.visit(statement)
+    return (ast.unparse(asking), cutter.later) if cutter.cuts_all else None
 
 
-def _mentions(node: ast.AST, names: Collection[str]) -> bool:
-    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+class _Cutter(ast.NodeTransformer):
+    """Replaces each assert by what asks for it; fails where one cannot be cut."""
+
+    def __init__(self, programs: Collection[str], pure_only: bool) -> None:
+        self.programs, self.pure_only = programs, pure_only
+        self.later: list[str] = []
+        self.cuts_all = True
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        hoister = _Hoister(self.programs, itertools.count())
+        node.test = hoister.visit(node.test)
+        if node.msg is not None and _mentions(node.msg, self.programs):
+            node.msg = None  # asking again because an answer was wrong would tell it
+        pure = all(map(_is_pure, ast.walk(node)))
+        if _mentions(node, self.programs) or (self.pure_only and not pure):
+            self.cuts_all = False
+        used = _loaded(ast.walk(node)) - _stored(node) - hoister.asked.keys() - _LIBRARIES
+        copied = sorted(used) if pure else []
+        self.later.append(ast.unparse(node))
+        position = ast.Constant(len(self.later) - 1)
+        variables = ast.Tuple([ast.Constant(name) for name in copied], ast.Load())
+        answers = [ast.keyword(name, call) for name, call in hoister.asked.items()]
+        return ast.Expr(ast.Call(_name("__held__"), [position, variables], answers))
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        """Other functions may assert, and would do so before the next call."""
+        call = node.value
+        gathers = isinstance(call, ast.Call) and _called(call) in _GATHER | set(self.programs)
+        self.cuts_all &= gathers or isinstance(call, ast.Constant)
+        return node
 
 
 class _Hoister(ast.NodeTransformer):
     """Replaces calls that are always made, and goes nowhere else."""
 
-    def __init__(self, programs: Mapping[str, str]) -> None:
-        self.programs = programs
-        self.calls: list[tuple[str, str]] = []
+    def __init__(self, programs: Collection[str], numbers: Iterator[int]) -> None:
+        self.programs, self.numbers = programs, numbers
+        self.asked: dict[str, ast.expr] = {}
+
+    def _answer(self, asking: ast.expr) -> ast.Name:
+        name = f"__answer_{next(self.numbers)}__"
+        self.asked[name] = asking
+        return _name(name)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if not (isinstance(node.func, ast.Name) and node.func.id in self.programs):
-            return self.generic_visit(node)
-        path, node.func = self.programs[node.func.id], ast.Name("__given__", ast.Load())
-        if _mentions(node, self.programs):
-            return node
-        self.calls.append((path, ast.unparse(node)))
-        return ast.Name(f"__answer_{len(self.calls) - 1}__", ast.Load())
+        if isinstance(node.func, ast.Name) and node.func.id in self.programs:
+            return self._answer(node)
+        return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """A chain stops at the first comparison that fails."""
@@ -96,9 +161,88 @@ class _Hoister(ast.NodeTransformer):
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
         return node
 
-    def _first_iterable(self, node: ast.AST) -> ast.AST:
-        first = node.generators[0]  # type: ignore[attr-defined]
-        first.iter = self.visit(first.iter)
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        node.generators[0].iter = self.visit(node.generators[0].iter)
         return node
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _first_iterable
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> ast.AST:
+        """`all(f(x) == y for x, y in cases)` makes all its calls, and keeps x and y with each."""
+        if not _mentions(node.elt, self.programs):
+            node.generators[0].iter = self.visit(node.generators[0].iter)
+            return node
+        inner = _Hoister(self.programs, self.numbers)
+        node.elt = inner.visit(node.elt)
+        bound = sorted(_stored(*node.generators) & _loaded(ast.walk(node.elt)))
+        copies: list[ast.expr] = [ast.Call(_name("__copy__"), [_name(name)], []) for name in bound]
+        row = ast.Tuple([*inner.asked.values(), *copies], ast.Load())
+        rows = self._answer(ast.ListComp(row, node.generators))
+        parts: list[ast.expr] = [ast.Name(name, ast.Store()) for name in (*inner.asked, *bound)]
+        node.generators = [ast.comprehension(ast.Tuple(parts, ast.Store()), rows, [], 0)]
+        return node
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = _comprehension
+
+
+def _name(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _mentions(node: ast.AST, names: Collection[str]) -> bool:
+    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+
+
+def _loaded(nodes: Iterator[ast.AST] | Sequence[ast.AST]) -> set[str]:
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _stored(*nodes: ast.AST) -> set[str]:
+    parts = (part for node in nodes for part in ast.walk(node))
+    return {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _called(call: ast.Call) -> str:
+    """The name of what is called, a method's too."""
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _is_pure(node: ast.AST) -> bool:
+    """Whether it gives the same later, from copies of its variables."""
+    if isinstance(node, ast.NamedExpr | ast.Lambda | ast.Await | ast.Yield | ast.YieldFrom):
+        return False
+    if not isinstance(node, ast.Call):
+        return True
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if isinstance(owner, ast.Name) and owner.id in _LIBRARIES:
+        return True
+    return _called(node) in (_PURE_NAMES if owner is None else _PURE_METHODS)
+
+
+def unstopped(source: str, is_test: bool) -> str:
+    """The statement with asserts that note a failure and go on, so that nobody is told by the
+    calls that no longer come. An assert between tests still ends them, and so does one in a
+    `while`, which may not end otherwise.
+
+    >>> unstopped("for x in range(3): assert check(f(x)), 'no'", True)
+    "for x in range(3):\\n    __holds__(check(f(x)), 'no')"
+    """
+    tree = parse(source)
+    if any(isinstance(node, ast.While) for node in ast.walk(tree)):
+        return source
+    tree.body = [_Unstopped(is_test).visit(statement) for statement in tree.body]
+    return ast.unparse(tree)
+
+
+class _Unstopped(ast.NodeTransformer):
+    def __init__(self, notes: bool) -> None:
+        self.notes = notes
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.body = [_Unstopped(True).visit(statement) for statement in node.body]
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        if not self.notes:
+            return node
+        said = node.msg if isinstance(node.msg, ast.Constant) else ast.Constant("")
+        return ast.Expr(ast.Call(_name("__holds__"), [node.test, said], []))

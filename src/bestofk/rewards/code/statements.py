@@ -170,7 +170,7 @@ def _refuse_always_true(nodes: Sequence[ast.AST]) -> None:
         raise ValueError(f"`{_shown(node)}` is true whatever the program does: {way}")
 
 
-_SWALLOW = {"AssertionError", "Exception", "BaseException"}
+SWALLOW = {"AssertionError", "Exception", "BaseException"}
 
 
 def _refuse_swallowed(nodes: Sequence[ast.AST]) -> None:
@@ -184,7 +184,7 @@ def _refuse_swallowed(nodes: Sequence[ast.AST]) -> None:
         for handler in node.handlers:
             caught = {n.id for n in ast.walk(handler) if isinstance(n, ast.Name)}
             fails = any(isinstance(n, ast.Raise | ast.Assert) for n in ast.walk(handler))
-            if not fails and (handler.type is None or caught & _SWALLOW):
+            if not fails and (handler.type is None or caught & SWALLOW):
                 raise ValueError(
                     f"`{_shown(node)}` catches its own assert: catch the error that is expected, "
                     "and assert in `else`"
@@ -316,7 +316,7 @@ _PURE = (
     ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Subscript, ast.Slice, ast.keyword,
     ast.cmpop, ast.operator, ast.unaryop, ast.boolop, ast.Starred, ast.Expr,
 )  # fmt: skip
-_PURE_BUILTINS = {
+PURE_BUILTINS = {
     "abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min",
     "range", "round", "set", "sorted", "str", "sum", "tuple", "zip",
 }  # fmt: skip
@@ -328,7 +328,7 @@ def _is_pure(statement: ast.stmt) -> bool:
     return (
         isinstance(statement, ast.Assert | ast.Expr)
         and all(isinstance(node, _PURE) for node in ast.walk(statement))
-        and all(name in _PURE_BUILTINS or not hasattr(builtins, name) for name in names)
+        and all(name in PURE_BUILTINS or not hasattr(builtins, name) for name in names)
     )
 
 

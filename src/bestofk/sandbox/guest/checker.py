@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import _socket
 import builtins
+import contextlib
+import copy
 import importlib
 import marshal
 import os
+import resource
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -254,8 +257,15 @@ class Remote:
             self.channel = -1
 
     def run(self, stdin: bytes) -> tuple[dict[str, Any], bytes, bytes]:
-        """The whole program once, with a standard input: how it ended, stdout, stderr."""
+        """The whole program once, with a standard input: how it ended, stdout, stderr.
+
+        The files are made even where it is not run again: their numbers would tell the next one.
+        """
         files = [wire.memory_file(stdin), wire.memory_file(), wire.memory_file()]
+        if self.failed is not None:
+            for file in files:
+                os.close(file)
+            raise self.failed
         request = {"do": "spawn", "cpu": self.limits["cpu_per_test"]}
         wire.send(self.control, wire.pack(request), files)
         news, descriptors = self._news(("started", "refused"))
@@ -272,7 +282,13 @@ _CONTROL = 3
 _MOST_HELD = 16 << 20
 """Bytes of answers that wait to be compared: as values they take ten times that."""
 
+_UNCHANGING = (int, float, str, bool, bytes, type(None))
+_MOST_COPIED = 64 << 20
+"""Bytes of variables that wait with answers to be compared; further ones are compared at once."""
+
 Result = tuple[bool, str, str]  # passed, status, detail
+Held = list[tuple[int, dict[str, Any]]]
+"""What a test asked: which of its asserts, the answers, and the variables that it compares."""
 
 
 def _attempt(test: Callable[[], str]) -> Result:
@@ -361,29 +377,53 @@ def _short(value: Any) -> str:
 def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     """Statements in order; those marked as tests are counted one by one.
 
-    A test with a plan (`rewards.code.hoisting`) has its calls made now and is run later. When a
+    A test with a plan (`rewards.code.hoisting`) has its calls made now and is judged later, and a
+    failed assert in others is noted (`__holds__`), so that a program hears of no failure. When a
     statement between tests fails, the tests after it have nothing to stand on and fail too.
     """
-    space: dict[str, Any] = {"__name__": "tests", "__given__": _given}
+    space: dict[str, Any] = {"__name__": "tests", "__copy__": _copied}
     space |= {name: _Proxy(remote, path) for name, path in job["names"].items()}
     try:
         space |= {name: importlib.import_module(name) for name in job["modules"]}
     except ImportError as error:
         raise TaskFault(f"the tests cannot import: {error}") from None
 
-    def run(source: str, answers: dict[str, Any]) -> str:
+    most = _peak_memory() + _MOST_COPIED
+    failures: list[str] = []
+    space["__holds__"] = lambda holds, said: None if holds else failures.append(said)
+
+    def run(source: str) -> str:
+        failures.clear()
         remote.gone = None
-        exec(_compiled(source), space | answers if answers else space)
+        exec(_compiled(source), space)
         if remote.gone is not None:  # the test swallowed it
             raise remote.gone
+        if failures:
+            raise AssertionError(failures[0])
         return ""
 
-    def ask(calls: list[tuple[str, str]]) -> dict[str, Any]:
-        answers = {}
-        for number, (path, given) in enumerate(calls):
-            args, kwargs = eval(_compiled(given, "eval"), space)
-            answers[f"__answer_{number}__"] = remote.call(path, args, kwargs)
-        return answers
+    def ask(asking: str, later: list[str]) -> Held:
+        held: Held = []
+
+        def hold(position: int, names: tuple[str, ...], **answers: Any) -> None:
+            variables = {name: space[name] for name in names if name in space}
+            if _peak_memory() < most:
+                copies = {name: _copied(value) for name, value in variables.items()}
+                held.append((position, copies | answers))
+            else:
+                passed, _, complaint = _attempt(
+                    partial(judge, later, [(position, variables | answers)])
+                )
+                failures.extend([complaint] * (not passed))
+
+        space["__held__"] = hold
+        run(asking)
+        return held
+
+    def judge(later: list[str], held: Held) -> str:
+        for position, values in held:
+            exec(_compiled(later[position]), space | values)
+        return ""
 
     pending = _Pending(remote)
     broken: Result | None = None
@@ -391,10 +431,10 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
         if broken is not None:
             pending.results += [broken] * is_test
         elif plan is not None:
-            calls, later = plan
-            pending.add(partial(ask, calls), partial(run, later))
+            asking, later = plan
+            pending.add(partial(ask, asking, later), partial(judge, later))
         else:
-            outcome = _attempt(partial(run, source, {}))
+            outcome = _attempt(partial(run, source))
             if is_test:
                 pending.results.append(outcome)
             elif not outcome[0]:
@@ -405,13 +445,26 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     return pending.results
 
 
-def _given(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, kwargs
+def _copied(value: Any) -> Any:
+    """A value as it is now, for a comparison that comes later; itself where it is not copied, as a
+    module."""
+    if type(value) in _UNCHANGING:
+        return value
+    import pickle  # no program needs it: it is not in the zygote
+
+    for copied in (lambda: pickle.loads(pickle.dumps(value, -1)), lambda: copy.deepcopy(value)):
+        with contextlib.suppress(Exception):
+            return copied()
+    return value
+
+
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @lru_cache(1024)
-def _compiled(source: str, mode: str = "exec") -> CodeType:
-    return compile(source, "tests.py", mode, dont_inherit=True)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "tests.py", "exec", dont_inherit=True)
 
 
 class _Proxy:
@@ -429,8 +482,6 @@ def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
     check = _own_check(job)
 
     def test(stdin: str, expected: str) -> str:
-        if remote.failed is not None:
-            raise remote.failed
         news, output, errors = remote.run(stdin.encode("utf-8", "surrogatepass"))
         if news["reason"]:
             gone = Gone(*stopped_by(news["reason"]))

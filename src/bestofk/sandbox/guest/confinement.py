@@ -26,6 +26,9 @@ SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zone
 DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
 """Not /dev/zero: what is mapped from it is shared memory, which no limit of a process bounds."""
 _FOREIGN = ("site-packages", "dist-packages")
+_FIRST_ID = 100
+"""What process ids of programs follow; server, zygote and checker are below."""
+CHECKER_ID = 50
 _UIDS = 0x70000000
 """Where the user ids of tier 3 start: one per worker, found by its process id."""
 
@@ -44,6 +47,8 @@ class Confinement:
     """Whether RLIMIT_NPROC counts this worker's threads alone."""
     proc: int | None = None
     """A descriptor of /proc, for counting threads; never in reach of a program."""
+    last_pid: int | None = None
+    """A descriptor of ns_last_pid, where this world's process ids can be set anew (tiers 3, 2)."""
     rules: int | None = None
     """Landlock rules, applied in every child (tier 1)."""
     box_options = ""
@@ -52,6 +57,22 @@ class Confinement:
     def __init__(self, tier: int, *, own_pids: bool = False, box: bool = False) -> None:
         """`box`: there is a writable folder."""
         self.tier, self.own_pids, self.box = tier, own_pids, box
+
+    def own_ids(self) -> None:
+        """Find out whether the server can set process ids anew: since Linux 5.9, with a /proc."""
+        if self.own_pids and self.proc is not None:
+            flags = os.O_WRONLY | os.O_CLOEXEC
+            try:
+                self.last_pid = os.open("sys/kernel/ns_last_pid", flags, dir_fd=self.proc)
+                self.restart_ids(1)  # the zygote is the next
+            except OSError:
+                self.last_pid = None
+
+    def restart_ids(self, after: int = _FIRST_ID) -> None:
+        """Let the next process and its threads get the first free ids after this one: ids counted
+        on would be a note from one program to the next."""
+        if self.last_pid is not None:
+            os.pwrite(self.last_pid, b"%d" % after, 0)
 
     def renew_box(self) -> None:
         """An empty /box, unless the last program left the old one exactly as it was.

@@ -26,7 +26,7 @@ import time
 from typing import Any
 
 from . import kernel, seccomp, wire, zygote
-from .confinement import Confinement
+from .confinement import CHECKER_ID, Confinement
 from .zygote import Zygote, resource_limits
 
 _PF_EXITING = 4
@@ -270,6 +270,7 @@ class ProcessTable:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             order = self._order(zygote.CHECKER, limits, 3600.0)
+            self.confinement.restart_ids(CHECKER_ID)
             checker = self.checker = CheckerProcess(self._fork(order, [theirs.fileno()]), ours)
         finally:
             theirs.close()
@@ -287,14 +288,23 @@ class ProcessTable:
     def fork_program(
         self, source: int, rpc: int, files: list[int], limits: dict[str, Any], cpu: float
     ) -> Process:
-        """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given."""
-        order = self._order(zygote.STDIO if files else zygote.FUNCTIONS, limits, cpu)
+        """The model's program: by calls over `rpc`, or with stdin, stdout and stderr given.
+
+        What it has left of its CPU time is no part of the order: the zygote would remember that.
+        """
+        if files:
+            order = self._order(zygote.STDIO, limits, limits["cpu_per_test"])
+        else:
+            order = self._order(zygote.FUNCTIONS, limits, limits["cpu_per_program"])
         self.confinement.renew_box()
+        self.confinement.restart_ids()
         return Process(self._fork(order, [rpc, source], files), cpu)
 
     def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
+        """A function on values: `files` are its arguments and its result."""
         self.confinement.renew_box()
-        return Process(self._fork(self._order(zygote.CALL, limits, cpu), files), cpu)
+        self.confinement.restart_ids()
+        return Process(self._fork(self._order(zygote.CALL, limits, cpu), files[::-1]), cpu)
 
     def _fork(self, order: bytes, files: list[int], standard: list[int] | None = None) -> int:
         """Without standard files it gets /dev/null, opened anew: position and flags of an open file

@@ -18,6 +18,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any
 
 from . import wire
@@ -27,7 +28,7 @@ from .wire import ABSENT, FAILED, HEADER, OK, RAISED
 _RPC, _SOURCE = 3, 4
 _SHORT = 4000
 """Bytes of a source that is read at once: a larger buffer would touch memory for nothing."""
-_CALL, _RESULT = 3, 4
+_RESULT, _CALL = 3, 4
 _HEAD, _pack, _unpack = HEADER.size, HEADER.pack, HEADER.unpack_from
 _Coroutine = types.CoroutineType
 _read, _write, _pread, _close, _loads = os.read, os.write, os.pread, os.close, marshal.loads
@@ -49,9 +50,7 @@ def run_functions(limit: int) -> None:
 
 def run_stdio(_limit: int) -> None:
     """The program as `python main.py`."""
-    source = _source()
-    os.close(_RPC)
-    os._exit(_run_main(source))
+    os._exit(_run_main(_source()))
 
 
 def add_site_builtins() -> None:
@@ -97,6 +96,52 @@ def _rest_of_stdin() -> Callable[[], bytes]:
         return piece
 
     return read
+
+
+class _Waker:
+    """What an event loop of asyncio wakes itself by: an eventfd instead of two sockets, which a
+    program cannot have."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def recv(self, _size: int) -> bytes:
+        return bytes(min(os.eventfd_read(self.descriptor), 1))
+
+    def send(self, _data: bytes) -> None:
+        os.eventfd_write(self.descriptor, 1)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class LoopsWithWaker:
+    """An importer that gives event loops a `_Waker`, when a program imports asyncio."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, _target: Any = None) -> Any:
+        if name != "asyncio.selector_events":
+            return None
+        spec: Any = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            module.BaseSelectorEventLoop._make_self_pipe = _make_waker
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _make_waker(loop: Any) -> None:
+    loop._ssock = loop._csock = _Waker()
+    loop._internal_fds += 1
+    loop._add_reader(loop._ssock.fileno(), loop._read_from_self)
 
 
 def _module(name: str) -> types.ModuleType:

@@ -28,10 +28,10 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66),
     "pread64": (17, 67), "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70),
     "open": (2, None), "openat": (257, 56), "creat": (85, None), "close": (3, 57),
-    "stat": (4, None), "fstat": (5, 80), "lstat": (6, None),
-    "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43), "fstatfs": (138, 44),
+    "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "newfstatat": (262, 79),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
+    "statfs": (137, 43), "fstatfs": (138, 44),
     "lseek": (8, 62), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
-    "pipe": (22, None), "pipe2": (293, 59), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
     "ftruncate": (77, 46), "getdents64": (217, 61),
     "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None),
     "renameat": (264, 38), "renameat2": (316, 276),
@@ -61,15 +61,15 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "getrusage": (98, 165), "times": (100, 153), "time": (201, None), "gettimeofday": (96, 169),
     "clock_getres": (229, 114), "getrlimit": (97, 163), "getcpu": (309, 168),
     "getrandom": (318, 278),
-    # ends of a socketpair; see the rules below for how one is made and written
+    # a program's own channel; see the rules below for how it is written
     "recvfrom": (45, 207), "getsockname": (51, 204), "getpeername": (52, 205),
-    "getsockopt": (55, 209), "shutdown": (48, 210),
+    "shutdown": (48, 210),
 }  # fmt: skip
 # With conditions on the arguments, the same for everybody.
 _RULED = {
-    "clone3": (435, 435), "openat2": (437, 437), "ioctl": (16, 29), "socketpair": (53, 199),
-    "sendto": (44, 206), "fsync": (74, 82), "fdatasync": (75, 83), "fadvise64": (221, 223),
-    "mmap": (9, 222), "madvise": (28, 233), "close_range": (436, 436),
+    "clone3": (435, 435), "openat2": (437, 437), "statx": (332, 291), "ioctl": (16, 29),
+    "getsockopt": (55, 209), "sendto": (44, 206), "fsync": (74, 82), "fdatasync": (75, 83),
+    "fadvise64": (221, 223), "mmap": (9, 222), "madvise": (28, 233), "close_range": (436, 436),
 }  # fmt: skip
 # The server's own calls, which its children lose (wholly, or but for what `_limited` says).
 _SERVER = {
@@ -80,6 +80,7 @@ _SERVER = {
     "capset": (126, 91), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446), "sendmsg": (46, 211), "recvmsg": (47, 212),
     "memfd_create": (319, 279), "clock_gettime": (228, 113), "setsockopt": (54, 208),
+    "socketpair": (53, 199),
 }  # fmt: skip
 # What changes a file through its path or a read-only descriptor: Landlock does not watch all of it,
 # so only worlds with a file system of their own have it.
@@ -89,6 +90,10 @@ _METADATA: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 _CHECKER = ("sendmsg", "recvmsg", "memfd_create", "clock_gettime")
 
+_CHANNEL = 3
+"""A program's channel. The kernel numbers sockets and pipes by one counter, so a program gets no
+others, and may neither ask for this one's number nor copy it to where that could be asked."""
+_GETSOCKOPT = (3, 4, 7, 8, 38, 39)  # SO_TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN
 _F_ADD_SEALS = 1033
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032)  # dup, flags, pipe size (get)
 _FCNTL_LOCKS = (6, 7, 37, 38)
@@ -192,6 +197,17 @@ def _allow_limits(pid: int) -> list[bytes]:
     ]
 
 
+def _refuse_on_channel() -> list[bytes]:
+    """Refuse what asks a program's channel for its number, or copies it; go on otherwise."""
+    calls = [_ALLOWED[name] for name in ("fstat", "newfstatat", "dup", "dup2", "dup3")]
+    numbers = [call[_column()] for call in (*calls, _SERVER["fcntl"])]
+    listed = [number for number in numbers if number is not None]
+    last = len(listed) - 1
+    compared = [_equal(number, last - at, int(at == last)) for at, number in enumerate(listed)]
+    block = [_load(0), *compared, _REFUSE]
+    return [_load(_argument(0)), _equal(_CHANNEL, 0, len(block)), *block]
+
+
 def _allow_if_zero(index: int) -> list[bytes]:
     """Allow when a pointer argument is NULL."""
     return [
@@ -216,7 +232,8 @@ def _rules() -> dict[str, list[bytes]]:
         "clone3": [_return(_error(errno.ENOSYS))],
         "openat2": [_return(_error(errno.ENOSYS))],
         "ioctl": _allow_if_low_in(1, _IOCTL, errno.ENOTTY),
-        "socketpair": _allow_if_low_in(0, (1,), errno.EPERM),  # AF_UNIX: asyncio's self-pipe
+        "statx": [_return(_error(errno.ENOSYS))],  # tells how often anything was mounted
+        "getsockopt": _allow_if_low_in(2, _GETSOCKOPT, errno.EPERM),
         "sendto": _allow_sending(),
         "mmap": _allow_mapping(),
         "madvise": _allow_if_low_in(2, _MADVISE, errno.EINVAL),
@@ -275,7 +292,7 @@ def server_program(own_files: bool) -> bytes:
 
 def child_program(pid: int, checker: bool = False) -> bytes:
     """The short filter of one child, as BPF instructions."""
-    code = [_load(0)]
+    code = [*_refuse_on_channel(), _load(0)]
     for name, block in _limited(pid, checker).items():
         code += [_equal(_SERVER[name][_column()], 0, len(block)), *block]
     return b"".join([*code, _return(_ALLOW)])

@@ -298,8 +298,8 @@ class Server:
         if confinement.own_pids:
             kernel.drop_bounding_set()
             rights = (1, 5, 6, 7) + (21,) * confinement.box  # DAC KILL SETGID SETUID SYS_ADMIN
-            keep = sum(1 << bit for bit in rights)
-            kernel.set_capabilities(keep)
+            _keep_capabilities(sum(1 << bit for bit in rights))
+            confinement.own_ids()
         limit_server()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if seccomp.supported():
@@ -343,6 +343,14 @@ class Server:
         return report
 
 
+def _keep_capabilities(mask: int) -> None:
+    """These, and the one that sets process ids anew, where the server has it."""
+    try:
+        kernel.set_capabilities(mask | kernel.CAP_CHECKPOINT_RESTORE)
+    except OSError:
+        kernel.set_capabilities(mask)
+
+
 def _high(descriptor: int) -> int:
     """The same file at a descriptor that no child's standard files will overwrite."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOW)
@@ -373,6 +381,7 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     if not config["writable"]:
         program.fail_alike_at_every_tier()
     program.open_stdin_by_name()
+    sys.meta_path.insert(0, program.LoopsWithWaker)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
 
