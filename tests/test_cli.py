@@ -164,6 +164,7 @@ RUN = {
     "model": "model tiny-maze",
     "sample": "sample tiny-countdown --task countdown --problems 2 "
     "--n 2 --max-new-tokens 4 --out drawn.jsonl",
+    "solve": "solve tiny-countdown --task countdown --problems 2 --k 2 --max-new-tokens 4",
     "doctor": "doctor",
     "completion": "completion bash",
 }

@@ -15,13 +15,16 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bestofk.config import Config
 from bestofk.messages import unknown
 from bestofk.runs import read_jsonl
 from bestofk.sampling import Sampling
 from bestofk.types import Prompt, Verdict, Verifier
+
+if TYPE_CHECKING:
+    from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
 BATCH = 64
 """Samples judged at once, at most."""
@@ -160,6 +163,7 @@ def sample_line(
         "finish_reason": sample.get("finish_reason"),
         "n_tokens": sample.get("n_tokens"),
         "logprob_sum": sample.get("logprob_sum"),
+        **({} if verdict.score is None else {"score": verdict.score}),
         "seed": sample.get("seed"),
         "model": run["model"],
         "sampling": run["sampling"],
@@ -180,54 +184,122 @@ ROWS_AT_ONCE = {"cpu": 256, "cuda": 4096}
 """Completions drawn before they are written, or one problem's: what an interrupted job loses."""
 
 
-def draw_into(
+class LocalModel:
+    """A model in this process, of which samples are drawn into files."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        precision: str | None = None,
+    ) -> None:
+        """
+        Args:
+            precision: what a GPU computes in; by default that of the weights.
+        """
+        import torch
+
+        from bestofk.models import load
+        from bestofk.sampling.local import local_sampler
+
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        on_gpu = device.startswith("cuda")
+        policy = load(model, dtype=dtype, device=device)
+        self.rows_at_once = ROWS_AT_ONCE["cuda" if on_gpu else "cpu"]
+        self.sampler = local_sampler(
+            policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
+        )
+
+    def draw_into(
+        self,
+        file: SampleFile,
+        missing: Mapping[str, Sequence[int]],
+        *,
+        sampling: Sampling,
+        seed: int,
+        first: int = 0,
+        cap: Cap | None = None,
+        usage: Usage | None = None,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Draw a group of n for every prompt with missing samples; those alone are kept.
+
+        Args:
+            first: number of the group's first sample.
+            cap: the most tokens that may be drawn, those in `usage` included.
+            advance: called with the number of samples drawn so far.
+
+        Raises:
+            CapReached: the next group could pass the cap.
+        """
+        problems, count = list(missing), 0
+        longest = sampling.n * sampling.max_new_tokens
+        while problems:
+            at_once = max(1, self.rows_at_once // sampling.n)
+            if cap is not None and usage is not None:
+                cap.check(usage, longest)
+                at_once = min(at_once, (cap.tokens - usage.tokens) // longest)
+            chosen = [file.prompts[p] for p in problems[:at_once]]
+            del problems[:at_once]
+            for group in self.sampler.sample(chosen, seed=seed, sampling=sampling):
+                for number in missing[group.prompt.id]:
+                    trajectory = group.trajectories[number - first]
+                    file.take(
+                        problem_id=group.prompt.id,
+                        sample_id=number,
+                        completion=trajectory.text,
+                        finish_reason=trajectory.finish_reason,
+                        n_tokens=trajectory.drawn,
+                        logprob_sum=trajectory.log_prob,
+                        seed=seed,
+                    )
+                if usage is not None:
+                    usage.tokens += sum(each.drawn for each in group.trajectories)
+                count += len(missing[group.prompt.id])
+                advance(count)
+
+
+def draw_from_endpoint(
     file: SampleFile,
-    model: str,
+    endpoint: Endpoint,
     missing: Mapping[str, Sequence[int]],
     *,
     sampling: Sampling,
     seed: int,
-    device: str = "auto",
-    dtype: str = "float32",
-    precision: str | None = None,
-    advance: Callable[[int], None] = lambda done: None,
+    cap: Cap,
+    usage: Usage,
+    advance: Callable[[int], None] = lambda count: None,
+    warn: Callable[[str], None] | None = None,
 ) -> None:
-    """Draw a group of n from a model for every prompt with missing samples; those alone are kept.
+    """Draw the missing samples of every prompt from an endpoint; arguments as in its `draw`."""
+    from bestofk.sampling.endpoint import EndpointSample, SamplesToDraw, draw
 
-    Args:
-        precision: what a GPU computes in; by default that of the weights.
-        advance: called with the number of samples drawn so far.
-    """
-    import torch
+    def keep(sample: EndpointSample) -> None:
+        file.take(
+            problem_id=sample.prompt.id,
+            sample_id=sample.sample,
+            completion=sample.text,
+            finish_reason=sample.finish_reason,
+            n_tokens=sample.n_tokens,
+            logprob_sum=sample.logprob_sum,
+            seed=sample.seed,
+        )
 
-    from bestofk.models import load
-    from bestofk.sampling.local import local_sampler
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    on_gpu = device.startswith("cuda")
-    policy = load(model, dtype=dtype, device=device)
-    sampler = local_sampler(
-        policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
+    before = usage.samples
+    draw(
+        endpoint,
+        [SamplesToDraw(file.prompts[p], tuple(samples)) for p, samples in missing.items()],
+        sampling,
+        keep,
+        cap=cap,
+        seed=seed,
+        usage=usage,
+        on_answer=lambda now: advance(now.samples - before),
+        warn=warn,
     )
-    waiting, done = list(missing), 0
-    at_once = max(1, ROWS_AT_ONCE["cuda" if on_gpu else "cpu"] // sampling.n)
-    for at in range(0, len(waiting), at_once):
-        chosen = [file.prompts[p] for p in waiting[at : at + at_once]]
-        for group in sampler.sample(chosen, seed=seed, sampling=sampling):
-            for number in missing[group.prompt.id]:
-                trajectory = group.trajectories[number]
-                file.take(
-                    problem_id=group.prompt.id,
-                    sample_id=number,
-                    completion=trajectory.text,
-                    finish_reason=trajectory.finish_reason,
-                    n_tokens=trajectory.drawn,
-                    logprob_sum=trajectory.log_prob,
-                    seed=seed,
-                )
-            done += len(missing[group.prompt.id])
-            advance(done)
 
 
 def sample_run(
@@ -258,13 +330,6 @@ def sample_run(
     file.unlink(missing_ok=True)  # of a model that may have been trained further
     selected = {prompt.id: prompt for prompt in task.split(name)[: prompts or None]}
     with SampleFile(file, about, selected, judge) as samples:
-        draw_into(
-            samples,
-            model,
-            samples.missing(count),
-            sampling=sampling,
-            seed=config.run.seed,
-            device=config.model.device,
-            precision=config.model.precision,
-        )
+        policy = LocalModel(model, device=config.model.device, precision=config.model.precision)
+        policy.draw_into(samples, samples.missing(count), sampling=sampling, seed=config.run.seed)
     return file

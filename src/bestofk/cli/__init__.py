@@ -34,6 +34,9 @@ GROUPS = {
         "plan": "how many problems and samples an interval or a power needs",
         "report": "one self-contained page on runs and samples; follow a run",
     },
+    "Deploy": {
+        "solve": "draw up to k samples a problem, keep the best, say what it cost",
+    },
     "Other": {
         "doctor": "check what this machine supports and what is missing",
         "completion": "print a completion script for bash or zsh",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from bestofk.api.sampling_run import SampleFile, draw_into
+from bestofk.api.sampling_run import Judge, LocalModel, SampleFile, draw_from_endpoint
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say_aside
@@ -19,6 +21,7 @@ from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:
     from bestofk.sampling.endpoint import Cap, Usage
+    from bestofk.types import Prompt
 
 CHARACTERS_PER_TOKEN = 3
 """For the announced estimate of prompt tokens, on the safe side."""
@@ -94,7 +97,8 @@ class SampleOptions(VerbOptions):
     max_requests: int = 0
     """Cap on requests; by default a quarter more than needed."""
     max_tokens: int = 0
-    """Cap on tokens in all; by default a quarter more than the most that can come."""
+    """Cap on tokens in all; by default a quarter more than the most that can come from an endpoint,
+    and none on a model here."""
     device: str = ""
     """Device of a model sampled here; by default cuda where there is one."""
     dtype: str = "float32"
@@ -183,19 +187,37 @@ def run_of(job: SampleOptions) -> dict[str, Any]:
 
 def sample(job: SampleOptions) -> Path:
     """Draw what is missing, score it, and return the file."""
+    with (
+        problems_of(job) as (prompts, judge),
+        SampleFile(job.file, run_of(job), prompts, judge) as file,
+    ):
+        missing, total = file.missing(job.n), len(prompts) * job.n
+        left = sum(map(len, missing.values()))
+        say_aside(f"{len(prompts)} problems × {job.n} samples; {total - left:,} of {total:,} there")
+        with bar("sampling", left) as advance:
+            if missing:
+                draw = drawer_of(job, missing, file)
+                draw(file, missing, sampling=job.sampling, seed=job.seed, advance=advance)
+    say_aside(f"{job.file}: {total:,} samples")
+    return job.file
+
+
+@contextlib.contextmanager
+def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]:
+    """The problems to sample on, by id, and their verifier, while it is open."""
     from bestofk.rewards import UnscoredGuard, verifier
     from bestofk.tasks import task
     from bestofk.training.task_setup import usual_style, with_accepted_references
 
-    stated = json_pairs(job.task_option)
-    if not job.remote and (style := usual_style(job.target, job.task, stated)):
-        stated["style"] = style
-    chosen = task(job.task, **stated)
-    usual = "test" if "test" in chosen.splits else chosen.splits[-1]
+    task_options = json_pairs(job.task_option)
+    if not job.remote and (style := usual_style(job.target, job.task, task_options)):
+        task_options["style"] = style
+    chosen = task(job.task, **task_options)
+    split_name = job.split or ("test" if "test" in chosen.splits else chosen.splits[-1])
     guard = UnscoredGuard(share=0.05)
     options = {**chosen.verifier_options, **json_pairs(job.verifier_option)}
     with verifier(chosen.verifier, **options) as judge:
-        split = with_accepted_references(chosen, judge, say=say_aside).split(job.split or usual)
+        split = with_accepted_references(chosen, judge, say=say_aside).split(split_name)
         count = job.problems or len(split)
         if not 1 <= count <= len(split):
             raise ValueError(
@@ -207,28 +229,20 @@ def sample(job: SampleOptions) -> Path:
             guard.check(verdicts)
             return verdicts
 
-        prompts = {prompt.id: prompt for prompt in split[:count]}
-        with SampleFile(job.file, run_of(job), prompts, judged) as file:
-            missing, total = file.missing(job.n), count * job.n
-            left = sum(map(len, missing.values()))
-            say_aside(f"{count} problems × {job.n} samples; {total - left:,} of {total:,} there")
-            with bar("sampling", left) as advance:
-                if missing and job.remote:
-                    _from_endpoint(job, missing, file, advance)
-                elif missing:
-                    draw_into(
-                        file, job.target, missing, sampling=job.sampling, seed=job.seed,
-                        device=job.device or "auto", dtype=job.dtype, advance=advance,
-                    )  # fmt: skip
-    say_aside(f"{job.file}: {total:,} samples")
-    return job.file
+        yield {prompt.id: prompt for prompt in split[:count]}, judged
 
 
-def _from_endpoint(
-    job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: SampleFile, advance: Any
-) -> None:
-    from bestofk.sampling.endpoint import Endpoint, EndpointSample, SamplesToDraw, Usage, draw
+def drawer_of(
+    job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: SampleFile
+) -> Callable[..., None]:
+    """What draws missing samples into a file: a model in this process, or the endpoint, after it
+    was said what `missing` can cost there."""
+    from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
+    if not job.remote:
+        model = LocalModel(job.target, device=job.device or "auto", dtype=job.dtype)
+        cap = Cap(sys.maxsize, job.max_tokens or sys.maxsize)
+        return functools.partial(model.draw_into, cap=cap, usage=Usage())
     same = ("model", "key_variable", "api", "concurrency", "per_request", "logprobs", "timeout",
             "retries")  # fmt: skip
     endpoint = Endpoint(
@@ -237,33 +251,18 @@ def _from_endpoint(
         answer_bytes=job.max_answer_bytes,
         **{name: getattr(job, name) for name in same},
     )
+    cap, usage = announce(job, missing, file), Usage()
 
-    def keep(drawn: EndpointSample) -> None:
-        file.take(
-            problem_id=drawn.prompt.id,
-            sample_id=drawn.sample,
-            completion=drawn.text,
-            finish_reason=drawn.finish_reason,
-            n_tokens=drawn.n_tokens,
-            logprob_sum=drawn.logprob_sum,
-            seed=drawn.seed,
-        )
+    def draw(file: SampleFile, missing: Mapping[str, Sequence[int]], **options: Any) -> None:
+        options.pop("first", None)  # an endpoint draws samples one by one
+        try:
+            draw_from_endpoint(
+                file, endpoint, missing, cap=cap, usage=usage, warn=say_aside, **options
+            )
+        finally:
+            say_aside(summary(usage))
 
-    usage = Usage()
-    try:
-        draw(
-            endpoint,
-            [SamplesToDraw(file.prompts[p], samples) for p, samples in missing.items()],
-            job.sampling,
-            keep,
-            cap=announce(job, missing, file),
-            seed=job.seed,
-            usage=usage,
-            on_answer=lambda now: advance(now.samples),
-            warn=say_aside,
-        )
-    finally:
-        say_aside(summary(usage))
+    return draw
 
 
 def summary(usage: Usage) -> str:

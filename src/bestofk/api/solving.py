@@ -1,0 +1,146 @@
+"""Keep the best: draw up to k samples of a problem, choose one, and say what it cost.
+
+With a verifier a problem ends at its first pass. Samples are drawn in rounds that double (1, 1, 2,
+4, …): in few rounds at most twice as many as one by one. A vote and a score see all k.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from bestofk.api.sampling_run import SampleFile
+from bestofk.runs import read_jsonl
+from bestofk.samples import Samples
+from bestofk.types import reaches
+
+Line = Mapping[str, Any]
+"""A scored sample, as in the file of samples."""
+Chooser = Literal["verifier", "vote", "score"]
+
+
+def rounds(k: int, by: Chooser) -> list[range]:
+    """Numbers of the samples that are drawn together.
+
+    >>> rounds(6, "verifier")
+    [range(0, 1), range(1, 2), range(2, 4), range(4, 6)]
+    >>> rounds(6, "vote")
+    [range(0, 6)]
+    """
+    ends = [k] if by != "verifier" else [*(2**i for i in range(k.bit_length()) if 2**i < k), k]
+    return [range(first, end) for first, end in zip([0, *ends], ends)]
+
+
+def choose(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> tuple[Line, str]:
+    """The sample that is kept, and why: "pass", "reward", "score", "vote" or "first".
+
+    Without a pass a verifier leaves the choice to the reward, where rewards differ, then to scores,
+    then to the vote. Of equal samples the first is kept, as by somebody who draws one by one.
+
+    Args:
+        lines: at least one, in the order in which they were drawn.
+    """
+    scored = [line for line in lines if line["reward"] is not None]
+    if by == "verifier" and scored:
+        best = max(scored, key=lambda line: line["reward"])
+        if reaches(best["reward"], threshold):
+            return next(line for line in scored if reaches(line["reward"], threshold)), "pass"
+        if any(line["reward"] < best["reward"] for line in scored):
+            return best, "reward"
+    with_score = [line for line in lines if line.get("score") is not None]
+    if by != "vote" and with_score:
+        return max(with_score, key=lambda line: line["score"]), "score"
+    answers = [line["answer"] for line in lines if line["answer"] not in (None, "")]
+    if answers:
+        ((winner, _),) = Counter(answers).most_common(1)  # of equal counts, the first met
+        return next(line for line in lines if line["answer"] == winner), "vote"
+    return lines[0], "first"
+
+
+def draw_in_rounds(
+    open_file: Callable[[], SampleFile],
+    draw: Callable[[SampleFile, dict[str, tuple[int, ...]], range], None],
+    k: int,
+    by: Chooser,
+    threshold: float = 1.0,
+) -> None:
+    """Draw until a problem has a passing sample, or k. Rounds that a file holds are not repeated.
+
+    Args:
+        open_file: the file of samples; leaving it waits until all that was drawn is scored.
+        draw: draws the missing samples of a round into the file.
+    """
+    for numbers in rounds(k, by):
+        with open_file() as file:
+            passed = {
+                line["problem_id"]
+                for line in lines_of(file.out)
+                if by == "verifier" and line["reward"] is not None
+                and reaches(line["reward"], threshold)
+            }  # fmt: skip
+            left = {
+                problem: tuple(n for n in numbers if (problem, n) not in file.done)
+                for problem in file.prompts
+                if problem not in passed
+            }
+            if missing := {problem: samples for problem, samples in left.items() if samples}:
+                draw(file, missing, numbers)
+
+
+def lines_of(path: Path) -> list[Line]:
+    """The scored samples of a file that need not exist."""
+    return list(read_jsonl(path)) if path.exists() else []
+
+
+def answer_line(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> dict[str, Any]:
+    """One line of the file of answers: the chosen sample, and what its problem has cost."""
+    lines = sorted(lines, key=lambda line: line["sample_id"])
+    chosen, why = choose(lines, by, threshold)
+    names = ("problem_id", "prompt", "completion", "answer", "reward", "status")
+    return {
+        **{name: chosen[name] for name in names},
+        "chosen_by": why,
+        "sample": chosen["sample_id"],
+        "draws": len(lines),
+        "drawn_tokens": sum(line["n_tokens"] or 0 for line in lines),
+        "model": chosen["model"],
+        "sampling": chosen["sampling"],
+    }
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an earlier evaluation says of a procedure, before it is run."""
+
+    metric: str
+    value: float
+    low: float
+    high: float
+    draws: float
+    """Per problem."""
+
+
+def planned(pilot: Samples, k: int, by: Chooser, threshold: float | None = None) -> Planned:
+    """What to expect of k samples: unbiased estimates from at least k of each problem.
+
+    A round is drawn where all before it failed, so its cost is its size times 1 - pass@(before).
+
+    Raises:
+        ValueError: fewer than k samples; a choice by score, which the file says nothing about.
+    """
+    if by == "score":
+        raise ValueError("a plan is for --by verifier and --by vote: scores are not in the file")
+    from bestofk.evaluation import curve
+
+    metric: Literal["pass@k", "maj@k"] = "pass@k" if by == "verifier" else "maj@k"
+    result = curve(pilot, metric, k_max=k, threshold=threshold)
+    failed = np.concatenate([[1.0], 1.0 - np.asarray(result.estimate)])
+    draws = sum(len(numbers) * failed[numbers.start] for numbers in rounds(k, by))
+    interval = result.interval
+    value, low, high = (float(each[-1]) for each in (result.estimate, interval.low, interval.high))
+    return Planned(metric.replace("k", str(k)), value, low, high, float(draws))

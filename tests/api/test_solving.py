@@ -1,0 +1,207 @@
+"""Keeping the best: choices against enumeration, the cost, resuming, budgets and endpoints."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bestofk.api.solving import answer_line, choose, planned, rounds
+from bestofk.cli import main
+from bestofk.evaluation import samples
+from bestofk.tasks import task
+from evaluation.faulty_server import FaultyServer, send
+
+
+def line(number: int, reward: float | None, answer: str | None = None, **more: Any) -> Any:
+    about = {"problem_id": "p", "prompt": "?", "completion": f"c{number}", "status": "partial"}
+    told = {"n_tokens": 3, "model": "m", "sampling": {}}
+    return {**about, **told, "sample_id": number, "reward": reward, "answer": answer, **more}
+
+
+REWARDS = [[1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 1]]
+ANSWERS = ["abbac", "abcde", "aabac", "aaaaa", "baabc"]
+
+
+def in_order(problem: int, order: Sequence[int]) -> list[Any]:
+    """A problem's samples as if they had been drawn in this order."""
+    return [line(i, REWARDS[problem][s], ANSWERS[problem][s]) for i, s in enumerate(order)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_what_is_planned_is_the_mean_over_all_orders_of_the_samples(k: int) -> None:
+    pilot = samples(REWARDS, answers=ANSWERS)
+    for by in ("verifier", "vote"):
+        passes, draws = [], []
+        for problem, order in itertools.product(range(5), itertools.permutations(range(5), k)):
+            drawn: list[Any] = []
+            for numbers in rounds(k, by):
+                if by == "vote" or not any(each["reward"] for each in drawn):
+                    drawn += in_order(problem, order)[numbers.start : numbers.stop]
+            kept = answer_line(drawn, by)
+            passes.append(kept["reward"])
+            draws.append(kept["draws"])
+        plan = planned(pilot, k, by)
+        assert plan.value == pytest.approx(np.mean(passes), abs=1e-12)
+        assert plan.draws == pytest.approx(np.mean(draws), abs=1e-12)
+        assert plan.low <= plan.value <= plan.high
+
+
+def test_rounds_hold_every_number_once_and_cost_at_most_twice_the_first_pass() -> None:
+    for k in range(1, 70):
+        parts = rounds(k, "verifier")
+        assert [n for part in parts for n in part] == list(range(k))
+        for first_pass in range(k):
+            cost = next(part.stop for part in parts if first_pass in part)
+            assert cost <= 2 * (first_pass + 1)
+
+
+def test_without_a_pass_reward_then_score_then_vote_choose() -> None:
+    wrong = [line(0, 0.0, "a"), line(1, 0.0, "b"), line(2, 0.0, "b"), line(3, None, "b")]
+    assert choose(wrong, "verifier") == (wrong[1], "vote")
+    scored = [{**each, "score": score} for each, score in zip(wrong, (0.1, -2.0, 0.7, 0.7))]
+    assert choose(scored, "verifier") == (scored[2], "score")
+    assert choose(scored, "score") == (scored[2], "score")
+    assert choose(scored, "vote") == (scored[1], "vote")
+    graded = [*scored, line(4, 0.5)]
+    assert choose(graded, "verifier") == (graded[4], "reward")
+    assert choose(graded, "verifier", threshold=0.5) == (graded[4], "pass")
+    assert choose([line(0, None), line(1, None)], "verifier") == (line(0, None), "first")
+    passing = [*graded, line(5, 1.0), line(6, 2.0)]
+    assert choose(passing, "verifier") == (passing[5], "pass")
+
+
+SOLVE = "solve tiny-countdown --task countdown --problems 12 --k 6 --max-new-tokens 12"
+
+
+def solved(folder: Path, capsys: Any, *words: str, status: int = 0) -> tuple[Any, list[Any]]:
+    """The summary, and the answers."""
+    out = folder / "answers.jsonl"
+    assert main([*SOLVE.split(), "--out", str(out), "--json", *words]) == status
+    summary = json.loads(capsys.readouterr().out)
+    return summary, [json.loads(text) for text in out.read_text().splitlines()]
+
+
+def test_a_problem_ends_at_its_first_pass_and_a_killed_run_ends_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, answers = solved(tmp_path, capsys)
+    drawn = [
+        json.loads(text) for text in (tmp_path / "answers.samples.jsonl").read_text().splitlines()
+    ]
+    assert summary["draws"] == len(drawn) < 12 * 6
+    assert summary["tokens"] == sum(each["n_tokens"] for each in drawn)
+    assert summary["passed"] == sum(each["reward"] == 1 for each in answers) > 0
+    for answer in answers:
+        own = [each for each in drawn if each["problem_id"] == answer["problem_id"]]
+        assert sorted(each["sample_id"] for each in own) == list(range(answer["draws"]))
+        assert answer["draws"] in (1, 2, 4, 6)
+        passing = [each["sample_id"] for each in own if each["reward"] == 1]
+        assert (answer["chosen_by"] == "pass") == bool(passing)
+        if passing:
+            assert answer["sample"] == min(passing)
+            assert answer["draws"] <= 2 * (answer["sample"] + 1)
+        else:
+            assert answer["draws"] == 6
+    whole = (tmp_path / "answers.jsonl").read_bytes()
+    text = (tmp_path / "answers.samples.jsonl").read_text()
+    for share in (0.1, 0.5, 0.9):  # as a killed writer leaves it, in the middle of a line
+        (tmp_path / "answers.samples.jsonl").write_text(text[: int(len(text) * share)])
+        (tmp_path / "answers.jsonl").unlink()
+        assert solved(tmp_path, capsys)[0] == summary
+        assert (tmp_path / "answers.jsonl").read_bytes() == whole
+
+
+def test_a_budget_is_never_passed_and_can_be_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, answers = solved(tmp_path, capsys, "--max-tokens", "150", status=1)
+    assert 0 < summary["tokens"] <= 150
+    assert summary["problems"] == len(answers)
+    assert main([*SOLVE.split(), "--out", str(tmp_path / "whole.jsonl"), "--quiet"]) == 0
+    capsys.readouterr()
+    solved(tmp_path, capsys)
+    assert (tmp_path / "answers.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pilot = str(tmp_path / "pilot.jsonl")
+    draw = SOLVE.replace("solve", "sample").replace("--k", "--n")
+    assert main([*draw.split(), "--out", pilot, "--quiet"]) == 0
+    capsys.readouterr()
+    summary, answers = solved(tmp_path, capsys, "--by", "vote", "--planned", pilot)
+    assert {each["draws"] for each in answers} == {6}
+    assert set(summary["chosen_by"]) <= {"vote", "first"}
+    assert summary["planned"]["metric"] == "maj@6"
+    assert summary["planned"]["draws"] == 6.0
+    assert 0 <= summary["planned"]["low"] <= summary["planned"]["high"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--by", "score"], "--by score needs a verifier that gives scores"),
+        (["--k", "0"], "samples_per_prompt"),
+        (["--out", "nowhere/a.jsonl"], "there is no folder"),
+        (["--by", "score", "--planned", "pilot.jsonl"], "--by verifier and --by vote"),
+        (["--planned", "pilot.jsonl"], "needs at least 6 scored samples"),
+    ],
+)
+def test_bad_input_is_told(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"problem_id": "p", "reward": 1}, {"problem_id": "p", "reward": 0}]
+    (tmp_path / "pilot.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*SOLVE.split(), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+REFERENCES = {
+    str(prompt.text[0]): prompt.reference for prompt in task("countdown").split("test")[:8]
+}  # type: ignore[index]
+
+
+def half_right(handler: Any, body: dict[str, Any]) -> None:
+    """The reference or a wrong answer, by the seed of the request."""
+    right = random.Random(body["seed"]).random() < 0.5
+    text = REFERENCES[str(body["messages"][0])] if right else "<answer>1</answer>"
+    choices = [{"index": 0, "finish_reason": "stop", "message": {"content": text}}]
+    usage = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
+    send(handler, 200, json.dumps({"choices": choices, "usage": usage}).encode())
+
+
+def test_an_endpoint_is_asked_until_a_pass_and_a_rejected_problem_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rejected = json.dumps(task("countdown").split("test")[3].text[0]["content"])  # type: ignore[index]
+
+    def reject(handler: Any, body: dict[str, Any]) -> None:
+        send(handler, 400, b'{"error": "too long"}')
+
+    for always, status in (({}, 0), ({rejected: reject}, 1)):
+        out = tmp_path / f"{status}.jsonl"
+        with FaultyServer(always={**always, "": half_right}) as server:
+            words = ["solve", server.url, "--model", "m", "--task", "countdown", "--k", "32"]
+            more = ["--problems", "8", "--out", str(out), "--json"]
+            assert main([*words, *more]) == status
+        shown = capsys.readouterr()
+        summary, told = json.loads(shown.out), shown.err
+        answers = [json.loads(text) for text in out.read_text().splitlines()]
+        assert summary["passed"] == summary["problems"] == len(answers) == 8 - status
+        asked = [each for each in server.requests if rejected not in json.dumps(each)]
+        assert summary["draws"] == len(server.requests) if not status else len(asked)
+        assert ("could not be drawn" in told) == bool(status)
+        assert "cap: " in told
