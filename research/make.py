@@ -409,12 +409,24 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
         }
     start, ended, _ = qwen_ends(solved=True)
     ks, every = checkpoints("qwen-leetcode", solved=True)
+    unsolved = (start[:, :, ks.index(128)] == 0).all(axis=0)
+    hard = {arm: values[:, unsolved] for arm, values in qwen_means(solved=True).items()}
+    places = [ks.index(k) for k in shown]
+    solved_now = [
+        [f"`{arm}`", *map(number, v.mean(axis=(0, 1))[places])] for arm, v in hard.items()
+    ]
+    hard_pairs = {
+        "the mixture − GRPO, both at 2e-6": hard[MIXED] - hard[PLAIN],
+        "the mixture at 2e-6 − GRPO at 1e-6": hard[MIXED] - hard[SLOW],
+    }
     short = {arm: values for (arm, _, step), values in every.items() if step == SHORT}
     short_runs = of_seeds(ks, {arm: {0: values} for arm, values in short.items()})
     pairs = {n: (short[a] - short[b])[None] for n, (a, b) in SHORT_PAIRS.items()}
     texts |= {
         "qwen-headline": headline(ended, start, (PLAIN, SLOW, MIXED, f"{QWEN[1]} 1e-6")),
         "qwen-checkpoints": above_front(ks, every, 64),
+        "qwen-unsolved": table(["", *(f"pass@{k}" for k in shown)], solved_now),
+        "qwen-unsolved-pairs": differences(ks, hard_pairs, "pass", shown),
         "qwen-short": reached(short_runs, "pass", shown, start=start),
         "qwen-short-pairs": differences(ks, pairs, "pass", shown),
     }
