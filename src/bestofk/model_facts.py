@@ -1,4 +1,4 @@
-"""What a causal language model is made of, below adapters and packing, and whether it is one."""
+"""What a causal language model is made of, below adapters and packing."""
 
 from __future__ import annotations
 
@@ -32,29 +32,3 @@ NEEDED = (
     "training and sampling need a causal language model (a decoder with a head over the "
     "vocabulary), such as a Llama, Qwen or GPT-2 checkpoint"
 )
-
-
-def check_causal(model: Any, name: str = "the model") -> None:
-    """Raise for a model in which a token changes the logits of tokens before it, as in an encoder.
-
-    Two texts that differ in the last token alone are compared, without its own logits.
-    """
-    import torch
-
-    kind = f"{name} ({type(model).__name__})"
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{kind} is an encoder with a decoder: {NEEDED}")
-    if model.device.type == "meta":
-        return
-    ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = 0
-    with torch.no_grad():
-        both = model(input_ids=torch.stack([ids, other]), use_cache=False).logits[:, :-1].float()
-    moved = float((both[0] - both[1]).abs().max())
-    rounding = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if not moved <= rounding * max(float(both.std()), 1e-6):
-        raise ValueError(
-            f"{kind} is not causal: changing the last token of a text moved the logits of earlier "
-            f"tokens by {moved:.2g}, as in an encoder; {NEEDED}"
-        )

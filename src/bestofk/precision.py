@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precision:
-    """Names of dtypes, as `torch` has them, and what their rounding explains."""
+    """Names of dtypes, as `torch` has them."""
 
     name: str
     """As in `model.precision`."""
     weights: str
     """Of both factors of a product, and so of keys and values."""
     logits: str
-    limit: float
-    """Largest mean |log-prob difference| per token of a sampler to a plain forward pass."""
 
     @property
     def reduced(self) -> bool:
@@ -39,8 +37,8 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision("fp32", "float32", "float32", limit=1e-3),
-    "bf16": Precision("bf16", "bfloat16", "float32", limit=0.1),
+    "fp32": Precision("fp32", "float32", "float32"),
+    "bf16": Precision("bf16", "bfloat16", "float32"),
 }
 
 

@@ -16,12 +16,12 @@ from bestofk.objectives import effective_share, objective, signal, trust_region_
 from bestofk.rewards.base import as_verdict
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
-from bestofk.training.agreement import sampler_log_probs
 from bestofk.training.batch import (
     RolloutBatch,
     advantages_of,
     merge_statistics,
     ratio_statistics,
+    sampler_log_probs,
     whole_groups,
 )
 from bestofk.training.train import for_later, learn, needs_old_log_probs

@@ -7,14 +7,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from bestofk.agreement.one_model import check_output, unsound_weight
+from bestofk.agreement.tolerances import SAMPLER
 from bestofk.cli import main
 from bestofk.config import read
 from bestofk.learning import Learner
 from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
-from bestofk.sampling.draw import AGREEMENT
+from bestofk.sampling.prompts import encode
 from bestofk.training import context as context_module
-from bestofk.training.checks import check_output, unsound_weight
 from bestofk.training.train import train
 from bestofk.types import Prompt
 
@@ -110,7 +111,7 @@ def test_the_limits_leave_room_for_rounding(recipe, tmp_path):
     )  # fmt: skip
     train(config)
     gaps = [line["sampler_gap_mean"] for line in read_metrics(tmp_path / "run")]
-    assert max(gaps) < AGREEMENT["bf16"] / 4
+    assert max(gaps) < SAMPLER.bf16 / 4
 
 
 def test_a_layout_that_leaves_something_out_is_named_as_the_cause(recipe, tmp_path, monkeypatch):
@@ -159,12 +160,12 @@ def test_a_weight_that_is_not_finite_is_found_by_name(small_model):
 
 def test_a_model_whose_logits_are_not_finite_is_not_saved(small_model):
     policy, prompt = load(small_model), Prompt("p", "1 2 = 3:", "countdown", {})
-    check_output(policy.model, policy.tokenizer, prompt, 3)
+    check_output(policy.model, encode(policy.tokenizer, prompt), 3)
     with torch.no_grad():
         policy.model.model.norm.weight.fill_(3e38)
     assert unsound_weight(policy.model) is None
     with pytest.raises(ValueError, match="after step 3 the model gives logits that are NaN or inf"):
-        check_output(policy.model, policy.tokenizer, prompt, 3)
+        check_output(policy.model, encode(policy.tokenizer, prompt), 3)
 
 
 def context_model(tmp_path, length):

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bestofk import metrics
+from bestofk.agreement.layouts import in_float32, layout_gap, probed
+from bestofk.agreement.log_prob_gaps import NO_GAP, gap_of_rows
+from bestofk.agreement.one_model import check_causal
 from bestofk.learning import distributed, gpu, prepare
 from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
 from bestofk.learning.loss import (
-    NO_GAP,
     Rows,
     checked,
-    gap_to_sampler,
     loss_of,
     rows_of,
     same_size,
@@ -30,7 +31,6 @@ from bestofk.learning.loss import (
 from bestofk.learning.scorer import CHUNK, Scorer
 from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimizer, usual_rate
 from bestofk.messages import unknown
-from bestofk.model_facts import check_causal
 from bestofk.precision import warn_where_bf16_is_slow
 from bestofk.types import Group
 
@@ -250,7 +250,8 @@ class Learner:
                     part = part * real  # a filler only keeps the ranks in step
                     part.backward()
                 stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
-                stats |= gap_to_sampler(batch, groups, log_prob.detach())
+                drawn = [groups[p].trajectories[i] for p, i in batch.rows]
+                stats |= gap_of_rows(drawn, log_prob.detach())
                 seen.append((stats, real))
             return seen
 
@@ -314,8 +315,11 @@ class Learner:
             return
         self._probed = True
 
-        def score(batch: Batch, exact: bool) -> Tensor:
-            with prepare.in_float32(self.model) if exact else self._autocast():
+        rows = probed(groups)
+
+        def score(layout: str, exact: bool) -> Tensor:
+            batch = BUILD[layout](groups, rows, self.device)
+            with in_float32(self.model) if exact else self._autocast():
                 return self.scorer(batch)[0]
 
         flat = "flat" if self._flat else "packed"
@@ -323,7 +327,7 @@ class Learner:
         usual = self._scorer.chunk
         self._scorer.chunk = min(usual, CHUNK)  # float32 takes more room
         with torch.compiler.set_stance("force_eager"):  # nothing is compiled for it
-            gap, limit = prepare.layout_gap(score, groups, flat, self.device, reduced=reduced)
+            gap, limit = layout_gap(score, flat, reduced=reduced) if rows else (0.0, 0.0)
         self._scorer.chunk = usual
         if distributed.most(self.accelerator, 1 + (not gap <= limit)) > 1:
             prepare.report(self.model, gap, limit, layout=self.requested_layout)

@@ -185,22 +185,3 @@ def rows_of(
         old=per_token(old),
         reference=per_token(reference),
     )
-
-
-NO_GAP = {"gap": 0.0, "gap_tokens": 0.0, "gap_max": 0.0}
-
-
-def gap_to_sampler(
-    batch: Batch, groups: Sequence[Group], log_prob: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """|log π_θ − what the sampler reported|, as sum, count and maximum over a micro-batch's tokens.
-
-    Nothing where the sampler reported no log-probs.
-    """
-    reported = [groups[p].trajectories[i].own_log_probs for p, i in batch.rows]
-    if [len(row) for row in reported] != list(batch.lengths) or not len(log_prob):
-        return {}
-    drawn = there(np.concatenate(reported), log_prob.device)
-    gap = (log_prob - drawn).abs()
-    count = torch.tensor(float(len(gap)))
-    return {"gap": gap.sum(), "gap_tokens": count, "gap_max": gap.max()}

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
+from bestofk.agreement.one_model import head_is_last
 from bestofk.devices import keep_compiled
 from bestofk.learning.layout import Batch
 from bestofk.model_facts import base_model
@@ -37,7 +37,7 @@ class Scorer(nn.Module):
         self.temperature = temperature
         self.chunk = chunk
         self._no_split_modules = getattr(model, "_no_split_modules", None)
-        self._split = _head_is_last(base_model(model))
+        self._split = head_is_last(base_model(model))
         head = base_model(model).get_output_embeddings() if self._split else None
         self.can_fuse = type(head) is nn.Linear and head.bias is None
         """Whether the head is a plain matrix product, whose gradient `head` knows."""
@@ -113,44 +113,6 @@ class Scorer(nn.Module):
         else:
             logits = head(hidden)
         return log_probs_and_entropies(logits, target, 1.0 / self.temperature)
-
-
-LARGE = 100.0
-"""The largest logit of the trial below: caps and scales show there, whatever the weights."""
-
-
-@torch.no_grad()
-def _head_is_last(causal: Any) -> bool:
-    """Whether logits = head(hidden), tried out; some models scale or cap them afterwards.
-
-    The hidden states are scaled up on their way to the head: a cap of 30 changes logits of 0.1 by
-    less than rounding does.
-    """
-    head = causal.get_output_embeddings()
-    if head is None or not hasattr(causal, "get_decoder"):
-        return False
-    decoder = causal.get_decoder()
-    if decoder is causal or not isinstance(decoder, PreTrainedModel):
-        return False
-    device = next(causal.parameters()).device
-    probe = torch.tensor([[0, 1, 2]], device=device) % causal.config.get_text_config().vocab_size
-    hidden = decoder(input_ids=probe, use_cache=False).last_hidden_state
-    top = float(head(hidden).abs().max())
-    if not top > 0.0:
-        return False
-    hidden = hidden * (LARGE / top)
-
-    def enlarge(module: nn.Module, args: Any, out: Any) -> Any:
-        out.last_hidden_state = hidden
-        return out
-
-    hook = decoder.register_forward_hook(enlarge)
-    try:
-        logits = causal(input_ids=probe, use_cache=False).logits.float()
-    finally:
-        hook.remove()
-    near = 1e-4 if hidden.dtype == torch.float32 else 2e-2
-    return bool(torch.allclose(head(hidden).float(), logits, rtol=near, atol=near * LARGE))
 
 
 def log_probs_and_entropies(

@@ -26,9 +26,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from bestofk.agreement.one_model import check_causal
 from bestofk.hub import SHIPPED, hub_options
 from bestofk.messages import did_you_mean, unknown
-from bestofk.model_facts import base_model, check_causal, unpacked
+from bestofk.model_facts import base_model, unpacked
 from bestofk.models.causal import (
     check_complete,
     check_finite,

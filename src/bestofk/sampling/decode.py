@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from bestofk.agreement.log_prob_gaps import gap_to_plain
+from bestofk.agreement.tolerances import DECODED
 from bestofk.model_facts import base_model
 from bestofk.precision import warn_where_bf16_is_slow
 from bestofk.sampling import cache as caches
 from bestofk.sampling import decode_attention
-from bestofk.sampling.draw import AGREEMENT, draw, gap_to_plain
+from bestofk.sampling.draw import distribution, draw
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import FinishReason, Group, Prompt, Trajectory
@@ -111,7 +114,7 @@ class ModelSampler:
         """
         name, gap = type(base_model(self.model)).__name__, math.inf
         lower = self.precision == "bf16" or self.model.dtype != torch.float32
-        limit = AGREEMENT["bf16" if lower else "fp32"]
+        limit = DECODED.limit(reduced=lower)
         for self.way in WAYS:
             try:
                 gap = self._gap_to_plain(prompt[:64])
@@ -150,7 +153,8 @@ class ModelSampler:
         for turn in turns:
             rows = self._decode(turn, draws[: len(turn)], sampling, set(range(0, vocabulary, 8)))
             for at, row in enumerate(rows):
-                gaps.append(gap_to_plain(self.model, turn[at // sampling.n], *row, sampling))
+                drawn_with = partial(distribution, sampling=sampling)
+                gaps.append(gap_to_plain(self.model, turn[at // sampling.n], *row, drawn_with))
         mean = float(torch.cat(gaps).mean())
         return math.inf if math.isnan(mean) else mean
 

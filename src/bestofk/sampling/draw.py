@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,21 +47,3 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, below[:, None], right=True)
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
-
-
-AGREEMENT = {"fp32": 1e-3, "bf16": 0.1}
-"""Largest mean |log-prob difference| per token to a plain forward pass, by precision."""
-
-
-def gap_to_plain(
-    model: Any,
-    prompt: Sequence[int],
-    tokens: np.ndarray,
-    log_probs: np.ndarray,
-    sampling: Sampling,
-) -> Tensor:
-    """|log-prob difference| of each sampled token to one plain forward pass over the text."""
-    ids = torch.tensor([[*prompt, *tokens.tolist()]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    plain = distribution(logits, sampling).gather(-1, ids[0, len(prompt) :, None])[:, 0]
-    return (plain.cpu() - torch.tensor(log_probs)).abs()

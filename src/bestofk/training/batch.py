@@ -72,6 +72,11 @@ def recorded(groups: Sequence[Group]) -> LogProbs:
     return LogProbs(tokens, tuple(tuple(-row for row in group) for group in tokens))
 
 
+def sampler_log_probs(groups: Sequence[Group]) -> np.ndarray:
+    """Σ_t of the log-probs the sampler drew with, (P, n)."""
+    return np.array([[each.log_prob for each in group.trajectories] for group in groups])
+
+
 def with_log_probs(groups: Sequence[Group], log_probs: LogProbs) -> tuple[Group, ...]:
     """The groups with other log-probs of their tokens."""
     return tuple(

@@ -15,9 +15,7 @@ from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.objective import INPUTS
 from bestofk.sampling.openai_wire import local
-from bestofk.sampling.prompts import encode
 from bestofk.tasks import TASKS
-from bestofk.types import Prompt
 
 SECRET = re.compile(r"(api_?key|secret|passw(or)?d|credentials?|(^|_)token)$", re.IGNORECASE)
 FAR = 10.0
@@ -296,30 +294,4 @@ def check_resumed(old: Config, new: Config) -> None:
         raise ValueError(
             "the config changed since the run was started, and a resumed run must equal one never "
             f"stopped: {'; '.join(changed)}; change it back, or start a new run"
-        )
-
-
-def unsound_weight(model: Any) -> str | None:
-    """The name of a weight that is not finite in this process's part of the model, or None."""
-    import torch
-
-    for name, weight in model.named_parameters():
-        part = weight.to_local() if hasattr(weight, "to_local") else weight
-        if part.requires_grad and not bool(torch.isfinite(part).all()):
-            return name
-    return None
-
-
-def check_output(model: Any, tokenizer: Any, prompt: Prompt, step: int) -> None:
-    """Raise where the model gives logits that are not finite: it must not be sampled or saved."""
-    import torch
-
-    ids = torch.tensor([encode(tokenizer, prompt)], device=model.device)
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits
-    if not bool(torch.isfinite(logits).all()):
-        raise ValueError(
-            f"after step {step} the model gives logits that are NaN or infinite: the weights have "
-            "become too large. The last checkpoint may be good; in a new run, lower "
-            "optimizer.learning_rate"
         )

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from bestofk import metrics, runs
+from bestofk.agreement.one_model import check_output
+from bestofk.sampling.prompts import encode
 from bestofk.storage import json_safe
 from bestofk.training.batch import RolloutBatch
-from bestofk.training.checks import check_output
 from bestofk.training.context import StepContext
 from bestofk.training.record import (
     failure_writer,
@@ -136,6 +137,7 @@ class Recorder:
             context.config, context.objective, policy, context.parts.task, self.run
         )
         with context.learner.gathered():
-            check_output(policy.model, policy.tokenizer, context.prompt_at(0), context.state.step)
+            ids = encode(policy.tokenizer, context.prompt_at(0))
+            check_output(policy.model, ids, context.state.step)
             if context.processes.main:
                 place(write)

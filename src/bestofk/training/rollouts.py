@@ -10,11 +10,14 @@ from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 from bestofk import metrics
+from bestofk.agreement.one_model import check_output
+from bestofk.agreement.sampler_and_learner import Agreement
+from bestofk.agreement.tolerances import SAMPLER
+from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampling, ServerLost, WeightHolder
-from bestofk.sampling.draw import AGREEMENT
-from bestofk.training.agreement import Agreement
+from bestofk.sampling.prompts import encode
+from bestofk.sampling.weights import named_weights
 from bestofk.training.batch import JudgingAside, RolloutBatch, with_penalties
-from bestofk.training.checks import check_output
 from bestofk.training.context import StepContext
 from bestofk.types import Group, Prompt, Verdict
 
@@ -50,9 +53,16 @@ class Rollouts:
     @cached_property
     def agreement(self) -> Agreement:
         config = self.context.config
-        limit = config.sampling.advanced.agreement or AGREEMENT[config.model.precision]
+        limit = config.sampling.advanced.agreement or SAMPLER.limit(
+            reduced=PRECISIONS[config.model.precision].reduced
+        )
         return Agreement(
-            self.sampler, self.context.learner, self.context.processes, config.sampling, limit
+            self.sampler,
+            self.context.learner,
+            self.context.processes,
+            config.sampling,
+            limit,
+            named_weights if self.has_own_weights else None,
         )
 
     @property
@@ -119,7 +129,7 @@ class Rollouts:
         elif not self.was_probed:
             prompt, policy = context.prompt_at(context.state.position), context.parts.policy
             with self.agreement.whole_policy():
-                check_output(policy.model, policy.tokenizer, prompt, context.state.step)
+                check_output(policy.model, encode(policy.tokenizer, prompt), context.state.step)
             self.agreement.check(*self.agreement.probe(prompt))
         self.was_probed = True
 

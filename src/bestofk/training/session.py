@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bestofk import metrics
+from bestofk.agreement.one_model import unsound_weight
 from bestofk.config import Config, leaves
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
@@ -23,7 +24,6 @@ from bestofk.training.checks import (
     check,
     check_installed,
     too_many_tokens,
-    unsound_weight,
 )
 from bestofk.training.context import StepContext, memory_named
 from bestofk.training.display import Display

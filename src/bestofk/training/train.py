@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bestofk import metrics
+from bestofk.agreement.log_prob_gaps import sampler_gap
 from bestofk.config import Config, OffPolicySection
 from bestofk.learning import Learner, LogProbs, Loss
 from bestofk.objectives import Objective, has_signal, trust_region_mask
-from bestofk.training.agreement import sampler_gap, sampler_log_probs
 from bestofk.training.batch import (
     ProcessGroup,
     RolloutBatch,
@@ -30,6 +30,7 @@ from bestofk.training.batch import (
     recorded,
     rewards_for,
     sampled_entropy,
+    sampler_log_probs,
     share_of,
     slots_of,
     whole_groups,
@@ -136,7 +137,9 @@ def for_later(
         against_sampler: keep the sampler's log-probs instead.
     """
     groups = batch.groups if against_sampler else with_log_probs(batch.groups, now)
-    return replace(batch, groups=groups, gap=sampler_gap(now, batch.groups, processes))
+    return replace(
+        batch, groups=groups, gap=sampler_gap(now.tokens, batch.groups, processes.gather)
+    )
 
 
 def sample_and_judge(
@@ -356,7 +359,8 @@ def statistics_of_batch(
     if batch.gap is not None:
         stats |= batch.gap
     elif old is not None:
-        stats |= sampler_gap(old, groups, processes)
+        stats |= sampler_gap(old.tokens, groups, processes.gather)
     elif metrics.GAP_MEAN not in steps:  # no row entered a step: look at one group
-        stats |= sampler_gap(learner.log_probs(groups[:1]), groups[:1], processes)
+        first = learner.log_probs(groups[:1]).tokens
+        stats |= sampler_gap(first, groups[:1], processes.gather)
     return stats

@@ -13,15 +13,18 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from bestofk.agreement.log_prob_gaps import gap_to_plain
+from bestofk.agreement.tolerances import ENGINE
 from bestofk.devices import card_bytes, processes_per_card
 from bestofk.precision import PRECISIONS
 from bestofk.sampling.decode import ModelSampler, end_tokens
-from bestofk.sampling.draw import gap_to_plain
+from bestofk.sampling.draw import distribution
 from bestofk.sampling.engine.attention_interface import CannotRun
 from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_engine import GroupEngine
@@ -247,11 +250,12 @@ class GroupSampler:
         done = max(group.trajectories, key=lambda one: len(one.tokens))
         with engine.model.plain_attention():
             drawn = group.prompt_tokens, done.tokens, done.log_probs
-            gap = gap_to_plain(engine.model.model, *drawn, sampling)
+            drawn_with = partial(distribution, sampling=sampling)
+            gap = gap_to_plain(engine.model.model, *drawn, drawn_with)
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, most)
-        limit = self.precision.limit
+        limit = ENGINE.limit(reduced=self.precision.reduced)
         if not mean <= limit:
             raise CannotRun(
                 f"its log-probs are {mean:.2g} per token away from those of a plain forward pass, "

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bestofk.agreement.tolerances import LAYERS
 from bestofk.precision import float32_product
 from bestofk.sampling.draw import draw
 from bestofk.sampling.engine.operands import Adapter, Rotation, SlotField
@@ -213,10 +214,6 @@ def plus(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
     return out if adapter is None else out + F.linear(F.linear(x, adapter[0]), adapter[1])
 
 
-ALIKE = 1e-4
-"""‖difference‖ / ‖logits‖ of two passes that float32 explains."""
-NOISE = 4.0
-"""So many times as far from float32 as the other may one of two passes in bfloat16 be."""
 HEAD = 16_384
 """Rows of the head that are cast at once."""
 FIXED = {"default", "linear", "llama3", "yarn"}
@@ -364,7 +361,7 @@ class FusedModel:
         passes = self.forward(ids, attend), plain(ids)
         size = exact.norm().clamp_min(1e-12)
         near, far = sorted(float((each.float() - exact).norm() / size) for each in passes)
-        return far <= ALIKE + NOISE * near
+        return far <= LAYERS.limit(reduced=self.head.dtype != torch.float32, rounding=near)
 
 
 def _through(

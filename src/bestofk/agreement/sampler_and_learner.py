@@ -6,7 +6,7 @@ Where it exceeds the limit, the run stops and names the likely cause.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,75 +14,46 @@ from typing import Any
 import numpy as np
 
 from bestofk import metrics
-from bestofk.learning import Learner, LogProbs
+from bestofk.agreement.log_prob_gaps import sampler_gap
 from bestofk.model_facts import base_model
-from bestofk.sampling import Sampler, Sampling, WeightHolder
-from bestofk.training.batch import ProcessGroup
 from bestofk.types import Group, Prompt
 
 PROBED = 32
 """Tokens of each of a probe's completions, at most."""
 
 
-def sampler_log_probs(groups: Sequence[Group]) -> np.ndarray:
-    """Σ_t of the log-probs the sampler drew with, (P, n)."""
-    return np.array([[each.log_prob for each in group.trajectories] for group in groups])
-
-
-def sampler_gap(
-    log_probs: LogProbs, groups: Sequence[Group], processes: ProcessGroup
-) -> dict[str, float]:
-    """How far the sampler's token log-probs are from the learner's, over all processes.
-
-    Log-probs that are NaN are infinitely far; a sampler that reports none has no gap.
-    """
-    pairs = [
-        np.abs(np.subtract(tokens, trajectory.own_log_probs, dtype=np.float64))
-        for row, group in zip(log_probs.tokens, groups)
-        for tokens, trajectory in zip(row, group.trajectories)
-        if len(trajectory.own_log_probs) == len(tokens)
-    ]
-    gaps = np.concatenate(pairs) if pairs else np.zeros(0)
-    largest = float(gaps.max()) if gaps.size else 0.0
-    gathered = processes.gather((float(gaps.sum()), gaps.size, largest))
-    total, count = sum(part[0] for part in gathered), sum(part[1] for part in gathered)
-    mean = total / count if count else 0.0
-    return {
-        metrics.GAP_MEAN: float("inf") if np.isnan(mean) else mean,
-        metrics.GAP_MAX: max(part[2] for part in gathered),
-    }
-
-
 @dataclass
 class Agreement:
     """A sampler and a learner that must agree. All processes call its methods together."""
 
-    sampler: Sampler
-    learner: Learner
+    sampler: Any
+    learner: Any
     processes: Any
-    sampling: Sampling
+    sampling: Any
+    """How the run samples; a probe is drawn from the whole distribution at its temperature."""
     limit: float
     """The largest gap that a run goes on with."""
+    weights_to_send: Callable[[Any], Iterable[tuple[str, Any]]] | None
+    """(name, tensor) of each of the policy's weights, where the sampler has a copy of its own."""
 
     def whole_policy(self) -> AbstractContextManager[Any]:
         """What sampling is done inside: the whole model, if that is what is sampled from."""
-        own = isinstance(self.sampler, WeightHolder)
-        return nullcontext() if own else self.learner.gathered()
+        whole: AbstractContextManager[Any] = self.learner.gathered()
+        return nullcontext() if self.weights_to_send else whole
 
     def probe(self, prompt: Prompt) -> tuple[float, list[Group]]:
         """The gap over a small group drawn now from the whole distribution, and that group."""
-        short = Sampling(
-            samples_per_prompt=4,
-            max_new_tokens=min(PROBED, self.sampling.max_new_tokens),
-            temperature=self.sampling.temperature,
+        length = min(PROBED, self.sampling.max_new_tokens)
+        short = self.sampling.changed(
+            samples_per_prompt=4, max_new_tokens=length, top_p=1.0, top_k=0, stop=()
         )
         with self.whole_policy():
             groups = list(self.sampler.sample([prompt], seed=self.learner.steps, sampling=short))
         return self.gap(groups), groups
 
     def gap(self, groups: Sequence[Group]) -> float:
-        log_probs = self.learner.log_probs(groups)
-        return sampler_gap(log_probs, groups, self.processes)[metrics.GAP_MEAN]
+        log_probs = self.learner.log_probs(groups).tokens
+        return sampler_gap(log_probs, groups, self.processes.gather)[metrics.GAP_MEAN]
 
     def refresh(self, prompt: Prompt) -> dict[str, float]:
         """Give a sampler with weights of its own the learner's, and check that it took them.
@@ -90,18 +61,16 @@ class Agreement:
         A probe is drawn before and after: `probe_before` is how far the policy has moved from the
         sampler's copy, and `probe_after` the difference between the two engines.
         """
-        sampler = self.sampler
-        if not isinstance(sampler, WeightHolder) or sampler.version == self.learner.steps:
+        sampler, steps = self.sampler, self.learner.steps
+        if self.weights_to_send is None or sampler.version == steps:
             return {}
-        from bestofk.sampling.weights import named_weights
-
         before = self.probe(prompt)[0] if sampler.version is not None else float("nan")
         self.processes.wait()  # nobody is sampling now
         with self.learner.gathered():
-            if self.processes.main:
-                sampler.update(named_weights(self.learner.policy), version=self.learner.steps)
+            if self.processes.main or not sampler.shared:
+                sampler.update(self.weights_to_send(self.learner.policy), version=steps)
         self.processes.wait()
-        sampler.version = self.learner.steps
+        sampler.version = steps
         after, groups = self.probe(prompt)
         self.check(after, groups, before)
         return {metrics.PROBE_BEFORE: before, metrics.PROBE_AFTER: after}
@@ -140,7 +109,7 @@ class Agreement:
                 f"the learner's {layout} layout: completions scored one by one agree with the "
                 f"sampler to {alone:.2g}. {model} needs something that this layout leaves out"
             )
-        if isinstance(self.sampler, WeightHolder):
+        if self.weights_to_send:
             if gap > before / 2:
                 return f"the engine did not take the weights: before it was {before:.2g} away"
             return "the engine computes another model: other weights, quantisation, rope, precision"
