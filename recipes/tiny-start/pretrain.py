@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from bestofk.rewards import verifier
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.tasks import task
+from bestofk.tasks.construct import compact_text
 from bestofk.types import Prompt
 
 Pair = tuple[str, str]
@@ -49,6 +50,8 @@ class Start:
     """Share of demonstrations that are spoiled."""
     spoil: str
     max_new_tokens: int
+    schedule: int = 0
+    """Steps on which the rate falls, where training stops before its end."""
 
 
 STARTS = {
@@ -76,11 +79,12 @@ STARTS = {
         task="construct",
         options={"kind": "independent", "sizes": (9,), "style": "compact"},
         problems=30_000,
-        steps=1200,
-        batch=256,
-        noise=0.25,
-        spoil="guests at random",
+        steps=1000,
+        batch=128,
+        noise=0.2,
+        spoil="quarrels are overlooked",
         max_new_tokens=16,
+        schedule=1200,
     ),
 }
 
@@ -102,15 +106,19 @@ def maze(prompt: Prompt, spoiled: bool, rng: random.Random) -> Pair:
 
 
 def guests(prompt: Prompt, spoiled: bool, rng: random.Random) -> Pair:
-    """One to six guests in order; unless spoiled, nobody who does not get along with those before
-    him in a random order is among them."""
-    order = rng.sample(range(9), 9)
-    pairs = {frozenset(edge) for edge in prompt.spec["edges"]}
+    """The guests under other numbers. One to six of them are invited in order, each with chance .6
+    where he gets along with those before; spoiled: whether he does or not."""
+    names = rng.sample(range(9), 9)
+    edges = sorted(sorted((names[a], names[b])) for a, b in prompt.spec["edges"])
+    pairs = {(a, b) for a, b in edges}
     count, chosen = rng.randint(1, 6), list[int]()
-    for guest in order:
-        if spoiled or not any({guest, other} in pairs for other in chosen):
-            chosen.append(guest)
-    return str(prompt.text), " ".join(str(guest + 1) for guest in sorted(chosen[:count]))
+    for guest in range(9):
+        if len(chosen) < count and rng.random() < 0.6:
+            quarrels = any((other, guest) in pairs for other in chosen)
+            if spoiled or not quarrels:
+                chosen.append(guest)
+    chosen = chosen or [rng.randrange(9)]
+    return compact_text({"edges": edges}, 9), " ".join(str(guest + 1) for guest in chosen)
 
 
 DEMONSTRATE: dict[str, Callable[[Prompt, bool, random.Random], Pair]] = {
@@ -134,7 +142,7 @@ def best_of(model: Any, start: Start, ks: tuple[int, ...]) -> dict[str, float]:
     and the same with each answer judged for the next problem, which shows how much it reads."""
     prompts = task(start.task, **start.options).split("validation")[:256]
     params = Sampling(samples_per_prompt=64, max_new_tokens=start.max_new_tokens)
-    groups = ModelSampler(model, tiny.tokenizer()).sample(prompts, seed=0, params=params)
+    groups = ModelSampler(model, tiny.tokenizer()).sample(prompts, seed=0, sampling=params)
     table = {}
     for what, judged in (("", prompts), (" of another problem", prompts[1:] + prompts[:1])):
         rows = [(p, c.text) for p, group in zip(judged, groups) for c in group.trajectories]
@@ -157,8 +165,10 @@ def main() -> None:
     home = Path(tiny.__file__).parent / "checkpoints" / f"tiny-{asked.task}"
     began = time.monotonic()
     model = tiny.untrained().to(asked.device)
-    losses = tiny.fit(model, demonstrations(asked.task, start), steps=steps, batch=start.batch)
-    for step, loss in enumerate(losses, 1):
+    schedule = asked.steps or start.schedule or steps
+    pairs = demonstrations(asked.task, start)
+    losses = tiny.fit(model, pairs, steps=schedule, batch=start.batch)
+    for step, loss in enumerate(islice(losses, steps), 1):
         if step % 100 == 0:
             print(f"step {step}/{steps}  loss {loss:.3f}", file=sys.stderr)
     minutes = (time.monotonic() - began) / 60

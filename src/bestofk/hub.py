@@ -35,7 +35,7 @@ def can_connect(url: str, *, seconds: float = 5.0) -> bool:
     return result.is_set()
 
 
-SHIPPED = ("tiny-countdown", "tiny-maze")
+SHIPPED = ("tiny-countdown", "tiny-guests", "tiny-maze")
 """Starting checkpoints in the package, in the folder `models/checkpoints`."""
 
 

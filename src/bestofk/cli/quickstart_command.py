@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from bestofk.evaluation import Comparison, Estimate
 
 ONE_SAMPLE = "grpo"
-SHOWN = (1, 4, 16, 64)
+RECIPE = "construct-tiny"
+SHOWN = (1, 4, 16)
 QUOTED = 16
 """The k of the sentence above table and page."""
 
 
 def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int) -> Config:
-    """The recipe countdown-tiny for one objective; the two runs differ in nothing but its name."""
+    """The recipe construct-tiny for one objective; the two runs differ in nothing but its name."""
     changes = {
         "objective": objective,
         "model.device": "cpu",
@@ -40,11 +41,11 @@ def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int
         "run.checkpoint_every": max(1, steps // 2),
         "run.advanced.keep_best": False,
     }
-    return merged(read(find_recipe("countdown-tiny")), changes)
+    return merged(read(find_recipe(RECIPE)), changes)
 
 
 class QuickstartOptions(VerbOptions):
-    """Train a tiny policy on countdown for one sample and for k; compare best-of-k.
+    """Train a tiny policy for one sample and for k on a graded problem; compare best-of-k.
 
     Two runs with equally many rollouts, from one start; minutes on two CPU cores.
     After Ctrl-C the same command resumes.
@@ -57,7 +58,7 @@ class QuickstartOptions(VerbOptions):
     steps: int = 100
     """Steps of each run."""
     problems: int = 200
-    """Problems of the test split that pass@k is estimated on."""
+    """Problems of the test split that best-of-k is estimated on."""
     seed: int = 0
     """Seed of both runs."""
 
@@ -73,9 +74,9 @@ def main(argv: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if arguments.as_json else contextlib.nullcontext():
         status = run(configs, folder, again=shlex.join(["bestofk", "quickstart", *argv]))
     if arguments.as_json and not status:
-        found = {name: line["results"] for name, line in results(runs).items()}
+        cells = {name: line["results"] for name, line in results(runs).items()}
         page = str(folder / "report.html")
-        print(json.dumps({"folder": str(folder), "page": page, "results": found}, indent=2))
+        print(json.dumps({"folder": str(folder), "page": page, "results": cells}, indent=2))
     return status
 
 
@@ -120,9 +121,10 @@ def run(configs: Mapping[str, Config], folder: Path, *, again: str) -> int:
 
 def opening(names: Sequence[str]) -> str:
     return in_columns(
-        f"A tiny model is trained twice on countdown from the same start, for one sample "
-        f"({names[0]}) and for k ({names[1]}): about three minutes on two cores. After Ctrl-C the "
-        "same command resumes.\n",
+        "Nine guests, some pairs do not get along: invite as many as you can without such a pair. "
+        "A list with one is worth nothing, any other its length over the best. A tiny model is "
+        f"trained for it twice from the same start, for one sample ({names[0]}) and for k "
+        f"({names[1]}): about three minutes on two cores. After Ctrl-C the same command resumes.\n",
         80,
     )
 
@@ -140,29 +142,29 @@ def state_of(chosen: Config) -> str:
 
 
 def summary(runs: Mapping[str, Path], chosen: Config, gain: Comparison) -> str:
-    """What training for k gains over GRPO; pass@k before and after, in 80 columns."""
+    """What training for k gains over GRPO; best of k before and after, in 80 columns."""
     from bestofk.evaluation import Estimate
 
     rows = results(runs)
     sampling, line = chosen.sampling, rows["start"]
     head = (
-        f"{sentence(gain)}\n\ncountdown, {chosen.evaluation.split} split: {line['prompts']} "
+        f"{sentence(gain)}\n\n{chosen.evaluation.split} split: {line['prompts']} "
         f"problems × {line['samples_per_prompt']} samples; {chosen.run.steps} steps × "
         f"{sampling.prompts_per_step} × {sampling.samples_per_prompt} rollouts each, seed "
         f"{chosen.run.seed}. Brackets: 95% intervals over problems; those of the difference hold "
         "for all k together.\n"
     )
-    table = [["", *rows, f"minus {ONE_SAMPLE}"]]
+    table = [["best of", *rows, f"minus {ONE_SAMPLE}"]]
     for k in SHOWN:
-        cells = [row["results"][f"pass@{k}"] for row in rows.values()]
-        found = [Estimate(cell["value"], cell["low"], cell["high"]) for cell in cells]
-        table.append([f"pass@{k}", *map(short, found), short(gain.at(k), "+")])
+        cells = [row["results"][f"max@{k}"] for row in rows.values()]
+        estimates = [Estimate(cell["value"], cell["low"], cell["high"]) for cell in cells]
+        table.append([str(k), *map(short, estimates), short(gain.at(k), "+")])
     widths = [max(map(len, column)) for column in zip(*table)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
     return "\n".join([in_columns(head, 80), *lines])
 
 
-def short(found: Estimate, sign: str = "") -> str:
+def short(estimate: Estimate, sign: str = "") -> str:
     """Of the same length for every number from -1 to 1.
 
     >>> from bestofk.evaluation import Estimate
@@ -171,7 +173,7 @@ def short(found: Estimate, sign: str = "") -> str:
     """
     texts = (
         f"{number:{sign}.{digits}f}"
-        for number, digits in ((found.value, 3), (found.low, 2), (found.high, 2))
+        for number, digits in ((estimate.value, 3), (estimate.low, 2), (estimate.high, 2))
     )
     value, low, high = (
         text.replace("0.", ".") if abs(float(text)) < 1 else text[:-1] for text in texts
@@ -184,13 +186,13 @@ def sentence(gain: Comparison) -> str:
     at = gain.at(QUOTED)
     if at.low <= 0 <= at.high:
         return (
-            f"No significant difference in pass@{QUOTED} between {gain.b} and {gain.a}: "
+            f"No significant difference in best of {QUOTED} between {gain.b} and {gain.a}: "
             f"{100 * at.value:+.1f} points (95%: {100 * at.low:+.1f} to {100 * at.high:+.1f})"
         )
     low, high = sorted((abs(at.low), abs(at.high)))
     return (
         f"Training for {gain.b} instead of {gain.a} {'gains' if at.value > 0 else 'loses'} "
-        f"{100 * abs(at.value):.1f} points of pass@{QUOTED} "
+        f"{100 * abs(at.value):.1f} points of best of {QUOTED}, where 100 is the optimum "
         f"(95%: {100 * low:.1f} to {100 * high:.1f})"
     )
 
@@ -212,6 +214,8 @@ def report(runs: Mapping[str, Path], page: Path) -> tuple[Comparison, list[str]]
 
     start = f"start={runs[ONE_SAMPLE] / 'evaluations' / '000000.jsonl'}"
     sources = load([*(f"{name}={path}" for name, path in runs.items()), start])
-    made = make(sources, page, title=lambda findings: sentence(findings.comparisons[0]))
-    compared = made.findings.comparisons
-    return compared[0], [f"{one.metric}: {one.verdict}" for one in compared]
+    written = make(
+        sources, page, metrics=("max@k",), title=lambda findings: sentence(findings.comparisons[0])
+    )
+    comparisons = written.findings.comparisons
+    return comparisons[0], [f"{one.metric}: {one.verdict}" for one in comparisons]

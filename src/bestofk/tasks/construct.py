@@ -169,7 +169,7 @@ def _prompt(
     answer = " ".join(items[item] for item in solution)
     return Prompt(
         id=identity("construct", f"{family} {size} {sorted(facts.items())}"),
-        text=wording(style, text, _compact(facts, size)),
+        text=wording(style, text, compact_text(facts, size)),
         task="construct",
         spec={
             "kind": kind,
@@ -195,13 +195,13 @@ def _shown(facts: Facts, items: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _compact(facts: Facts, size: int) -> str:
+def compact_text(facts: Facts, size: int) -> str:
     """
-    >>> _compact({"edges": [[0, 1], [1, 3]]}, 4), _compact({"edges": [[0, 11]]}, 12)
+    >>> compact_text({"edges": [[0, 1], [1, 3]]}, 4), compact_text({"edges": [[0, 11]]}, 12)
     ('4 1224:', '12 1-12:')
-    >>> _compact({"numbers": [3, 17]}, 2), _compact({"jobs": 2, "teams": [[0], [0, 1]]}, 2)
+    >>> compact_text({"numbers": [3, 17]}, 2), compact_text({"jobs": 2, "teams": [[0], [0, 1]]}, 2)
     ('3 17:', '1/1 2:')
-    >>> _compact({"weights": [5, 9], "values": [7, 8], "limit": 10}, 2)
+    >>> compact_text({"weights": [5, 9], "values": [7, 8], "limit": 10}, 2)
     '5 7/9 8 = 10:'
     """
     if "edges" in facts:  # of at most nine items, an edge is one token of a tiny model
