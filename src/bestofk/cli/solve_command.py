@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import Field
+
 from bestofk.api.solving import (
     Chooser,
     Line,
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class SolveOptions(SampleOptions):
-    """Draw up to k samples of each problem, keep the best, write a JSON line for each.
+    """Draw up to k samples of each problem, keep the best, write a line for each.
 
-    With a verifier a problem ends at its first pass. An interrupted run resumes where it
-    stopped: run the same command again.
+    With a verifier a problem ends at its first pass. An interrupted run resumes
+    where it stopped: run the same command again.
     """
 
     examples: ClassVar = (
@@ -46,25 +48,23 @@ class SolveOptions(SampleOptions):
     )
 
     groups: ClassVar = {
-        "What": ("target", "task", "task_option", "split", "problems", "n", "by", "out"),
-        "Sampling": ("temperature", "top_p", "max_new_tokens", "stop", "seed"),
-        "Cost": ("planned", "max_tokens", "concurrency"),
-        "Endpoint": ("model", "key_variable", "timeout", "retries"),
+        "What": ("target", "task", "problems", "n", "by", "out"),
+        "Sampling": ("temperature", "max_new_tokens", "seed"),
+        "Cost": ("planned", "max_tokens"),
+        "Endpoint": ("model",),
     }
 
-    n: int = option("K", "--k", default=16)
+    n: int = Field(16, json_schema_extra={"metavar": "N", "words": ["--k", "--n"]})
     """The most samples drawn of a problem."""
     by: Chooser = "verifier"
-    """What chooses: the verifier (it ends a problem at the first pass), a vote among the answers,
-    or the score that the verifier gives."""
+    """What chooses: the first pass, the most frequent answer, or the verifier's score."""
     threshold: float = 1.0
     """A reward of at least this passes."""
     planned: Path | None = option("FILE", default=None)
-    """Samples of an earlier evaluation, at least k of each problem: what they predict is printed
-    beside what came."""
+    """Samples of an earlier evaluation, at least k per problem: prints what they predict."""
     out: Path | None = None
-    """File for the answers; by default TASK-MODEL-answers.jsonl. All samples go beside it, into
-    NAME.samples.jsonl."""
+    """File for the answers, by default TASK-MODEL-answers.jsonl. All samples go into
+    NAME.samples.jsonl beside it."""
 
     @property
     def file(self) -> Path:
@@ -125,7 +125,7 @@ def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Judge) -> None:
 
     run = run_of(job)
     run["run_id"] += "-" + "-".join(str(len(numbers)) for numbers in rounds(job.n, job.by))
-    errors: list[EndpointError] = []
+    errors, left_out = list[EndpointError](), set[str]()
     source: Any = None
 
     def judged(batch: Any, texts: Any) -> Any:
@@ -140,19 +140,23 @@ def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Judge) -> None:
 
     def draw_round(file: SampleFile, missing: dict[str, tuple[int, ...]], numbers: range) -> None:
         nonlocal source
+        missing = {problem: each for problem, each in missing.items() if problem not in left_out}
         source = source or drawer_of(job, file.missing(job.n), file)
         options = {
             "sampling": job.sampling.changed(samples_per_prompt=len(numbers)),
             "seed": job.seed if job.remote else sample_seed(job.seed, "round", numbers.start),
             "first": numbers.start,
         }
-        before = len(file.done)
         with bar(f"{counted(len(missing), 'problem')}", sum(map(len, missing.values()))) as advance:
             try:
                 source(file, missing, advance=advance, **options)
             except EndpointError as error:
-                if len(file.done) == before:
+                failed = {
+                    p for p, each in missing.items() if not file.done & {(p, n) for n in each}
+                }
+                if len(failed) == len(missing):
                     raise
+                left_out.update(failed)
                 errors.append(error)
 
     def open_file() -> SampleFile:
