@@ -78,6 +78,15 @@ def sandbox_tiers() -> dict[int, str]:
     return result
 
 
+def memory_for_programs() -> str:
+    """Whether a program on every core fits, each at its usual limit."""
+    from bestofk.sandbox import Limits, available_memory, shortage
+
+    cores, limit, available = len(os.sched_getaffinity(0)), Limits().memory, available_memory()
+    enough = f"{cores} x {limit >> 20} MiB for programs fit"
+    return shortage(cores, limit, available) or enough
+
+
 def version_of(distribution: str) -> str | None:
     """The version installed, under its name or as a build for CPU (vLLM has one)."""
     for name in (distribution, f"{distribution}-cpu"):
@@ -115,6 +124,7 @@ def examine() -> dict[str, Any]:
         "gpu": os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"),
         "tier": max((tier for tier, reason in tiers.items() if not reason), default=0),
         "tiers": {str(tier): reason or "offered" for tier, reason in tiers.items()},
+        "memory": memory_for_programs(),
         "extras": extras,
         "program_packages": {name: version_of(name) for name in PROGRAM_PACKAGES},
         "hosts": {name: host_state(name) for name in HOSTS},
@@ -137,6 +147,7 @@ def page(facts: dict[str, Any]) -> str:
         lines.append(f"  {tier}  {TIERS[tier]}: {state}")
         if state != "offered":
             lines.append(f"     to get it: {ADVICE[tier]}")
+    lines.append(f"  memory: {facts['memory']}")
     lines += ["", "Extras (pip install 'bestofk[NAME]')"]
     for name, (_, purpose) in EXTRAS.items():
         result = facts["extras"][name]

@@ -26,6 +26,7 @@ from __future__ import annotations
 from .guest.codec import CodecError, decode, encode
 from .guest.same_values import same, same_text
 from .guest.wire import RESULT
+from .machine_memory import available_memory, shortage
 from .outcome import CallOutcome, CallStatus, Limits, printable
 from .pool import TIERS, JobResult, Sandbox, SandboxError
 
@@ -39,9 +40,11 @@ __all__ = [
     "Limits",
     "Sandbox",
     "SandboxError",
+    "available_memory",
     "decode",
     "encode",
     "printable",
     "same",
     "same_text",
+    "shortage",
 ]

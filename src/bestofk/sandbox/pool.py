@@ -18,9 +18,10 @@ from typing import Any, Literal, TypeVar, cast
 from .guest.checker import stopped_by
 from .guest.codec import CodecError, decode, encode
 from .guest.wire import RESULT, unpack
+from .machine_memory import available_memory, shortage
 from .outcome import CallOutcome, CallStatus, Limits, printable
 from .selftest import attack
-from .worker import Worker, WorkerLost, configuration, request
+from .worker import Worker, WorkerKilled, WorkerLost, configuration, request
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -59,6 +60,12 @@ class JobResult:
         except CodecError:
             return None
         return str(results["fault"]) if isinstance(results, dict) else results
+
+    def ending(self) -> tuple[str, str]:
+        """Status and detail of a program whose checker did not finish."""
+        if self.report["reason"]:
+            return stopped_by(self.report["reason"])
+        return "crashed", f"the checker ended early ({self.report['code']})"
 
 
 class Sandbox:
@@ -161,7 +168,7 @@ class Sandbox:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
         effective = _limits(limits) or self.limits
         packet, wall = request("call", eager=False, pure=False, limits=effective)
-        run = self._run(lambda worker: worker.call(packet, wall, arguments))
+        run = self._run(lambda worker: worker.call(packet, wall, arguments), effective.memory)
         if run.status != "done":
             status: CallStatus = "crashed" if run.status == "killer" else "unscored"
             return CallOutcome(status, tier=self.tier, detail=run.detail)
@@ -222,17 +229,24 @@ class Sandbox:
         """
         effective = _limits(limits) or self.limits
         packet, wall = request("check", eager=not stdio, pure=pure, limits=effective)
-        return self._run(lambda worker: worker.check(packet, wall, program, tests))
+        return self._run(
+            lambda worker: worker.check(packet, wall, program, tests), effective.memory
+        )
 
-    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]]) -> JobResult:
+    def shortage(self) -> str:
+        """A sentence where all workers together may need more memory than is free; else empty."""
+        return shortage(self.workers, self.limits.memory, available_memory())
+
+    def _run(self, job: Callable[[Worker], tuple[dict[str, Any], bytes]], memory: int) -> JobResult:
         """One job, tried again on a fresh worker when the failure is ours.
 
         A job whose worker crashes twice while it has it is taken for the cause (`killer`): leaving
         such programs unscored would let a model drop its failures. The same holds for a program
         that ends twice by a signal it can send to itself. No program can send SIGKILL, to itself
-        or to its worker: where that ended either, nobody is blamed.
+        or to its worker: where that ended either, nobody is blamed, unless it ended a program twice
+        that used more than half of its `memory`. Where memory is short, fewer workers go on.
         """
-        deaths, signals, detail = 0, 0, ""
+        deaths, signals, kills, detail = 0, 0, 0, ""
         for attempt in range(ATTEMPTS):
             if attempt and not deaths and not signals:
                 time.sleep(0.2 * attempt)
@@ -248,14 +262,21 @@ class Sandbox:
             except OSError as error:
                 detail = str(error)
                 self._state.discard(worker)
+                if isinstance(error, WorkerKilled):
+                    self._state.shrink(memory)
             except BaseException:
                 self._state.discard(worker)
                 raise
             else:
                 signals += report["program_signalled"]
+                kills += 2 * report["killed_at"] > memory
                 detail = _failure_of_ours(report, signals)
                 if detail:
                     self._state.discard(worker)
+                    if report["killed_at"] or report["checker_killed"]:
+                        self._state.shrink(memory)
+                    if kills == 2:
+                        return JobResult("done", report | {"reason": "memory"})
                     continue
                 self._state.give_back(worker)
                 return JobResult("done", report, data)
@@ -342,6 +363,12 @@ class SharedWorkers:
             self.all.discard(worker)
             self.turn.notify_all()
         worker.close()
+
+    def shrink(self, memory: int) -> None:
+        """Let one worker fewer run, where all of them may need more than there is."""
+        with self.turn:
+            if shortage(self.size, memory, available_memory()):
+                self.size = max(1, self.size - 1)
 
     def close(self) -> None:
         with self.turn:

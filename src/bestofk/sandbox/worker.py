@@ -65,6 +65,10 @@ class WorkerLost(Exception):
     """
 
 
+class WorkerKilled(OSError):
+    """Something outside ended the worker, as the kernel does when memory is short."""
+
+
 class Worker:
     """A confined fork server. Not thread-safe: the pool lends it to one thread at a time."""
 
@@ -177,7 +181,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             return OSError(f"its worker did not say within {_GRACE:g} s how it ended")
         if ended in _KILLED:
-            return OSError("its worker was killed from outside, as when memory is short")
+            return WorkerKilled("its worker was killed from outside, as when memory is short")
         return WorkerLost("it ended")
 
     def close(self) -> None:

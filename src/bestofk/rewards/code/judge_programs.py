@@ -187,6 +187,9 @@ class CodeVerifier(BatchVerifier):
             return Verdict(float("nan"), "unscored", total=0, detail=detail)
         return plan
 
+    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        return [line for line in (self.sandbox.shortage(),) if line]
+
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Tasks that one constant solves, and those whose tests pay a program that defines
         nothing: `for x in []: assert f(x) == 1`."""
@@ -367,9 +370,8 @@ def _verdict(run: JobResult, total: int, tier: int, whole: bool) -> Verdict:
         detail = printable(f"the tests of this task are broken: {results}")
         return Verdict(float("nan"), "unscored", total=total, tier=tier, detail=detail)
     if results is None or len(results) != total:
-        status: Status = "timeout" if run.report["reason"] else "crashed"
-        detail = f"the checker ended early ({run.report['reason'] or run.report['code']})"
-        return Verdict(0.0, status, 0, total, cpu, tier, detail)
+        status, detail = run.ending()
+        return Verdict(0.0, cast(Status, status), 0, total, cpu, tier, detail)
     passed = sum(ok for ok, _, _ in results)
     if passed == total:
         return Verdict(1.0, "correct", total, total, cpu, tier)

@@ -44,6 +44,7 @@ _LIMITS = {
     "wall": ("timeout", "stopped by the wall limit"),
     "threads": ("memory", "stopped by the threads limit"),
     "stopped": ("crashed", "stopped from outside"),
+    "memory": ("memory", "ended twice by the kernel, with more than half of its memory in use"),
 }
 
 

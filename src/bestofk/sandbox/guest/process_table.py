@@ -165,7 +165,7 @@ class Process:
         self.handle = os.pidfd_open(pid)
         self.started = time.monotonic()
         self.reason: str | None = None
-        self.code, self.cpu = 0, 0.0
+        self.code, self.cpu, self.peak = 0, 0.0, 0
         self.ended_by_us = False
 
     def kill(self, by_us: bool = True) -> None:
@@ -202,6 +202,7 @@ class Process:
             return False
         self.code = os.waitstatus_to_exitcode(status)
         self.cpu = usage.ru_utime + usage.ru_stime
+        self.peak = usage.ru_maxrss * 1024
         os.close(self.handle)
         self.handle = -1
         return True

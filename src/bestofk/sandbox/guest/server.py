@@ -52,6 +52,8 @@ class WatchedJob:
         self.blocked = BlockedClock(table.proc)
         self.starved = self.program_killed = self.checker_killed = False
         self.program_signalled = False
+        self.killed_at = 0
+        """Bytes of memory that a program had which was killed from outside."""
 
     def wait_for_events(self, owing: bool) -> dict[int, int]:
         """Descriptors that have something, after a tick at most; the clocks are looked at then.
@@ -87,7 +89,8 @@ class WatchedJob:
 
     def _finish(self, process: Process, by_us: bool = True) -> None:
         self.stop(by_us)
-        self.program_killed |= process.killed_from_outside()
+        if process.killed_from_outside():
+            self.program_killed, self.killed_at = True, max(self.killed_at, process.peak)
         self.program_signalled |= process.perhaps_ended_itself()
         self.ended(process)
 
@@ -137,6 +140,7 @@ class WatchedJob:
             "blocked": self.blocked.seconds,
             "starved": self.starved,
             "program_killed": self.program_killed,
+            "killed_at": self.killed_at,
             "program_signalled": self.program_signalled,
             "checker_killed": self.checker_killed,
         }
