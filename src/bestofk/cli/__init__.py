@@ -140,8 +140,8 @@ def _explains_itself(error: Exception) -> bool:
 
 # module that may be missing: the extra that brings it
 EXTRAS = {
-    "torch": "train", "transformers": "train", "accelerate": "train", "peft": "train",
-    "huggingface_hub": "train", "safetensors": "train",
+    "torch": "train", "transformers": "train", "peft": "train", "huggingface_hub": "train",
+    "safetensors": "train",
     "gguf": "train", "datasets": "data", "pyarrow": "data",
     "httpx": "api", "matplotlib": "plot", "trl": "trl", "vllm": "vllm",
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Several processes: what the learner must know of the others, FSDP2, and a state that fits all.
 
-Without an accelerator, or with one process, the collectives are the identity.
+They are those of torch's default process group; with one process collectives are the identity.
 
 FSDP2 is torch's `fully_shard`, applied here and not by a launcher, so that CPU and GPU take one
 path. Layers are gathered one at a time while they compute. Sampling cannot work so (every token
@@ -14,10 +14,11 @@ not, and the other way round.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,41 +29,45 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 
-def _many(accelerator: Any) -> bool:
-    return accelerator is not None and accelerator.num_processes > 1
+def is_shared() -> bool:
+    """Whether several processes work together."""
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def most(accelerator: Any, count: int) -> int:
+def is_first() -> bool:
+    """Whether this process does what one of them does for all."""
+    return not is_shared() or dist.get_rank() == 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, by rank, on every process."""
+    if not is_shared():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def most(count: int) -> int:
     """The largest count of any rank: forward passes are collective, so all make as many."""
-    if not _many(accelerator):
-        return count
-    return int(accelerator.gather(torch.tensor([max(count, 1)], device=accelerator.device)).max())
+    return max(1, *gather(count)) if is_shared() else count
 
 
-def mean(accelerator: Any, values: dict[str, float]) -> dict[str, float]:
+def mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each value's mean over ranks."""
-    if not _many(accelerator):
-        return values
-    return _reduce(accelerator, values, "mean")
+    return {name: float(np.mean([each[name] for each in ranks])) for name in ranks[0]}
 
 
-def total(accelerator: Any, values: dict[str, float]) -> dict[str, float]:
-    """Each sum's total over ranks; the loss is a mean, and what ends in _max a maximum."""
-    if not _many(accelerator):
-        return values
-    summed = _reduce(accelerator, values, "sum")
-    summed["loss"] /= accelerator.num_processes
-    names = sorted(name for name in values if name.endswith("_max"))
-    here = torch.tensor([[values[name] for name in names]], device=accelerator.device)
-    largest = accelerator.gather(here).amax(dim=0).tolist()
-    return summed | dict(zip(names, largest))
+def total(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each sum's total over ranks; the loss is a mean, and what ends in _max a maximum.
 
-
-def _reduce(accelerator: Any, values: dict[str, float], how: str) -> dict[str, float]:
-    names = sorted(values)
-    packed = torch.tensor([values[name] for name in names], device=accelerator.device)
-    reduced = accelerator.reduce(packed, reduction=how)
-    return dict(zip(names, reduced.tolist()))
+    NaN of any rank stays.
+    """
+    totals = {}
+    for name in ranks[0]:
+        join = np.max if name.endswith("_max") else np.mean if name == "loss" else np.sum
+        totals[name] = float(join([each[name] for each in ranks]))
+    return totals
 
 
 def accumulate(scorer: nn.Module, last: bool) -> AbstractContextManager[Any]:
@@ -153,7 +158,7 @@ def taken(
     Args:
         keep: False on processes that take part in the gathering and have no use for its result.
     """
-    remembered = unwrapped(optimiser).state
+    remembered = optimiser.state
     weights: dict[str, Tensor] = {}
     moments: dict[str, dict[str, Tensor]] = {}
     for name, parameter in trained(model).items():
@@ -184,7 +189,7 @@ def put(
         raise ValueError(
             f"the state is of another model: {len(differ)} parameters differ, first {differ[0]!r}"
         )
-    remembered = unwrapped(optimiser).state
+    remembered = optimiser.state
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(placed(weights[name], parameter))
@@ -200,11 +205,6 @@ def put(
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def unwrapped(optimiser: Any) -> Optimizer:
-    """torch's own optimiser inside accelerate's."""
-    return getattr(optimiser, "optimizer", optimiser)
 
 
 def _own(value: Tensor, keep: bool) -> Tensor:

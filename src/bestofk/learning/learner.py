@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from bestofk import metrics
@@ -44,7 +45,8 @@ class Learner:
 
     All groups of a call have the same number n of completions. Weights are plain numbers in the
     mean convention, made by an objective beforehand, so that splitting a group over micro-batches
-    changes nothing but rounding.
+    changes nothing but rounding. Where torch.distributed has a group of several processes, their
+    learners are one: gradients are averaged (DDP), and P, tokens and statistics are of all ranks.
     """
 
     model: PreTrainedModel
@@ -68,7 +70,6 @@ class Learner:
         precision: str = "fp32",
         gradient_checkpointing: bool = False,
         reference: PreTrainedModel | None = None,
-        accelerator: Any = None,
         sharded: bool = False,
         logits_at_once: int | None = None,
         compiled: bool | None = None,
@@ -91,8 +92,6 @@ class Learner:
                 the same log-probs packed and padded; else padded.
             reference: the frozen policy for `Loss.kl`. With a peft model it may be left out: the
                 reference is then the model with its adapters off.
-            accelerator: an `accelerate.Accelerator`, for several processes: gradients are reduced
-                over ranks (DDP), and P, tokens and statistics are of all ranks together.
             sharded: FSDP2 instead of DDP: weights, gradients and optimiser are shared out over the
                 processes, and so is the reference.
             logits_at_once: how many logits are held at a time; a bound on memory.
@@ -122,7 +121,7 @@ class Learner:
         self.max_new_tokens = max_new_tokens
         self.settings.learning_rate_at(self.settings.warmup_steps, total_steps)
         self.temperature, self.precision = temperature, precision
-        self.accelerator, self.checkpointing = accelerator, gradient_checkpointing
+        self.checkpointing = gradient_checkpointing
         prepare.switch_off_dropout(model)
         model.eval()
         check_causal(model)
@@ -147,8 +146,8 @@ class Learner:
             for each in filter(None, (scorer, self.reference)):
                 distributed.share_out(each)
         self.optimizer: torch.optim.Optimizer = prepare.adamw(model, self.settings)
-        if accelerator is not None and not sharded:
-            self.scorer, self.optimizer = accelerator.prepare(self.scorer, self.optimizer)
+        if distributed.is_shared() and not sharded:
+            self.scorer = DistributedDataParallel(scorer)
 
     @property
     def device(self) -> torch.device:
@@ -277,7 +276,7 @@ class Learner:
                 return work()
             except torch.OutOfMemoryError:
                 self.optimizer.zero_grad(set_to_none=True)
-                if self.accelerator is not None or self.budget <= gpu.LEAST:
+                if distributed.is_shared() or self.budget <= gpu.LEAST:
                     raise
             # Outside of `except`, where nothing holds the tensors of the failed attempt any more.
             torch.cuda.empty_cache()
@@ -329,13 +328,13 @@ class Learner:
         with torch.compiler.set_stance("force_eager"):  # nothing is compiled for it
             gap, limit = layout_gap(score, flat, reduced=reduced) if rows else (0.0, 0.0)
         self._scorer.chunk = usual
-        if distributed.most(self.accelerator, 1 + (not gap <= limit)) > 1:
+        if any(distributed.gather(not gap <= limit)):  # NaN is no agreement
             prepare.report(self.model, gap, limit, layout=self.requested_layout)
             self.layout = "padded"
 
     def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
         """Clip, check, move the weights; statistics over all ranks."""
-        sums = distributed.total(self.accelerator, sums)
+        sums = distributed.total(distributed.gather(sums))
         lr = self.settings.learning_rate_at(self.steps, self.total_steps)
         norm = self._clip()
         limit = self.stop_grad_norm
@@ -388,7 +387,7 @@ class Learner:
         for any number of processes. Every rank calls it; with several, the first alone gets the
         tensors."""
         distributed.settle(self.scorer)
-        keep = self.accelerator is None or self.accelerator.is_main_process
+        keep = distributed.is_first()
         model, optimiser = distributed.taken(self.model, self.optimizer, keep=keep)
         state = {"model": model, "optimiser": optimiser}
         return state | {"steps": self.steps, "reduced": self.reduced}
@@ -406,7 +405,7 @@ class Learner:
         if self.device.type == "cuda":
             budget = gpu.even_budget(groups, rows, budget, packed=self.layout == "packed")
         cut = micro_batches(groups, rows, budget=budget, layout=self.layout)
-        count = distributed.most(self.accelerator, len(cut))
+        count = distributed.most(len(cut))
         filler: list[tuple[list[Row], bool]] = [([(0, 0)], False)] * (count - len(cut))
         return filler + [(chosen, True) for chosen in cut]
 
@@ -427,7 +426,7 @@ class Learner:
             "rows": float(alive.sum()),
             "tokens": float(lengths[alive].sum()),
         }
-        mean = distributed.mean(self.accelerator, counts)
+        mean = distributed.mean(distributed.gather(counts))
         live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
         share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
         tokens = max(mean["tokens"], 1e-9)

@@ -10,11 +10,11 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from bestofk import metrics
 from bestofk.training.processes import Processes
+from bestofk.training.trackers import Tracker, start_trackers
 
 
 class Display:
@@ -22,23 +22,12 @@ class Display:
 
     def __init__(self, processes: Processes, steps: int, k: int, evaluate_every: int = 0) -> None:
         self.processes, self.steps, self.k = processes, steps, k
-        self._pace = Pace(steps, evaluate_every)
+        self._pace, self.trackers = Pace(steps, evaluate_every), list[Tracker]()
 
     def start(self, title: str, notes: list[str], config: Mapping[str, Any]) -> None:
         self._pace.start(time.monotonic())
-        if self.processes.accelerator.trackers or self.processes.accelerator.log_with:
-            plain = {name: value if isinstance(value, int | float | str) else str(value)
-                     for name, value in config.items()}  # fmt: skip
-            folder = Path(config["run.dir"])
-            self.processes.accelerator.init_trackers(
-                "bestofk",
-                config=plain,
-                init_kwargs={
-                    "wandb": {"name": folder.name, "group": folder.name, "dir": str(folder)},
-                    "trackio": {"name": folder.name, "resume": "allow"},
-                },
-            )
         if self.processes.main:
+            self.trackers = start_trackers(config["run.trackers"], config)
             if not is_quiet():
                 self.say(title)
             for line in notes:
@@ -64,7 +53,12 @@ class Display:
     def _track(self, line: Mapping[str, Any]) -> None:
         prefix = "train/" if line["kind"] == "train" else f"{line.get('set', line['split'])}/"
         numbers = {prefix + name: value for name, value in flat(line)}
-        self.processes.accelerator.log(numbers, step=line["step"])
+        for tracker in self.trackers:
+            tracker.log(numbers, step=line["step"])
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.finish()
 
 
 class Pace:

@@ -1,6 +1,6 @@
-"""The processes of a run: one, or several that accelerate started. Each has its own groups.
+"""The processes of a run: one, or several that torchrun started. Each has its own groups.
 
-    accelerate launch --num_processes 8 -m bestofk train recipe.toml
+    torchrun --nproc_per_node 8 -m bestofk train recipe.toml
 
 Nothing here knows what is trained. A process that dies takes the others with it, in seconds and
 with a word: each holds a lock on a file in the run's folder, which the kernel releases at death.
@@ -14,43 +14,36 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from bestofk.devices import processes_per_card
+from bestofk.learning import distributed
 
 WATCH_SECONDS = 2.0
 
 
 class Processes:
-    """Rank, size, and the few things ranks say to each other."""
+    """Rank, size, device, and the few things ranks say to each other."""
 
-    def __init__(
-        self,
-        *,
-        device: str = "auto",
-        trackers: Sequence[str] = (),
-        folder: str = "",
-    ) -> None:
-        from accelerate import Accelerator
-        from accelerate.utils import ProjectConfiguration
+    def __init__(self, *, device: str = "auto") -> None:
+        import torch
+        import torch.distributed as dist
 
         check_launcher(os.environ)
         check_device(device)
-        share_cards(device)
-        forget_other_device(device)
-        self.accelerator = Accelerator(
-            kwargs_handlers=backends(device),
-            cpu=on_cpu(device),  # which it must be told to start a group of processes there
-            log_with=list(trackers) or None,
-            project_config=ProjectConfiguration(project_dir=folder, logging_dir=f"{folder}/logs"),
-        )
-        self.rank: int = self.accelerator.process_index
-        self.size: int = self.accelerator.num_processes
-        self.device: str = str(self.accelerator.device) if device == "auto" else device
-        check_alone(self.size, os.environ)
+        self.device = device_of(device)
+        if self.device.startswith("cuda:"):
+            torch.cuda.set_device(self.device)
+        self._joined = not dist.is_initialized()
+        """Whether the group of processes ends with the run; a caller's own stays."""
+        if self._joined and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group(backend(self.device))
+        several = dist.is_initialized()
+        self.rank: int = dist.get_rank() if several else 0
+        self.size: int = dist.get_world_size() if several else 1
 
     def check_share(self, prompts: int, mini_batches: int) -> None:
         """Raise where the processes cannot share a batch equally, in whole groups."""
@@ -66,48 +59,53 @@ class Processes:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, by rank, on every process."""
-        if self.size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        return distributed.gather(value)
 
     def any(self, here: bool) -> bool:
         """Whether it holds on any process; every process gets the same answer."""
         return any(self.gather(here))
 
     def wait(self) -> None:
-        if self.size > 1:
-            self.accelerator.wait_for_everyone()
+        self.gather(None)
 
     def close(self) -> None:
         import torch.distributed as dist
 
-        self.accelerator.end_training()
-        if self.size == 1 and dist.is_initialized():
-            dist.destroy_process_group()  # the group of one that sharding made
+        if self._joined and dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def backends(device: str) -> list[Any]:
-    """Settings for processes that share a GPU: NCCL takes one process per GPU, gloo several."""
-    import torch
-    from accelerate.utils import InitProcessGroupKwargs
-
-    if on_cpu(device) or processes_per_card(torch.cuda.device_count()) == 1:
-        return []
-    return [InitProcessGroupKwargs(backend="gloo")]
-
-
-def share_cards(device: str) -> None:
-    """Where there are more processes than GPUs, number them by GPU: accelerate takes a process's
-    number on the machine for that of its GPU."""
+def device_of(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The device of this process: with a launcher, the GPU of its number on this machine. Processes
+    that are more than the GPUs share them in turn."""
     import torch
 
-    cards = torch.cuda.device_count()
-    if cards and not on_cpu(device) and processes_per_card(cards) > 1:
-        os.environ["LOCAL_RANK"] = str(int(os.environ.get("LOCAL_RANK", "0")) % cards)
+    if on_cpu(name):
+        return "cpu"
+    kind = str(torch.accelerator.current_accelerator()) if name == "auto" else name
+    if kind != "cuda" or "LOCAL_RANK" not in environ:
+        return kind
+    return f"cuda:{int(environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+
+
+def backend(device: str) -> str:
+    """NCCL takes one process per GPU, gloo several."""
+    import torch
+
+    alone = device.startswith("cuda") and processes_per_card(torch.cuda.device_count()) == 1
+    return "nccl" if alone else "gloo"
+
+
+def check_launcher(environ: Mapping[str, str]) -> None:
+    """Raise where a launcher started several processes, or was asked for them, and this one would
+    train the whole run alone: only torchrun's variables say who the others are."""
+    mpi = any(environ.get(name, "1") != "1" for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    accelerate = "MASTER_PORT" in environ and "ACCELERATE_MIXED_PRECISION" in environ
+    if (mpi or accelerate) and "WORLD_SIZE" not in environ:
+        raise ValueError(
+            "the launcher was asked for several processes, and this one finds no way to the "
+            "others: start them with torchrun --nproc_per_node N -m bestofk train ..."
+        )
 
 
 def check_shards(
@@ -128,33 +126,11 @@ def check_shards(
         )
 
 
-def forget_other_device(device: str) -> None:
-    """Let a process that trained on one kind of device train on another: accelerate keeps the
-    first, and says nothing or stops."""
-    import torch.distributed as dist
-    from accelerate.state import AcceleratorState, PartialState
-
-    if not PartialState._shared_state or (dist.is_available() and dist.is_initialized()):
-        return
-    if (PartialState().device.type == "cpu") != on_cpu(device):
-        AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def on_cpu(device: str) -> bool:
     """Whether a run with this `model.device` computes on the CPU here."""
     import torch
 
     return device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
-
-
-def check_alone(size: int, environ: Mapping[str, str]) -> None:
-    """Raise where a process was started as one of several and would train as if alone."""
-    started = environ.get("WORLD_SIZE", "1")
-    if size == 1 and started.isdigit() and int(started) > 1:
-        raise ValueError(
-            f"the launcher started {started} processes, and this one found no way to the others: "
-            "each would train the whole run. Set model.device = 'cpu', or start one process"
-        )
 
 
 def check_device(name: str) -> None:
@@ -173,32 +149,6 @@ def check_device(name: str) -> None:
         raise ValueError(
             f"model.device = {name!r}, and PyTorch {torch.__version__} sees no GPU here: 'auto' "
             "takes what there is"
-        )
-
-
-SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-WRAPPERS = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-
-
-def check_launcher(environ: Mapping[str, str]) -> None:
-    """Raise for what a launcher asked for and would not get.
-
-    `accelerate launch --cpu --num_processes 2` starts one process: on CPU it leaves several to
-    mpirun. And it can be told to wrap the model in its own way, which is not the learner's.
-    """
-    for name in WRAPPERS:
-        if environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes"):
-            raise ValueError(
-                f"the launcher asks for {name}, and the learner shares the weights out itself: "
-                f"launch without --use_{name.lower()} (and without it in the launcher's config "
-                "file), and set model.advanced.fsdp = true for FSDP2"
-            )
-    several = "MASTER_PORT" in environ and "ACCELERATE_MIXED_PRECISION" in environ
-    if several and not any(name in environ for name in SIZES):
-        raise ValueError(
-            "accelerate was asked for several processes and started one: on CPU it needs mpirun "
-            "for that (--mpirun_hostfile); torchrun --nproc_per_node N -m bestofk train ... does "
-            "without"
         )
 
 

