@@ -65,7 +65,7 @@ test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m gpu
 
 # The hosts' pins conflict with each other and with ours: each has an environment of its own, listed in full.
-$(VENV)-%/.ready: environments/%.txt
+$(VENV)-%/.ready: hosts/%.txt
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
 	$(VENV)-$*/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .

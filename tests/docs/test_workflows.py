@@ -78,7 +78,7 @@ def test_the_dockerfile_copies_what_the_package_is_built_from() -> None:
 
 
 @pytest.mark.parametrize(
-    "listed", sorted((ROOT / "environments").glob("*.txt")), ids=lambda path: path.stem
+    "listed", sorted((ROOT / "hosts").glob("*.txt")), ids=lambda path: path.stem
 )
 def test_environments_of_the_hosts_have_all_that_the_package_needs(listed: Path) -> None:
     """They are installed without looking for dependencies, so what is not listed is missing."""

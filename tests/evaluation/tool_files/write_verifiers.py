@@ -1,6 +1,6 @@
 """Write verifiers_traces.jsonl beside this script, with verifiers itself.
 
-    python tests/evaluation/tool_files/write_verifiers.py        # environments/verifiers.txt
+    python tests/evaluation/tool_files/write_verifiers.py
 
 Rollouts are made by hand, without a model; the file is what the package's own writer makes of them.
 """

@@ -1,4 +1,4 @@
-"""Environments of the hosts are lists of pins."""
+"""The Python environments of the hosts are lists of pins."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ ROOT = Path(__file__).parents[2]
 PIN = r"[\w.-]+==[\w.+]+(; platform_machine == \"x86_64\")?"
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "environments").glob("*.txt")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "hosts").glob("*.txt")), ids=lambda p: p.stem)
 def test_an_environment_is_a_list_of_pins(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) > 50
