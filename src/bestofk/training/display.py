@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from bestofk import metrics
 from bestofk.training.processes import Processes
-from bestofk.training.trackers import Tracker, start_trackers
+from bestofk.training.trackers import start_trackers
 
 
 class Display:
@@ -22,7 +22,7 @@ class Display:
 
     def __init__(self, processes: Processes, steps: int, k: int, evaluate_every: int = 0) -> None:
         self.processes, self.steps, self.k = processes, steps, k
-        self._pace, self.trackers = Pace(steps, evaluate_every), list[Tracker]()
+        self._pace, self.trackers = Pace(steps, evaluate_every), list[Any]()
 
     def start(self, title: str, notes: list[str], config: Mapping[str, Any]) -> None:
         self._pace.start(time.monotonic())
