@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 
 from bestofk.messages import closest, did_you_mean, similar, unknown
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+"""More than ten million prompts, samples or tokens are a slip of the keyboard."""
 NaturalNumber = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]

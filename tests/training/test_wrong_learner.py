@@ -219,9 +219,12 @@ def test_the_prompts_of_every_step_and_of_the_evaluation_are_counted(recipe, tmp
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--sampling.samples-per-prompt", "1000000000000"], "lower sampling.samples_per_prompt"),
-        (["--sampling.max-new-tokens", "1000000000000"], "lower sampling.max_new_tokens"),
-        (["--evaluation.samples-per-prompt", "1000000000000"], "evaluation.samples_per_prompt"),
+        (
+            ["--sampling.samples-per-prompt", "1000000000000"],
+            "sampling.samples_per_prompt is at most 1e+07",
+        ),
+        (["--sampling.max-new-tokens", "1000000000000"], "sampling.max_new_tokens is at most"),
+        (["--evaluation.samples-per-prompt", "1000000000000"], "evaluation.samples_per_prompt is"),
         (["--objective-options.truncate", "0"], "truncate is above 0 in training, got 0"),
         (["--objective-options.truncate=-0.5"], "truncate is above 0 in training, got -0.5"),
         (["--model.path", "no-such-owner/no-such-model"], "cannot be reached"),

@@ -1,14 +1,11 @@
-"""What stops a run: settings that cannot work together, before a model is loaded; weights and
-logits that are not finite."""
+"""Settings that cannot work together stop a run before a model is loaded; some get a note."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from bestofk.config import Config, EvaluationSection, differences, leaves
 from bestofk.learning.settings import usual_rate
@@ -33,98 +30,127 @@ def check(config: Config) -> Objective:
     best_metric(config.evaluation, objective)
     if config.sampling.server:
         local(config.sampling.server)
-    rules = _sections(config) | _batches(config, objective) | _ratios(config, objective)
-    for sentence, is_broken in rules.items():
-        if is_broken:
-            raise ValueError(sentence)
+    _check_sections(config)
+    _check_batches(config, objective)
+    _check_ratios(config, objective)
     return objective
 
 
-def _sections(config: Config) -> dict[str, Any]:
-    """What settings of a section need of each other: sentence → whether it is broken."""
-    model, sampling, sets = config.model, config.sampling, config.evaluation.sets
-    zone, limit = config.task.advanced.overlong_tokens, sampling.max_new_tokens
-    secret = next(
-        (
-            name
-            for name, value in leaves(config)
-            if SECRET.search(name.rpartition(".")[2]) and isinstance(value, str)
-        ),
-        "",
+def _check_sections(config: Config) -> None:
+    """What settings of a section need of each other."""
+    model, sampling = config.model, config.sampling
+    options, zone, limit = (
+        model.advanced,
+        config.task.advanced.overlong_tokens,
+        sampling.max_new_tokens,
     )
-    return {
-        f"{secret} looks like a secret, and a config is kept in the run's folder: put it into the "
-        "environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)": secret,
-        "model.advanced.lora_alpha, lora_targets and lora_nf4 belong to LoRA, and model.lora_rank "
-        "= 0 trains every weight: set model.lora_rank, for example 16":
-            not model.lora_rank and (model.advanced.lora_alpha or model.advanced.lora_targets
-                                     or model.advanced.lora_nf4),
-        "model.advanced.lora_nf4 holds the weights in 4 bits, which model.advanced.fsdp cannot "
-        "share out over processes: leave one of them out":
-            model.advanced.lora_nf4 and model.advanced.fsdp,
-        "sampling.temperature is above 0 in training, got 0": not sampling.temperature,
-        f"sampling.server is for sampling.engine = 'vllm', got {sampling.engine!r}":
-            sampling.engine != "vllm" and sampling.server,
-        "sampling.engine = 'vllm' draws from a server that you start: set sampling.server, for "
-        "example 'http://127.0.0.1:8000'; --dry-run prints the command that starts it":
-            sampling.engine == "vllm" and not sampling.server,
-        f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "
-        f"{limit}, so it cannot be longer: every completion would be penalised; lower it":
-            zone > limit,
-    } | {
-        "evaluation.sets names folders and metrics, by letters, digits, - and _ (and not final), "
-        f"got {name!r}": not re.fullmatch(r"[\w.-]+", name) or name == "final"
-        for name in sets
-    } | {
-        f"evaluation.sets.{name} is a task (bestofk tasks lists them) or, where task.name = "
-        f"'dataset', a source of rows like task.options.test; got {source!r}":
-            not isinstance(source, str) or (source not in TASKS and config.task.name != "dataset")
-        for name, source in sets.items()
-    }  # fmt: skip
+    for name, value in leaves(config):
+        if SECRET.search(name.rpartition(".")[2]) and isinstance(value, str):
+            raise ValueError(
+                f"{name} looks like a secret, and a config is kept in the run's folder: put it "
+                "into the environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)"
+            )
+    if not model.lora_rank and (options.lora_alpha or options.lora_targets or options.lora_nf4):
+        raise ValueError(
+            "model.advanced.lora_alpha, lora_targets and lora_nf4 belong to LoRA, and "
+            "model.lora_rank = 0 trains every weight: set model.lora_rank, for example 16"
+        )
+    if options.lora_nf4 and options.fsdp:
+        raise ValueError(
+            "model.advanced.lora_nf4 holds the weights in 4 bits, which model.advanced.fsdp cannot "
+            "share out over processes: leave one of them out"
+        )
+    if not sampling.temperature:
+        raise ValueError("sampling.temperature is above 0 in training, got 0")
+    if sampling.server and sampling.engine != "vllm":
+        raise ValueError(
+            f"sampling.server is for sampling.engine = 'vllm', got {sampling.engine!r}"
+        )
+    if sampling.engine == "vllm" and not sampling.server:
+        raise ValueError(
+            "sampling.engine = 'vllm' draws from a server that you start: set sampling.server, for "
+            "example 'http://127.0.0.1:8000'; --dry-run prints the command that starts it"
+        )
+    if zone > limit:
+        raise ValueError(
+            f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "
+            f"{limit}, so it cannot be longer: every completion would be penalised; lower it"
+        )
+    for name, source in config.evaluation.sets.items():
+        if not re.fullmatch(r"[\w.-]+", name) or name == "final":
+            raise ValueError(
+                "evaluation.sets names folders and metrics, by letters, digits, - and _ (and not "
+                f"final), got {name!r}"
+            )
+        if not isinstance(source, str) or (source not in TASKS and config.task.name != "dataset"):
+            raise ValueError(
+                f"evaluation.sets.{name} is a task (bestofk tasks lists them) or, where task.name "
+                f"= 'dataset', a source of rows like task.options.test; got {source!r}"
+            )
 
 
-def _batches(config: Config, objective: Objective) -> dict[str, Any]:
-    """What the batches of a run need: sentence → whether it is broken."""
+def _check_batches(config: Config, objective: Objective) -> None:
+    """What the batches of a run need."""
     off, refill = config.off_policy, config.sampling.refill
     prompts = config.sampling.prompts_per_step
-    return {
-        f"off_policy.mini_batches are of equal size and whole groups: {off.mini_batches} does not "
-        f"divide sampling.prompts_per_step = {prompts}": prompts % off.mini_batches,
-        f"objective {objective.text} ranks the whole batch by entropy before a group has weights, "
-        f"so groups cannot be refilled: set sampling.refill = 0, got {refill}":
-            refill and "entropy" in objective.needs,
-        f"off_policy.ahead = {off.ahead} fixes the prompts of a batch before the batches in front "
-        "of it are judged, and sampling.refill takes more prompts by their verdicts: set "
-        f"sampling.refill = 0, got {refill}": refill and off.ahead,
-        f"off_policy.ahead = {off.ahead} with sampling.server draws while the learner works, so "
-        "ratios are measured against the server's log-probs: set off_policy.correct_sampler = true":
-            config.sampling.server and off.ahead and not off.correct_sampler,
-    }  # fmt: skip
+    if prompts % off.mini_batches:
+        raise ValueError(
+            f"off_policy.mini_batches are of equal size and whole groups: {off.mini_batches} does "
+            f"not divide sampling.prompts_per_step = {prompts}"
+        )
+    if refill and "entropy" in objective.needs:
+        raise ValueError(
+            f"objective {objective.text} ranks the whole batch by entropy before a group has "
+            f"weights, so groups cannot be refilled: set sampling.refill = 0, got {refill}"
+        )
+    if refill and off.ahead:
+        raise ValueError(
+            f"off_policy.ahead = {off.ahead} fixes the prompts of a batch before the batches in "
+            "front of it are judged, and sampling.refill takes more prompts by their verdicts: set "
+            f"sampling.refill = 0, got {refill}"
+        )
+    if config.sampling.server and off.ahead and not off.correct_sampler:
+        raise ValueError(
+            f"off_policy.ahead = {off.ahead} with sampling.server draws while the learner works, "
+            "so ratios are measured against the server's log-probs: set off_policy.correct_sampler "
+            "= true"
+        )
 
 
-def _ratios(config: Config, objective: Objective) -> dict[str, Any]:
-    """What the loss and the objective need of the samples: sentence → whether it is broken."""
+def _check_ratios(config: Config, objective: Objective) -> None:
+    """What the loss and the objective need of the samples."""
     loss, off, sampling = config.loss, config.off_policy, config.sampling
     exact, form, truncate = loss.name == "exact", objective.off_policy, objective.truncate
     truncated = sampling.top_p < 1 or sampling.top_k > 0
-    drawn = f"top_p = {sampling.top_p:g}, top_k = {sampling.top_k}"
+    distribution = f"top_p = {sampling.top_p:g}, top_k = {sampling.top_k}"
     uses_ratios = off.inner_steps > 1 or off.correct_sampler or off.ahead > 0
-    return {
-        f"the exact loss assumes samples from the whole distribution, got {drawn}: leave both out, "
-        "or use the clipped loss with off_policy.correct_sampler = true": exact and truncated,
-        f"objective {objective.text} has no exact off-policy form, and off_policy sets "
-        f"{off.inner_steps} optimiser steps per batch, {off.ahead} batches ahead: use loss.name = "
-        "'clipped', one step per batch and ahead = 0, or max@k, pass@k or mean":
-            exact and uses_ratios and form != "none" and not objective.takes_log_ratio,
-        f"the {loss.name} loss has its own ratios and takes on-policy weights, got "
-        f"objective_options.off_policy = {form!r}: the two are never mixed; use loss.name = "
-        "'exact'": not exact and form != "none",
-        f"{drawn} change the sampling distribution, and the learner assumes they do not: set "
-        "off_policy.correct_sampler = true": not exact and truncated and not off.correct_sampler,
-        f"objective_options.truncate is above 0 in training, got {truncate}: it is the largest "
-        "log-ratio, and at 0 or below it also changes samples whose probability did not":
-            truncate is not None and truncate <= 0,
-    }  # fmt: skip
+    if exact and truncated:
+        raise ValueError(
+            f"the exact loss assumes samples from the whole distribution, got {distribution}: "
+            "leave both out, or use the clipped loss with off_policy.correct_sampler = true"
+        )
+    if exact and uses_ratios and form != "none" and not objective.takes_log_ratio:
+        raise ValueError(
+            f"objective {objective.text} has no exact off-policy form, and off_policy sets "
+            f"{off.inner_steps} optimiser steps per batch, {off.ahead} batches ahead: use "
+            "loss.name = 'clipped', one step per batch and ahead = 0, or max@k, pass@k or mean"
+        )
+    if not exact and form != "none":
+        raise ValueError(
+            f"the {loss.name} loss has its own ratios and takes on-policy weights, got "
+            f"objective_options.off_policy = {form!r}: the two are never mixed; use loss.name = "
+            "'exact'"
+        )
+    if not exact and truncated and not off.correct_sampler:
+        raise ValueError(
+            f"{distribution} change the sampling distribution, and the learner assumes they do "
+            "not: set off_policy.correct_sampler = true"
+        )
+    if truncate is not None and truncate <= 0:
+        raise ValueError(
+            f"objective_options.truncate is above 0 in training, got {truncate}: it is the largest "
+            "log-ratio, and at 0 or below it also changes samples whose probability did not"
+        )
 
 
 def check_installed(config: Config) -> None:
@@ -137,32 +163,6 @@ def check_installed(config: Config) -> None:
     for name in config.run.trackers:
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"run.trackers names {name}: pip install 'bestofk[{name}]'")
-
-
-def machine_bytes() -> float:
-    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-
-
-HOST_BYTES = 17
-"""For a sampled token: its random number, its id, its log-prob, and whether it is the policy's."""
-
-
-def too_many_tokens(config: Config) -> list[str]:
-    """A sentence for a step, or an evaluation, whose tokens do not fit into this machine: it would
-    be killed without a word."""
-    step, shown, length = config.sampling, config.evaluation, config.sampling.max_new_tokens
-    drawn = {
-        "sampling.": (step.prompts_per_step, step.samples_per_prompt),
-        "evaluation.": (shown.prompts if shown.every else 0, shown.samples_per_prompt),
-    }
-    return [
-        f"{prompts:,} prompts × {samples:,} samples × {length:,} tokens take about "
-        f"{prompts * samples * length * HOST_BYTES / 2**30:,.0f} GiB of memory, more than this "
-        "machine has: lower "
-        + (f"{section}samples_per_prompt" if samples > length else "sampling.max_new_tokens")
-        for section, (prompts, samples) in drawn.items()
-        if prompts * samples * length * HOST_BYTES > machine_bytes()
-    ]
 
 
 def make_objective(config: Config) -> Objective:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +16,6 @@ from bestofk.training.checks import (
     cautions,
     check,
     claim_of_run,
-    machine_bytes,
-    too_many_tokens,
 )
 from bestofk.training.footprint import GIB, PROMPT, footprint
 
@@ -32,7 +31,7 @@ def dry_run(config: Config, *, everything: bool = False) -> str:
     """
     objective, (shape, unread) = check(config), shape_of(config)
     weights = shape.get("parameters")
-    notes = [*cautions(config, objective, weights=weights), *too_many_tokens(config)]
+    notes = cautions(config, objective, weights=weights)
     return "\n".join(
         [
             to_toml(config) if everything else differing(config),
@@ -147,7 +146,10 @@ def memory_lines(config: Config, shape: Mapping[str, Any]) -> list[str]:
     card, where = device_of(config.model.device)
     prompt = prompt_tokens(config) if "hidden" in shape else None
     need = footprint(config, shape, card=card, prompt=prompt or PROMPT)
-    total, have = sum(need.values()), card or machine_bytes()
+    total, have = (
+        sum(need.values()),
+        card or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items() if size)
     split = (
         "; FSDP2 shares weights, gradients, optimiser and reference out over the processes, and "

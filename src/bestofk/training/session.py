@@ -23,7 +23,6 @@ from bestofk.training.checks import (
     cautions,
     check,
     check_installed,
-    too_many_tokens,
 )
 from bestofk.training.context import StepContext, memory_named
 from bestofk.training.display import Display
@@ -212,8 +211,6 @@ def open_session(
     """Set a run up, or put it back where it stopped; at the end save the final model."""
     objective = check(config)
     check_installed(config)
-    for sentence in too_many_tokens(config):
-        raise ValueError(sentence)
     processes = Processes(device=config.model.device)
     if not resume:
         config = with_usual(config)
