@@ -15,12 +15,16 @@ from bestofk.messages import unknown
 
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
+Ending: TypeAlias = Literal["answer", "environment", "turns", "turn_tokens", "length", "broken"]
+"""Why a trajectory with an environment ended: the model called no tool; the environment ended it;
+the limit of turns, of one turn's tokens, of all tokens; or the environment could not be reset."""
 
 Status: TypeAlias = Literal[
     "correct", "incorrect", "partial", "unparsed", "timeout", "memory", "crashed", "unscored"
 ]
 STATUSES: tuple[str, ...] = get_args(Status)
 FinishReason: TypeAlias = Literal["stop", "length"]
+ENDINGS: tuple[str, ...] = get_args(Ending)
 
 
 def reaches(rewards: Any, threshold: float) -> Any:
@@ -66,6 +70,22 @@ _ALL = np.broadcast_to(np.True_, 2**40)
 """Of one byte: what is `own` where the policy drew every token."""
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """What happened between the policy and the environment of a trajectory."""
+
+    messages: tuple[Message, ...]
+    """After the prompt, in order."""
+    ended_by: Ending
+    turns: int
+    """Messages of the policy."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+    """Calls that could not be read, failed or took too long: the policy was told."""
+    verdict: Verdict | None = None
+    """The environment's own, where it gives rewards."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Trajectory:
     """One sample of a prompt: all that follows it, drawn by the policy or by its environment.
@@ -85,7 +105,10 @@ class Trajectory:
     """(T,) float32: the sampler's log-probability of each token, 0 where it is not own; empty where
     the sampler reported none."""
     text: str = ""
+    """What the policy wrote; with an environment, its last message."""
     finish_reason: FinishReason = "stop"
+    conversation: Conversation | None = None
+    """What happened with its environment, where there was one."""
 
     def __post_init__(self) -> None:
         tokens, log_probs = np.array(self.tokens, np.int32), np.array(self.log_probs, np.float32)
@@ -123,7 +146,8 @@ class Trajectory:
 
     def _values(self) -> tuple[Any, ...]:
         arrays = (self.tokens, self.own, self.log_probs)
-        return (self.text, self.finish_reason, *(array.tobytes() for array in arrays))
+        rest = (self.text, self.finish_reason, repr(self.conversation))
+        return (*rest, *(array.tobytes() for array in arrays))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Trajectory) and self._values() == other._values()

@@ -72,26 +72,35 @@ class ModelSampler:
         """Of `WAYS`; chosen at the first call."""
         self._accepted = inspect.signature(base_model(model).forward).parameters
 
-    @torch.no_grad()
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
-        longest = max(map(len, encoded), default=0) + sampling.max_new_tokens
-        at_once = max(1, self._rows_at_once(longest) // sampling.n)
         groups: dict[int, Group] = {}
-        with self._ready():
-            if self.way is None and encoded:
-                self.way = self._right_way(max(encoded, key=len))
-            for chosen in self._turns(encoded, at_once):
-                rows = self._decode([encoded[p] for p in chosen], draws[chosen], sampling)
-                for at, p in enumerate(chosen):
-                    own = rows[at * sampling.n : (at + 1) * sampling.n]
-                    done = (
-                        trajectory(*row, self.tokenizer, self.ends, sampling.stop) for row in own
-                    )
-                    groups[p] = Group(prompts[p], tuple(done), encoded[p], sampling.temperature)
+        for p, rows in self.continue_from(encoded, draws, sampling):
+            done = (trajectory(*row, self.tokenizer, self.ends, sampling.stop) for row in rows)
+            groups[p] = Group(prompts[p], tuple(done), encoded[p], sampling.temperature)
         return [groups[p] for p in range(len(prompts))]
+
+    @torch.no_grad()
+    def continue_from(
+        self, texts: Sequence[tuple[int, ...]], draws: np.ndarray, sampling: Sampling
+    ) -> Iterator[tuple[int, list[tuple[np.ndarray, np.ndarray]]]]:
+        """The place of each text (in any order), and tokens and log-probs of its n continuations.
+
+        Args:
+            texts: token ids.
+            draws: (texts, n, max_new_tokens) in [0, 1); fixes every token.
+        """
+        longest = max(map(len, texts), default=0) + sampling.max_new_tokens
+        at_once = max(1, self._rows_at_once(longest) // sampling.n)
+        with self._ready():
+            if self.way is None and texts:
+                self.way = self._right_way(max(texts, key=len))
+            for chosen in self._turns(texts, at_once):
+                rows = self._decode([texts[p] for p in chosen], draws[chosen], sampling)
+                for at, p in enumerate(chosen):
+                    yield p, rows[at * sampling.n : (at + 1) * sampling.n]
 
     def _turns(self, encoded: Sequence[tuple[int, ...]], at_once: int) -> Iterator[list[int]]:
         """Prompts that are decoded together. Those of one length need no padding and no mask."""
@@ -129,7 +138,7 @@ class ModelSampler:
                     warnings.warn(
                         f"{name} cannot be decoded with transformers' key-value cache: every token "
                         "is computed by a pass over the whole text, which is slower",
-                        stacklevel=4,
+                        stacklevel=5,
                     )
                 return self.way
         raise ValueError(

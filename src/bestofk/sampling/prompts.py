@@ -12,8 +12,10 @@ import numpy as np
 from bestofk.types import Prompt
 
 
-def encode(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
+def encode(tokenizer: Any, prompt: Prompt, tools: Sequence[Any] = ()) -> tuple[int, ...]:
     """The ids a model sees: chat messages through the chat template, text as it is.
+
+    The template also shows the schemas of `tools`.
 
     Text keeps the special tokens its tokenizer adds in front (a beginning-of-sequence token), and
     loses an end-of-sequence token that some add behind: the completion goes on from there.
@@ -33,6 +35,7 @@ def encode(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
         begun = messages[-1]["role"] == "assistant"  # a prefill: the completion continues it
         ids = tokenizer.apply_chat_template(
             messages,
+            tools=list(tools) or None,
             add_generation_prompt=not begun,
             continue_final_message=begun,
             tokenize=True,
