@@ -67,8 +67,8 @@ def measured(make: Any, shape: str, *, profiled: bool = True, **settings: Any) -
     result: dict[str, Any] = {
         "shape": shape, "seconds": again,
         "row_tokens_per_s": count * n * (length + new) / min(again),
-        "first_s": first, "second_s": second, "layout": learner.layout,
-        "micro_batches": stats["micro_batches"], "budget": learner.budget,
+        "first_s": first, "second_s": second, "layout": learner.batching.layout,
+        "micro_batches": stats["micro_batches"], "budget": learner.batching.budget,
         **peaks(),
         "tflops_on_packed": 6 * parameters * packed / min(again) / 1e12,
         "score_s": min(seconds(lambda: learner.log_probs(groups), 2)),

@@ -90,7 +90,7 @@ def measured(
         "sampler_gap_max": gaps[-1][1],
         "sampler": sampler.stats,
         "micro_batches": stats["micro_batches"],
-        "budget": learner.budget,
+        "budget": learner.batching.budget,
         "layers": sampler.about["layers"],
         **peaks(),
     }

@@ -35,6 +35,18 @@ class Precision:
         kind: torch.dtype = getattr(torch, self.weights)
         return kind
 
+    def autocast(self, device: str, *, cached: bool = True) -> torch.autocast:
+        """While inside, products on the device ("cpu", "cuda") are computed in it.
+
+        Args:
+            cached: casts of weights are kept until the end.
+        """
+        import torch
+
+        return torch.autocast(
+            device, dtype=torch.bfloat16, enabled=self.reduced, cache_enabled=cached
+        )
+
 
 PRECISIONS = {
     "fp32": Precision("fp32", "float32", "float32"),

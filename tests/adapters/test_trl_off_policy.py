@@ -43,7 +43,7 @@ def replay(rows, objective, steps, per_step, *, n=8, lr=0.0005, live=None, **nam
     """
     policy = load("tiny-countdown")
     learner = Learner(policy.model, optimizer=Optimizer(learning_rate=lr, max_grad_norm=0.0))
-    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=lr)
+    learner.update.optimizer = torch.optim.SGD(policy.model.parameters(), lr=lr)
     values = [math.nan if reward is None else reward for *_, reward in rows]
     rewards = np.array(values).reshape(-1, n)
     groups = groups_of(rows, n)

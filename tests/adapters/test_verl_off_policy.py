@@ -105,7 +105,7 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
 
     model = load("tiny-maze").model
     learner = Learner(model, optimizer=Optimizer(learning_rate=LR, max_grad_norm=0.0))
-    learner.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    learner.update.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     old = learner.sequence_log_probs(groups)
     corrected = options.pop("correct_sampler", False)
     if corrected:

@@ -151,7 +151,7 @@ def our_update(groups, weights, live=None):
     policy = load("tiny-countdown")
     before = weights_of(policy.model)
     learner = Learner(policy.model, optimizer=Optimizer(learning_rate=1.0, max_grad_norm=0.0))
-    learner.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    learner.update.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
     learner.step(groups, weights, live=live)
     return {name: value - before[name] for name, value in weights_of(policy.model).items()}
 

@@ -66,8 +66,8 @@ def as_on_gpu(model: Any, **settings: Any) -> Learner:
         optimizer=Optimizer(learning_rate=1e-3),
         **settings,
     )
-    learner._flat = True
-    learner._scorer.fused = learner._scorer.can_fuse
+    learner.batching.flat = True
+    learner.passes.scorer.fused = learner.passes.scorer.can_fuse
     return learner
 
 
@@ -132,7 +132,7 @@ from bestofk.learning import Learner
 
 torch.set_num_threads(1)
 learner = Learner(fixed(llama), compiled=True, tokens_per_micro_batch=60)
-learner._flat = True
+learner.batching.flat = True
 seed = int(sys.argv[1])
 learner.step(random_groups(4, 3, seed=seed), np.random.default_rng(seed).normal(size=(4, 3)))
 print(json.dumps({kind: dict(counters[kind]) for kind in ("aot_autograd", "inductor")}))

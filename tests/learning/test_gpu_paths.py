@@ -22,8 +22,8 @@ from policies import fixed, llama, qwen3, random_groups
 def as_on_gpu(model: Any, **settings: Any) -> Learner:
     """A learner with the head and the attention that a GPU in bf16 gets."""
     learner = Learner(model, logits_at_once=60 * 7, **settings)
-    learner._flat = True
-    learner._scorer.fused = learner._scorer.can_fuse
+    learner.batching.flat = True
+    learner.passes.scorer.fused = learner.passes.scorer.can_fuse
     return learner
 
 

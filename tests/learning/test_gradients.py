@@ -34,7 +34,7 @@ def gradient(learner: Learner, step: Callable[[], object]) -> np.ndarray:
         assert parameter.grad is not None
         seen.append(parameter.grad.double().numpy().copy())
 
-    handle = learner.optimizer.register_step_pre_hook(look)
+    handle = learner.update.optimizer.register_step_pre_hook(look)
     step()
     handle.remove()
     (only,) = seen

@@ -51,10 +51,10 @@ def test_rows_are_padded_from_now_on_where_packing_changes_the_log_probs() -> No
     groups = random_groups(3, 3)
     expected = Learner(fixed(broken), layout="padded").log_probs(groups).log_prob
     learner = Learner(fixed(broken))
-    assert learner.layout == "packed"  # nothing has been seen yet
+    assert learner.batching.layout == "packed"  # nothing has been seen yet
     with pytest.warns(UserWarning, match=r"packed rows of LlamaForCausalLM .* padded from now on"):
         found = learner.log_probs(groups)
-    assert learner.layout == "padded"
+    assert learner.batching.layout == "padded"
     np.testing.assert_allclose(found.log_prob, expected, atol=1e-4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

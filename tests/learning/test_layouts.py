@@ -47,7 +47,7 @@ def test_every_layout_gives_the_log_probs_of_a_plain_forward_pass(
         wanted = naive(model, groups, temperature=0.7)
     learner = Learner(model, layout=layout, tokens_per_micro_batch=budget, temperature=0.7)
     chosen = "padded" if name == "gemma2" else "packed"
-    assert learner.layout == (chosen if layout == "auto" else layout)
+    assert learner.batching.layout == (chosen if layout == "auto" else layout)
     found = [row for one in learner.log_probs(groups).tokens for row in one]
     for row, expected in zip(found, wanted, strict=True):
         np.testing.assert_allclose(row, expected.numpy(), atol=2e-5)
@@ -59,7 +59,7 @@ def gradients(learner: Learner, groups: Sequence[Group], weights: np.ndarray) ->
     def look(*_: object) -> None:
         seen.extend(p.grad.numpy().copy() for p in learner.model.parameters() if p.grad is not None)
 
-    learner.optimizer.register_step_pre_hook(look)
+    learner.update.optimizer.register_step_pre_hook(look)
     learner.step(groups, weights)
     return seen
 
@@ -120,7 +120,7 @@ def test_lora_has_the_gradient_of_plain_peft() -> None:
             logits_at_once=60 * 7,
         )
         found = gradients(learner, groups, weights)
-        assert learner.layout == "packed"
+        assert learner.batching.layout == "packed"
         assert {each.dtype for each in found} == {np.dtype("float32")}
         scale = max(float(g.abs().max()) for g in wanted)
         for mine, expected in zip(found, wanted, strict=True):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bestofk
 from bestofk import precision
 from bestofk.learning import Learner, Loss, NonFinite, Optimizer
-from bestofk.learning import learner as learner_module
+from bestofk.learning import batching as batching_module
 from bestofk.models.load import Lora, load, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
@@ -71,13 +71,13 @@ def test_the_check_of_the_first_batch_takes_few_logits_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever a step may take: it computes in float32, beside all that a GPU holds already."""
-    monkeypatch.setattr(learner_module, "CHUNK", 2**14)
+    monkeypatch.setattr(batching_module, "CHUNK", 2**14)
     learner = Learner(fixed(lambda: llama(vocab_size=8192, num_hidden_layers=1)))
     rows = [[2 + (7 * i + t) % 8190 for t in range(64)] for i in range(8)]
     with Largest() as seen:
-        learner._probe([group([2, 3], rows)])
+        learner.batching.compare_layouts([group([2, 3], rows)], learner.passes)
     assert seen.elements <= 32 * 8192
-    assert learner._scorer.chunk > 2**14  # and steps have theirs
+    assert learner.passes.scorer.chunk > 2**14  # and steps have theirs
 
 
 def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
@@ -138,7 +138,7 @@ def test_the_gradient_is_clipped_to_its_norm() -> None:
             ]
             norms.append(float(torch.stack(squares).sum().sqrt()))
 
-        learner.optimizer.register_step_pre_hook(look)
+        learner.update.optimizer.register_step_pre_hook(look)
         stats = learner.step(groups, weights)
     assert norms[0] == pytest.approx(stats["grad_norm"], rel=1e-5)
     assert norms[1] == pytest.approx(0.5, rel=1e-4)
@@ -158,7 +158,7 @@ def test_only_adapters_learn_and_the_reference_is_the_model_without_them() -> No
     weights = np.random.default_rng(0).normal(size=(3, 4))
     model = with_adapters(fixed(qwen3), Lora(rank=4))
     learner = Learner(model, optimizer=Optimizer(learning_rate=1e-2))
-    assert learner.layout == "packed"
+    assert learner.batching.layout == "packed"
     start = learner.sequence_log_probs(groups)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     for _ in range(3):
@@ -321,7 +321,7 @@ def test_a_full_gpu_is_given_smaller_micro_batches_and_the_step_is_the_same(
             Card(learner.model, 512, after)
             with pytest.warns(UserWarning, match="have 512 tokens at most"):
                 stats.append(learner.step(groups, weights))
-            assert learner.budget == 512
+            assert learner.batching.budget == 512
         else:
             stats.append(learner.step(groups, weights))
         ends.append(torch.cat([p.detach().flatten() for p in learner.model.parameters()]))

@@ -27,7 +27,7 @@ def gradient(learner: Learner, groups: list, weights: np.ndarray, **given: objec
         grads = (p.grad for p in learner.model.parameters())
         seen.extend(grad.flatten().clone() for grad in grads if grad is not None)
 
-    hook = learner.optimizer.register_step_pre_hook(look)
+    hook = learner.update.optimizer.register_step_pre_hook(look)
     learner.step(groups, weights, **given)  # type: ignore[arg-type]
     hook.remove()
     return torch.cat(seen)
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_float32_up_to_bf16(
         old, reference = learner.log_probs(groups), learner.log_probs(groups, reference=True)
         given = {"loss": losses[loss], "old": old, "reference": reference}
         found[name] = gradient(learner, groups, weights, **given)
-        assert learner.layout == ("padded" if options["layout"] == "padded" else "packed")
+        assert learner.batching.layout == ("padded" if options["layout"] == "padded" else "packed")
 
     def off(name: str) -> float:
         return float((found[name] - found["reference"]).norm() / found["reference"].norm())
@@ -182,5 +182,5 @@ def test_a_step_that_does_not_fit_is_taken_in_smaller_micro_batches() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert learner.steps == 1
-    assert 1_024 <= learner.budget < 32_768
+    assert 1_024 <= learner.batching.budget < 32_768
     assert stats["micro_batches"] > 1

@@ -327,7 +327,7 @@ def test_in_bfloat16_sampler_and_learner_are_nearer_to_each_other_than_to_float3
         PROMPTS, seed=1, sampling=sampling
     )
     learner = Learner(model, precision="bf16", layout="padded")
-    learner._scorer.fused = learner._scorer.can_fuse  # float32 logits, as on a GPU
+    learner.passes.scorer.fused = learner.passes.scorer.can_fuse  # float32 logits, as on a GPU
     learned = np.concatenate(sum(learner.log_probs(groups).tokens, ()))
     exact = Learner(fixed(lambda: family(name)), layout="padded").log_probs(groups)
     noise = np.abs(learned - np.concatenate(sum(exact.tokens, ()))).mean()

@@ -177,6 +177,6 @@ def test_a_learning_rate_that_nobody_stated_follows_the_size_of_the_model(tmp_pa
         assert stated.optimizer.learning_rate == 0.5
         assert f"learning rate: {rate:g}, by the model's size" in dry_run(config)
     model = load("tiny-countdown").model
-    assert Learner(model).settings.learning_rate == 1e-4
+    assert Learner(model).update.settings.learning_rate == 1e-4
     lora = with_adapters(model, Lora(rank=4))
-    assert Learner(lora).settings.learning_rate == pytest.approx(1e-3)
+    assert Learner(lora).update.settings.learning_rate == pytest.approx(1e-3)

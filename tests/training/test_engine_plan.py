@@ -15,7 +15,6 @@ from bestofk.sampling import Sampling
 from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.training import display
-from bestofk.training.processes import backends
 from bestofk.training.resume import keep_plan, take_plan
 from bestofk.types import Prompt
 from policies import fixed, letters, llama
@@ -72,15 +71,6 @@ def test_processes_on_one_card_share_its_memory(monkeypatch: pytest.MonkeyPatch)
     alone = GroupSampler(model, tokenizer)._total(engine_model) + held
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert GroupSampler(model, tokenizer)._total(engine_model) + held == alone / 4
-
-
-def test_processes_that_share_a_card_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL does not take two processes on one GPU."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert backends("cuda") == []
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert [each.backend for each in backends("cuda")] == ["gloo"]
-    assert backends("cpu") == []
 
 
 def test_a_long_first_phase_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

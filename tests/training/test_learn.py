@@ -166,7 +166,7 @@ def test_on_policy_nothing_is_scored_twice_and_the_sampler_is_measured_all_the_s
     learner = Learner(model, optimizer=Optimizer(learning_rate=1e-3))
     learner.log_probs(batch(0).groups)  # the first batch is also scored in the other layout
     passes = []
-    learner.scorer.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    learner.passes.wrapped.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     true = batch(0)
     _, stats = learn(learner, goal, true, Alone(), progress=0, seed=(0,), **ON_POLICY)
     assert 0 <= stats["sampler_gap_mean"] <= stats["sampler_gap_max"] < 1e-4

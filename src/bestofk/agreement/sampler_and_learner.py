@@ -99,11 +99,11 @@ class Agreement:
             return (
                 f"{model} gives other log-probs each time it is asked: its forward pass is random"
             )
-        layout, learner.layout = learner.layout, "single"
+        layout, learner.batching.layout = learner.batching.layout, "single"
         try:
             alone = self.gap(groups)
         finally:
-            learner.layout = layout
+            learner.batching.layout = layout
         if layout != "single" and alone <= self.limit:
             return (
                 f"the learner's {layout} layout: completions scored one by one agree with the "

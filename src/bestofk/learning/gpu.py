@@ -14,6 +14,7 @@ from bestofk.learning.attention import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
 from bestofk.model_facts import base_model, config_value
+from bestofk.precision import Precision
 from bestofk.types import Group
 
 LOGITS = 2**28
@@ -36,7 +37,7 @@ class GpuSettings:
     compiled: bool = False
 
 
-def settings(model: Any, precision: str, *, checkpointing: bool) -> GpuSettings:
+def settings(model: Any, precision: Precision, *, checkpointing: bool) -> GpuSettings:
     """For a model where it is; on CPU nothing changes."""
     base = base_model(model)
     parameter = next(base.parameters())
@@ -47,13 +48,12 @@ def settings(model: Any, precision: str, *, checkpointing: bool) -> GpuSettings:
     heads = config_value(base.config, "num_attention_heads") or 1
     hidden = config_value(base.config, "hidden_size") or 0
     size = config_value(base.config, "head_dim") or hidden // heads
-    reduced = precision == "bf16"
     return GpuSettings(
         tokens=token_budget(base.config, model_bytes(model), total, checkpointing=checkpointing),
         logits=LOGITS,
         fused=True,
-        flat=reduced and fits(size, torch.bfloat16),
-        compiled=reduced and count >= WORTH,
+        flat=precision.reduced and fits(size, precision.dtype),
+        compiled=precision.reduced and count >= WORTH,
     )
 
 

@@ -1,26 +1,24 @@
-"""The learner: a model and its optimiser. Log-probs of groups, and steps on them."""
+"""The learner: log-probs of groups under a model, and optimiser steps on them."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from bestofk import metrics
-from bestofk.agreement.layouts import in_float32, layout_gap, probed
 from bestofk.agreement.log_prob_gaps import NO_GAP, gap_of_rows
 from bestofk.agreement.one_model import check_causal
-from bestofk.learning import distributed, gpu, prepare
-from bestofk.learning.layout import BUILD, Batch, Row, micro_batches
+from bestofk.learning import distributed, gpu
+from bestofk.learning.batching import LAYOUTS, Batching
+from bestofk.learning.layout import Batch
 from bestofk.learning.loss import (
     Rows,
     checked,
@@ -28,16 +26,15 @@ from bestofk.learning.loss import (
     rows_of,
     same_size,
     same_temperature,
+    shares,
 )
-from bestofk.learning.scorer import CHUNK, Scorer
-from bestofk.learning.settings import LogProbs, Loss, NonFinite, Optimizer, usual_rate
+from bestofk.learning.passes import Passes, reference_scorer, switch_off_dropout
+from bestofk.learning.scorer import Scorer
+from bestofk.learning.settings import LogProbs, Loss, Optimizer
+from bestofk.learning.update import Update, statistics
 from bestofk.messages import unknown
-from bestofk.precision import warn_where_bf16_is_slow
+from bestofk.precision import PRECISIONS, warn_where_bf16_is_slow
 from bestofk.types import Group
-
-T = TypeVar("T")
-LAYOUTS = ("auto", "packed", "padded", "single")
-PRECISIONS = ("fp32", "bf16")
 
 
 class Learner:
@@ -51,10 +48,12 @@ class Learner:
 
     model: PreTrainedModel
     """The model as given (not the wrapper for many processes)."""
-    policy: PreTrainedModel
-    """What to sample from and to save, inside `gathered`; the model itself unless it is sharded."""
-    steps: int
-    """Optimiser steps taken."""
+    batching: Batching
+    """Its layout, and the budget of its micro-batches."""
+    passes: Passes
+    """Its forward passes, in its precision."""
+    update: Update
+    """Its optimizer, the learning rate of every step, and the limit of the gradient."""
 
     def __init__(
         self,
@@ -101,57 +100,55 @@ class Learner:
         Raises:
             ValueError: an unknown setting, or a model that is not a decoder.
         """
-        for what, value, known in (
+        for setting, value, choices in (
             ("layout", layout, LAYOUTS),
             ("precision", precision, PRECISIONS),
         ):
-            if value not in known:
-                raise unknown(what, value, known)
+            if value not in choices:
+                raise unknown(setting, value, choices)
         if temperature <= 0.0:
             raise ValueError(f"the learner's temperature is above 0, got {temperature}")
-        if precision == "bf16":
+        numbers = PRECISIONS[precision]
+        if numbers.reduced:
             warn_where_bf16_is_slow(model)
-        self.model, self.steps = model, 0
-        self.settings = optimizer = optimizer or Optimizer()
-        if optimizer.learning_rate is None:
-            weights = sum(each.numel() for each in model.parameters())
-            rate = usual_rate(weights, adapters=hasattr(model, "disable_adapter"))
-            self.settings = optimizer.changed(learning_rate=rate)
-        self.total_steps, self.stop_grad_norm = total_steps, stop_grad_norm
-        self.max_new_tokens = max_new_tokens
-        self.settings.learning_rate_at(self.settings.warmup_steps, total_steps)
-        self.temperature, self.precision = temperature, precision
+        self.model, self.temperature, self.max_new_tokens = model, temperature, max_new_tokens
         self.checkpointing = gradient_checkpointing
-        prepare.switch_off_dropout(model)
+        switch_off_dropout(model)
         model.eval()
         check_causal(model)
-        self.requested_layout, self.layout = layout, prepare.choose_layout(model, layout)
-        self._probed = self.layout != "packed"
-        fast = gpu.settings(model, precision, checkpointing=gradient_checkpointing)
-        self.budget = tokens_per_micro_batch or fast.tokens
-        self.reduced = 0  # the budget, once the memory was full
+        fast = gpu.settings(model, numbers, checkpointing=gradient_checkpointing)
+        budget = tokens_per_micro_batch or fast.tokens
+        self.batching = Batching(model, layout, budget, flat=fast.flat)
         if gradient_checkpointing:
             renamed = getattr(model, "activation_checkpointing_enable", None)  # transformers 5.23
             (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
         scorer = Scorer(model, temperature, logits_at_once or fast.logits)
         scorer.fused = fast.fused and scorer.can_fuse and not sharded
-        self._flat = fast.flat
         if fast.compiled if compiled is None else compiled:
             gpu.compile_layers(model)
-        self.reference = prepare.reference_scorer(model, reference, scorer, self.layout)
-        self.scorer: nn.Module = scorer
-        self._scorer = scorer  # without the wrapper for many processes
-        self.policy = distributed.hollow(model) if sharded else model
-        if sharded:
-            for each in filter(None, (scorer, self.reference)):
-                distributed.share_out(each)
-        self.optimizer: torch.optim.Optimizer = prepare.adamw(model, self.settings)
-        if distributed.is_shared() and not sharded:
-            self.scorer = DistributedDataParallel(scorer)
+        frozen = reference and reference_scorer(reference, scorer, self.batching.layout)
+        self.passes = Passes(scorer, numbers, frozen, sharded=sharded)
+        self.update = Update(
+            model,
+            optimizer or Optimizer(),
+            total_steps=total_steps,
+            stop_grad_norm=stop_grad_norm,
+        )
+
+    @property
+    def policy(self) -> PreTrainedModel:
+        """What to sample from and to save, inside `gathered`; the model itself unless sharded."""
+        policy: PreTrainedModel = self.passes.policy
+        return policy
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps taken."""
+        return self.update.steps
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self.batching.device
 
     @torch.no_grad()
     def log_probs(self, groups: Sequence[Group], *, reference: bool = False) -> LogProbs:
@@ -161,7 +158,7 @@ class Learner:
         """
         same_size(groups)
         same_temperature(groups, self.temperature)
-        self._probe(groups)
+        self.batching.compare_layouts(groups, self.passes)
         rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.trajectories))]
         tokens = [[_EMPTY] * len(group.trajectories) for group in groups]
         entropies = [[_EMPTY] * len(group.trajectories) for group in groups]
@@ -169,16 +166,16 @@ class Learner:
 
         def scored() -> list[tuple[Batch, Tensor, Tensor]]:
             result = []
-            for chosen, real in self._cut(groups, rows):
-                batch = self._built(groups, chosen)
-                with self._autocast():
+            for part, real in self.batching.cut(groups, rows):
+                batch = self.batching.build(groups, part)
+                with self.passes.autocast():
                     log_prob, entropy = scorer(batch)
                 if real:
                     result.append((batch, log_prob, entropy))
             return result
 
-        with self._as_reference() if reference else nullcontext(self.scorer) as scorer:
-            result = self._in_parts_that_fit(scored)
+        with self.passes.scoring(reference=reference) as scorer:
+            result = self.batching.in_parts_that_fit(scored, self.update.forget)
         for batch, log_prob, entropy in result:
             pieces = zip(
                 batch.rows,
@@ -232,231 +229,79 @@ class Learner:
         loss = loss or Loss()
         weight, alive = checked(groups, weights, live, loss, old, reference)
         same_temperature(groups, self.temperature)
-        self._probe(groups)
-        share, whole = self._shares(groups, alive)
-        wanted = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
-        rows = [(int(p), int(i)) for p, i in np.argwhere(wanted)]
+        self.batching.compare_layouts(groups, self.passes)
+        share, whole_batch = shares(groups, alive)
+        entering = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
+        rows = [(int(p), int(i)) for p, i in np.argwhere(entering)]
         self.model.train(self.checkpointing)
 
         def accumulated() -> list[tuple[dict[str, Tensor], bool]]:
-            seen = []
-            cut = self._cut(groups, rows)
-            for at, (chosen, real) in enumerate(cut):
-                batch = self._built(groups, chosen)
-                known = rows_of(batch, weight * real, share * real, old, reference, self.device)
-                with distributed.accumulate(self.scorer, at == len(cut) - 1):
-                    part, log_prob, stats = self._loss(loss, batch, known, whole)
-                    part = part * real  # a filler only keeps the ranks in step
-                    part.backward()
-                stats |= {"loss": part.detach(), "tokens": torch.tensor(float(len(log_prob)))}
-                drawn = [groups[p].trajectories[i] for p, i in batch.rows]
-                stats |= gap_of_rows(drawn, log_prob.detach())
-                seen.append((stats, real))
-            return seen
+            result = []
+            cut = self.batching.cut(groups, rows)
+            for at, (part, real) in enumerate(cut):
+                batch = self.batching.build(groups, part)
+                inputs = rows_of(batch, weight * real, share * real, old, reference, self.device)
+                with distributed.accumulate(self.passes.wrapped, at == len(cut) - 1):
+                    value, log_prob, stats = self._loss(loss, batch, inputs, whole_batch)
+                    value = value * real  # a filler only keeps the ranks in step
+                    value.backward()
+                stats |= {"loss": value.detach(), "tokens": torch.tensor(float(len(log_prob)))}
+                trajectories = [groups[p].trajectories[i] for p, i in batch.rows]
+                stats |= gap_of_rows(trajectories, log_prob.detach())
+                result.append((stats, real))
+            return result
 
-        seen = self._in_parts_that_fit(accumulated)
+        parts = self.batching.in_parts_that_fit(accumulated, self.update.forget)
         sums = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows)), **NO_GAP}
-        for stats, real in seen:  # read back at the end only: the GPU is never waited for before
+        for stats, real in parts:  # read back at the end only: the GPU is never waited for before
             for name, value in stats.items():
                 join = max if name.endswith("_max") else float.__add__
                 sums[name] = join(sums.get(name, 0.0), float(value) * real)
         self.model.eval()
-        return self._update(sums, len(seen))
-
-    def _in_parts_that_fit(self, work: Callable[[], T]) -> T:
-        """Do the work; where the GPU's memory is full, once more in micro-batches of half the size.
-
-        Several processes wait for each other in the middle of it, so there the error stands.
-
-        Raises:
-            torch.OutOfMemoryError: micro-batches of 512 tokens do not fit either.
-        """
-        while True:
-            try:
-                return work()
-            except torch.OutOfMemoryError:
-                self.optimizer.zero_grad(set_to_none=True)
-                if distributed.is_shared() or self.budget <= gpu.LEAST:
-                    raise
-            # Outside of `except`, where nothing holds the tensors of the failed attempt any more.
-            torch.cuda.empty_cache()
-            self.budget = self.reduced = max(self.budget // 2, gpu.LEAST)
-            warnings.warn(
-                f"the GPU's memory was full: from here on micro-batches have {self.budget:,} "
-                "tokens at most (model.advanced.tokens_per_micro_batch)",
-                stacklevel=3,
-            )
+        sums = distributed.total(distributed.gather(sums))
+        taken = self.update.step(sums)
+        return statistics(sums) | taken | {metrics.MICRO_BATCHES: float(len(parts))}
 
     def _loss(
-        self, loss: Loss, batch: Batch, known: Rows, whole: dict[str, float]
+        self, loss: Loss, batch: Batch, rows: Rows, whole_batch: dict[str, float]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """A micro-batch's part of the loss, its log-probs, and sums for the statistics."""
         plain = loss.name == "exact" and not loss.kl and not loss.entropy_bonus
-        with self._autocast():
-            if plain and self._scorer.fused:
+        with self.passes.autocast():
+            if plain and self.passes.scorer.fused:
                 # Every token's weight is known: the head's gradient comes with its forward pass.
-                coefficient = (known.weight * known.share)[known.row_of]
-                total, log_prob, entropy = self.scorer(batch, coefficient)
+                coefficient = (rows.weight * rows.share)[rows.row_of]
+                total, log_prob, entropy = self.passes.wrapped(batch, coefficient)
                 return -total, log_prob, {"token_entropy": entropy.sum()}
-            log_prob, entropy = self.scorer(batch)
+            log_prob, entropy = self.passes.wrapped(batch)
         part, stats = loss_of(
-            loss, log_prob, entropy, known, max_new_tokens=self.max_new_tokens, **whole
+            loss, log_prob, entropy, rows, max_new_tokens=self.max_new_tokens, **whole_batch
         )
         return part, log_prob, stats
-
-    def _probe(self, groups: Sequence[Group]) -> None:
-        """At the first batch: are its log-probs the same packed and padded? Else pad from now on.
-
-        Raises:
-            ValueError: they are not, and layout "packed" was asked for.
-        """
-        if self._probed or not groups:
-            return
-        self._probed = True
-
-        rows = probed(groups)
-
-        def score(layout: str, exact: bool) -> Tensor:
-            batch = BUILD[layout](groups, rows, self.device)
-            with in_float32(self.model) if exact else self._autocast():
-                return self.scorer(batch)[0]
-
-        flat = "flat" if self._flat else "packed"
-        reduced = self.precision == "bf16"
-        usual = self._scorer.chunk
-        self._scorer.chunk = min(usual, CHUNK)  # float32 takes more room
-        with torch.compiler.set_stance("force_eager"):  # nothing is compiled for it
-            gap, limit = layout_gap(score, flat, reduced=reduced) if rows else (0.0, 0.0)
-        self._scorer.chunk = usual
-        if any(distributed.gather(not gap <= limit)):  # NaN is no agreement
-            prepare.report(self.model, gap, limit, layout=self.requested_layout)
-            self.layout = "padded"
-
-    def _update(self, sums: dict[str, float], batches: int) -> dict[str, float]:
-        """Clip, check, move the weights; statistics over all ranks."""
-        sums = distributed.total(distributed.gather(sums))
-        lr = self.settings.learning_rate_at(self.steps, self.total_steps)
-        norm = self._clip()
-        limit = self.stop_grad_norm
-        if not math.isfinite(sums["loss"]) or not math.isfinite(norm) or norm > limit:
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NonFinite(
-                f"step {self.steps}: loss {sums['loss']}, gradient norm {norm} (limit {limit:g}); "
-                "the weights are as before. A lower learning rate or a truncated log-ratio is the "
-                "usual cure"
-            )
-        if not sums["tokens"]:
-            # Nothing entered on any rank. One process has no gradient then, several have zeros,
-            # on which momentum would go on: none it is.
-            self.optimizer.zero_grad(set_to_none=True)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
-        tokens = max(sums["tokens"], 1.0)
-        stats = {
-            metrics.LOSS: sums["loss"],
-            metrics.LEARNING_RATE: lr,
-            metrics.GRAD_NORM: norm,
-            metrics.TOKEN_ENTROPY: sums.get("token_entropy", 0.0) / tokens,
-            metrics.TOKENS: sums["tokens"],
-            metrics.ROWS: sums["rows"],
-            metrics.MICRO_BATCHES: float(batches),
-        }
-        if sums["gap_tokens"]:
-            stats[metrics.GAP_MEAN] = sums["gap"] / sums["gap_tokens"]
-            stats[metrics.GAP_MAX] = sums["gap_max"]
-        if "ratios" in sums:
-            stats[metrics.CLIP_FRACTION] = sums["clipped"] / max(sums["ratios"], 1.0)
-            stats[metrics.RATIO_MAX] = sums["ratio_max"]
-        if "kl" in sums:
-            stats[metrics.KL] = sums["kl"] / tokens
-        return stats
 
     def gathered(self) -> AbstractContextManager[None]:
         """While inside, `policy` has all its weights. Every rank enters, since they are gathered;
         a sharded learner has them twice for that time."""
-        if self.policy is self.model:
-            return nullcontext()
-        return distributed.filled(self.policy, self.scorer, self.model)
+        return self.passes.gathered()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: trained weights, optimiser, steps, and a budget of tokens
         that full memory reduced. Safe to load with `torch.load(weights_only=True)`, and the same
         for any number of processes. Every rank calls it; with several, the first alone gets the
         tensors."""
-        distributed.settle(self.scorer)
-        keep = distributed.is_first()
-        model, optimiser = distributed.taken(self.model, self.optimizer, keep=keep)
+        distributed.settle(self.passes.wrapped)
+        first = distributed.is_first()
+        model, optimiser = distributed.taken(self.model, self.update.optimizer, keep=first)
         state = {"model": model, "optimiser": optimiser}
-        return state | {"steps": self.steps, "reduced": self.reduced}
+        return state | {"steps": self.steps, "reduced": self.batching.reduced_budget}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
-        distributed.settle(self.scorer)
-        distributed.put(self.model, self.optimizer, state_dict["model"], state_dict["optimiser"])
-        self.steps, self.reduced = int(state_dict["steps"]), int(state_dict.get("reduced", 0))
-        self.budget = min(self.budget, self.reduced or self.budget)
-
-    def _cut(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
-        """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
-        budget = self.budget
-        if self.device.type == "cuda":
-            budget = gpu.even_budget(groups, rows, budget, packed=self.layout == "packed")
-        cut = micro_batches(groups, rows, budget=budget, layout=self.layout)
-        count = distributed.most(len(cut))
-        filler: list[tuple[list[Row], bool]] = [([(0, 0)], False)] * (count - len(cut))
-        return filler + [(chosen, True) for chosen in cut]
-
-    def _built(self, groups: Sequence[Group], chosen: Sequence[Row]) -> Batch:
-        flat = self._flat and self.layout == "packed"
-        return BUILD["flat" if flat else self.layout](groups, chosen, self.device)
-
-    def _shares(
-        self, groups: Sequence[Group], alive: np.ndarray
-    ) -> tuple[np.ndarray, dict[str, float]]:
-        """Each row's share of the mean, and what the loss needs to know of the whole batch.
-
-        Ranks average their gradients, so what one rank divides by is the mean over ranks.
-        """
-        lengths = np.array([[each.drawn for each in group.trajectories] for group in groups])
-        counts = {
-            "prompts": float(alive.any(axis=-1).sum()),
-            "rows": float(alive.sum()),
-            "tokens": float(lengths[alive].sum()),
-        }
-        mean = distributed.mean(distributed.gather(counts))
-        live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
-        share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
-        tokens = max(mean["tokens"], 1e-9)
-        return share, {"tokens": tokens, "mean_length": tokens / max(mean["rows"], 1e-9)}
-
-    def _clip(self) -> float:
-        """Scale the gradient down; its norm before, over all ranks."""
-        limit = self.settings.max_grad_norm or math.inf
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        if not parameters:
-            return 0.0
-        return float(distributed.full(nn.utils.clip_grad_norm_(parameters, limit)))
-
-    def _autocast(self) -> torch.autocast:
-        # Shards are gathered anew for each pass: casts that outlive it would undo the saving.
-        return torch.autocast(
-            self.device.type,
-            dtype=torch.bfloat16,
-            enabled=self.precision == "bf16",
-            cache_enabled=self.policy is self.model,
-        )
-
-    def _as_reference(self) -> Any:
-        if self.reference is not None:
-            return nullcontext(self.reference)
-        if hasattr(self.model, "disable_adapter"):
-            return prepare.adapters_off(self.model, self.scorer)
-        raise ValueError(
-            "no reference policy: give Learner(reference=) a frozen copy, or train LoRA adapters"
-        )
+        distributed.settle(self.passes.wrapped)
+        moments = state_dict["optimiser"]
+        distributed.put(self.model, self.update.optimizer, state_dict["model"], moments)
+        self.update.steps = int(state_dict["steps"])
+        self.batching.restrict(int(state_dict.get("reduced", 0)))
 
 
 _EMPTY = np.zeros(0, dtype=np.float32)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bestofk.learning import distributed
 from bestofk.learning.layout import Batch, there
 from bestofk.learning.settings import LogProbs, Loss
 from bestofk.types import Group
@@ -93,8 +94,8 @@ def _clipped(
     else:
         weight, share = weight[rows.row_of], share[rows.row_of]
     ratio = log_ratio.exp()
-    kept = ratio.clamp(1.0 - loss.clip[0], 1.0 + loss.clip[1])
-    gain = torch.minimum(ratio * weight, kept * weight)
+    clipped = ratio.clamp(1.0 - loss.clip[0], 1.0 + loss.clip[1])
+    gain = torch.minimum(ratio * weight, clipped * weight)
     stats["clipped"] = (gain < ratio * weight).sum()
     stats["ratios"] = torch.tensor(float(len(ratio)), device=ratio.device)
     stats["ratio_max"] = ratio.detach().max()
@@ -153,9 +154,27 @@ def checked(
     return np.where(alive, weight, 0.0), alive
 
 
+def shares(groups: Sequence[Group], alive: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+    """Each row's share of the mean (P, n), and what the loss needs to know of the whole batch.
+
+    Ranks average their gradients, so what one rank divides by is the mean over ranks.
+    """
+    lengths = np.array([[each.drawn for each in group.trajectories] for group in groups])
+    counts = {
+        "prompts": float(alive.any(axis=-1).sum()),
+        "rows": float(alive.sum()),
+        "tokens": float(lengths[alive].sum()),
+    }
+    mean = distributed.mean(distributed.gather(counts))
+    live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
+    share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
+    tokens = max(mean["tokens"], 1e-9)
+    return share, {"tokens": tokens, "mean_length": tokens / max(mean["rows"], 1e-9)}
+
+
 def _same_rows(name: str, scores: LogProbs, groups: Sequence[Group]) -> None:
-    given = [[len(row) for row in group] for group in scores.tokens]
-    if given != [[each.drawn for each in group.trajectories] for group in groups]:
+    lengths = [[len(row) for row in group] for group in scores.tokens]
+    if lengths != [[each.drawn for each in group.trajectories] for group in groups]:
         raise ValueError(f"{name}= holds scores of other groups: its lengths differ from these")
 
 

@@ -108,8 +108,8 @@ def memory_named(phase: str, learner: Learner) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         less = (
-            f"lower model.advanced.tokens_per_micro_batch (now {learner.budget:,}), or set "
-            "model.advanced.gradient_checkpointing"
+            f"lower model.advanced.tokens_per_micro_batch (now {learner.batching.budget:,}), or "
+            "set model.advanced.gradient_checkpointing"
             if phase == "learn"
             else "lower sampling.advanced.max_rows"
         )

@@ -235,7 +235,7 @@ def open_session(
             trained = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
             about = title(
                 config, objective, weights=trained, processes=processes.size,
-                device=processes.device, rate=parts.learner.settings.learning_rate,
+                device=processes.device, rate=parts.learner.update.settings.learning_rate,
             )  # fmt: skip
             notes = cautions(config, objective, len(stream), parts.policy.model.num_parameters())
             display.start(about, notes, dict(leaves(config)))
