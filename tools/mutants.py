@@ -2,9 +2,10 @@
 
     python tools/mutants.py [--write research/mutants.md] [--only WORDS]
 
-Each row names a file of src/bestofk/objectives, what is broken, the text and its replacement. The
-tree is copied first, so nothing here is ever changed in place. A mutant that survives is a hole in
-the tests and fails the run. --only takes the mutants whose file or description contains WORDS.
+Each row names a file of src/bestofk/objectives or procedures, what is broken, the text and its
+replacement. The tree is copied first, so nothing here is ever changed in place. A mutant that
+survives is a hole in the tests and fails the run. --only takes the mutants whose file or
+description contains WORDS.
 """
 
 from __future__ import annotations
@@ -101,14 +102,14 @@ MUTANTS = [
     (OFF, "first order: prefix sum includes the sample", "before = cumulative_sum(delta) - delta", "before = cumulative_sum(delta)", "off_policy"),
     (OFF, "first order: baseline without the ratio", "result - unsort(share, order) * worth", "result - worth", "off_policy"),
     (OFF, "first order: baseline without the others' ratios", "(1.0 + delta) * (1.0 + (k - 1) * mean_of_others)", "1.0 + delta", "off_policy"),
-    (OFF, "own ratio: ratio squared", "scaled(AT_ONE[baseline](rewards, k), log_ratio, check=check)", "scaled(AT_ONE[baseline](rewards, k), 2 * log_ratio, check=check)", "off_policy"),
-    (OFF, "own ratio: ratio lost", "return scaled(AT_ONE[baseline](rewards, k), log_ratio, check=check)", "return AT_ONE[baseline](rewards, k)", "off_policy"),
+    (OFF, "own ratio: ratio squared", "scaled(on_policy, ratios, check=check)", "scaled(on_policy, 2 * ratios, check=check)", "off_policy"),
+    (OFF, "own ratio: ratio lost", "return scaled(on_policy, ratios, check=check)", "return on_policy", "off_policy"),
     (OFF, "truncation from below", "xp.where(excess > 0, excess,", "xp.where(excess < 0, excess,", "trust_region"),
     (OFF, "truncation stops the gradient of cut samples", "return log_ratio - without_gradient(xp.where(excess > 0, excess, xp.zeros_like(excess)))", "return log_ratio - xp.where(excess > 0, excess, xp.zeros_like(excess))", "trust_region"),
     (OFF, "the mask stops pushes inward too", "(advantages > 0) & (log_ratio > high)", "(log_ratio > high)", "trust_region"),
     (OFF, "the mask has one side", "~(up | down)", "~up", "trust_region"),
     (OFF, "low and high swapped", "return low, high\n\n\ndef clipped", "return high, low\n\n\ndef clipped", "trust_region"),
-    ("objective.py", "the mask looks at truncated ratios", "off.inside_region(result, ratios, *self", "off.inside_region(result, off.truncated(ratios, self.truncate), *self", "trust_region"),
+    ("objective.py", "the mask looks at truncated ratios", "off.inside_region(result, here.log_ratio, *self", "off.inside_region(result, off.truncated(here.log_ratio, self.truncate), *self", "trust_region"),
     (DIAG, "divergence without the log-ratio", "xp.expm1(logs) - logs", "xp.expm1(logs)", "trust_region"),
     (DIAG, "effective share with D instead of 2D", "math.exp(-2 * divergence", "math.exp(-divergence", "trust_region"),
     (OFF, "clipped: the own ratio lost", "xp.where(kept, values * xp.exp(logs), xp.zeros_like(values))", "xp.where(kept, values, xp.zeros_like(values))", "trust_region"),
@@ -153,12 +154,16 @@ def main() -> int:
         folder = Path(name)
         prepare(folder)
         for file, what, old, new, test in chosen:
-            path = folder / "src/bestofk/objectives" / file
-            original = path.read_text()
-            if original.count(old) < 1:
+            rooms = [folder / "src/bestofk" / room for room in ("procedures", "objectives")]
+            paths = [
+                path for room in rooms for path in room.glob("*.py") if old in path.read_text()
+            ]
+            if not paths:
                 print(f"STALE     {file}: {what}: text not found: {old}")
                 survivors += 1
                 continue
+            path = paths[0]
+            original = path.read_text()
             path.write_text(original.replace(old, new))
             killer = dies(folder, test)
             path.write_text(original)

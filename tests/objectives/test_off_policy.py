@@ -423,12 +423,12 @@ def test_bad_ratios_are_refused():
 
 
 def test_chunks_of_groups_change_nothing(monkeypatch):
-    from bestofk.objectives import off_policy
+    from bestofk.procedures import importance
 
     rng = np.random.default_rng(1)
     rewards, logs = rng.random((37, 8)), rng.normal(size=(37, 8))
     whole = advantages(rewards, "max@3", log_ratio=logs)
-    monkeypatch.setattr(off_policy, "CACHED_CELLS", 5 * 8 * 3)
+    monkeypatch.setattr(importance, "CACHED_CELLS", 5 * 8 * 3)
     np.testing.assert_allclose(advantages(rewards, "max@3", log_ratio=logs), whole, rtol=1e-12)
 
 

@@ -16,7 +16,7 @@ from bestofk.evaluation.intervals import draws_for, over_problems
 from bestofk.evaluation.per_problem import values_by_k
 from bestofk.objectives import Objective
 from bestofk.objectives import objective as objective_of
-from bestofk.objectives.arrays import as_float64, as_numpy, constant, is_array
+from bestofk.procedures.arrays import as_float64, as_numpy, constant, is_array
 
 OFF_POLICY = {"off_policy", "truncate", "trust_region", "self_normalise", "clamp"}
 

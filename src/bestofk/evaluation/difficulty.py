@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.objectives.binomials import subset_share
+from bestofk.procedures.binomials import subset_share
 
 SMALLEST, LARGEST = 1e-3, 1e4
 """a and b are kept inside: beyond, the likelihood is flat."""

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from bestofk.messages import counted
-from bestofk.objectives.binomials import subset_share
+from bestofk.procedures.binomials import subset_share
 from bestofk.samples import Samples
 
 from .intervals import allowance, bounds_of_means, by_cluster, t_quantile, tail_rank

@@ -8,7 +8,7 @@ import numpy as np
 
 from bestofk.messages import unknown
 from bestofk.objectives import max_at_k_curve
-from bestofk.objectives.estimates import zero_one
+from bestofk.procedures.estimates import zero_one
 from bestofk.samples import Samples
 
 from .results import METRICS, Metric

@@ -22,7 +22,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from bestofk.objectives.binomials import subset_share
+from bestofk.procedures.binomials import subset_share
 from bestofk.samples import Samples
 
 from .comparison import compare

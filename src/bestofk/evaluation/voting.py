@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bestofk.objectives.estimates import votes_by_k
+from bestofk.procedures.estimates import votes_by_k
 from bestofk.samples import Samples
 
 BUDGET = 16_000_000

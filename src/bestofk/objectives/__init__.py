@@ -3,6 +3,15 @@
 Estimates turn rewards into what k samples are worth; objectives turn them into advantages.
 """
 
+from bestofk.procedures.estimates import (
+    l_statistic_at_k,
+    maj_at_k,
+    max_at_k,
+    max_at_k_curve,
+    pass_at_k,
+)
+from bestofk.procedures.grouping import DroppedGroups
+
 from .diagnostics import (
     Signal,
     effective_share,
@@ -10,16 +19,9 @@ from .diagnostics import (
     ratio_divergence,
     signal,
 )
-from .estimates import (
-    l_statistic_at_k,
-    maj_at_k,
-    max_at_k,
-    max_at_k_curve,
-    pass_at_k,
-)
-from .grouping import DroppedGroups
-from .objective import Objective, ObjectiveWarning, advantages, objective
+from .objective import Objective, advantages, objective
 from .off_policy import clipped_advantages, off_policy_max_at_k, trust_region_mask
+from .terms import ObjectiveWarning
 
 __all__ = [
     "DroppedGroups",

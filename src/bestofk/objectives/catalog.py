@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from bestofk.procedures import MAX, Procedure
+from bestofk.procedures.arrays import Array
+
 from . import on_policy, passk_training
-from .arrays import Array
 
 Claim: TypeAlias = Literal["exact", "scaled", "biased"]
 """What the expected update is: the gradient of the objective, a constant multiple of it known from
@@ -46,6 +48,8 @@ class Entry:
     """Option → default; `...` means the user must give it."""
     baseline: str | None = None
     """Name of the off-policy baseline, where the exact off-policy form exists."""
+    procedure: Procedure = MAX
+    """Whose off-policy form that is; the mean is max@1."""
     caution: str = ""
     """Said once per call when all rewards are 0/1."""
 
@@ -64,7 +68,7 @@ _without_k = partial(
 )
 _PKPO = "PKPO, Walder & Karkhanis 2025, arXiv:2505.15201"
 _CANONICAL = _without_one(
-    on_policy.max_canonical,
+    MAX.weights["canonical"],
     "k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i))",
     "unbiased for ∇max@k, centred; k = 1 is RLOO",
     "OrderGrad arXiv:2606.06096, MaxPO arXiv:2606.06080",
@@ -75,14 +79,14 @@ _MAX = {
     "": _CANONICAL,
     "canonical": _CANONICAL,
     "loo": _without_one(
-        on_policy.max_leave_one_out,
+        MAX.weights["loo"],
         "k (q_i - n/(n-1) ρ_k(B∖i))",
         "unbiased for ∇max@k, slightly off-centre",
         _PKPO,
         claim="exact",
     ),
     "loo-1": Entry(
-        on_policy.max_leave_one_out_minus_one,
+        MAX.weights["loo-1"],
         "k (q_i - ρ_{k-1}(B∖i)) ≥ 0",
         "unbiased for ∇max@k, also at k = n; never pushes a sample down; k = 1 is RLOO; less "
         "variance than the canonical baseline with few answers or rare success, more with many",
@@ -93,7 +97,7 @@ _MAX = {
         baseline="loo-1",
     ),
     "none": Entry(
-        on_policy.max_no_baseline,
+        MAX.weights["none"],
         "k q_i",
         "unbiased for ∇max@k, not centred",
         "Bagirov et al. 2025, arXiv:2510.23393; PKPO s, arXiv:2505.15201",

@@ -12,10 +12,17 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from bestofk.messages import counted
+from bestofk.procedures.arrays import (
+    Array,
+    as_float64,
+    as_numpy,
+    constant,
+    live_mask,
+    positive_integer,
+)
+from bestofk.procedures.binomials import log_binomial
+from bestofk.procedures.grouping import DroppedGroups, gather, lay_out
 
-from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
-from .binomials import log_binomial
-from .grouping import DroppedGroups, gather, lay_out
 from .objective import Objective, advantages, objective
 
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bestofk.messages import choices, unknown
+from bestofk.procedures.estimates import named_coefficients
 
 from .catalog import ALIASES, CATALOG, Entry
-from .estimates import named_coefficients
 
 _PARTS = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(@(?P<ks>[^:]*))?(:(?P<variant>.*))?", re.DOTALL)
 _SHARES = re.compile(r"(.*?)(?:\s+(\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+))?", re.DOTALL)

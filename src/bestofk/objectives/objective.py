@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
-import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 
 from bestofk.messages import choices, unknown
+from bestofk.procedures.arrays import Array, as_float64, fits
+from bestofk.procedures.estimates import zero_one
+from bestofk.procedures.grouping import SmallGroups, gather, lay_out, scatter
 
 from . import off_policy as off
-from .arrays import (
-    Array,
-    as_float64,
-    as_numpy,
-    by_blocks,
-    constant,
-    fits,
-    is_array,
-    positive_integer,
-)
 from .catalog import Claim
-from .estimates import zero_one
 from .grammar import Stage, Term, parse, requirement
-from .grouping import Layout, SmallGroups, gather, in_bucket, lay_out, scatter
-
-OffPolicy: TypeAlias = Literal["exact", "first-order", "own-ratio", "none"]
-INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng",
-          "sample_weights", "check")  # fmt: skip
-OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
-           "small_groups", "trust_region")  # fmt: skip
-
-
-class ObjectiveWarning(UserWarning):
-    """The objective does something its name does not say."""
+from .inputs import read_inputs
+from .options import INPUTS, finite_number, finite_numbers, own_options, with_weights
+from .terms import OffPolicy, RatioUse, advantages_of_term
 
 
 @dataclass(frozen=True)
@@ -192,176 +173,38 @@ class Objective:
             small_groups=self.small_groups,
             check=check,
         )
-        needed = {name for term in terms for name in term.entry.needs}
-        if "rng" in needed:
-            rng = self._random_numbers(rng)
-        if "entropy" in needed:
-            entropy, entropy_threshold = self._entropies(
-                entropy, entropy_threshold, rewards, layout, check=check
-            )
-        if sample_weights is not None:
-            sample_weights = self._sample_weights(sample_weights, rewards)
-            log_ratio = (
-                array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
-            )
-        if log_ratio is not None:
-            log_ratio = _log_ratios(log_ratio, rewards, terms)
-        pieces = []
-        for bucket in layout.buckets:
-            given = {"rng": rng} if "rng" in needed else {}
-            if "entropy" in needed:
-                given |= {"entropy": in_bucket(entropy, bucket), "threshold": entropy_threshold}
-            part, ratios = gather(rewards, bucket), None
-            if log_ratio is not None:
-                ratios = gather(log_ratio, bucket)
-                if check:
-                    off.require_finite(ratios, "log_ratio", "give samples without one live=False")
-            alpha = None
-            if sample_weights is not None:
-                alpha = off.log_weights(gather(sample_weights, bucket), check=check)
-            result: Array = None
-            for term in terms:
-                share = self._of_term(term, part, ratios, alpha, given, check=check)
-                share = share if term.weight == 1.0 else term.weight * share
-                result = share if result is None else result + share
-            if ratios is not None and self.trust_region is not None:
-                xp = array_namespace(result)
-                kept = off.inside_region(result, ratios, *self.trust_region, check=check)
-                result = xp.where(kept, result, xp.zeros_like(result))
-            pieces.append(result)
-        whole = scatter(pieces, layout, rewards)
-        return fits(restore(whole), whole) if check else restore(whole)
-
-    def _of_term(
-        self,
-        term: Term,
-        rewards: Array,
-        log_ratio: Array | None,
-        log_alpha: Array | None,
-        given: Mapping[str, Any],
-        *,
-        check: bool,
-    ) -> Array:
-        """One term's advantages of groups that are all live: (groups, n) → (groups, n)."""
-        entry = term.entry
-        if log_ratio is not None and self.off_policy != "none":
-            assert entry.baseline is not None  # `_log_ratios` has looked
-            ratios, named = off.truncated(log_ratio, self.truncate), {"baseline": entry.baseline}
-            if self.off_policy == "first-order":
-                return off.first_order(rewards, ratios, term.k, clamp=self.clamp, **named)
-            if self.off_policy == "own-ratio":
-                return off.own_ratio(rewards, ratios, term.k, check=check, **named)
-            normalise = self.self_normalise
-            if log_alpha is not None:
-                ratios = off.pooled(ratios, log_alpha, term.k, check=check)
-            if is_torch_array(rewards) and _compiling():
-                from .torch_operator import operator
-
-                return operator(rewards, ratios, term.k, entry.baseline, normalise)
-            return off.exact(
-                rewards, ratios, term.k, self_normalise=normalise, check=check, **named
-            )
-        xp = array_namespace(rewards)
-        if check and entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
-            warnings.warn(f"{term.text}: {entry.caution}", ObjectiveWarning, stacklevel=4)
-        options = {name: self.options[name] for name in entry.options}
-        if term.coefficients is not None:
-            options["coefficients"] = term.coefficients
-        options |= given if entry.needs else {}
-        size = [term.k] if entry.takes_k else []
-
-        def function(block: Array) -> Array:
-            return entry.function(block, *size, **options)
-
-        return function(rewards) if entry.needs else by_blocks(function, rewards)
-
-    def _sample_weights(self, weights: Any, rewards: Array) -> Array:
-        if self.off_policy != "exact":
+        if sample_weights is not None and self.off_policy != "exact":
             raise ValueError(
                 "sample_weights belong to off_policy='exact', the one form for samples of several "
                 f"policies, got {self.off_policy!r}"
             )
-        return off.weights_of_samples(weights, rewards)
-
-    def _random_numbers(self, rng: Any) -> Any:
-        """A generator from a generator or a seed; an array of uniform numbers stays what it is."""
-        if rng is None:
-            raise ValueError(
-                f"objective {self.text} draws random sets: rng= is needed, a generator or a seed"
-            )
-        return rng if is_array(rng) else np.random.default_rng(rng)
-
-    def _entropies(
-        self, entropy: Any, threshold: Any, rewards: Array, layout: Layout, *, check: bool
-    ) -> tuple[Array, Any]:
-        """Mean response entropy per group, (groups,), and the threshold to compare it with."""
-        if entropy is None:
-            raise ValueError(
-                f"objective {self.text} looks at entropy: entropy= is needed, one per group"
-            )
-        values, _ = as_float64(entropy, "entropy")
-        by_sample = tuple(values.shape) == tuple(rewards.shape)
-        if not by_sample and math.prod(values.shape) != layout.groups:
-            raise ValueError(
-                f"entropy must be per group ({layout.groups} of them) or per sample "
-                f"{tuple(rewards.shape)}, got {tuple(values.shape)}"
-            )
-        if not check:
-            if threshold is None:
-                raise ValueError(
-                    f"objective {self.text} with check=False needs entropy_threshold=: the median "
-                    "over a batch cannot be taken from one traced group"
-                )
-            xp = array_namespace(values)
-            return (xp.mean(values, axis=-1) if by_sample else values).reshape(-1), threshold
-        host = as_numpy(values)
-        per_group = _means_by_group(host, layout) if by_sample else host.reshape(-1)
-        used = np.concatenate([in_bucket(per_group, bucket) for bucket in layout.buckets] or [[]])
-        if not np.isfinite(used).all():
-            raise ValueError(
-                "entropy must be finite for every group that is used, got "
-                f"{used[~np.isfinite(used)][0]}: leave that group out of the call"
-            )
-        if threshold is None:
-            threshold = np.median(used) if used.size else 0.0
-        return constant(per_group, rewards), _number("entropy_threshold", threshold)
-
-
-def _compiling() -> bool:
-    import torch
-
-    return torch.compiler.is_compiling()
-
-
-def _means_by_group(values: np.ndarray, layout: Layout) -> np.ndarray:
-    """Means over the live samples of each group; NaN where a group is left out."""
-    result = np.full(layout.groups, np.nan)
-    for bucket in layout.buckets:
-        chosen = slice(None) if bucket.groups is None else bucket.groups
-        result[chosen] = gather(values, bucket).mean(axis=-1)
-    return result
-
-
-def _log_ratios(log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
-    for term in terms:
-        if term.entry.baseline is None:
-            raise ValueError(
-                f"objective {term.text} has no exact off-policy form and takes no log_ratio: "
-                "use the clipped loss with on-policy advantages, or max@k, pass@k or mean (with "
-                "the canonical baseline, :loo-1 or :none)"
-            )
-    logs, _ = as_float64(log_ratio, "log_ratio")
-    if array_namespace(logs) is not array_namespace(rewards):
-        raise ValueError(
-            "rewards and log_ratio must be arrays of one library, got "
-            f"{type(rewards).__name__} and {type(logs).__name__}"
+        inputs = read_inputs(
+            self.text,
+            terms,
+            rewards,
+            layout,
+            log_ratio=log_ratio,
+            sample_weights=sample_weights,
+            entropy=entropy,
+            entropy_threshold=entropy_threshold,
+            rng=rng,
+            check=check,
         )
-    if tuple(logs.shape) != tuple(rewards.shape):
-        raise ValueError(
-            f"log_ratio must have the shape of rewards, {tuple(rewards.shape)} (one number per "
-            f"completion: sum over its tokens), got {tuple(logs.shape)}"
-        )
-    return logs
+        use = RatioUse(self.off_policy, self.truncate, self.self_normalise, self.clamp)
+        pieces = []
+        for bucket in layout.buckets:
+            part, here = gather(rewards, bucket), inputs.of(bucket, check=check)
+            result: Array = None
+            for term in terms:
+                share = advantages_of_term(term, part, here, use, self.options, check=check)
+                result = share if result is None else result + share
+            if here.log_ratio is not None and self.trust_region is not None:
+                xp = array_namespace(result)
+                kept = off.inside_region(result, here.log_ratio, *self.trust_region, check=check)
+                result = xp.where(kept, result, xp.zeros_like(result))
+            pieces.append(result)
+        whole = scatter(pieces, layout, rewards)
+        return fits(restore(whole), whole) if check else restore(whole)
 
 
 def objective(
@@ -406,7 +249,7 @@ def objective(
     """
     stages = parse(text)
     if weights is not None:
-        stages = _weighted(text, stages, _numbers("weights", weights))
+        stages = with_weights(text, stages, finite_numbers("weights", weights))
     terms = [term for stage in stages for term in stage.terms]
     if off_policy not in get_args(OffPolicy):
         raise unknown("off_policy", off_policy, get_args(OffPolicy))
@@ -414,7 +257,9 @@ def objective(
         raise unknown("small_groups", small_groups, get_args(SmallGroups))
     if not isinstance(self_normalise, bool):
         raise ValueError(f"self_normalise is true or false, got {self_normalise!r}")
-    clamp = _number("clamp", clamp, "the bound on |ρ - 1|, a positive number", lambda x: x > 0)
+    clamp = finite_number(
+        "clamp", clamp, "the bound on |ρ - 1|, a positive number", lambda x: x > 0
+    )
     if clamp != 1.0 and off_policy != "first-order":
         raise ValueError(f"clamp belongs to off_policy='first-order', got {off_policy!r}")
     if self_normalise and off_policy != "exact":
@@ -434,7 +279,7 @@ def objective(
                 f"{plain} with self_normalise=True, got {term.text}"
             )
     if truncate is not None:
-        truncate = _number("truncate", truncate, "the largest log-ratio, a finite number")
+        truncate = finite_number("truncate", truncate, "the largest log-ratio, a finite number")
         bounded = self_normalise or off_policy != "exact"
         off.check_truncate(truncate, max(term.k for term in terms), bounded=bounded)
     return Objective(
@@ -444,10 +289,10 @@ def objective(
         truncate,
         self_normalise,
         clamp,
-        None if threshold is None else _number("threshold", threshold),
+        None if threshold is None else finite_number("threshold", threshold),
         small_groups,
         None if trust_region is None else off.region(trust_region),
-        _own_options(text, terms, options),
+        own_options(text, terms, options),
     )
 
 
@@ -495,63 +340,3 @@ def advantages(
         sample_weights=sample_weights,
         check=check,
     )
-
-
-def _number(
-    name: str,
-    value: Any,
-    what: str = "a finite number",
-    good: Callable[[float], bool] = math.isfinite,
-) -> float:
-    """`value` as a float: a recipe can hold any kind of value."""
-    try:
-        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (math.isfinite(number) and good(number)):
-        raise ValueError(f"{name} is {what}, got {value!r}")
-    return number
-
-
-def _numbers(name: str, values: Any) -> tuple[float, ...]:
-    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
-        raise ValueError(f"{name} is a list of numbers, got {values!r}")
-    return tuple(_number(name, value, "a list of finite numbers") for value in values)
-
-
-def _weighted(text: str, stages: tuple[Stage, ...], shares: Sequence[float]) -> tuple[Stage, ...]:
-    if len(stages) != 1 or len(stages[0].terms) != len(shares):
-        raise ValueError(
-            f"weights= gives one number per term of a mixture such as max@1+8; {text!r} has "
-            f"{len(stages[0].terms)} and got {len(shares)}"
-        )
-    terms = [replace(term, weight=share) for term, share in zip(stages[0].terms, shares)]
-    return (Stage(0.0, tuple(terms)),)
-
-
-def _own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options of the objective's own functions, with their defaults, each in its range."""
-    chosen = {name: value for term in terms for name, value in term.entry.options.items()}
-    for name in given:
-        if name not in chosen:
-            known = choices(name, [*chosen, *OPTIONS, *INPUTS])
-            raise ValueError(f"objective {text} has no option or input {name!r}; {known}")
-    chosen |= given
-    for name, value in chosen.items():
-        if value is ...:
-            raise ValueError(f"objective {text} needs {name}=")
-        if name == "sets" and value is not None:
-            chosen[name] = positive_integer(value, name)
-        elif name == "beta":
-            chosen[name] = _number(name, value, "a positive number", lambda x: x > 0)
-        elif name == "accuracy_threshold":
-            what = "the share of correct samples above which a prompt is dropped, in [0, 1]"
-            chosen[name] = _number(name, value, what, lambda x: 0 <= x <= 1)
-        elif name == "coefficients":
-            chosen[name] = alphas = _numbers(name, value)
-            for term in terms:
-                if name in term.entry.options and len(alphas) != term.k:
-                    raise ValueError(
-                        f"{term.text} takes {term.k} coefficients, lowest of k first, got {alphas}"
-                    )
-    return chosen

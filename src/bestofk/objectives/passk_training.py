@@ -12,9 +12,19 @@ import math
 import numpy as np
 from array_api_compat import array_namespace
 
-from .arrays import Array, as_float64, by_order, constant, is_array, sort_with_order, unsort
-from .binomials import best_share, first_of
-from .on_policy import _divide, subset_shortfall, z_score
+from bestofk.procedures.arrays import (
+    Array,
+    as_float64,
+    by_order,
+    constant,
+    is_array,
+    sort_with_order,
+    unsort,
+)
+from bestofk.procedures.binomials import best_share, first_of
+from bestofk.procedures.maximum import subset_shortfall
+
+from .on_policy import _divide, z_score
 
 
 def analytical(rewards: Array, k: int) -> Array:

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from .off_policy import exact
+from bestofk.procedures.importance import exact
 
 
 @torch.library.custom_op("bestofk::exact_off_policy", mutates_args=())
 def operator(
     rewards: torch.Tensor, log_ratio: torch.Tensor, k: int, baseline: str, self_normalise: bool
 ) -> torch.Tensor:
-    """`off_policy.exact` without checks."""
+    """`importance.exact` without checks."""
     given: torch.Tensor = exact(
         rewards, log_ratio, k, baseline=baseline, self_normalise=self_normalise, check=False
     )

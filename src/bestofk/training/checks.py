@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from bestofk.config import Config, EvaluationSection, differences, leaves
 from bestofk.learning.settings import usual_rate
 from bestofk.objectives import Objective, objective
-from bestofk.objectives.objective import INPUTS
+from bestofk.objectives.options import INPUTS
 from bestofk.sampling.openai_wire import local
 from bestofk.tasks import TASKS
 

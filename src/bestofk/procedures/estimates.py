@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from array_api_compat import array_namespace
 from bestofk.types import reaches
 
 from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
-from .binomials import order_statistic_weights, subset_share, subset_share_by_k
+from .binomials import order_statistic_weights
 from .grouping import SmallGroups, gather, lay_out, scatter_groups
+from .maximum import best_by_k, best_of_k
 
 
 def max_at_k(
@@ -62,15 +64,7 @@ def max_at_k(
     """
     k = positive_integer(k, "k")
     which = {"groups": groups, "live": live, "small_groups": small_groups, "check": check}
-    return _best_of_k(rewards, k, f"max@{k}", **which)
-
-
-def _best_of_k(rewards: Any, k: int, name: str, **which: Any) -> Array:
-    def best_of_k(ordered: Array) -> Array:
-        n = ordered.shape[-1]
-        return ordered[..., -1] - _gaps(ordered) @ constant(subset_share(n, k)[1:-1], ordered)
-
-    return _per_group(rewards, best_of_k, k, name, **which)
+    return _per_group(rewards, partial(best_of_k, k=k), k, f"max@{k}", **which)
 
 
 def pass_at_k(
@@ -107,7 +101,7 @@ def pass_at_k(
     passed = zero_one(values, threshold, "pass@k", live)
     k = positive_integer(k, "k")
     which = {"groups": groups, "live": live, "small_groups": small_groups}
-    return restore(_best_of_k(passed, k, f"pass@{k}", **which))
+    return restore(_per_group(passed, partial(best_of_k, k=k), k, f"pass@{k}", **which))
 
 
 def max_at_k_curve(rewards: Any, *, k_max: int | None = None, **which: Any) -> Array:
@@ -125,12 +119,7 @@ def max_at_k_curve(rewards: Any, *, k_max: int | None = None, **which: Any) -> A
         layout = lay_out(values, **({"small_groups": "error"} | which))
         k_max = min((bucket.n for bucket in layout.buckets), default=1)
     k_max = positive_integer(k_max, "k_max")
-
-    def curve(ordered: Array) -> Array:
-        n = ordered.shape[-1]
-        share = constant(subset_share_by_k(n, k_max), ordered)
-        return ordered[..., -1:] - _gaps(ordered) @ share
-
+    curve = partial(best_by_k, k_max=k_max)
     return restore(_per_group(values, curve, k_max, f"max@{k_max}", **which))
 
 
@@ -165,9 +154,9 @@ def l_statistic_at_k(
             f"coefficients must be {k} finite numbers, lowest of k first, got {alphas}"
         )
 
-    def combine(ordered: Array) -> Array:
-        n = ordered.shape[-1]
-        return ordered @ constant(order_statistic_weights(n, k, alphas), ordered)
+    def combine(rewards: Array) -> Array:
+        ordered = array_namespace(rewards).sort(rewards, axis=-1)
+        return ordered @ constant(order_statistic_weights(ordered.shape[-1], k, alphas), ordered)
 
     return _per_group(rewards, combine, k, f"an L-statistic of {k}", **which)
 
@@ -222,10 +211,6 @@ def zero_one(
     return values
 
 
-def _gaps(ordered: Array) -> Array:
-    return ordered[..., 1:] - ordered[..., :-1]
-
-
 def _per_group(
     rewards: Any,
     statistic: Callable[[Array], Array],
@@ -237,9 +222,8 @@ def _per_group(
     small_groups: SmallGroups = "error",
     check: bool = True,
 ) -> Array:
-    """Apply a statistic of sorted rewards (g, n) to every group."""
+    """Apply a statistic of rewards (g, n) to every group."""
     values, restore = as_float64(rewards, "rewards", keep_gradient=True)
-    xp = array_namespace(values)
     need = f"{name} needs at least {k} samples per prompt"
     layout = lay_out(
         values,
@@ -251,7 +235,7 @@ def _per_group(
         small_groups=small_groups,
         check=check,
     )
-    pieces = [statistic(xp.sort(gather(values, bucket), axis=-1)) for bucket in layout.buckets]
+    pieces = [statistic(gather(values, bucket)) for bucket in layout.buckets]
     result = scatter_groups(pieces, layout, values)
     if groups is None:
         result = result.reshape((*values.shape[:-1], *result.shape[1:]))

@@ -1,0 +1,177 @@
+"""What an objective looks at beside rewards: read once, checked, cut to each bucket of groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from bestofk.procedures.arrays import Array, as_float64, as_numpy, constant, is_array
+from bestofk.procedures.grouping import Bucket, Layout, gather, in_bucket
+
+from . import off_policy
+from .grammar import Term
+from .options import finite_number
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Of one call, whole or of one bucket of groups: arrays (..., n) or (groups, n)."""
+
+    log_ratio: Array | None = None
+    log_alpha: Array | None = None
+    """log of the sample weights."""
+    needed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By the needs of the catalog: arguments of the functions that have them."""
+
+    def of(self, bucket: Bucket, *, check: bool) -> Inputs:
+        """The inputs of a bucket's groups."""
+        ratios = alpha = None
+        if self.log_ratio is not None:
+            ratios = gather(self.log_ratio, bucket)
+            if check:
+                off_policy.require_finite(
+                    ratios, "log_ratio", "give samples without one live=False"
+                )
+        if self.log_alpha is not None:
+            alpha = off_policy.log_weights(gather(self.log_alpha, bucket), check=check)
+        needed = dict(self.needed)
+        if "entropy" in needed:
+            by_group = needed["entropy"]["entropy"]
+            needed["entropy"] = {**needed["entropy"], "entropy": in_bucket(by_group, bucket)}
+        return Inputs(ratios, alpha, needed)
+
+    def arguments(self, needs: Iterable[str]) -> dict[str, Any]:
+        """What a function with these needs is called with."""
+        return {name: value for need in needs for name, value in self.needed[need].items()}
+
+
+def read_inputs(
+    text: str,
+    terms: Sequence[Term],
+    rewards: Array,
+    layout: Layout,
+    *,
+    log_ratio: Any,
+    sample_weights: Any,
+    entropy: Any,
+    entropy_threshold: Any,
+    rng: Any,
+    check: bool,
+) -> Inputs:
+    """The inputs of a call, those that no term needs left out.
+
+    Args:
+        text: the objective, for errors.
+        terms: those in force.
+        rewards: float64, the shape that per-sample inputs have.
+        layout: how the rewards fall into groups.
+        log_ratio, ..., check: as in `Objective.__call__`.
+
+    Raises:
+        ValueError: a needed input is missing, or of another shape.
+    """
+    needed = {name for term in terms for name in term.entry.needs}
+    arguments: dict[str, dict[str, Any]] = {}
+    if "rng" in needed:
+        arguments["rng"] = {"rng": _random_numbers(text, rng)}
+    if "entropy" in needed:
+        values, threshold = _entropies(
+            text, entropy, entropy_threshold, rewards, layout, check=check
+        )
+        arguments["entropy"] = {"entropy": values, "threshold": threshold}
+    alpha = None
+    if sample_weights is not None:
+        alpha = off_policy.weights_of_samples(sample_weights, rewards)
+        log_ratio = array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
+    ratios = None if log_ratio is None else _log_ratios(log_ratio, rewards, terms)
+    return Inputs(ratios, alpha, arguments)
+
+
+def _random_numbers(text: str, rng: Any) -> Any:
+    """A generator from a generator or a seed; an array of uniform numbers stays what it is."""
+    if rng is None:
+        raise ValueError(
+            f"objective {text} draws random sets: rng= is needed, a generator or a seed"
+        )
+    return rng if is_array(rng) else np.random.default_rng(rng)
+
+
+def _entropies(
+    text: str, entropy: Any, threshold: Any, rewards: Array, layout: Layout, *, check: bool
+) -> tuple[Array, Any]:
+    """Mean response entropy per group, (groups,), and the threshold to compare it with."""
+    if entropy is None:
+        raise ValueError(f"objective {text} looks at entropy: entropy= is needed, one per group")
+    values, _ = as_float64(entropy, "entropy")
+    by_sample = tuple(values.shape) == tuple(rewards.shape)
+    if not by_sample and math.prod(values.shape) != layout.groups:
+        raise ValueError(
+            f"entropy must be per group ({layout.groups} of them) or per sample "
+            f"{tuple(rewards.shape)}, got {tuple(values.shape)}"
+        )
+    if not check:
+        if threshold is None:
+            raise ValueError(
+                f"objective {text} with check=False needs entropy_threshold=: the median "
+                "over a batch cannot be taken from one traced group"
+            )
+        xp = array_namespace(values)
+        return (xp.mean(values, axis=-1) if by_sample else values).reshape(-1), threshold
+    host = as_numpy(values)
+    per_group = _means_by_group(host, layout) if by_sample else host.reshape(-1)
+    used = np.concatenate([in_bucket(per_group, bucket) for bucket in layout.buckets] or [[]])
+    if not np.isfinite(used).all():
+        raise ValueError(
+            "entropy must be finite for every group that is used, got "
+            f"{used[~np.isfinite(used)][0]}: leave that group out of the call"
+        )
+    if threshold is None:
+        threshold = np.median(used) if used.size else 0.0
+    return constant(per_group, rewards), finite_number("entropy_threshold", threshold)
+
+
+def _means_by_group(values: np.ndarray, layout: Layout) -> np.ndarray:
+    """Means over the live samples of each group; NaN where a group is left out."""
+    result = np.full(layout.groups, np.nan)
+    for bucket in layout.buckets:
+        chosen = slice(None) if bucket.groups is None else bucket.groups
+        result[chosen] = gather(values, bucket).mean(axis=-1)
+    return result
+
+
+def _log_ratios(log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
+    for term in terms:
+        if term.entry.baseline is None:
+            raise ValueError(
+                f"objective {term.text} has no exact off-policy form and takes no log_ratio: "
+                "use the clipped loss with on-policy advantages, or max@k, pass@k or mean (with "
+                "the canonical baseline, :loo-1 or :none)"
+            )
+    return per_sample(
+        log_ratio, rewards, "log_ratio", " (one number per completion: sum over its tokens)"
+    )
+
+
+def per_sample(values: Any, rewards: Array, name: str, hint: str = "") -> Array:
+    """An input with a number per sample, float64, in the library and the shape of the rewards.
+
+    Raises:
+        ValueError: another library or shape.
+    """
+    numbers, _ = as_float64(values, name)
+    if array_namespace(numbers) is not array_namespace(rewards):
+        raise ValueError(
+            f"rewards and {name} must be arrays of one library, got "
+            f"{type(rewards).__name__} and {type(numbers).__name__}"
+        )
+    if tuple(numbers.shape) != tuple(rewards.shape):
+        raise ValueError(
+            f"{name} must have the shape of rewards, {tuple(rewards.shape)}{hint}, got "
+            f"{tuple(numbers.shape)}"
+        )
+    return numbers

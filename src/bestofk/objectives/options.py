@@ -1,0 +1,80 @@
+"""Options of objectives: each in its range, or an error that names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bestofk.messages import choices
+from bestofk.procedures.arrays import positive_integer
+
+from .grammar import Stage, Term
+
+INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng",
+          "sample_weights", "check")  # fmt: skip
+OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
+           "small_groups", "trust_region")  # fmt: skip
+
+
+def finite_number(
+    name: str,
+    value: Any,
+    what: str = "a finite number",
+    good: Callable[[float], bool] = math.isfinite,
+) -> float:
+    """`value` as a float: a recipe can hold any kind of value."""
+    try:
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and good(number)):
+        raise ValueError(f"{name} is {what}, got {value!r}")
+    return number
+
+
+def finite_numbers(name: str, values: Any) -> tuple[float, ...]:
+    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{name} is a list of numbers, got {values!r}")
+    return tuple(finite_number(name, value, "a list of finite numbers") for value in values)
+
+
+def with_weights(
+    text: str, stages: tuple[Stage, ...], shares: Sequence[float]
+) -> tuple[Stage, ...]:
+    if len(stages) != 1 or len(stages[0].terms) != len(shares):
+        raise ValueError(
+            f"weights= gives one number per term of a mixture such as max@1+8; {text!r} has "
+            f"{len(stages[0].terms)} and got {len(shares)}"
+        )
+    terms = [replace(term, weight=share) for term, share in zip(stages[0].terms, shares)]
+    return (Stage(0.0, tuple(terms)),)
+
+
+def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options of the objective's own functions, with their defaults, each in its range."""
+    chosen = {name: value for term in terms for name, value in term.entry.options.items()}
+    for name in given:
+        if name not in chosen:
+            known = choices(name, [*chosen, *OPTIONS, *INPUTS])
+            raise ValueError(f"objective {text} has no option or input {name!r}; {known}")
+    chosen |= given
+    for name, value in chosen.items():
+        if value is ...:
+            raise ValueError(f"objective {text} needs {name}=")
+        if name == "sets" and value is not None:
+            chosen[name] = positive_integer(value, name)
+        elif name == "beta":
+            chosen[name] = finite_number(name, value, "a positive number", lambda x: x > 0)
+        elif name == "accuracy_threshold":
+            what = "the share of correct samples above which a prompt is dropped, in [0, 1]"
+            chosen[name] = finite_number(name, value, what, lambda x: 0 <= x <= 1)
+        elif name == "coefficients":
+            chosen[name] = alphas = finite_numbers(name, value)
+            for term in terms:
+                if name in term.entry.options and len(alphas) != term.k:
+                    raise ValueError(
+                        f"{term.text} takes {term.k} coefficients, lowest of k first, got {alphas}"
+                    )
+    return chosen
