@@ -39,8 +39,9 @@ MAY_IMPORT = {
     "reports": TYPES | {"samples", "evaluation", "runs"},
 }
 EVERYTHING_BUT = {
-    "training": {"cli", "api", "reports", "adapters"},
-    "api": {"cli", "adapters", "demo"},
+    "training": {"cli", "api", "reports", "adapters", "deploy"},
+    "api": {"cli", "adapters", "demo", "deploy"},
+    "deploy": {"cli", "adapters", "demo", "reports", "training"},
     "cli": set(),
 }
 

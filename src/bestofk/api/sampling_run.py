@@ -70,8 +70,8 @@ class SampleFile:
             for line in whole_lines(self.out):
                 if line.get("run_id") != self.run["run_id"]:
                     raise ValueError(
-                        f"{self.out} holds samples of another run (model, task, sampling or seed "
-                        "differ): choose another --out, or remove the file"
+                        f"{self.out} holds samples of another run (model, task, sampling, seed or "
+                        "k differ): choose another --out, or remove the file"
                     )
                 self.done.add((line["problem_id"], line["sample_id"]))
             waiting = whole_lines(self.journal)
@@ -156,7 +156,7 @@ def sample_line(
         "sample_id": sample["sample_id"],
         "prompt": prompt.text,
         "completion": sample["completion"],
-        "answer": given_answer(prompt, sample["completion"], verdict),
+        "answer": verdict.answer or given_answer(prompt, sample["completion"], verdict),
         "reward": verdict.reward if scored else None,
         "correct": verdict.reward == 1.0 if scored else None,
         "status": verdict.status,
@@ -208,6 +208,7 @@ class LocalModel:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         on_gpu = device.startswith("cuda")
         policy = load(model, dtype=dtype, device=device)
+        self.has_chat_template = bool(getattr(policy.tokenizer, "chat_template", None))
         self.rows_at_once = ROWS_AT_ONCE["cuda" if on_gpu else "cpu"]
         self.sampler = local_sampler(
             policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None

@@ -5,34 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from bestofk.api.solving import (
-    Chooser,
-    Line,
-    Planned,
-    answer_line,
-    draw_in_rounds,
-    lines_of,
-    planned,
-    rounds,
-)
 from bestofk.cli._options import option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say
 from bestofk.cli.sample_command import SampleOptions, drawer_of, problems_of, run_of
+from bestofk.deploy.choosing import Chooser, Planned, planned, rounds
 from bestofk.messages import counted
-from bestofk.sampling.openai_wire import sample_seed
 from bestofk.storage import check_writable, write_atomically
 from bestofk.types import reaches
 
 if TYPE_CHECKING:
     from bestofk.api.sampling_run import Judge, SampleFile
-    from bestofk.types import Prompt
+    from bestofk.types import Prompt, Verdict, Verifier
 
 
 class SolveOptions(SampleOptions):
@@ -44,11 +35,11 @@ class SolveOptions(SampleOptions):
 
     examples: ClassVar = (
         "bestofk solve MODEL --task countdown --k 16 --planned earlier.jsonl",
-        "bestofk solve http://localhost:8000/v1 --model M --task gsm8k --by vote",
+        "bestofk solve URL --model M --data rows.jsonl --verifier my.py:reward",
     )
 
     groups: ClassVar = {
-        "What": ("target", "task", "problems", "n", "by", "out"),
+        "What": ("target", "task", "data", "verifier", "n", "by", "scorer", "out"),
         "Sampling": ("temperature", "max_new_tokens", "seed"),
         "Cost": ("planned", "max_tokens"),
         "Endpoint": ("model",),
@@ -56,8 +47,14 @@ class SolveOptions(SampleOptions):
 
     n: int = Field(16, json_schema_extra={"metavar": "N", "words": ["--k", "--n"]})
     """The most samples drawn of a problem."""
+    data: Path | None = option("FILE", default=None)
+    """Your problems instead of a task: rows as for `--task dataset`."""
+    verifier: str = option("NAME", default="")
+    """Judges the rows of --data: maths, exact, or a function of yours, file.py:function."""
+    scorer: str = option("NAME", default="")
+    """A second verifier, whose rewards are the scores that choose."""
     by: Chooser = "verifier"
-    """What chooses: the first pass, the most frequent answer, or the verifier's score."""
+    """What chooses: the first pass, the most frequent answer, or the largest score (or reward)."""
     threshold: float = 1.0
     """A reward of at least this passes."""
     planned: Path | None = option("FILE", default=None)
@@ -65,32 +62,72 @@ class SolveOptions(SampleOptions):
     out: Path | None = None
     """File for the answers, by default TASK-MODEL-answers.jsonl. All samples go into
     NAME.samples.jsonl beside it."""
+    max_tokens: int = option("N", "--max-tokens-total", default=0)
+    """Cap on tokens in all; by default a quarter more than the most that can come from an endpoint,
+    and none on a model here."""
 
     @property
     def file(self) -> Path:
         plain = super().file
+        if self.data is not None:
+            plain = plain.with_stem(plain.stem.replace("dataset", self.data.stem, 1))
         return self.out or plain.with_name(f"{plain.stem}-answers.jsonl")
 
     @property
     def samples_file(self) -> Path:
         return self.file.with_suffix(".samples.jsonl")
 
+    def with_data(self) -> SolveOptions:
+        """The options with the rows as their task.
+
+        Raises:
+            ValueError: rows and another task, rows without a verifier.
+        """
+        if self.data is None:
+            if self.verifier and self.task != "dataset":
+                raise ValueError(f"--verifier is for --data; task {self.task!r} has a verifier")
+            return self
+        if self.task not in ("", "dataset") or not self.verifier:
+            raise ValueError("--data FILE needs --verifier NAME, and no --task")
+        pairs = (f"test={json.dumps(str(self.data))}", f"verifier={json.dumps(self.verifier)}")
+        return self.model_copy(
+            update={"task": "dataset", "task_option": (*self.task_option, *pairs)}
+        )
+
+    def check(self) -> None:
+        super().check()
+        if self.file.is_file() and not self.samples_file.exists():
+            raise ValueError(
+                f"{self.file} exists, and the samples it was chosen from are not beside it "
+                f"({self.samples_file.name}): choose another --out"
+            )
+        check_writable(self.file)
+
 
 def main(argv: list[str]) -> int:
-    chosen = parsed(SolveOptions, argv, "bestofk solve")
-    from bestofk.rewards import TooManyUnscored
+    chosen = parsed(SolveOptions, argv, "bestofk solve").with_data()
+    from bestofk.deploy.solving import answers_of
+    from bestofk.rewards import TooManyUnscored, with_scores
     from bestofk.sampling.endpoint import CapReached, EndpointError
 
     chosen.check()
-    check_writable(chosen.file)
     forecast = forecast_of(chosen)
     error: Exception | None = None
-    with problems_of(chosen) as (prompts, judge):
+    with problems_of(chosen) as (prompts, judge), scorer_of(chosen) as scorer:
+
+        def judged(batch: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+            verdicts = judge(batch, texts)
+            return with_scores(verdicts, scorer(batch, texts)) if scorer else verdicts
+
         try:
-            draw(chosen, prompts, judge)
+            draw(chosen, prompts, judged)
         except (CapReached, EndpointError, TooManyUnscored) as raised:
             error = raised
-    answers = answers_of(chosen, prompts)
+        except OSError as raised:
+            raise type(raised)(f"{raised}: samples drawn so far are kept; make room, then run the "
+                               "same command again") from raised  # fmt: skip
+    by_problem = answers_of(chosen.samples_file, prompts, chosen.n, chosen.by, chosen.threshold)
+    answers = list(by_problem.values())
     lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in answers]
     write_atomically(chosen.file, "".join(lines).encode("utf-8", "backslashreplace"))
     result = summary(chosen, answers, forecast)
@@ -101,6 +138,13 @@ def main(argv: list[str]) -> int:
     if error is not None:
         print(f"bestofk solve: {error}", file=sys.stderr)
     return 0 if error is None else 1
+
+
+def scorer_of(job: SolveOptions) -> AbstractContextManager[Verifier | None]:
+    """What gives the scores, while it is open."""
+    from bestofk.rewards import verifier
+
+    return verifier(job.scorer) if job.scorer else nullcontext()
 
 
 def forecast_of(job: SolveOptions) -> Planned | None:
@@ -115,64 +159,28 @@ def forecast_of(job: SolveOptions) -> Planned | None:
 
 
 def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Judge) -> None:
-    """Draw and score what is missing, round by round.
-
-    Raises:
-        EndpointError: problems that the endpoint rejected; the others are drawn first.
-    """
+    """Draw and score what is missing, round by round."""
     from bestofk.api.sampling_run import SampleFile
-    from bestofk.sampling.endpoint import EndpointError
+    from bestofk.deploy.solving import draw_in_rounds, round_options
 
     run = run_of(job)
-    run["run_id"] += "-" + "-".join(str(len(numbers)) for numbers in rounds(job.n, job.by))
-    errors, left_out = list[EndpointError](), set[str]()
+    if job.scorer:
+        run["run_id"] += f"-{job.scorer}"
+    if not job.remote:  # drawn by rounds: those of another k are others
+        run["run_id"] += "-" + "-".join(str(len(numbers)) for numbers in rounds(job.n, job.by))
     source: Any = None
 
-    def judged(batch: Any, texts: Any) -> Any:
-        verdicts = judge(batch, texts)
-        scored = [verdict for verdict in verdicts if verdict.status != "unscored"]
-        if job.by == "score" and scored and all(verdict.score is None for verdict in scored):
-            raise ValueError(
-                "--by score needs a verifier that gives scores (Verdict.score), and this one gives "
-                "none: use --by verifier or --by vote"
-            )
-        return verdicts
-
-    def draw_round(file: SampleFile, missing: dict[str, tuple[int, ...]], numbers: range) -> None:
+    def draw_round(file: SampleFile, missing: Any, numbers: range) -> None:
         nonlocal source
-        missing = {problem: each for problem, each in missing.items() if problem not in left_out}
         source = source or drawer_of(job, file.missing(job.n), file)
-        options = {
-            "sampling": job.sampling.changed(samples_per_prompt=len(numbers)),
-            "seed": job.seed if job.remote else sample_seed(job.seed, "round", numbers.start),
-            "first": numbers.start,
-        }
-        with bar(f"{counted(len(missing), 'problem')}", sum(map(len, missing.values()))) as advance:
-            try:
-                source(file, missing, advance=advance, **options)
-            except EndpointError as error:
-                failed = {
-                    p for p, each in missing.items() if not file.done & {(p, n) for n in each}
-                }
-                if len(failed) == len(missing):
-                    raise
-                left_out.update(failed)
-                errors.append(error)
+        options = round_options(job.sampling, job.seed, numbers, one_by_one=job.remote)
+        with bar(counted(len(missing), "problem"), sum(map(len, missing.values()))) as advance:
+            source(file, missing, advance=advance, **options)
 
     def open_file() -> SampleFile:
-        return SampleFile(job.samples_file, run, prompts, judged)
+        return SampleFile(job.samples_file, run, prompts, judge)
 
     draw_in_rounds(open_file, draw_round, job.n, job.by, job.threshold)
-    if errors:
-        raise errors[-1]
-
-
-def answers_of(job: SolveOptions, prompts: Iterable[str]) -> list[dict[str, Any]]:
-    """A line per problem that has a sample."""
-    by_problem: dict[str, list[Line]] = {problem: [] for problem in prompts}
-    for line in lines_of(job.samples_file):
-        by_problem.get(line["problem_id"], []).append(line)
-    return [answer_line(lines, job.by, job.threshold) for lines in by_problem.values() if lines]
 
 
 def summary(

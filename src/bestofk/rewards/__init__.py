@@ -22,7 +22,7 @@ from bestofk.rewards.base import (
     prepare,
     refusals,
 )
-from bestofk.rewards.combine import checked_weight, gated, weighted
+from bestofk.rewards.combine import checked_weight, gated, scored_by, weighted, with_scores
 from bestofk.rewards.functions import (
     BatchFunctionVerifier,
     FunctionVerifier,
@@ -43,8 +43,10 @@ __all__ = [
     "judge",
     "prepare",
     "refusals",
+    "scored_by",
     "verifier",
     "weighted",
+    "with_scores",
 ]
 
 # name: module and the function in it that builds the verifier; imported when asked for

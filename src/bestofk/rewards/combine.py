@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, wrong
+from bestofk.rewards.maths.extract_answer import answer_in
 from bestofk.types import ALMOST_ONE, Prompt, Status, Verdict, reaches, status_of
 
 
@@ -142,6 +144,51 @@ class Gated(BatchVerifier):
 def _closed(verdict: Verdict) -> Verdict:
     status: Status = "incorrect" if verdict.status in ("correct", "partial") else verdict.status
     return wrong(f"gate: {verdict.detail}".rstrip(": "), status)
+
+
+class Scored(BatchVerifier):
+    """A verifier's rewards beside a scorer's, which are the scores that choose.
+
+    Without a verifier no sample is paid: its reward is NaN, and its answer is looked for, for a
+    vote.
+    """
+
+    def __init__(self, verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> None:
+        self.verifier, self.scorer = verifier, scorer
+        self.parts = [_checked_part(part) for part in (verifier, scorer) if part is not None]
+        self.name = " chosen by ".join(part.name for part in self.parts) or "vote"
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        verdicts = [
+            replace(Verdict.unscored("no verifier"), answer=answer_in(text)) for text in texts
+        ]
+        if self.verifier is not None:
+            verdicts = self.verifier(prompts, texts)
+        return with_scores(verdicts, self.scorer(prompts, texts)) if self.scorer else verdicts
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        for part in self.parts:
+            part.check_prompts(prompts)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
+def with_scores(verdicts: Sequence[Verdict], scored: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts with a scorer's scores, or its rewards; None where it has none."""
+    return [
+        replace(verdict, score=None if math.isnan(score) else score)
+        for verdict, other in zip(verdicts, scored, strict=True)
+        for score in [other.reward if other.score is None else other.score]
+    ]
+
+
+def scored_by(verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> BatchVerifier:
+    """`scored_by(tests, reward_model)`: the first pays, the second chooses."""
+    if verifier is not None and scorer is None:
+        return verifier
+    return Scored(verifier, scorer)
 
 
 def weighted(*parts: tuple[float, BatchVerifier]) -> Weighted:

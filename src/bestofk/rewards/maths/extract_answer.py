@@ -142,3 +142,16 @@ def given_answer(prompt: Prompt, text: str, verdict: Verdict) -> str | None:
         if answer and len(answer) <= MAX_ANSWER:
             answer = plain(answer)
     return answer or None
+
+
+def answer_in(text: str) -> str | None:
+    """What a vote counts where nothing says how the answer was asked for: in a box, a tag, after
+    "Answer:", else all that follows the thinking.
+
+    >>> answer_in("so \\\\boxed{4}"), answer_in("<think>5?</think> It is  4. "), answer_in("")
+    ('4', 'It is 4.', None)
+    """
+    answer = extract(text)
+    if answer is None or len(answer) > MAX_ANSWER:
+        return " ".join(final_text(text).split()) or None
+    return plain(answer) or None

@@ -1,4 +1,4 @@
-"""Keep the best: draw up to k samples of a problem, choose one, and say what it cost.
+"""Keep one of k: how many samples are drawn together, which is kept, what to expect of it.
 
 With a verifier a problem ends at its first pass. Samples are drawn in rounds that double (1, 1, 2,
 4, …): in few rounds at most twice as many as one by one. A vote and a score see all k.
@@ -7,15 +7,12 @@ With a verifier a problem ends at its first pass. Samples are drawn in rounds th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from bestofk.api.sampling_run import SampleFile
-from bestofk.runs import read_jsonl
 from bestofk.samples import Samples
 from bestofk.types import reaches
 
@@ -40,7 +37,8 @@ def choose(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> tuple[
     """The sample that is kept, and why: "pass", "reward", "score", "vote" or "first".
 
     Without a pass a verifier leaves the choice to the reward, where rewards differ, then to scores,
-    then to the vote. Of equal samples the first is kept, as by somebody who draws one by one.
+    then to the vote. A choice by score takes the reward where there is no other score. Of equal
+    samples the first is kept, as by somebody who draws one by one.
 
     Args:
         lines: at least one, in the order in which they were drawn.
@@ -55,46 +53,13 @@ def choose(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> tuple[
     with_score = [line for line in lines if line.get("score") is not None]
     if by != "vote" and with_score:
         return max(with_score, key=lambda line: line["score"]), "score"
+    if by == "score" and scored:
+        return max(scored, key=lambda line: line["reward"]), "score"
     answers = [line["answer"] for line in lines if line["answer"] not in (None, "")]
     if answers:
         ((winner, _),) = Counter(answers).most_common(1)  # of equal counts, the first met
         return next(line for line in lines if line["answer"] == winner), "vote"
     return lines[0], "first"
-
-
-def draw_in_rounds(
-    open_file: Callable[[], SampleFile],
-    draw: Callable[[SampleFile, dict[str, tuple[int, ...]], range], None],
-    k: int,
-    by: Chooser,
-    threshold: float = 1.0,
-) -> None:
-    """Draw until a problem has a passing sample, or k. Rounds that a file holds are not repeated.
-
-    Args:
-        open_file: the file of samples; leaving it waits until all that was drawn is scored.
-        draw: draws the missing samples of a round into the file.
-    """
-    for numbers in rounds(k, by):
-        with open_file() as file:
-            passed = {
-                line["problem_id"]
-                for line in lines_of(file.out)
-                if by == "verifier" and line["reward"] is not None
-                and reaches(line["reward"], threshold)
-            }  # fmt: skip
-            left = {
-                problem: tuple(n for n in numbers if (problem, n) not in file.done)
-                for problem in file.prompts
-                if problem not in passed
-            }
-            if missing := {problem: samples for problem, samples in left.items() if samples}:
-                draw(file, missing, numbers)
-
-
-def lines_of(path: Path) -> list[Line]:
-    """The scored samples of a file that need not exist."""
-    return list(read_jsonl(path)) if path.exists() else []
 
 
 def answer_line(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> dict[str, Any]:

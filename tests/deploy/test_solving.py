@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk.api.solving import answer_line, choose, planned, rounds
+import bestofk as bk
 from bestofk.cli import main
+from bestofk.deploy.choosing import answer_line, choose, planned, rounds
 from bestofk.evaluation import samples
+from bestofk.sampling.endpoint import EndpointError
+from bestofk.sampling.openai_wire import sample_seed
 from bestofk.tasks import task
 from evaluation.faulty_server import FaultyServer, send
 
@@ -148,7 +152,9 @@ def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--by", "score"], "--by score needs a verifier that gives scores"),
+        (["--data", "pilot.jsonl"], "--data FILE needs --verifier NAME, and no --task"),
+        (["--verifier", "maths"], "task 'countdown' has a verifier"),
+        (["--out", "pilot.jsonl"], "are not beside it (pilot.samples.jsonl): choose another"),
         (["--k", "0"], "samples_per_prompt"),
         (["--out", "nowhere/a.jsonl"], "there is no folder"),
         (["--by", "score", "--planned", "pilot.jsonl"], "--by verifier and --by vote"),
@@ -171,7 +177,7 @@ def test_bad_input_is_told(
 
 REFERENCES = {
     str(prompt.text[0]): prompt.reference for prompt in task("countdown").split("test")[:8]
-}  # type: ignore[index]
+}
 
 
 def half_right(handler: Any, body: dict[str, Any]) -> None:
@@ -205,3 +211,120 @@ def test_an_endpoint_is_asked_until_a_pass_and_a_rejected_problem_stops_no_other
         assert summary["draws"] == len(server.requests) if not status else len(asked)
         assert ("could not be drawn" in told) == bool(status)
         assert "cap: " in told
+
+
+def scripted(handler: Any, body: dict[str, Any]) -> None:
+    """The last word of the prompt, or a wrong answer, by the seed; longer where it is right."""
+    word = json.dumps(body["messages"]).split()[-1].strip('"}]')
+    right = random.Random(body["seed"]).random() < 0.4
+    text = f"it is <answer>{word}</answer>" if right else "<answer>?</answer>"
+    choices = [{"index": 0, "finish_reason": "stop", "message": {"content": text}}]
+    usage = {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
+    send(handler, 200, json.dumps({"choices": choices, "usage": usage}).encode())
+
+
+WORDS = ["say one", "say two", [{"role": "user", "content": "say one"}]]
+
+
+def says_it(prompt: Any, completion: str) -> bool:
+    return f">{prompt.text[-1]['content'].split()[-1]}<" in completion
+
+
+def length(completion: str) -> int:
+    return len(completion)
+
+
+def test_best_of_asks_an_endpoint_until_a_pass_and_keeps_the_best(tmp_path: Path) -> None:
+    with FaultyServer(always={"": scripted}) as server:
+        options: dict[str, Any] = {"k": 32, "name": "m", "out": tmp_path / "all.jsonl"}
+        best = bk.best_of(server.url, WORDS, verifier=says_it, **options)
+        asked = len(server.requests)
+        assert [each["status"] for each in best if each] == ["correct"] * 3  # one prompt twice
+        assert sum(each["draws"] for each in best if each) == asked < 96
+        assert bk.best_of(server.url, WORDS, verifier=says_it, **options) == best
+        assert len(server.requests) == asked  # all of it was there
+    assert bk.evaluate([each for each in best if each], k=1).estimate[0] == 1.0
+
+
+def test_best_of_by_score_and_by_vote_sees_all_k() -> None:
+    with FaultyServer(always={"": scripted}) as server:
+        options: dict[str, Any] = {"k": 9, "name": "m"}
+        longest = bk.best_of(server.url, WORDS, scorer=length, **options)
+        voted = bk.best_of(server.url, WORDS, vote=True, **options)
+    for each in longest:
+        assert each is not None
+        assert (each["draws"], each["chosen_by"], each["reward"]) == (9, "score", None)
+        assert each["completion"].startswith("it is")
+    counts = [random.Random(sample_seed(0, str(p), n)).random() < 0.4 for p in (0, 1, 2)
+              for n in range(9)]  # fmt: skip
+    for number, each in enumerate(voted):
+        assert each is not None
+        most = sum(counts[9 * number : 9 * number + 9]) > 4
+        assert (each["answer"] == "?") != most
+        assert each["chosen_by"] == "vote"
+
+
+def test_best_of_leaves_out_what_the_endpoint_rejects_and_says_so() -> None:
+    def reject(handler: Any, body: dict[str, Any]) -> None:
+        send(handler, 400, b'{"error": "too long"}')
+
+    with FaultyServer(always={"two": reject, "": scripted}) as server:
+        with pytest.warns(UserWarning, match="could not be drawn"):
+            best = bk.best_of(server.url, WORDS[:2], 4, verifier=says_it, name="m")
+        assert best[0] is not None
+        assert best[1] is None
+        with pytest.raises(EndpointError):
+            bk.best_of(server.url, WORDS[1:2], 4, verifier=says_it, name="m")
+
+
+def test_best_of_a_model_here_ends_as_solve_does() -> None:
+    prompts = task("countdown", style="compact").split("test")[:6]
+    options: dict[str, Any] = {"k": 6, "verifier": "countdown", "max_new_tokens": 12}
+    best = bk.best_of("tiny-countdown", prompts, **options)
+    assert [each["draws"] in (1, 2, 4, 6) for each in best if each] == [True] * 6
+    assert any(each["chosen_by"] == "pass" for each in best if each)
+    assert bk.best_of("tiny-countdown", prompts, **options) == best
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [
+        (["a"], {}, "what chooses: verifier=, scorer= or vote=True"),
+        (["a"], {"vote": True, "name": ""}, "state name="),
+        ("a", {"vote": True}, "prompts are a list"),
+        ([7], {"vote": True}, "prompt 0 is a text, chat messages or a row, got 7"),
+        ([{"x": "a"}], {"vote": True}, "name it prompt"),
+        ([{"prompt": "a"}], {"verifier": lambda completion, key: 1.0}, "takes key"),
+        (["a"], {"verifier": "maths:"}, "cannot load"),
+    ],
+)
+def test_what_best_of_cannot_work_with_is_told(prompts: Any, options: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        bk.best_of("http://127.0.0.1:1/v1", prompts, **{"name": "m", **options})
+
+
+def test_rows_with_a_verifier_and_a_scorer_and_a_larger_k(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"question": f"say {word}", "answer": word}) for word in ("one", "two")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    (tmp_path / "shortest.py").write_text("def score(completion):\n    return -len(completion)\n")
+
+    def never_right(handler: Any, body: dict[str, Any]) -> None:
+        text = "<answer>" + "?" * (1 + body["seed"] % 50) + "</answer>"
+        choices = [{"index": 0, "finish_reason": "stop", "message": {"content": text}}]
+        send(handler, 200, json.dumps({"choices": choices}).encode())
+
+    with FaultyServer(always={"": never_right}) as server:
+        words = ["solve", server.url, "--model", "m", "--data", "rows.jsonl", "--verifier", "exact"]
+        words += ["--scorer", "shortest.py:score", "--json"]
+        for k in (2, 8):
+            assert main([*words, "--k", str(k)]) == 0
+            assert json.loads(capsys.readouterr().out)["chosen_by"] == {"score": 2}
+            assert len(server.requests) == 2 * k  # the first two were kept
+    answers = (tmp_path / "rows-m-answers.jsonl").read_text().splitlines()
+    drawn = [*map(json.loads, (tmp_path / "rows-m-answers.samples.jsonl").read_text().splitlines())]
+    for answer in map(json.loads, answers):
+        own = [each for each in drawn if each["problem_id"] == answer["problem_id"]]
+        assert len(answer["completion"]) == min(len(each["completion"]) for each in own)
