@@ -31,7 +31,7 @@ THREADS = 16
 
 
 @dataclass
-class Row:
+class OpenTrajectory:
     """A trajectory in the making."""
 
     prompt: Prompt
@@ -221,7 +221,9 @@ class TurnSampler:
         with ThreadPoolExecutor(THREADS, "bestofk environment") as threads:
             rows = [
                 [
-                    Row(prompt, self.environments.make(prompt), self.text_for(prompt), self.limits)
+                    OpenTrajectory(
+                        prompt, self.environments.make(prompt), self.text_for(prompt), self.limits
+                    )
                     for _ in range(n)
                 ]
                 for prompt in prompts
@@ -232,7 +234,7 @@ class TurnSampler:
                 for i, row in enumerate(group)
             ]
             flat = [row for group in rows for row in group]
-            list(threads.map(Row.reset, flat, arguments))
+            list(threads.map(OpenTrajectory.reset, flat, arguments))
             shown = [with_observation(group) for group in rows]
             starts = [group[0].text.prompt(prompt) for group, prompt in zip(rows, shown)]
             room = [self._room(prompt, len(start), most) for prompt, start in zip(shown, starts)]
@@ -251,7 +253,7 @@ class TurnSampler:
                     work.append((row, drawn, raw, left, self.sampler.ends))
                 list(threads.map(lambda each: each[0].answer(*each[1:]), work))
                 active = [at for at in active if flat[at].ended_by is None]
-            list(threads.map(Row.finish, flat))
+            list(threads.map(OpenTrajectory.finish, flat))
         return [
             Group(prompt, tuple(row.trajectory() for row in group), start, sampling.temperature)
             for prompt, group, start in zip(shown, rows, starts)
@@ -269,7 +271,7 @@ class TurnSampler:
 
     def _draw(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[OpenTrajectory],
         active: Sequence[int],
         starts: Sequence[tuple[int, ...]],
         room: Sequence[int],
@@ -302,7 +304,7 @@ def _seed(digest: bytes, sample: int) -> int:
     return int(np.random.SeedSequence([*digest, sample]).generate_state(1)[0])
 
 
-def with_observation(rows: Sequence[Row]) -> Prompt:
+def with_observation(rows: Sequence[OpenTrajectory]) -> Prompt:
     """The prompt with what `reset` adds to it: the same for all samples of the group.
 
     Raises:
