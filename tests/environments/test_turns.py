@@ -290,7 +290,7 @@ def test_the_last_message_reaches_the_environment_though_its_answer_is_not_shown
 
 def test_thousands_of_calls_in_a_message_end_in_time():
     many = call("guess", number=1).removesuffix("<|im_end|>") * 2_000 + "<|im_end|>"
-    sampling = SAMPLING.changed(samples_per_prompt=1, max_new_tokens=300_000)
+    sampling = SAMPLING.changed(samples_per_prompt=1, max_new_tokens=600_000)
     group = scripted(lambda text: many, sampling=sampling, limits={"turns": 2})
     talk = group.trajectories[0].conversation
     assert (talk.ended_by, talk.tool_calls) == ("turns", 4_000)
