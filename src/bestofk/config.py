@@ -310,7 +310,7 @@ def merged(config: Config, changes: Mapping[str, Any]) -> Config:
             return new
         return {**old, **{key: join(old.get(key), value) for key, value in new.items()}}
 
-    stated = config.model_dump()
+    stated = config.model_dump(exclude_unset=True)  # the rest stays open: see training.resolve
     for name, value in changes.items():
         for key in reversed(name.split(".")):
             value = {key: value}

@@ -16,7 +16,7 @@ import numpy as np
 
 from bestofk import metrics
 from bestofk.agreement.log_prob_gaps import sampler_gap
-from bestofk.config import Config, OffPolicySection
+from bestofk.config import OffPolicySection
 from bestofk.learning import Learner, LogProbs, Loss
 from bestofk.objectives import Objective, has_signal, trust_region_mask
 from bestofk.training.batch import (
@@ -36,6 +36,7 @@ from bestofk.training.batch import (
     whole_groups,
     with_log_probs,
 )
+from bestofk.training.resolve import RunSettings
 from bestofk.training.rollouts import Rollouts
 from bestofk.training.session import TrainingEnd, open_session
 from bestofk.types import Group, Prompt, Verdict, Verifier
@@ -47,25 +48,19 @@ FACTOR_OF_TWO = (LARGEST_SAMPLER_CORRECTION, LARGEST_SAMPLER_CORRECTION)
 
 
 def train(
-    config: Config,
+    settings: RunSettings,
     *,
-    resume: bool = False,
-    checkpoint: str | None = None,
     verifier: Verifier | None = None,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingEnd:
-    """Train as the config says, in the folder it names.
+    """Train as the settings say, in the folder they name.
 
     Args:
-        resume: Continue the run in that folder where it stopped.
-        checkpoint: Continue from this checkpoint instead of the newest.
-        verifier: Judges instead of the verifier that the config names.
+        verifier: Judges instead of the verifier that the settings name.
         callback: Gets every line of metrics once it is written; where it returns True, the run ends
             there as if that step were the last.
     """
-    with open_session(
-        config, resume=resume, checkpoint=checkpoint, verifier=verifier, callback=callback
-    ) as session:
+    with open_session(settings, verifier=verifier, callback=callback) as session:
         context, rollouts = session.context, session.rollouts
         for step in session.steps():  # between steps it evaluates and saves
             draw(rollouts, step)
@@ -78,10 +73,10 @@ def train(
                     context.objective,
                     batch,
                     context.processes,
-                    loss=config.loss,
-                    off_policy=config.off_policy,
+                    loss=settings.loss,
+                    off_policy=settings.off_policy,
                     progress=context.progress,
-                    seed=(config.run.seed, step),
+                    seed=(settings.run.seed, step),
                     watch_sampler=rollouts.has_own_weights,
                 )
             session.record(step, batch, advantages, stats)
@@ -94,17 +89,18 @@ def draw(rollouts: Rollouts, step: int) -> None:
     On policy that is the batch of this step. With `off_policy.ahead` = s it is that of step + s:
     it is drawn in turns with learning or, from a server, while the learner works.
     """
-    config, queue, state = rollouts.context.config, rollouts.queue, rollouts.context.state
-    while (number := step + len(queue)) <= config.run.steps:
-        if config.off_policy.drawn_after(number, config.optimizer.warmup_steps) >= step:
+    context, queue = rollouts.context, rollouts.queue
+    settings = context.settings
+    while (number := step + len(queue)) <= settings.run.steps:
+        if settings.off_policy.drawn_after(number, settings.optimizer.warmup_steps) >= step:
             return
-        place = state.position + len(queue) * config.sampling.prompts_per_step
+        place = context.state.position + len(queue) * settings.sampling.prompts_per_step
         queue.append(rollouts.executor.submit(roll_out, rollouts, number, place, step - 1))
 
 
 def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -> RolloutBatch:
     """The batch of a step, sampled and judged; with its log-probs, if the weights will move."""
-    context, config = rollouts.context, rollouts.context.config
+    context, settings = rollouts.context, rollouts.context.settings
     batch = sample_and_judge(
         context.prompt_at,
         partial(rollouts.sample, number),
@@ -112,8 +108,8 @@ def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -
         context.objective,
         context.processes,
         position=position,
-        prompts=config.sampling.prompts_per_step,
-        refill=config.sampling.refill,
+        prompts=settings.sampling.prompts_per_step,
+        refill=settings.sampling.refill,
         progress=context.progress,
         seed=context.seed(number),
     )
@@ -124,7 +120,7 @@ def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -
         return replace(batch, gap=rollouts.probed_gap)
     with context.timed("learn"):
         now = context.learner.log_probs(batch.groups)
-    return for_later(batch, now, context.processes, config.off_policy.correct_sampler)
+    return for_later(batch, now, context.processes, settings.off_policy.correct_sampler)
 
 
 def for_later(
