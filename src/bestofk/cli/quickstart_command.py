@@ -51,7 +51,7 @@ def run_settings(
 
 
 class QuickstartOptions(VerbOptions):
-    """Train a tiny policy for one sample and for k on a graded problem; compare best-of-k.
+    """Train a tiny policy for one sample and for k on a graded problem, and compare.
 
     Two runs with equally many rollouts, from one start; minutes on two CPU cores.
     After Ctrl-C the same command resumes.

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from signal import Signals
@@ -59,7 +60,8 @@ class TrainOptions(VerbOptions):
 
 def main(argv: list[str]) -> int:
     if {"-h", "--help", "--help-all"} & set(argv):
-        about = ABOUT.format(recipes=", ".join(shipped_recipes()) or "none here")
+        names = textwrap.wrap(", ".join(shipped_recipes()) or "none here", 76)
+        about = ABOUT.format(recipes="\n  ".join(names))
         print(recipe_help(about, everything="--help-all" in argv))
         return 0
     options, changes = split(argv)

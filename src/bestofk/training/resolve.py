@@ -170,7 +170,7 @@ def by_model(config: Config, facts: ModelFacts) -> Decisions:
         decisions["optimizer.learning_rate"] = rate, "by the model's size"
     style = style_for(config.model.path, config.task.name, lambda: facts.tokenizer)
     if style and "style" not in config.task.options:
-        decisions["task.options.style"] = style, "by the model's chat template"
+        decisions["task.options.style"] = style, "the style that the model reads"
     return decisions
 
 
