@@ -52,6 +52,8 @@ def inputs(name: str) -> dict[str, np.ndarray]:
         return {"rng": np.random.default_rng(1).random((G, N))}
     if ":bootstrap" in name:
         return {"rng": np.random.default_rng(1).random((G, N, N))}
+    if name.startswith("select"):
+        return {"scores": np.random.default_rng(2).integers(0, 3, (G, N)).astype(float)}
     return {"entropy": np.arange(float(G))} if "adaptive" in name else {}
 
 

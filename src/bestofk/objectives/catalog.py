@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from bestofk.procedures import MAX, Procedure
+from bestofk.procedures import MAX, SELECT, Procedure
 from bestofk.procedures.arrays import Array
 
 from . import on_policy, passk_training
@@ -43,7 +43,7 @@ class Entry:
     zero_one: bool = False
     """Rewards must be 0/1 (or have a threshold)."""
     needs: tuple[str, ...] = ()
-    """Inputs beside rewards: "entropy", "rng"."""
+    """Inputs beside rewards: "entropy", "rng", "scores", "answers"."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Option → default; `...` means the user must give it."""
     baseline: str | None = None
@@ -112,6 +112,43 @@ _MAX = {
         caution="on 0/1 rewards it is GRPO except where fewer than k samples fail",
     ),
 }
+
+
+def _rows_of(procedure: Procedure, source: str) -> dict[str, Entry]:
+    """The entries of a procedure: one for each baseline."""
+    value = f"{procedure.name}@k"
+    made = partial(Entry, source=source, claim="exact", procedure=procedure, needs=procedure.needs)
+    centred = made(
+        procedure.weights["canonical"],
+        "k (q_i - U_k(B∖i)) = n (U_k(B) - U_k(B∖i))",
+        f"unbiased for ∇{value}, centred; k = 1 is RLOO",
+        samples="k + 1",
+        why="the leave-one-out baseline averages over subsets without the sample",
+        baseline="canonical",
+    )
+    rows = {
+        "": centred,
+        "canonical": centred,
+        "loo-1": made(
+            procedure.weights["loo-1"],
+            "k (q_i - U_{k-1}(B∖i))",
+            f"unbiased for ∇{value}, also at k = n; k = 1 is RLOO",
+            samples="max(2, k)",
+            why="it compares with k - 1 others",
+            baseline="loo-1",
+        ),
+        "none": made(
+            procedure.weights["none"],
+            "k q_i",
+            f"unbiased for ∇{value}, not centred",
+            baseline="none",
+        ),
+    }
+    if procedure.off_policy is None:
+        rows = {name: replace(row, baseline=None) for name, row in rows.items()}
+    return rows
+
+
 _design = partial(Entry, source="Pass@k Training, Chen et al. 2025, arXiv:2508.10751")
 _PASSK_DESIGNS = {
     "": _design(
@@ -265,6 +302,7 @@ CATALOG: dict[str, dict[str, Entry]] = {
     **_alone("mean grpo dr-grpo reinforce"),
     "max": _MAX,
     "pass": {variant: replace(entry, zero_one=True) for variant, entry in _MAX.items()},
+    "select": _rows_of(SELECT, "the theorem of docs/objectives.md; ties by symmetry"),
     "passk-training": _PASSK_DESIGNS,
     **_alone("bon-max-mean bon-max-second maxrl tailrl rs-grpo topM bottomM median min lstat"),
 }

@@ -178,7 +178,7 @@ def requirement(term: Term, n: int | None = None) -> tuple[str, str]:
     need = f"objective {term.text} needs {amount} samples per prompt"
     why = f": {term.entry.why}"
     name = term.text.partition("@")[0]
-    if name in ("max", "pass") and least == k + 1:
+    if "loo-1" in CATALOG.get(name, ()) and least == k + 1:
         if k == 1:
             return need, f"{why}; with 1 sample use {name}@1:none, or draw more"
         if n is None or n >= k:

@@ -43,6 +43,11 @@ class Inputs:
         if "entropy" in needed:
             by_group = needed["entropy"]["entropy"]
             needed["entropy"] = {**needed["entropy"], "entropy": in_bucket(by_group, bucket)}
+        if "scores" in needed:
+            scores = gather(needed["scores"]["scores"], bucket)
+            if check:
+                _require_scores(scores)
+            needed["scores"] = {"scores": scores}
         return Inputs(ratios, alpha, needed)
 
     def arguments(self, needs: Iterable[str]) -> dict[str, Any]:
@@ -56,6 +61,7 @@ def read_inputs(
     rewards: Array,
     layout: Layout,
     *,
+    scores: Any,
     log_ratio: Any,
     sample_weights: Any,
     entropy: Any,
@@ -70,7 +76,7 @@ def read_inputs(
         terms: those in force.
         rewards: float64, the shape that per-sample inputs have.
         layout: how the rewards fall into groups.
-        log_ratio, ..., check: as in `Objective.__call__`.
+        scores, ..., check: as in `Objective.__call__`.
 
     Raises:
         ValueError: a needed input is missing, or of another shape.
@@ -84,12 +90,27 @@ def read_inputs(
             text, entropy, entropy_threshold, rewards, layout, check=check
         )
         arguments["entropy"] = {"entropy": values, "threshold": threshold}
+    if "scores" in needed:
+        if scores is None:
+            raise ValueError(
+                f"objective {text} needs scores=, one per sample: they choose which of k samples "
+                "is used, and rewards say what it is worth"
+            )
+        arguments["scores"] = {"scores": per_sample(scores, rewards, "scores")}
     alpha = None
     if sample_weights is not None:
         alpha = off_policy.weights_of_samples(sample_weights, rewards)
         log_ratio = array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
     ratios = None if log_ratio is None else _log_ratios(log_ratio, rewards, terms)
     return Inputs(ratios, alpha, arguments)
+
+
+def _require_scores(scores: Array) -> None:
+    if bool(array_namespace(scores).any(array_namespace(scores).isnan(scores))):
+        raise ValueError(
+            "scores must be a number for every live sample, got nan: give a sample that cannot be "
+            "chosen -inf, or leave it out with live=False"
+        )
 
 
 def _random_numbers(text: str, rng: Any) -> Any:

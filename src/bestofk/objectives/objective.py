@@ -59,7 +59,14 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs to pass beside rewards: of "entropy", "rng", "progress"."""
+        """Inputs to pass beside rewards, by the names of `__call__`'s arguments.
+
+        Of "scores" (P, n), "answers" (P, n), "entropy", "rng" and "progress". A caller such as a
+        training loop reads this before a run, so that a missing scorer is an error then, and passes
+        `scores=` from `Verdict.score`, `answers=` from `Verdict.answer`, in the shape of rewards.
+        Samples that are not live may have any score. Inputs that are not needed are ignored, so a
+        loop may always pass them.
+        """
         inputs = {name for term in self.terms for name in term.entry.needs}
         return frozenset(inputs | ({"progress"} if len(self.stages) > 1 else set()))
 
@@ -117,6 +124,7 @@ class Objective:
         self,
         rewards: Any,
         *,
+        scores: Any = None,
         log_ratio: Any = None,
         entropy: Any = None,
         entropy_threshold: float | None = None,
@@ -133,6 +141,8 @@ class Objective:
 
         Args:
             rewards: real numbers; NaN marks a sample that could not be scored (not live).
+            scores: what chooses a sample at deployment (select@k), the shape of rewards; -inf loses
+                to every number. Rewards say what the chosen sample is worth.
             log_ratio: log π_θ - log π_old of each whole completion, the shape of rewards.
             entropy: mean response entropy, per group or per sample (adaptive design).
             entropy_threshold: by default the median over the groups of this call.
@@ -183,6 +193,7 @@ class Objective:
             terms,
             rewards,
             layout,
+            scores=scores,
             log_ratio=log_ratio,
             sample_weights=sample_weights,
             entropy=entropy,
@@ -262,6 +273,12 @@ def objective(
     )
     if clamp != 1.0 and off_policy != "first-order":
         raise ValueError(f"clamp belongs to off_policy='first-order', got {off_policy!r}")
+    for term in terms:
+        if off_policy == "first-order" and term.entry.procedure.needs:
+            raise ValueError(
+                f"off_policy='first-order' is an expansion of max@k, and {term.text} has none: use "
+                "off_policy='exact'"
+            )
     if self_normalise and off_policy != "exact":
         raise ValueError(f"self_normalise belongs to off_policy='exact', got {off_policy!r}")
     about_ratios = {"trust_region": trust_region is not None, "self_normalise": self_normalise}
@@ -269,7 +286,7 @@ def objective(
         if given and not any(term.entry.baseline for term in terms):
             raise ValueError(
                 f"{name} is about log_ratio=, which objective {text} does not take: leave it out, "
-                "or use max@k, pass@k or mean"
+                "or use max@k, select@k, pass@k or mean"
             )
     for term in terms if self_normalise else ():
         if term.entry.baseline not in (None, "canonical"):
@@ -301,6 +318,7 @@ def advantages(
     objective_: str | Objective,
     /,
     *,
+    scores: Any = None,
     log_ratio: Any = None,
     entropy: Any = None,
     entropy_threshold: float | None = None,
@@ -317,7 +335,7 @@ def advantages(
     Args:
         rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
         objective_: a string such as "max@8", or an Objective.
-        log_ratio, ..., check: as in `Objective.__call__`.
+        scores, ..., check: as in `Objective.__call__`.
         options: where a string is given, those of `objective` (weights, threshold, ...).
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")
@@ -330,6 +348,7 @@ def advantages(
     chosen = objective_ if isinstance(objective_, Objective) else objective(objective_, **options)
     return chosen(
         rewards,
+        scores=scores,
         log_ratio=log_ratio,
         entropy=entropy,
         entropy_threshold=entropy_threshold,

@@ -12,8 +12,8 @@ from bestofk.procedures.arrays import positive_integer
 
 from .grammar import Stage, Term
 
-INPUTS = ("log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress", "rng",
-          "sample_weights", "check")  # fmt: skip
+INPUTS = ("scores", "log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress",
+          "rng", "sample_weights", "check")  # fmt: skip
 OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
            "small_groups", "trust_region")  # fmt: skip
 

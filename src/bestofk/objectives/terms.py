@@ -63,7 +63,7 @@ def _off_policy(term: Term, rewards: Array, inputs: Inputs, use: RatioUse, *, ch
         return scaled(on_policy, ratios, check=check)
     if inputs.log_alpha is not None:
         ratios = off.pooled(ratios, inputs.log_alpha, term.k, check=check)
-    if is_torch_array(rewards) and _compiling():
+    if is_torch_array(rewards) and not procedure.needs and _compiling():
         from .torch_operator import operator
 
         return operator(rewards, ratios, term.k, baseline, use.self_normalise)

@@ -6,7 +6,8 @@ and a curve over k, under one name. A new one is a file here and its line in `PR
 
 from .maximum import MAX
 from .procedure import Procedure
+from .selection import SELECT
 
-PROCEDURES = {each.name: each for each in (MAX,)}
+PROCEDURES = {each.name: each for each in (MAX, SELECT)}
 
-__all__ = ["MAX", "PROCEDURES", "Procedure"]
+__all__ = ["MAX", "PROCEDURES", "SELECT", "Procedure"]

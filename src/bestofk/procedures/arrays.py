@@ -255,6 +255,17 @@ def sums_above(values: Array) -> Array:
     return xp.concat([from_the_end, zero], axis=-1)
 
 
+def cumulative_max(values: Array) -> Array:
+    """Running maximum along the last axis, by doubling: the array API has none."""
+    xp = array_namespace(values)
+    step = 1
+    while step < values.shape[-1]:
+        later = xp.maximum(values[..., step:], values[..., :-step])
+        values = xp.concat([values[..., :step], later], axis=-1)
+        step *= 2
+    return values
+
+
 LARGEST = 1e150
 """Rewards up to this size: their squares and sums fit into float64."""
 

@@ -10,7 +10,7 @@ import math
 
 from array_api_compat import array_namespace, is_numpy_array
 
-from .arrays import Array, unsort
+from .arrays import Array, by_order, unsort
 from .binomials import log_binomial
 from .symmetric_sums import (
     by_rank,
@@ -34,6 +34,7 @@ def exact(
     baseline: str = "canonical",
     self_normalise: bool = False,
     check: bool = True,
+    scores: Array | None = None,
 ) -> Array:
     """The exact off-policy advantages, without autograd.
 
@@ -52,6 +53,8 @@ def exact(
     Self-normalised: n²/(n-k) ∂/∂log ρ_i of J_k C(n,k)/e_k(ρ), denominator included; centred by
     itself, so it has no baseline; biased, consistent; at ρ = 1 the canonical advantage; k < n.
 
+    With scores J_k is the value of select@k, and only ≥ 0 does not hold.
+
     Right to 1e-9 of the group's largest advantage whenever that fits into float64; otherwise
     ValueError. The self-normalised form is always finite.
 
@@ -63,39 +66,65 @@ def exact(
         self_normalise: the bounded form.
         check: False never looks at the data, so that the function can be traced; advantages that
             do not fit into float64 are then infinite.
+        scores: (..., n), which choose the sample that is used; by default the rewards do.
     """
     n = rewards.shape[-1]
     flat, logs = rewards.reshape(-1, n), log_ratio.reshape(-1, n)
+    marks = None if scores is None else scores.reshape(-1, n)
     cells = CACHED_CELLS if is_numpy_array(rewards) else CELLS
     many = max(1, cells // (n * k))
-    xp = array_namespace(rewards)
-    pieces = [
-        _exact(flat[at : at + many], logs[at : at + many], k, baseline, self_normalise, check)
-        for at in range(0, max(1, flat.shape[0]), many)
-    ]
-    return xp.concat(pieces, axis=0).reshape(rewards.shape)
+    pieces = []
+    for at in range(0, max(1, flat.shape[0]), many):
+        rows = slice(at, at + many)
+        chosen = None if marks is None else marks[rows]
+        pieces.append(
+            _exact(flat[rows], logs[rows], chosen, k, baseline, self_normalise, check=check)
+        )
+    return array_namespace(rewards).concat(pieces, axis=0).reshape(rewards.shape)
 
 
 def _exact(
-    rewards: Array, log_ratio: Array, k: int, baseline: str, normalise: bool, check: bool
+    rewards: Array,
+    log_ratio: Array,
+    scores: Array | None,
+    k: int,
+    baseline: str,
+    normalise: bool,
+    *,
+    check: bool,
 ) -> Array:
     xp = array_namespace(rewards)
     n = rewards.shape[-1]
-    ordered, tosses, order = by_rank(rewards, log_ratio, k, check=check)
+    ordered, tosses, order = by_rank(rewards, log_ratio, k, scores=scores, check=check)
+    last = None if scores is None else _last_of_ties(by_order(scores, order), check=check)
+    below = ordered - ordered[-1:]  # equal rewards become zeros
     if normalise:
-        below = ordered - ordered[-1:]  # it does not see a shift, and equal rewards become zeros
         both = xp.stack([below, xp.ones_like(below)], axis=1)
-        with_i, _, whole = with_and_without(both, tosses.with_channels(), k)
+        with_i, _, whole = with_and_without(both, tosses.with_channels(), k, last)
         best, share = whole[0], whole[1]
         bracket = with_i[:, 0] - best / share * with_i[:, 1]
         result = n * n / (n - k) * tosses.heads * bracket / share
     else:
         if baseline == "none":
-            bracket = with_and_without(ordered, tosses, k)[0]
-        elif baseline == "loo-1" and k > 1:
+            bracket = with_and_without(ordered, tosses, k, last)[0]
+        elif baseline == "loo-1" and k > 1 and scores is None:
             bracket = lead_over_others(ordered, tosses, k)
+        elif baseline == "loo-1" and k > 1:  # the k - 1 others, with sample i and without
+            bracket = with_and_without(below, tosses, k, last)[0]
+            bracket = bracket - with_and_without(below, tosses, k - 1, last)[1]
         else:
-            bracket = gain_over_normalised_others(ordered, tosses, k, check=check)
+            bracket = gain_over_normalised_others(ordered, tosses, k, last=last, check=check)
         log_scale = tosses.log_scale + math.log(k) - log_binomial(n - 1, k - 1)
         result = scaled(tosses.heads * bracket, log_scale, check=check)
     return unsort(xp.permute_dims(result, (1, 0)), order)
+
+
+def _last_of_ties(ordered: Array, *, check: bool) -> Array | None:
+    """True for the last of each tie, (n, groups), given scores by rank (groups, n); None if there
+    are no ties."""
+    xp = array_namespace(ordered)
+    differs = ordered[:, 1:] != ordered[:, :-1]
+    if check and bool(xp.all(differs)):
+        return None
+    last = xp.concat([differs, xp.ones_like(ordered[:, :1]) > 0], axis=1)
+    return xp.permute_dims(last, (1, 0))

@@ -122,8 +122,12 @@ def best_of_k(rewards: Array, k: int) -> Array:
 
 def best_by_k(rewards: Array, k_max: int) -> Array:
     """`best_of_k` for k = 1..k_max in one pass: (g, k_max)."""
-    ordered = array_namespace(rewards).sort(rewards, axis=-1)
-    share = constant(subset_share_by_k(rewards.shape[-1], k_max), ordered)
+    return last_by_k(array_namespace(rewards).sort(rewards, axis=-1), k_max)
+
+
+def last_by_k(ordered: Array, k_max: int) -> Array:
+    """The mean of what comes last in a k-subset, for k = 1..k_max: (g, n) → (g, k_max)."""
+    share = constant(subset_share_by_k(ordered.shape[-1], k_max), ordered)
     return ordered[..., -1:] - (ordered[..., 1:] - ordered[..., :-1]) @ share
 
 

@@ -83,7 +83,7 @@ def _heads(log_odds: Array) -> tuple[Array, Array, Array]:
 
 
 def by_rank(
-    rewards: Array, log_ratio: Array, k: int, *, check: bool = True
+    rewards: Array, log_ratio: Array, k: int, *, scores: Array | None = None, check: bool = True
 ) -> tuple[Array, Tosses, Array]:
     """Rewards (groups, n) by rank with the sample axis first, their tosses, and the order.
 
@@ -91,12 +91,15 @@ def by_rank(
         rewards: (groups, n).
         log_ratio: (groups, n).
         k: the size of the subsets.
+        scores: (groups, n), which sort instead of the rewards.
         check: as in `toss`.
     """
     xp = array_namespace(rewards)
-    ordered, order = sort_with_order(rewards)
-    logs = xp.permute_dims(by_order(log_ratio, order), (1, 0))
-    return xp.permute_dims(ordered, (1, 0)), toss(logs, k, check=check), order
+    order = sort_with_order(rewards if scores is None else scores)[1]
+    ordered, logs = (
+        xp.permute_dims(by_order(each, order), (1, 0)) for each in (rewards, log_ratio)
+    )
+    return ordered, toss(logs, k, check=check), order
 
 
 def _step(state: Array, moved: Array, heads: Array, tails: Array) -> Array:
@@ -139,18 +142,23 @@ def _longer_prefix(state: Any, sample: Any) -> tuple[Any, Any]:
     return (_toss_one(counts, heads, tails), grown), state
 
 
-def best_of_subsets(rewards: Array, tosses: Tosses, k: int) -> Array:
+def best_of_subsets(rewards: Array, tosses: Tosses, k: int, last: Array | None = None) -> Array:
     """Σ over all k-sets of chance × best reward, without the sample axis.
 
     Args:
         rewards: by rank, (n, groups).
         tosses: of the same samples.
         k: the size of the subsets.
+        last: as in `with_and_without`.
     """
-    return _prefixes(rewards, tosses, k)[0]
+    if last is None:
+        return _prefixes(rewards, tosses, k)[0]
+    return tied_with_and_without(rewards[:, None], tosses.with_channels(), k, last)[2][0]
 
 
-def with_and_without(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Array, Array]:
+def with_and_without(
+    rewards: Array, tosses: Tosses, k: int, last: Array | None = None
+) -> tuple[Array, Array, Array]:
     """Σ over sets of chance × best, seen from each sample i with its own toss left out.
 
     First: sets of k - 1 other samples, i added. Second: sets of k others, without i. Third: sets of
@@ -163,8 +171,15 @@ def with_and_without(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Arr
         rewards: by rank, (n, groups) or (n, channels, groups).
         tosses: of the same samples.
         k: the size of the subsets.
+        last: where samples tie, True for the last of each tie, (n, groups): the best reward is
+            then the mean of those that tie for the best of the set.
     """
     xp = array_namespace(rewards)
+    if last is not None and rewards.ndim == 2:
+        found = tied_with_and_without(rewards[:, None], tosses.with_channels(), k, last)
+        return found[0][:, 0], found[1][:, 0], found[2][0]
+    if last is not None:
+        return tied_with_and_without(rewards, tosses, k, last)
     whole, (counts, best) = _prefixes(rewards, tosses, k)
     ends = xp.zeros((k, *rewards.shape[1:]), dtype=xp.float64, device=device(rewards))
     samples = (rewards, tosses.heads, tosses.tails, counts, best)
@@ -182,8 +197,100 @@ def _from_sample(state: Any, sample: Any) -> tuple[Any, Any]:
     return (_step(ends, moved, heads, tails), none_after * tails), (with_i, without_i)
 
 
+def tied_with_and_without(
+    rewards: Array, tosses: Tosses, k: int, last: Array
+) -> tuple[Array, Array, Array]:
+    """`with_and_without` where samples tie: n steps forward, and the same back for the derivatives.
+
+    A step tosses one sample. `inside[u]` is the chance of u heads in its tie so far, `paid[u]` the
+    same times the sum of their rewards, `below` the chances of m heads below the tie. Where a tie
+    ends, Σ_u paid[u]/u · below[k-u] is what its sets are worth. Each term of the sum over all sets
+    has one factor heads_i or tails_i, so the derivatives in them are the sums with i and without.
+
+    Args:
+        rewards: by rank, (n, channels, groups).
+        tosses: with channels.
+        k: the size of the subsets.
+        last: True for the last sample of each tie, (n, groups).
+    """
+    xp = array_namespace(rewards)
+    ends = xp.astype(last, xp.float64)[:, None]
+    none = xp.zeros((k + 1, *rewards.shape[1:]), dtype=xp.float64, device=device(rewards))
+    start = xp.concat([xp.ones_like(none[:1]), none[:-1]], axis=0)
+    samples = (rewards, tosses.heads, tosses.tails, ends)
+    (*_, worth), before = scan(_toss_in_tie, (start, start, start, none, none[0]), samples)
+    after = (none, none, none, none, xp.ones_like(none[0]))
+    _, (with_i, without_i) = scan(_back_in_tie, after, (*samples, *before), reverse=True)
+    return stacked(with_i), stacked(without_i), worth
+
+
+def _up(values: Array) -> Array:
+    """The same with one more head."""
+    xp = array_namespace(values)
+    return xp.concat([xp.zeros_like(values[:1]), values[:-1]], axis=0)
+
+
+def _down(values: Array) -> Array:
+    xp = array_namespace(values)
+    return xp.concat([values[1:], xp.zeros_like(values[:1])], axis=0)
+
+
+def _by_size(values: Array) -> Array:
+    """values[u]/u · [k-u] lines up with the chances of k - u heads: reversed, and divided by u."""
+    xp = array_namespace(values)
+    size = xp.arange(1, values.shape[0], dtype=xp.float64, device=device(values))
+    shares = values[1:] / xp.reshape(size, (-1, 1, 1))
+    return xp.concat([xp.flip(shares, axis=0), xp.zeros_like(values[:1])], axis=0)
+
+
+def _toss_in_tie(state: Any, sample: Any) -> tuple[Any, Any]:
+    every, below, inside, paid, worth = state
+    reward, heads, tails, end = sample
+    xp = array_namespace(every)
+    more = _up(inside)
+    every, grown = _step(every, _up(every), heads, tails), _step(inside, more, heads, tails)
+    paid = _step(paid, _up(paid) + reward * more, heads, tails)
+    worth = tails * worth + end * xp.sum(_by_size(paid) * below, axis=0)
+    below = end * every + (1 - end) * below
+    empty = xp.concat([xp.ones_like(grown[:1]), xp.zeros_like(grown[1:])], axis=0)
+    after = (every, below, end * empty + (1 - end) * grown, (1 - end) * paid, worth)
+    return after, state
+
+
+def _back_in_tie(adjoint: Any, sample: Any) -> tuple[Any, Any]:
+    """Derivatives of what all sets are worth in the state before a toss, and in the toss."""
+    d_every, d_below, d_inside, d_paid, d_worth = adjoint
+    reward, heads, tails, end, every, below, inside, paid, worth = sample
+    xp = array_namespace(every)
+    more, more_paid = _up(inside), _up(paid) + reward * _up(inside)
+    tossed = _step(paid, more_paid, heads, tails)
+    d_every = d_every + end * d_below
+    d_below = end * d_worth * _by_size(tossed) + (1 - end) * d_below
+    # the k-th entry of `below` is never used: k - u heads below, u at least 1
+    sizes = _by_size(xp.ones_like(below))
+    closing = xp.flip(sizes * below, axis=0)  # [u] is below[k - u] / u
+    d_paid = (1 - end) * d_paid + end * d_worth * closing
+    d_inside = (1 - end) * d_inside
+    with_i = xp.sum(d_every * _up(every) + d_inside * more + d_paid * more_paid, axis=0)
+    without_i = xp.sum(d_every * every + d_inside * inside + d_paid * paid, axis=0)
+    without_i = without_i + d_worth * worth
+    earlier = (
+        _step(d_every, _down(d_every), heads, tails),
+        d_below,
+        _step(d_inside, _down(d_inside) + reward * _down(d_paid), heads, tails),
+        _step(d_paid, _down(d_paid), heads, tails),
+        tails * d_worth,
+    )
+    return earlier, (with_i, without_i)
+
+
 def gain_over_normalised_others(
-    rewards: Array, tosses: Tosses, k: int, *, check: bool = True
+    rewards: Array,
+    tosses: Tosses,
+    k: int,
+    *,
+    last: Array | None = None,
+    check: bool = True,
 ) -> Array:
     """Σ over sets of k - 1 others of chance × (best with i - M_i), i's own toss left out.
 
@@ -193,12 +300,13 @@ def gain_over_normalised_others(
 
     Args:
         rewards: by rank, (n, groups).
+        last: as in `with_and_without`.
         check: False leaves out the second try for ratios so far apart that M_i underflows.
     """
     xp = array_namespace(rewards)
     below = rewards - rewards[-1:]
     both = xp.stack([below, xp.ones_like(below)], axis=1)
-    with_i, without_i, _ = with_and_without(both, tosses.with_channels(), k)
+    with_i, without_i, _ = with_and_without(both, tosses.with_channels(), k, last)
     share = without_i[:, 1]
     seen = share > 0
     others = xp.where(seen, without_i[:, 0], xp.zeros_like(share)) / xp.where(
@@ -206,21 +314,27 @@ def gain_over_normalised_others(
     )
     if check and bool(xp.any(share < LEAST_CHANCE)):
         again = xp.stack(
-            [_normalised(below, tosses.log_ratio, k, i) for i in range(rewards.shape[0])]
+            [_normalised(below, tosses.log_ratio, k, i, last) for i in range(rewards.shape[0])]
         )
         others = xp.where(share < LEAST_CHANCE, again, others)
     return with_i[:, 0] - with_i[:, 1] * others
 
 
-def _normalised(rewards: Array, log_ratio: Array, k: int, without: int) -> Array:
+def _normalised(
+    rewards: Array, log_ratio: Array, k: int, without: int, last: Array | None
+) -> Array:
     """Self-normalised max@k of all samples but one, with tosses of their own: (groups,)."""
     xp = array_namespace(rewards)
-    rest = [
-        xp.concat([each[:without], each[without + 1 :]], axis=0) for each in (rewards, log_ratio)
-    ]
-    tosses = toss(rest[1], k)
-    best = best_of_subsets(rest[0], tosses, k)
-    return best / best_of_subsets(xp.ones_like(rest[0]), tosses, k)
+
+    def others(each: Array) -> Array:
+        return xp.concat([each[:without], each[without + 1 :]], axis=0)
+
+    if last is not None:  # the one before a last sample that leaves becomes the last
+        before = xp.arange(last.shape[0], device=device(last)) == without - 1
+        last = others(last | (before[:, None] & last[without]))
+    tosses = toss(others(log_ratio), k)
+    best = best_of_subsets(others(rewards), tosses, k, last)
+    return best / best_of_subsets(xp.ones_like(others(rewards)), tosses, k)
 
 
 def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:

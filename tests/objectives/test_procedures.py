@@ -1,0 +1,196 @@
+"""Procedures beyond the maximum: against their definition over all subsets, and by enumeration."""
+
+import math
+from itertools import combinations, product
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from bestofk import advantages, objective
+
+RNG = np.random.default_rng(7)
+NAN = math.nan
+
+
+def chosen(rewards, scores, subset):
+    """The mean reward of the best-scored of a subset."""
+    best = max(scores[j] for j in subset)
+    return np.mean([rewards[j] for j in subset if scores[j] == best])
+
+
+def by_definition(worth, ratio, k, baseline):
+    """k ρ_i (q_i - b_i), from what every subset is worth."""
+    n, result = len(ratio), []
+
+    def weighted(sets, value):
+        return sum(math.prod(ratio[j] for j in each) * value(each) for each in sets)
+
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        less, same = list(combinations(others, k - 1)), list(combinations(others, k))
+        b = 0.0
+        if baseline == "loo-1" and k > 1:
+            b = weighted(less, worth)
+        elif baseline != "none":
+            own = weighted(same, worth) / weighted(same, lambda _: 1.0)
+            b = weighted(less, lambda _: 1.0) * own
+        q = weighted(less, lambda each, i=i: worth((*each, i)))
+        result.append(k * ratio[i] * (q - b) / math.comb(n - 1, k - 1))
+    return np.array(result)
+
+
+def sizes(n, baseline):
+    return range(1, n + (baseline == "none" or (baseline == "loo-1" and n > 1)))
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+@pytest.mark.parametrize("baseline", ["canonical", "loo-1", "none"])
+@pytest.mark.parametrize("levels", [(0.0, 1.0), (-np.inf, 0.0, 1.0, 3.0), tuple(np.arange(50.0))])
+def test_select_is_its_definition_over_subsets_with_ties_on_and_off_policy(n, baseline, levels):
+    for k in sizes(n, baseline):
+        rewards, scores = RNG.choice([0.0, 0.3, 1.0, 2.0], n), RNG.choice(levels, n)
+        name = f"select@{k}:{baseline}"
+        for logs in (np.zeros(n), RNG.normal(size=n) * 0.6):
+
+            def worth(subset, rewards=rewards, scores=scores):
+                return chosen(rewards, scores, subset)
+
+            expected = by_definition(worth, np.exp(logs), k, baseline)
+            got = advantages(rewards, name, scores=scores, log_ratio=logs)
+            np.testing.assert_allclose(got, expected, atol=1e-12)
+            if not logs.any():
+                on_policy = advantages(rewards, name, scores=scores)
+                np.testing.assert_allclose(on_policy, expected, atol=1e-12)
+
+
+ANSWERS = {"rewards": np.array([0.0, 1.0, 0.4, 0.0]), "scores": np.array([2.0, 1.0, 2.0, 0.0])}
+NOW, OLD = np.array([0.3, -0.4, 0.9, 0.1]), np.array([0.0, 0.1, 0.5, 0.2])
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def expected_update(weights, n, old, new):
+    """E[(1/n) Σ A_i ∇log π_new(y_i)] over every outcome of n draws from the old policy."""
+    draws = np.array(list(product(range(4), repeat=n)))
+    slopes = np.eye(4) - softmax(new)
+    chance = softmax(old)[draws].prod(axis=1)
+    return np.einsum("o,on,ond->d", chance, weights(draws), slopes[draws]) / n
+
+
+def gradient_of(worth, k, new):
+    """∇ E[worth of k draws], by the score function over every outcome."""
+    draws = np.array(list(product(range(4), repeat=k)))
+    values = np.array([worth(draw) for draw in draws])
+    slopes = (np.eye(4) - softmax(new))[draws].sum(axis=1)
+    return np.einsum("o,o,od->d", softmax(new)[draws].prod(axis=1), values, slopes)
+
+
+@pytest.mark.parametrize("old", [NOW, OLD], ids=["on policy", "off policy"])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("select@2", {2: 1}), ("select@3:loo-1", {3: 1}), ("select@3:none", {3: 1}),
+     ("select@1+3 1:2", {1: 1, 3: 2})],
+)  # fmt: skip
+def test_select_is_unbiased_by_enumeration(text, parts, old):
+    n, (rewards, scores) = 4, ANSWERS.values()
+    ratio = np.log(softmax(NOW) / softmax(old))
+
+    def weights(draws):
+        off = {} if old is NOW else {"log_ratio": ratio[draws]}
+        return advantages(rewards[draws], text, scores=scores[draws], **off)
+
+    def worth(draw):
+        return chosen(rewards[draw], scores[draw], range(len(draw)))
+
+    expected = sum(share * gradient_of(worth, k, NOW) for k, share in parts.items())
+    np.testing.assert_allclose(expected_update(weights, n, old, NOW), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])
+def test_equal_scores_are_the_mean_and_scores_equal_to_rewards_are_max_at_k(baseline):
+    rewards, logs = RNG.choice([0.0, 0.2, 0.9], (6, 7)), RNG.normal(size=(6, 7)) * 0.4
+    for k, off in product((1, 2, 5), ({}, {"log_ratio": logs})):
+        best = advantages(rewards, f"max@{k}{baseline}", **off)
+        same = advantages(rewards, f"select@{k}{baseline}", scores=rewards, **off)
+        np.testing.assert_allclose(same, best, atol=2e-14)
+        if not baseline and not off:
+            tied = advantages(rewards, f"select@{k}", scores=np.full((6, 7), 3.0))
+            np.testing.assert_allclose(tied, advantages(rewards, "mean"), atol=2e-15)
+
+
+def test_select_knows_the_order_of_scores_alone_and_differences_of_rewards_alone():
+    rewards, scores = RNG.random((5, 8)), RNG.integers(0, 4, (5, 8)).astype(float)
+    first = advantages(rewards, "select@3", scores=scores)
+    moved = advantages(rewards + 7.0, "select@3", scores=np.exp(scores) - 5)
+    np.testing.assert_allclose(moved, first, atol=1e-12)
+    assert advantages([1.0, 0.0, 0.0], "select@2", scores=[2.0, 3.0, 1.0])[1] < 0
+
+
+def test_no_signal_exactly_when_the_best_scored_have_one_reward():
+    scores = np.array([3.0, 7.0, 1.0, 5.0, 2.0, 6.0])
+    rewards = np.array([0.1, 0.7, 0.3, 0.7, 0.2, 0.7])  # k = 4: the best three are equal
+    assert not advantages(rewards, "select@4", scores=scores).any()
+    assert not advantages(rewards, "select@4", scores=scores, log_ratio=scores / 9).any()
+    assert advantages(rewards, "select@3", scores=scores).any()
+
+
+@pytest.mark.parametrize("text", ["select@3", "select@3:loo-1", "mean+select@2", "select@4..2"])
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_libraries_agree_also_while_jax_traces(text, library):
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    to = torch.tensor if library == "torch" else jax.numpy.asarray
+    rewards, scores = RNG.random((4, 9)), RNG.choice([-np.inf, 0.0, 1.0], (4, 9))
+    arrays = {"scores": scores, "log_ratio": RNG.normal(size=(4, 9)) * 0.3}
+    try:
+        for names in (("scores",), ("scores", "log_ratio")):
+            inputs = {name: to(arrays[name]) for name in names}
+            expected = advantages(rewards, text, progress=0.5, **{n: arrays[n] for n in names})
+            got = advantages(to(rewards), text, progress=0.5, **inputs)
+            np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
+            if library == "jax":
+                made = objective(text)
+                traced = jax.jit(lambda r, i, f=made: f(r, progress=0.5, check=False, **i))
+                np.testing.assert_allclose(traced(to(rewards), inputs), expected, atol=1e-12)
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def test_ragged_groups_and_dead_samples_are_the_groups_alone():
+    rewards, scores = RNG.random(13), RNG.integers(0, 3, 13).astype(float)
+    ids = RNG.permutation(np.repeat([0, 1], [8, 5]))
+    rewards[2] = NAN
+    scores[2] = NAN  # a sample that is not live may have any score
+    got = advantages(rewards, "select@3", scores=scores, groups=ids)
+    for group in (0, 1):
+        here = (ids == group) & ~np.isnan(rewards)
+        alone = advantages(rewards[here], "select@3", scores=scores[here])
+        np.testing.assert_allclose(got[here], alone, atol=1e-14)
+    assert got[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "objective select@2 needs scores=, one per sample"),
+        ({"scores": [1.0, NAN, 0.0]}, "scores must be a number for every live sample, got nan"),
+        ({"scores": [1.0, 0.0]}, "scores must have the shape of rewards"),
+        ({"scores": torch.zeros(3)}, "arrays of one library"),
+        ({"scores": ["a", "b", "c"]}, "scores must be real numbers"),
+    ],
+)
+def test_bad_scores_are_one_sentence(given, message):
+    with pytest.raises(ValueError, match=message):
+        advantages([1.0, 0.0, 0.5], "select@2", **given)
+
+
+def test_what_an_objective_needs_is_known_before_a_run():
+    assert objective("mean/50%/select@2").needs == {"scores", "progress"}
+    with pytest.raises(ValueError, match="select@2 has none: use off_policy='exact'"):
+        objective("select@2", off_policy="first-order")
+    with pytest.raises(ValueError, match="with 8 samples use select@8:loo-1 or select@8:none"):
+        objective("select@8").require_samples(8)
