@@ -41,7 +41,6 @@ __all__ = [
     "from_function",
     "gated",
     "judge",
-    "load_function",
     "prepare",
     "refusals",
     "scored_by",

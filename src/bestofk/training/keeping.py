@@ -55,7 +55,8 @@ class Recorder:
             context.state.step,
             batch,
             stats,
-            context.settings,
+            context.config,
+            context.objective,
             context.processes,
             seconds=context.seconds,
         )
@@ -78,7 +79,7 @@ class Recorder:
         if self.silent == SILENT_STEPS:
             context.display.say(nothing_learnt(line, self.silent, batch))
         if context.steps_taken == SILENT_STEPS:
-            for sentence in out_of_reach(context.settings, self.largest, context.steps_taken):
+            for sentence in out_of_reach(context.config, self.largest, context.steps_taken):
                 context.display.say(sentence)
 
     def _tell(self, line: Mapping[str, Any]) -> None:
@@ -113,10 +114,11 @@ class Recorder:
         save_checkpoint(
             self.run,
             context.state,
-            context.settings,
+            context.config,
             context.learner,
             context.processes,
             queue=queue,
+            objective=context.objective,
             progress=context.progress,
         )
         self.saved = context.state.step
@@ -131,7 +133,9 @@ class Recorder:
     def _model(self, place: Any) -> None:
         """Let the run folder put the whole model in a place."""
         context, policy = self.context, self.context.parts.policy
-        write = model_writer(context.settings, policy, context.parts.task, self.run)
+        write = model_writer(
+            context.config, context.objective, policy, context.parts.task, self.run
+        )
         with context.learner.gathered():
             ids = encode(policy.tokenizer, context.prompt_at(0))
             check_output(policy.model, ids, context.state.step)
