@@ -74,6 +74,7 @@ def timed(ahead: int, asked: argparse.Namespace, url: str | None) -> dict[str, f
     import bestofk
     from bestofk.api.training_run import run_to_the_end
     from bestofk.config import merged, read
+    from bestofk.training.resolve import resolve
 
     times, lines = [], []
 
@@ -99,7 +100,7 @@ def timed(ahead: int, asked: argparse.Namespace, url: str | None) -> dict[str, f
         settings |= {key: json.loads(value) for key, value in asked.set}
         if asked.recipe:
             config = merged(read(asked.recipe), settings)
-            run_to_the_end(config, None, resume=False, callback=stamp)
+            run_to_the_end(resolve(config), None, callback=stamp)
         else:
             bestofk.train(
                 asked.model, [{"prompt": f"{i} 7 {i + 3} = {2 * i}:"} for i in range(64)],

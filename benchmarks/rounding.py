@@ -29,7 +29,7 @@ from bestofk.objectives import effective_share, ratio_divergence
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.local import local_sampler
-from bestofk.training.task_setup import usual_style
+from bestofk.training.resolve import style_for
 from bestofk.types import Group
 
 PAIRS = {
@@ -72,7 +72,8 @@ def scored(model: torch.nn.Module, group: Group) -> dict[str, np.ndarray]:
 def drawn(sampler: Any, asked: argparse.Namespace) -> list[Group]:
     """Groups of answers of equal length."""
     sampler.ends = frozenset()
-    problems = tasks.task(asked.task, style=usual_style(asked.model, asked.task, {})).split("train")
+    style = style_for(asked.model, asked.task, lambda: models.describe_policy(asked.model)[1])
+    problems = tasks.task(asked.task, style=style).split("train")
     sampling = Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens)
     return sampler.sample([problems.at(i) for i in range(asked.prompts)], seed=0, sampling=sampling)
 

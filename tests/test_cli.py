@@ -301,7 +301,7 @@ def test_a_command_works_without_a_home_or_a_working_folder(tmp_path):
     assert json.loads(done.stdout)["k"] == 2
 
 
-@pytest.mark.parametrize("host", ["trl", "verl", "skyrl", "openrlhf"])
+@pytest.mark.parametrize("host", ["trl", "verl"])
 def test_an_adapter_without_torch_says_what_to_install(host):
     hidden = "import importlib.util\nfind = importlib.util.find_spec\n"
     hidden += "importlib.util.find_spec = lambda name: None if name == 'torch' else find(name)\n"

@@ -95,11 +95,6 @@ class TaskSection(Section):
     """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
     verifier_options: Table = {}
     """Options of the verifier."""
-    scorer: str | None = None
-    """A verifier whose reward is the score that select@k chooses by; task.verifier pays. Not needed
-    where the verifier gives scores itself."""
-    scorer_options: Table = {}
-    """Options of the scorer."""
     advanced: TaskAdvanced = TaskAdvanced()
 
 
@@ -315,7 +310,7 @@ def merged(config: Config, changes: Mapping[str, Any]) -> Config:
             return new
         return {**old, **{key: join(old.get(key), value) for key, value in new.items()}}
 
-    stated = config.model_dump()
+    stated = config.model_dump(exclude_unset=True)  # the rest stays open: see training.resolve
     for name, value in changes.items():
         for key in reversed(name.split(".")):
             value = {key: value}

@@ -1,6 +1,7 @@
 """OpenRLHF's own estimators and the adapter, through its own function, one group at a time.
 
-    PYTHONPATH=research:tests/adapters/without_cuda python tests/adapters/openrlhf_native.py
+    PYTHONPATH=research:examples:tests/adapters/without_cuda \\
+      python tests/adapters/openrlhf_native.py
 
 prints the table of research/conformance.md. Left out: gae, which needs a critic.
 """
@@ -18,7 +19,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
-from bestofk.adapters.openrlhf import use
+from openrlhf_best_of_k import use
 from published import PublishedEstimator, table
 
 K, N = 2, 4

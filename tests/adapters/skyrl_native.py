@@ -1,6 +1,6 @@
 """SkyRL's own estimators and the plug-in, through SkyRL's own function, one group at a time.
 
-    PYTHONPATH=research:tests/adapters/on_cpu python tests/adapters/skyrl_native.py
+    PYTHONPATH=research:examples:tests/adapters/on_cpu python tests/adapters/skyrl_native.py
 
 prints the table of research/conformance.md. Left out: gae, which needs a critic.
 """
@@ -16,14 +16,17 @@ import torch
 from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_returns
 from skyrl.train.config import SkyRLTrainConfig
 
-from bestofk.adapters.skyrl import register
 from published import PublishedEstimator, table
+from skyrl_best_of_k import register
 
 K, N = 2, 4
 UNBIASED = (
     "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm",
     "trainer.algorithm.max_seq_len=8",
 )
+
+
+registered = cache(register)  # SkyRL takes a name once
 
 
 @cache
@@ -79,7 +82,7 @@ def entries() -> tuple[PublishedEstimator, ...]:
     ours = (("mean", 1), ("max@2", K), ("pass@2", K), ("max@2:loo-1", K), ("max@4:loo-1", N),
             ("maxrl", N))  # fmt: skip
     return native + tuple(
-        PublishedEstimator(f"`{register(text)}`", "", one_group(register(text)), k, N)
+        PublishedEstimator(f"`bestofk:{text}`", "", one_group(registered(text)), k, N)
         for text, k in ours
     )
 

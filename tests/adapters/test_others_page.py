@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import bestofk
-from bestofk.objectives import DroppedGroups
+from bestofk.objectives import DroppedGroups, ObjectiveWarning
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adapters" / "others.md").read_text()
 SECTIONS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.S | re.M))
@@ -23,8 +24,8 @@ WANTED = [bestofk.advantages(group, "max@8") for group in GROUPS]
 SHARED = [wanted * ROWS / (3 * len(wanted)) for wanted in WANTED]
 
 
-def ran(section, monkeypatch, **modules):
-    """The section's Python, with host modules that have just these names."""
+def stand_in(monkeypatch, **modules):
+    """Host modules that have just these names."""
     for path, names in modules.items():
         parts = path.split("__")
         for end in range(1, len(parts) + 1):
@@ -36,6 +37,11 @@ def ran(section, monkeypatch, **modules):
                 monkeypatch.setattr(parent, parts[end - 1], sys.modules[name], raising=False)
         for key, value in names.items():
             monkeypatch.setattr(sys.modules[".".join(parts)], key, value, raising=False)
+
+
+def ran(section, monkeypatch, **modules):
+    """The section's Python, with host modules that have just these names."""
+    stand_in(monkeypatch, **modules)
     code = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.S)[0]
     scope: dict = {}
     exec(code, scope)
@@ -45,6 +51,122 @@ def ran(section, monkeypatch, **modules):
 def test_every_section_names_the_source_that_was_read():
     assert len(SECTIONS) == 8
     assert all(text.strip().startswith("Read: ") for text in SECTIONS.values())
+
+
+def example(name, monkeypatch):
+    """A file of examples/, imported anew beside the stand-ins of its host."""
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    return module
+
+
+def test_the_skyrl_example(monkeypatch):
+    """Rows in any order, two that do not count, two that SkyRL added; on tokens of the response."""
+    names: dict = {}
+    stand_in(
+        monkeypatch,
+        skyrl__backends__skyrl_train__utils__ppo_utils={
+            "AdvantageEstimatorRegistry": SimpleNamespace(register=names.__setitem__)
+        },
+        skyrl__train__config={"SkyRLTrainConfig": None},
+        skyrl__train__entrypoints={"main_base": None},
+    )
+    assert example("skyrl_best_of_k", monkeypatch).register("max@8") == "bestofk:max@8"
+    order = RNG.permutation(ROWS + 2)
+    rewards = np.array([*np.concatenate(GROUPS), np.nan, 3.0])[order]
+    uids = np.repeat(list("abcca"), [10, 9, 12, 1, 1])[order]
+    mask = torch.ones(ROWS + 4, 3)
+    mask[:, 2] = 0.0
+    mask[np.flatnonzero(order == ROWS + 1)] = 0.0  # no response
+    scores = torch.zeros(mask.shape, dtype=torch.float64)
+    scores[:, 1] = torch.tensor([*rewards, 9.0, 9.0])
+
+    def called(**settings):
+        plain = {"advantage_batch_normalize": False, "loss_reduction": "seq_mean_token_sum_norm",
+                 "dynamic_sampling": SimpleNamespace(type=None)}  # fmt: skip
+        return names["bestofk:max@8"](
+            token_level_rewards=scores, response_mask=mask, index=[*uids, "pad0", "pad1"],
+            config=SimpleNamespace(**plain | settings), gamma=1.0,
+        )  # fmt: skip
+
+    made, returns = called()
+    wanted = np.append(np.concatenate(SHARED) * (ROWS + 4) / ROWS, [0.0, 0.0])[order]
+    np.testing.assert_allclose(made, np.append(wanted, [0.0, 0.0])[:, None] * mask.numpy())
+    assert returns is made
+    with pytest.warns(ObjectiveWarning, match="biased update"):
+        called(loss_reduction="token_mean")
+    with pytest.raises(ValueError, match="type=replace copies groups"):
+        called(dynamic_sampling=SimpleNamespace(type="replace"))
+
+
+def test_the_openrlhf_example(monkeypatch):
+    """Two batches of rows that lie across groups; a KL penalty of none; its own run unchanged."""
+
+    class Maker:
+        def __init__(self, args):
+            self.strategy, self.kl_ctl = SimpleNamespace(args=args), SimpleNamespace(value=0.0)
+
+        def compute_advantages_and_returns(self, experiences):
+            return "theirs"
+
+        def get_cumulative_returns(self, reward, mask, gamma):
+            return reward.flip(1).cumsum(1).flip(1) * mask
+
+    def on_last_token(weight, coefficient, kl, action_mask):
+        return torch.nn.functional.pad(weight[:, None], (action_mask.shape[1] - 1, 0))
+
+    stand_in(
+        monkeypatch,
+        openrlhf={"utils": None},
+        openrlhf__models__utils={"compute_reward": on_last_token},
+        openrlhf__trainer__ppo_utils__experience_maker={"RemoteExperienceMaker": Maker},
+        openrlhf__trainer__ppo_utils__length_penalty={"apply_length_penalties": lambda *_: None},
+    )
+    page = example("openrlhf_best_of_k", monkeypatch)
+    rewards = torch.tensor(RNG.normal(size=30), dtype=torch.float64)
+    rewards[3], rewards[12] = torch.nan, 50.0
+
+    def arguments():
+        return SimpleNamespace(
+            algo=SimpleNamespace(advantage=SimpleNamespace(estimator="rloo")),
+            actor=SimpleNamespace(loss_agg_mode="token-mean"),
+            rollout=SimpleNamespace(n_samples_per_prompt=10),
+            reward=SimpleNamespace(clip_range=(-10, 10)),
+        )
+
+    def batch(rows):
+        return SimpleNamespace(
+            rewards=rewards[rows], index=rows, prompts=[f"p{i // 10}" for i in rows],
+            action_mask=torch.ones(len(rows), 4), kl="used", info={},
+        )  # fmt: skip
+
+    args = arguments()
+    assert Maker(args).compute_advantages_and_returns([]) == "theirs"
+    with pytest.raises(ValueError, match="max@16 needs more than 16 samples per prompt, got 10"):
+        page.use(args, "max@16")
+    page.use(args, "max@8")
+    order = RNG.permutation(30).tolist()
+    batches = [batch(order[:11]), batch(order[11:])]
+    with pytest.warns(ObjectiveWarning, match="clip_range .* changes rewards"):
+        made = Maker(args).compute_advantages_and_returns(batches)
+    clipped = rewards.clamp(-10, 10).numpy().reshape(3, 10)
+    first = bestofk.advantages(np.delete(clipped[0], 3), "max@8") * 10 / 9
+    wanted = np.array(
+        [*np.insert(first, 3, 0.0), *bestofk.advantages(clipped[1:], "max@8").ravel()]
+    )
+    found = torch.cat([each.advantages for each in made])
+    np.testing.assert_allclose(found, np.repeat(wanted[order][:, None], 4, axis=1))
+    mixed = batch(order)
+    mixed.prompts[0] = "another"
+    with (
+        pytest.raises(ValueError, match="a group of the rollout has several prompts"),
+        pytest.warns(ObjectiveWarning),
+    ):
+        Maker(args).compute_advantages_and_returns([mixed])
+    args.actor.loss_agg_mode = "seq-mean-token-mean"
+    with pytest.warns(ObjectiveWarning, match="seq-mean-token-mean divides by own lengths"):
+        page.use(args, "max@8")
 
 
 def test_rllm(monkeypatch):

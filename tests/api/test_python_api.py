@@ -20,7 +20,9 @@ import bestofk
 from bestofk import evaluation
 from bestofk.api.own_data import data_options, objective_settings
 from bestofk.api.training_run import warn_of_few
+from bestofk.config import EvaluationSection
 from bestofk.runs import read_metrics
+from bestofk.training.resolve import held_out
 
 REWARDS = np.random.default_rng(0).integers(0, 2, size=(12, 8)).astype(float)
 
@@ -217,13 +219,12 @@ def test_what_is_missing_is_named(tmp_path: Path, data: Any, reward: Any, messag
     [(100, 0, 0), (200, 0.32, 0), (1000, 0.064, 0.064), (5000, 0.05, 0.05)],
 )
 def test_enough_rows_are_held_out_to_show_something(
-    tmp_path: Path, rows: int, validation: float, test: float
+    rows: int, validation: float, test: float
 ) -> None:
-    data = [{"prompt": str(number)} for number in range(rows)]
-    sources = {"train": data, "validation": None, "test": None}
-    task, _ = data_options(sources, "m:f", prompt=None, folder=tmp_path)
-    shares = task["options"]["validation_share"], task["options"]["test_share"]
+    decided = held_out(rows, EvaluationSection())
+    shares = [decided[f"task.options.{split}_share"][0] for split in ("validation", "test")]
     assert shares == pytest.approx((validation, test))
+    assert ("evaluation.split" in decided) == (rows == 100)
 
 
 def test_few_problems_are_warned_of_with_the_number_that_would_do() -> None:

@@ -16,7 +16,7 @@ from bestofk.types import Group, Prompt, Trajectory
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PUBLIC = {
     "bestofk", "bestofk.models", "bestofk.rewards", "bestofk.tasks", "bestofk.learning",
-    "bestofk.sampling", "bestofk.sampling.decode",
+    "bestofk.sampling", "bestofk.sampling.decode", "bestofk.adapters", "bestofk.objectives",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bestofk.config import Config
+from bestofk.config import TaskSection
 from bestofk.rewards import from_function, gated, verifier, weighted
 from bestofk.rewards.base import RETRIES
 from bestofk.training.task_setup import make_task
@@ -128,7 +128,7 @@ def test_a_run_checks_every_row_before_its_first_sample(tmp_path: Path) -> None:
     options = {"train": str(data), "validation_share": 0.0, "test_share": 0.0}
     task = {"name": "dataset", "options": options, "verifier": f"{file}:reward"}
     with pytest.raises(ValueError, match=r"reward\(completion, answer\) takes answer, and the row"):
-        make_task(Config.model_validate({"task": task, "evaluation": {"every": 0}}))
+        make_task(TaskSection.model_validate(task), splits=["train"])
 
 
 def test_a_trl_function_gets_lists_and_may_answer_none() -> None:

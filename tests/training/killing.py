@@ -22,6 +22,7 @@ from bestofk.config import merged, read
 from bestofk.learning import Learner
 from bestofk.runs import Checkpoints, Run
 from bestofk.training import train as training
+from bestofk.training.resolve import resolve
 from bestofk.training.rollouts import Rollouts
 from bestofk.training.session import Session
 
@@ -58,7 +59,7 @@ def train(config, folder):
     """Create or resume a run and train to the end, or to a signal."""
     there = (folder / "config.toml").exists()
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        return training.train(merged(config, {"run.dir": str(folder)}), resume=there)
+        return training.train(resolve(merged(config, {"run.dir": str(folder)}), resume=there))
 
 
 def life(config, folder, moment):

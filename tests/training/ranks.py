@@ -20,6 +20,7 @@ if __name__ == "__main__" and sys.argv[-1] != "gpu":  # pytest imports every fil
 
 
 from bestofk.config import merged, read
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 from rendezvous import as_rank, meeting_place
 
@@ -40,7 +41,7 @@ def start(config, size, resume, log):
         if size > 1:
             as_rank(rank, size, place)
         try:
-            train(config, resume=resume)
+            train(resolve(config, resume=resume))
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             os._exit(1)

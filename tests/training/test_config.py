@@ -27,8 +27,10 @@ from bestofk.training.checks import (
     check_installed,
     check_resumed,
     claim_of_run,
+    repeated_prompts,
 )
 from bestofk.training.cost import dry_run, group_lines
+from bestofk.training.resolve import resolve
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 OPTIONS = st.dictionaries(
@@ -263,7 +265,8 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs httpx: pip install"):
         check_installed(vllm("unix:///a"))
-    assert "vllm" in dry_run(vllm("unix:///a"))  # which loads nothing, and needs nothing
+    served = resolve(vllm("unix:///a"), dry=True)  # which loads nothing, and needs nothing
+    assert "vllm" in dry_run(served)
     check_installed(changed(sampling__engine="transformers"))
 
 
@@ -335,13 +338,11 @@ def test_bounds_are_checked_where_a_section_is_made(stated, told):
     ],
 )  # fmt: skip
 def test_a_run_says_whether_its_update_is_exact_scaled_or_biased(changes, claim, why):
-    config = changed(**changes)
-    objective = check(config)
-    stated, reason = claim_of_run(config, objective)
+    settings = resolve(changed(**changes))
+    stated, reason = claim_of_run(settings.objective, settings.loss, settings.off_policy)
     assert (stated, why in reason) == (claim, True)
-    noted = any(reason in note for note in cautions(config, objective))
-    assert noted == (claim == "biased")
-    assert f"expected update: {claim} ({reason})" in " ".join(group_lines(config, objective))
+    assert any(reason in note for note in settings.notes) == (claim == "biased")
+    assert f"expected update: {claim} ({reason})" in " ".join(group_lines(settings))
 
 
 def test_a_warm_up_longer_than_the_run_is_mentioned():
@@ -388,7 +389,8 @@ def test_a_setting_that_nothing_uses_is_said():
         Config(), {"optimizer": {"schedule": "cosine", "warmup_steps": 9}, "run.steps": 4}
     )
     assert cautions(late, check(late))[0].endswith("and the cosine schedule never starts")
-    assert "has 3 prompts: a step holds some" in cautions(Config(), check(Config()), 3)[0]
+    assert "has 3 prompts: a step holds some" in repeated_prompts(Config().sampling, 3)[0]
+    assert not repeated_prompts(Config().sampling, 16)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +400,7 @@ def test_a_setting_that_nothing_uses_is_said():
         ({"objective_options.live": 3}, "the run itself gives it at every step: leave it out"),
         ({"objective_options.trust_region": [0.2, 0.2]}, "set off_policy.trust_region"),
         ({"evaluation.sets": {"a/b": "maze"}}, "got 'a/b'"),
-        ({"evaluation.sets": {"a": "rows.jsonl"}}, "where task.name = 'dataset'"),
+        ({"evaluation.sets": {"a": "mazes"}}, "or a source of rows such as 'aime.jsonl'"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_loaded(changes, told):

@@ -18,9 +18,9 @@ from bestofk.learning import Learner
 from bestofk.models import Lora, describe_policy, load
 from bestofk.models.load import with_adapters
 from bestofk.tasks.countdown import countdown
-from bestofk.training.cost import dry_run, memory_lines, shape_of
+from bestofk.training.cost import dry_run, memory_lines, open_data, prompt_tokens
 from bestofk.training.footprint import CUDA, GIB, footprint
-from bestofk.training.setup import with_usual
+from bestofk.training.resolve import resolve
 
 WORK = """
 import json, re, sys
@@ -39,7 +39,7 @@ shape = dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_a
              num_key_value_heads=2, vocab_size=16_000, eos_token_id=1, pad_token_id=0)
 save(Policy(LlamaForCausalLM(LlamaConfig(**shape)), tiny.tokenizer(), "random"), folder)
 config = read(recipe)
-said = sum(footprint(config, describe(folder)).values())
+said = sum(footprint(config.model, config.sampling, describe(folder)).values())
 policy, _ = load_policy(config.model, "cpu")
 P, n, new = 4, 8, config.sampling.max_new_tokens
 rng = np.random.default_rng(0)
@@ -121,7 +121,8 @@ def test_the_memory_stated_for_a_gpu_is_what_a_step_took_there(
     name: str, rank: int, budget: int | None, prompt: int, new: int, card: float, took: float
 ) -> None:
     config = on_gpu(name, rank, new, tokens_per_micro_batch=budget)
-    need = footprint(config, SHAPES[name], card=card * GIB, prompt=prompt)
+    model, sampling = config.model, config.sampling
+    need = footprint(model, sampling, SHAPES[name], card=card * GIB, prompt=prompt)
     said = (sum(need.values()) - CUDA) / GIB
     assert said == pytest.approx(took, rel=0.15)
 
@@ -130,14 +131,17 @@ def test_the_memory_stated_for_a_gpu_is_what_a_step_took_there(
 @pytest.mark.parametrize("name", ["Qwen2.5-3B", "Qwen2.5-7B"])
 def test_plans_for_adapters_fit_on_cards_of_24_gb_and_more(name: str, card: float) -> None:
     """With a twentieth to spare, for memory in pieces too small to use."""
-    need = footprint(on_gpu(name, 16, 256), SHAPES[name], card=card * GIB, prompt=128)
+    config = on_gpu(name, 16, 256)
+    model, sampling = config.model, config.sampling
+    need = footprint(model, sampling, SHAPES[name], card=card * GIB, prompt=128)
     assert sum(need.values()) < 0.95 * card * GIB
 
 
 def test_a_dry_run_says_for_which_device_it_counts_and_how_long_prompts_are() -> None:
     task, model = {"options": {"style": "compact"}}, {"device": "cpu"}
     config = Config(task=task, model=model)  # type: ignore[arg-type]
-    [_, line] = memory_lines(config, shape_of(config)[0])
+    settings = resolve(config, dry=True)
+    [_, line] = memory_lines(settings, prompt_tokens(settings, open_data(settings)[0]))
     assert line.startswith("memory on CPU, about")
     prompts = countdown(style="compact").split("train")[:32]
     _, tokenizer = describe_policy("tiny-countdown")
@@ -153,11 +157,11 @@ def test_a_model_too_large_for_the_gpu_is_told_what_takes_less(tmp_path: Path) -
     ).save_pretrained(tmp_path)  # fmt: skip
     model = {"path": str(tmp_path), "device": "cuda", "precision": "bf16"}
     config = Config(model=model)  # type: ignore[arg-type]
-    note = memory_lines(config, shape_of(config)[0])[-1]
+    note = memory_lines(resolve(config, dry=True), None)[-1]
     assert re.search(r"with model.advanced.gradient_checkpointing = true it is \d+", note)
     assert "train adapters (model.lora_rank = 16)" in note
     adapters = merged(config, {"model.lora_rank": 16})
-    assert "more than" not in memory_lines(adapters, shape_of(adapters)[0])[-1]
+    assert "more than" not in memory_lines(resolve(adapters, dry=True), None)[-1]
 
 
 def test_a_learning_rate_that_nobody_stated_follows_the_size_of_the_model(tmp_path: Path) -> None:
@@ -170,12 +174,14 @@ def test_a_learning_rate_that_nobody_stated_follows_the_size_of_the_model(tmp_pa
     real = merged(Config(), {"model.path": str(tmp_path), **task})
     tiny = merged(Config(), task)
     for config, rate in ((tiny, 1e-4), (real, 2e-6)):
-        assert with_usual(config).optimizer.learning_rate == rate
-        adapters = with_usual(merged(config, {"model.lora_rank": 4}))
+        settings = resolve(config, dry=True)
+        assert settings.optimizer.learning_rate == rate
+        adapters = resolve(merged(config, {"model.lora_rank": 4}), dry=True)
         assert adapters.optimizer.learning_rate == pytest.approx(10 * rate)
-        stated = with_usual(merged(config, {"optimizer.learning_rate": 0.5}))
+        stated = resolve(merged(config, {"optimizer.learning_rate": 0.5}), dry=True)
         assert stated.optimizer.learning_rate == 0.5
-        assert f"learning rate: {rate:g}, by the model's size" in dry_run(config)
+        shown = f"optimizer.learning_rate = {rate!r}  (by the model's size)"
+        assert shown in dry_run(settings)
     model = load("tiny-countdown").model
     assert Learner(model).update.settings.learning_rate == 1e-4
     lora = with_adapters(model, Lora(rank=4))

@@ -12,6 +12,7 @@ from bestofk.config import merged, read
 from bestofk.models import Policy, save, tiny
 from bestofk.runs import read_metrics
 from bestofk.sampling.vllm_server import EngineError
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 from training.serving_peer import ServingPeer
 
@@ -43,7 +44,7 @@ def test_a_server_that_dies_is_waited_for_and_gets_the_weights_again(
     starting.start()
     server = {"engine": "vllm", "server": first.url}
     config = read(recipe(sampling=server, run={"steps": 4}, off_policy=off_policy))
-    end = train(config)
+    end = train(resolve(config))
     starting.join()
     second[0].close()
     assert end.step == 4
@@ -93,7 +94,7 @@ def test_a_server_that_holds_other_weights_stops_the_run_before_it_is_drawn_from
     sampling = {"engine": "vllm", "server": peer.url}
     config = read(recipe(sampling=sampling, evaluation={"every": 0}))
     with pytest.raises(ValueError, match=rf"more than 0\.001, .*Likely cause: {cause}"):
-        train(config)
+        train(resolve(config))
     peer.close()
     metrics = tmp_path / "run" / "metrics.jsonl"
     done = read_metrics(tmp_path / "run") if metrics.exists() else []
@@ -108,8 +109,8 @@ def test_a_server_of_another_model_is_named_before_it_gets_weights(recipe, port,
     peer = ServingPeer(other, port)
     config = read(recipe(sampling={"engine": "vllm", "server": peer.url}))
     with pytest.raises(EngineError, match=r"num_hidden_layers = 3, and this run needs 2"):
-        train(config)
+        train(resolve(config))
     assert peer.updates == 0
     peer.close()
     with pytest.raises(EngineError, match=r"(?s)no vLLM server answers.*start it with:.*--dtype"):
-        train(merged(config, {"run.dir": str(tmp_path / "other")}))
+        train(resolve(merged(config, {"run.dir": str(tmp_path / "other")})))

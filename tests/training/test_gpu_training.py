@@ -12,6 +12,7 @@ import pytest
 
 from bestofk.config import read
 from bestofk.runs import read_metrics, read_samples
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
 pytestmark = pytest.mark.gpu
@@ -37,12 +38,12 @@ def test_a_checkpoint_is_continued_with_the_same_draws(
         "evaluation": {"every": 2, "prompts": 8, "samples_per_prompt": 16},
     }
     folders = []
-    train(read(recipe("a.toml", **sections, run={"dir": str(tmp_path / "a"), "steps": 2})))
+    train(resolve(read(recipe("a.toml", **sections, run={"dir": str(tmp_path / "a"), "steps": 2}))))
     for name in ("b", "c"):
         folders.append(tmp_path / name)
         shutil.copytree(tmp_path / "a", folders[-1])
         asked = recipe(f"{name}.toml", **sections, run={"dir": str(folders[-1]), "steps": 4})
-        train(read(asked), resume=True)
+        train(resolve(read(asked), resume=True))
     b, c = folders
     assert drawn(b, 3) == drawn(c, 3) != []
     lines = [line for line in read_metrics(b) if line["kind"] == "train"]
@@ -65,7 +66,7 @@ def test_the_learning_curve_is_the_cpus(recipe: Any, tmp_path: Path) -> None:
                 "evaluation": {"every": 0},
                 "run": {"dir": str(tmp_path / name), "steps": 40, "seed": seed},
             }
-            train(read(recipe(f"{name}.toml", **sections)))
+            train(resolve(read(recipe(f"{name}.toml", **sections))))
             rewards = [line["reward"] for line in read_metrics(tmp_path / name)]
             assert np.mean(rewards[-10:]) > np.mean(rewards[:5]) + 0.1
             ends.setdefault(device, []).append(float(np.mean(rewards[-10:])))

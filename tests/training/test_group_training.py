@@ -12,6 +12,7 @@ from bestofk.config import read
 from bestofk.runs import read_metrics, read_samples
 from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.training import setup
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
 
@@ -29,7 +30,7 @@ def test_a_run_is_the_same_with_either_sampler(
         if name == "group":
             monkeypatch.setattr(setup, "make_sampler", group_sampler)
         folder = tmp_path / name
-        train(read(recipe(run={"dir": str(folder), "steps": 4}, sampling={"refill": 1})))
+        train(resolve(read(recipe(run={"dir": str(folder), "steps": 4}, sampling={"refill": 1}))))
         rows = [
             (r["step"], r["completion"], r["reward"], r["status"]) for r in read_samples(folder)
         ]
@@ -48,4 +49,4 @@ def test_a_run_is_the_same_with_either_sampler(
 
 def test_the_group_engine_by_name_needs_a_gpu(recipe: Any) -> None:
     with pytest.raises(ValueError, match=r"needs a CUDA GPU and the device is cpu: use 'auto'"):
-        train(read(recipe(sampling={"engine": "group"})))
+        train(resolve(read(recipe(sampling={"engine": "group"}))))

@@ -16,6 +16,7 @@ from bestofk.rewards.base import as_verdict
 from bestofk.runs import Run, read_metrics, write_jsonl
 from bestofk.tasks import countdown
 from bestofk.training.batch import RolloutBatch
+from bestofk.training.resolve import resolve
 from bestofk.training.resume import QUEUE, unpacked
 from bestofk.training.train import train
 from bestofk.types import Group, Prompt, Trajectory, Verdict
@@ -112,7 +113,7 @@ def test_leaving_right_before_an_evaluation_loses_and_repeats_none(
     """Asked to leave in step 3, whose evaluation is due: the last one, or one of three."""
     config = read(recipe(**SCHEDULES, run={"steps": steps, "checkpoint_every": 1000}))
     whole, ended = (merged(config, {"run.dir": str(tmp_path / n)}) for n in ("whole", "ended"))
-    assert train(whole).signal is None
+    assert train(resolve(whole)).signal is None
     recorded = Run.record
 
     def leave_in_step_3(run, line):
@@ -127,11 +128,11 @@ def test_leaving_right_before_an_evaluation_loses_and_repeats_none(
 
     for resume, record in [(False, leave_in_step_3), (True, leave_in_evaluation_3)]:
         monkeypatch.setattr(Run, "record", record)
-        outcome = train(ended, resume=resume)
+        outcome = train(resolve(ended, resume=resume))
         left = None if resume and steps == 3 else signal.SIGTERM
         assert (outcome.signal, outcome.step) == (left, 3)
     monkeypatch.setattr(Run, "record", recorded)
-    assert train(ended, resume=True).signal is None
+    assert train(resolve(ended, resume=True)).signal is None
     same_run(tmp_path / "whole", tmp_path / "ended")
 
 
@@ -153,19 +154,19 @@ def test_a_second_signal_leaves_at_once(recipe, command, tmp_path):
 
 def test_a_run_may_be_moved_and_given_more_steps(recipe, same_run, tmp_path):
     config = read(recipe(evaluation={"every": 0}, run={"steps": 4}))
-    train(merged(config, {"run.steps": 6}))
+    train(resolve(merged(config, {"run.steps": 6})))
     moved = merged(config, {"run.dir": str(tmp_path / "other")})
-    train(moved)
+    train(resolve(moved))
     shutil.move(tmp_path / "other", tmp_path / "third")
     third = merged(config, {"run.dir": str(tmp_path / "third"), "run.steps": 6})
-    assert train(third, resume=True).step == 6
+    assert train(resolve(third, resume=True)).step == 6
     same_run(tmp_path / "run", tmp_path / "third")
 
 
 def test_the_next_resume_knows_what_the_last_one_changed(recipe, tmp_path):
     """An extension, and another evaluation: the printed command states neither."""
     folder = tmp_path / "run"
-    train(read(recipe(run={"steps": 3})))
+    train(resolve(read(recipe(run={"steps": 3}))))
     changes = ["--run.steps", "5", "--evaluation.every", "1", "--evaluation.samples_per_prompt=2"]
     assert main(["train", "--resume", str(folder), *changes]) == 0
     assert main(["train", "--resume", str(folder)]) == 0
@@ -176,7 +177,7 @@ def test_the_next_resume_knows_what_the_last_one_changed(recipe, tmp_path):
     best = json.loads((folder / "best.json").read_text())
     assert best["metric"] == "max@2"
     with pytest.raises(ValueError, match=r"has done 5 steps, more than run\.steps = 4"):
-        train(merged(stored, {"run.steps": 4}), resume=True)
+        train(resolve(merged(stored, {"run.steps": 4}), resume=True))
     assert read(folder / "config.toml") == stored
 
 
@@ -189,45 +190,45 @@ def test_a_threshold_that_chose_the_prompts_may_not_change():
 
 def test_resuming_a_finished_run_changes_nothing(recipe, tmp_path):
     config = read(recipe(run={"steps": 2}))
-    train(config)
+    train(resolve(config))
     before = read_metrics(tmp_path / "run")
-    assert train(config, resume=True).step == 2
+    assert train(resolve(config, resume=True)).step == 2
     assert read_metrics(tmp_path / "run") == before
 
 
 def test_a_changed_config_and_changed_data_are_refused(recipe, tmp_path):
     config = read(recipe(run={"steps": 3}))
-    train(config)
+    train(resolve(config))
     with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.01 → 0.5"):
-        train(merged(config, {"optimizer.learning_rate": 0.5}), resume=True)
+        train(resolve(merged(config, {"optimizer.learning_rate": 0.5}), resume=True))
     # An edited config.toml does not deceive: the checkpoint knows what it was made with.
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("learning_rate = 0.01", "learning_rate = 0.5"))
     with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.01 → 0.5"):
-        train(read(file), resume=True)
+        train(resolve(read(file), resume=True))
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
 
 
 def test_lost_checkpoints_are_noticed_and_a_run_before_its_first_starts_over(recipe, tmp_path):
     config = read(recipe(run={"steps": 5, "checkpoint_every": 2}))
-    train(config)
+    train(resolve(config))
     before = read_metrics(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(FileNotFoundError, match="metrics up to step 5 and no checkpoint"):
-        train(config, resume=True)
+        train(resolve(config, resume=True))
     assert read_metrics(tmp_path / "run") == before
     early = [line for line in before if line["step"] <= 2]  # killed while it wrote the first one
     write_jsonl(tmp_path / "run" / "metrics.jsonl", early)
-    assert train(config, resume=True).step == 5
+    assert train(resolve(config, resume=True)).step == 5
 
 
 def test_other_data_under_the_same_name_are_noticed(recipe, monkeypatch):
     config = read(recipe(run={"steps": 2}))
-    train(config)
+    train(resolve(config))
     original = countdown.identity
     monkeypatch.setattr(countdown, "identity", lambda task, content: original(task, content + "!"))
     with pytest.raises(ValueError, match="the data changed since the run was started"):
-        train(config, resume=True)
+        train(resolve(config, resume=True))
 
 
 @pytest.mark.slow

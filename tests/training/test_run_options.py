@@ -18,6 +18,7 @@ from bestofk.tasks import task
 from bestofk.training.batch import RolloutBatch, rewards_for, with_penalties
 from bestofk.training.display import Pace
 from bestofk.training.record import nothing_learnt
+from bestofk.training.resolve import resolve
 from bestofk.training.task_setup import make_prompts, with_pass_rates
 from bestofk.training.train import train
 from bestofk.types import Group, Prompt, Trajectory, Verdict
@@ -76,8 +77,7 @@ def test_a_schedule_takes_the_verdicts_only_while_it_counts_passes():
 def test_a_run_with_an_overlong_penalty_counts_the_same_passes(text, recipe, tmp_path):
     lines, samples = {}, {}
     for name, zone in (("with", 5), ("without", 0)):
-        end = train(
-            read(
+        end = train(resolve(read(
                 recipe(
                     f"{name}.toml",
                     objective=text,
@@ -86,8 +86,7 @@ def test_a_run_with_an_overlong_penalty_counts_the_same_passes(text, recipe, tmp
                     evaluation={"every": 0},
                     run={"dir": str(tmp_path / name), "steps": 1},
                 )
-            )
-        )  # fmt: skip
+            )))  # fmt: skip
         lines[name] = next(iter(read_metrics(end.path)))
         samples[name] = [
             json.loads(line)
@@ -129,7 +128,7 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
 
 def test_rewards_of_minus_one_and_one_train_and_are_evaluated(recipe, tmp_path):
     config = read(recipe(task={"verifier": "training_judges:signed"}, run={"steps": 2}))
-    end = train(config)
+    end = train(resolve(config))
     lines = [json.loads(line) for line in (end.path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "train"]
     for line in steps:
@@ -143,7 +142,7 @@ def test_rewards_of_minus_one_and_one_train_and_are_evaluated(recipe, tmp_path):
 
 def test_rewards_above_one_leave_pass_at_k_out_until_a_threshold_is_stated(recipe, tmp_path):
     config = read(recipe(task={"verifier": "training_judges:counted"}, run={"steps": 1}))
-    lines = (train(config).path / "metrics.jsonl").read_text().splitlines()
+    lines = (train(resolve(config)).path / "metrics.jsonl").read_text().splitlines()
     found = json.loads(lines[0])["results"]
     assert set(found) == {"max@1", "max@2", "max@4"}
     assert found["max@4"]["value"] > 1.0
@@ -152,7 +151,7 @@ def test_rewards_above_one_leave_pass_at_k_out_until_a_threshold_is_stated(recip
     config = read(
         recipe(task={"verifier": "training_judges:counted"}, evaluation=stated, run=other)
     )
-    lines = (train(config).path / "metrics.jsonl").read_text().splitlines()
+    lines = (train(resolve(config)).path / "metrics.jsonl").read_text().splitlines()
     assert 0.0 < json.loads(lines[0])["results"]["pass@4"]["value"] <= 1.0
 
 
@@ -163,7 +162,7 @@ def test_the_start_is_evaluated_unless_told_not_to(recipe, tmp_path):
         run = {"dir": str(tmp_path / name), "steps": 2}
         evaluation = {"every": 2, "at_start": first}
         config = read(recipe(f"{name}.toml", evaluation=evaluation, run=run))
-        train(config)
+        train(resolve(config))
         text = (tmp_path / name / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         assert [x["step"] for x in lines if x["kind"] == "evaluation"] == ([0, 2] if first else [2])
@@ -199,7 +198,7 @@ def test_a_callback_sees_every_line_and_may_end_the_run(recipe, tmp_path):
 
     config = read(path)
     reward = combined(parts)
-    end = train(config, verifier=reward, callback=until_five)
+    end = train(resolve(config), verifier=reward, callback=until_five)
     assert (end.step, end.signal) == (5, None)
     assert told == read_metrics(end.path)
     kinds = [(line["kind"], line.get("set"), line["step"]) for line in told]
@@ -211,10 +210,10 @@ def test_a_callback_sees_every_line_and_may_end_the_run(recipe, tmp_path):
     assert mean == pytest.approx(line["reward"])
     assert (end.path / "evaluations-maze" / "000005.jsonl").is_file()
     assert (end.path / "final" / "model.safetensors").is_file()
-    resumed = train(merged(config, {"run.steps": 6}), verifier=reward, resume=True)
+    resumed = train(resolve(merged(config, {"run.steps": 6}), resume=True), verifier=reward)
     assert resumed.step == 6
     with pytest.raises(ValueError, match=r"has done 6 steps, more than run.steps = 4: raise it"):
-        train(merged(config, {"run.steps": 4}), verifier=reward, resume=True)
+        train(resolve(merged(config, {"run.steps": 4}), resume=True), verifier=reward)
 
 
 def test_rewards_that_teach_nothing_are_said_after_three_steps(recipe, capsys):
@@ -225,7 +224,7 @@ def test_rewards_that_teach_nothing_are_said_after_three_steps(recipe, capsys):
         evaluation={"every": 0, "threshold": 30.0},
         run={"steps": 3},
     )
-    assert train(read(path)).step == 3
+    assert train(resolve(read(path))).step == 3
     told = capsys.readouterr().out
     assert (
         "all rewards were equal in 3 steps, so nothing is learnt; likely cause: every answer gets "
@@ -275,7 +274,7 @@ def test_a_prompt_that_refill_may_draw_and_does_not_fit_is_left_out(recipe, tmp_
     task_ = {"name": "dataset", "options": options}
     few = {"task": task_, "evaluation": {"every": 0}, "run": {"steps": 2}}
     config = read(recipe(**few, sampling={"refill": 9}))
-    stream = make_prompts(config).split("train")
+    stream = make_prompts(config.task).split("train")
     assert max(range(40), key=lambda i: len(stream.at(i).text)) >= 8  # beyond what it would draw
-    assert train(config).step == 2
+    assert train(resolve(config)).step == 2
     assert "1 × the prompt is too long for the model" in capsys.readouterr().err

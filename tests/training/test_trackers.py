@@ -10,6 +10,7 @@ import pytest
 from bestofk.config import merged, read
 from bestofk.runs import read_metrics
 from bestofk.training.checks import check, check_installed
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
 
@@ -52,8 +53,8 @@ def test_tensorboard(recipe, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = read(recipe(run={"steps": 2, "trackers": ["tensorboard"]}, evaluation={"every": 2}))
-    train(config)
-    train(merged(config, {"run.steps": 3}), resume=True)
+    train(resolve(config))
+    train(resolve(merged(config, {"run.steps": 3}), resume=True))
     folder = next((tmp_path / "run" / "logs").rglob("events*")).parent
     events = EventAccumulator(str(folder))
     events.Reload()

@@ -18,6 +18,7 @@ from bestofk.learning import Learner
 from bestofk.runs import read_metrics, read_samples
 from bestofk.sampling.decode import ModelSampler
 from bestofk.training import setup
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
 
@@ -26,7 +27,7 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(
 ):
     monkeypatch.setenv("WANDB_API_KEY", "a-secret-that-must-not-appear")
     config = read(recipe(run={"steps": 3}, evaluation={"every": 3}))
-    outcome = train(config)
+    outcome = train(resolve(config))
     run = tmp_path / "run"
     assert (outcome.path, outcome.step, outcome.signal) == (run, 3, None)
     model = AutoModelForCausalLM.from_pretrained(run / "final")
@@ -70,7 +71,7 @@ def test_a_run_leaves_a_model_with_its_card_and_the_evidence(
 
 def test_a_run_says_and_keeps_the_learning_rate_that_nobody_stated(recipe, tmp_path, capsys):
     stated = read(recipe(run={"steps": 1}, evaluation={"every": 0}))
-    train(merged(stated, {"optimizer": {"learning_rate": None, "warmup_steps": 0}}))
+    train(resolve(merged(stated, {"optimizer": {"learning_rate": None, "warmup_steps": 0}})))
     assert "a step, learning rate 0.0001, 1 process" in capsys.readouterr().out
     assert read(tmp_path / "run" / "config.toml").optimizer.learning_rate == 1e-4
     assert read_metrics(tmp_path / "run")[0]["lr"] == 1e-4
@@ -78,7 +79,7 @@ def test_a_run_says_and_keeps_the_learning_rate_that_nobody_stated(recipe, tmp_p
 
 def test_the_best_model_by_the_named_metric_is_kept(recipe, tmp_path):
     config = read(recipe(evaluation={"every": 2, "prompts": 8, "best_by": "max@4"}))
-    train(config)
+    train(resolve(config))
     run = tmp_path / "run"
     found = {
         line["step"]: line["results"]["max@4"]["value"]
@@ -97,7 +98,7 @@ def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(re
         recipe(run={"steps": 5, "checkpoint_every": 1}, optimizer={"learning_rate": 1e30})
     )
     with pytest.raises(ValueError, match="stopped before it changed the weights") as caught:
-        train(config)
+        train(resolve(config))
     run = tmp_path / "run"
     broken = next((run / "failed").iterdir())
     assert str(broken) in str(caught.value)
@@ -113,18 +114,18 @@ def test_a_broken_step_is_stopped_with_its_batch_saved_and_the_model_unharmed(re
 def test_an_exploding_gradient_stops_the_run_before_it_does_harm(recipe, tmp_path):
     config = read(recipe(run={"advanced": {"stop_grad_norm": 1e-6}}, evaluation={"every": 0}))
     with pytest.raises(ValueError, match="stopped before it changed the weights"):
-        train(config)
+        train(resolve(config))
     assert (tmp_path / "run" / "failed" / "step-000001" / "batch.jsonl").exists()
 
 
 def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_path):
     config = read(recipe(task={"verifier": "training_judges:broken"}, evaluation={"every": 0}))
     with pytest.raises(RuntimeError, match="could not be scored"):
-        train(merged(config, {"task.advanced.unscored_share": 0.01}))
+        train(resolve(merged(config, {"task.advanced.unscored_share": 0.01})))
     # With a few allowed, they are counted, shown, and left out.
     some = merged(config, {"task.verifier": "training_judges:sometimes", "run.steps": 2})
     some = merged(some, {"task.advanced.unscored_share": 0.9})
-    train(merged(some, {"run.dir": str(tmp_path / "some")}))
+    train(resolve(merged(some, {"run.dir": str(tmp_path / "some")})))
     lines = read_metrics(tmp_path / "some")
     assert sum(line["unscored"] for line in lines) > 0
     rows = list(read_samples(tmp_path / "some"))
@@ -150,7 +151,7 @@ def test_a_verifier_that_breaks_stops_the_run_and_is_never_a_zero(recipe, tmp_pa
 )  # fmt: skip
 def test_every_way_of_training_trains(recipe, tmp_path, sections):
     config = read(recipe(**sections, run={"steps": 2}, evaluation={"every": 0}))
-    train(config)
+    train(resolve(config))
     line = read_metrics(tmp_path / "run")[-1]
     assert line["step"] == 2
     assert line["grad_norm"] > 0
@@ -160,7 +161,7 @@ def test_every_way_of_training_trains(recipe, tmp_path, sections):
 
 def test_batches_are_drawn_ahead_after_the_warm_up(recipe, tmp_path):
     """Batch t with the weights after step t - 1 - s, whatever is evaluated or saved in between."""
-    train(read(recipe(off_policy={"ahead": 2})))
+    train(resolve(read(recipe(off_policy={"ahead": 2}))))
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["drawn_after"] for line in lines] == [0, 1, 2, 2, 2, 3, 4]
     assert ["ess" in line for line in lines] == [False] * 3 + [True] * 4
@@ -169,7 +170,7 @@ def test_batches_are_drawn_ahead_after_the_warm_up(recipe, tmp_path):
     assert "sampling_tokens_per_second" in lines[0]
     assert "sampling_tokens_per_second" not in lines[-1]  # nothing was left to draw
     # the first three steps are those of a run on policy
-    train(read(recipe(run={"dir": str(tmp_path / "other"), "steps": 3})))
+    train(resolve(read(recipe(run={"dir": str(tmp_path / "other"), "steps": 3}))))
     others = [line for line in read_metrics(tmp_path / "other") if line["kind"] == "train"]
     assert [line["loss"] for line in others] == [line["loss"] for line in lines[:3]]
 
@@ -218,10 +219,10 @@ def test_a_server_draws_while_the_learner_works_and_nothing_else_changes(
         servers.append(Server(policy, learning))
         return servers[-1]
 
-    train(merged(config, {"run.dir": str(tmp_path / "turns")}))
+    train(resolve(merged(config, {"run.dir": str(tmp_path / "turns")})))
     monkeypatch.setattr(setup, "make_sampler", served)
     monkeypatch.setattr(Learner, "step", announced)
-    train(merged(config, {"run.dir": str(tmp_path / "overlap")}))
+    train(resolve(merged(config, {"run.dir": str(tmp_path / "overlap")})))
     for name in ("turns", "overlap"):
         weights[name] = load_file(tmp_path / name / "final" / "model.safetensors")
     assert all(torch.equal(w, weights["overlap"][name]) for name, w in weights["turns"].items())
@@ -230,11 +231,11 @@ def test_a_server_draws_while_the_learner_works_and_nothing_else_changes(
 
 def test_shards_in_one_process_train_like_a_plain_model(recipe, tmp_path):
     config = read(recipe(run={"steps": 3}, off_policy={"passes": 2}))
-    train(config)
+    train(resolve(config))
     sharded = merged(config, {"model.advanced.fsdp": True, "run.dir": str(tmp_path / "sharded")})
-    train(merged(sharded, {"run.steps": 1}))
+    train(resolve(merged(sharded, {"run.steps": 1})))
     assert not torch.distributed.is_initialized()
-    train(sharded, resume=True)
+    train(resolve(sharded, resume=True))
     plain, other = (load_file(tmp_path / name / "final" / "model.safetensors")
                     for name in ("run", "sharded"))  # fmt: skip
     for name, weight in plain.items():
@@ -316,7 +317,7 @@ def test_a_step_is_one_line_that_fits_the_terminal(recipe, monkeypatch, capsys, 
     for on_terminal in (True, False):
         monkeypatch.setattr(sys.stdout, "isatty", lambda on=on_terminal: on, raising=False)
         run = {"steps": 1, "dir": str(tmp_path / f"{on_terminal}")}
-        train(read(recipe(run=run, evaluation={"every": 0})))
+        train(resolve(read(recipe(run=run, evaluation={"every": 0}))))
     short, whole = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
     assert len(short) <= 80
     assert short.startswith("step 1/1  0:00:00 to go  reward ")

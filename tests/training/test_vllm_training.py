@@ -14,12 +14,13 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is tested in an environment of its own")
 
-from bestofk.config import Config, merged, read, to_toml
+from bestofk.config import Config, merged, to_toml
 from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
 from bestofk.sampling import Sampling
 from bestofk.sampling.prompts import encode
 from bestofk.sampling.vllm_server import VLLMServer
+from bestofk.training.resolve import resolve, resumed
 from bestofk.training.train import train
 from vllm_models import NOISE, PROMPTS, SERVED, gap, model, serving
 
@@ -83,7 +84,7 @@ def test_a_run_updates_the_server_and_shows_that_it_did(
     asked: Callable[..., Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = asked()
-    train(config)
+    train(resolve(config))
     steps = steps_of(config.run.dir)
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     for line in steps:
@@ -124,7 +125,7 @@ def test_a_server_ends_with_the_final_weights(
 ) -> None:
     """One batch ahead, it samples while the learner works."""
     config = asked(off_policy={"ahead": ahead, "correct_sampler": ahead > 0})
-    train(config)
+    train(resolve(config))
     steps = steps_of(config.run.dir)
     assert [line["drawn_after"] for line in steps] == ([0, 1, 1, 2] if ahead else [0, 1, 2, 3])
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
@@ -142,8 +143,8 @@ def test_a_server_ends_with_the_final_weights(
 def test_a_run_goes_on_from_its_checkpoint(asked: Callable[..., Config]) -> None:
     """The server gets the weights of the checkpoint, not those it was started with."""
     config = asked(model={"lora_rank": 2}, off_policy={"correct_sampler": True})
-    train(merged(config, {"run.steps": 2}))
-    train(merged(read(Path(config.run.dir) / "config.toml"), {"run.steps": 4}), resume=True)
+    train(resolve(merged(config, {"run.steps": 2})))
+    train(resumed(config.run.dir, {"run.steps": 4}))
     steps = steps_of(config.run.dir)
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert all(line["sampler_gap_max"] < 1e-4 for line in steps)

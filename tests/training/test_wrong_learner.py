@@ -16,6 +16,7 @@ from bestofk.models import Policy, load, save, tiny
 from bestofk.runs import read_metrics
 from bestofk.sampling.prompts import encode
 from bestofk.training import context as context_module
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 from bestofk.types import Prompt
 
@@ -70,7 +71,7 @@ def test_a_model_whose_cache_is_wrong_is_sampled_without_it(recipe, tmp_path):
         )
     )
     with pytest.warns(UserWarning, match="ForgetfulModel cannot be decoded with transformers'"):
-        train(config)
+        train(resolve(config))
     assert read_metrics(tmp_path / "run")[0]["sampler_gap_mean"] < 1e-4
 
 
@@ -99,7 +100,7 @@ def test_the_limit_is_a_setting_of_every_engine(recipe, tmp_path):
     wide = {"max_new_tokens": 12, "advanced": {"agreement": 50.0}}
     model, run = forgetful(tmp_path, 12), {"steps": 4}
     config = read(recipe(model=model, sampling=wide, run=run, evaluation=NO_EVALUATION))
-    assert train(config).step == 4
+    assert train(resolve(config)).step == 4
     assert read_metrics(tmp_path / "run")[-1]["sampler_gap_mean"] > 1e-3
 
 
@@ -109,7 +110,7 @@ def test_the_limits_leave_room_for_rounding(recipe, tmp_path):
         recipe(model=model, sampling={"max_new_tokens": 24}, evaluation=NO_EVALUATION,
                run={"steps": 2}, optimizer={"learning_rate": 1e-3})
     )  # fmt: skip
-    train(config)
+    train(resolve(config))
     gaps = [line["sampler_gap_mean"] for line in read_metrics(tmp_path / "run")]
     assert max(gaps) < SAMPLER.bf16 / 4
 
@@ -121,7 +122,7 @@ def test_a_layout_that_leaves_something_out_is_named_as_the_cause(recipe, tmp_pa
     from bestofk.training.session import open_session
 
     config = read(recipe(model={"path": "tiny-countdown"}, sampling={"max_new_tokens": 12}))
-    with open_session(config, resume=False, checkpoint=None) as session:
+    with open_session(resolve(config)) as session:
         prompt = session.context.prompt_at(0)
         agreement = session.rollouts.agreement
         gap, groups = agreement.probe(prompt)  # it compares the layouts once, and they agree
@@ -185,12 +186,12 @@ def context_model(tmp_path, length):
 def test_prompt_and_completion_must_fit_into_the_model_s_context(recipe, tmp_path):
     path = context_model(tmp_path, 40)
     fits = read(recipe(model={"path": path}, run={"steps": 1}))
-    assert train(fits).step == 1
+    assert train(resolve(fits)).step == 1
     long = read(recipe(model={"path": path}, sampling={"max_new_tokens": 32},
                        run={"dir": str(tmp_path / "long")}))  # fmt: skip
     said = r"has \d+ tokens, sampling.max_new_tokens = 32, and the model has positions for 40"
     with pytest.raises(ValueError, match=said):
-        train(long)
+        train(resolve(long))
     assert not (tmp_path / "long" / "metrics.jsonl").exists()
 
 
@@ -212,7 +213,7 @@ def test_the_prompts_of_every_step_and_of_the_evaluation_are_counted(recipe, tmp
                    run={"steps": 4, "dir": str(tmp_path / name)})
         )  # fmt: skip
         with pytest.raises(ValueError, match=r"has 6\d tokens.*take shorter prompts"):
-            train(config)
+            train(resolve(config))
         assert not (tmp_path / name / "metrics.jsonl").exists()
 
 

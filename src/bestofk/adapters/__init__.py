@@ -8,7 +8,7 @@ import importlib.util
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
-        "bestofk.adapters needs torch, which verl, SkyRL and OpenRLHF bring along; "
+        "bestofk.adapters needs torch, which verl and other hosts bring along; "
         "for TRL: pip install 'bestofk[trl]'",
         name="torch",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -17,8 +17,6 @@ from bestofk.evaluation.per_problem import values_by_k
 from bestofk.objectives import Objective
 from bestofk.objectives import objective as objective_of
 from bestofk.procedures.arrays import as_float64, as_numpy, constant, is_array
-
-OFF_POLICY = {"off_policy", "truncate", "trust_region", "self_normalise", "clamp"}
 
 
 def group_advantages(
@@ -58,25 +56,16 @@ def group_advantages(
     if not is_array(rewards):
         rewards = np.array([math.nan if reward is None else reward for reward in rewards], float)
     values, restore = as_float64(rewards, "rewards")
-    found = chosen(values, groups=group_ids, live=live, log_ratio=log_ratio, **inputs)
+    advantages = chosen(values, groups=group_ids, live=live, log_ratio=log_ratio, **inputs)
     counts = ~np.isnan(as_numpy(values))
     if live is not None:
         counts = counts & as_numpy(live).astype(bool)
     ids = np.unique(as_numpy(group_ids), return_inverse=True)[1]
     sizes = np.bincount(ids[counts], minlength=len(ids))
-    least = max(term.least for term in chosen.at(inputs.get("progress")))
-    whole = max(int((sizes >= least).sum()), 1)
-    share = (rows or len(ids)) / (whole * np.maximum(sizes[ids], 1))
-    return restore(found * constant(share, found))
-
-
-def on_policy_objective(host: str, text: str, options: Mapping[str, Any]) -> Objective:
-    """The objective, for a host that gives its estimators rewards and groups alone."""
-    chosen = objective_of(text, **options)
-    missing = sorted((chosen.needs - {"rng"}) | (OFF_POLICY & options.keys()))
-    if missing:
-        raise ValueError(f"objective {text}: {host} gives estimators nothing for {missing[0]}")
-    return chosen
+    smallest = max(term.least for term in chosen.at(inputs.get("progress")))
+    groups = max(int((sizes >= smallest).sum()), 1)
+    share = (rows or len(ids)) / (groups * np.maximum(sizes[ids], 1))
+    return restore(advantages * constant(share, advantages))
 
 
 def best_of_k_metrics(

@@ -17,10 +17,6 @@ from bestofk.tasks import TASKS
 from bestofk.tasks.data_rows import read
 from bestofk.types import Verifier
 
-HELD_OUT = 64
-"""Rows held out for evaluation, or 5 % where that is more: by hash, so about as many. None where
-fewer than twice as many rows are there. A test split as large is cut where that is at most 10 %."""
-
 
 def named_reward(reward: Any) -> tuple[Verifier | None, str | None]:
     """A reward as a verifier and the name the recipe records; the name alone for a string."""
@@ -65,9 +61,6 @@ def data_options(
     for split, source in sources.items():
         if source is not None:
             options[split] = source_path(source, split, folder)
-    cut = max(0.05, HELD_OUT / len(rows)) if len(rows) >= 2 * HELD_OUT else 0.0
-    options["validation_share"] = cut
-    options["test_share"] = cut if cut <= 0.1 else 0.0
     return {"name": "dataset", "options": options, "verifier": reward}, len(rows)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bestofk.config import Config
+from bestofk.config import read
 from bestofk.messages import unknown
 from bestofk.runs import read_jsonl
 from bestofk.sampling import Sampling
@@ -148,7 +148,7 @@ def sample_line(
     sample: Mapping[str, Any], prompt: Prompt, verdict: Verdict, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One line of the file: the fields of `docs/evaluation.md`, in their order."""
-    from bestofk.rewards.base import with_answer
+    from bestofk.rewards.maths.extract_answer import given_answer
 
     scored = not math.isnan(verdict.reward)
     return {
@@ -156,7 +156,7 @@ def sample_line(
         "sample_id": sample["sample_id"],
         "prompt": prompt.text,
         "completion": sample["completion"],
-        "answer": with_answer(prompt, sample["completion"], verdict).answer,
+        "answer": verdict.answer or given_answer(prompt, sample["completion"], verdict),
         "reward": verdict.reward if scored else None,
         "correct": verdict.reward == 1.0 if scored else None,
         "status": verdict.status,
@@ -305,7 +305,6 @@ def draw_from_endpoint(
 
 def sample_run(
     run: Path,
-    config: Config,
     verifier: Verifier | None,
     split: str | None,
     n: int | None,
@@ -317,7 +316,8 @@ def sample_run(
     """
     from bestofk.training.task_setup import make_prompts, make_verifier, with_accepted_references
 
-    task = make_prompts(config)
+    config = read(run / "config.toml")
+    task = make_prompts(config.task, threshold=config.evaluation.threshold, seed=config.run.seed)
     judge = verifier or make_verifier(config.task, task)
     task = with_accepted_references(task, judge)
     if split is not None and split not in task.splits:

@@ -19,6 +19,7 @@ from bestofk.devices import silence_compiler
 from bestofk.evaluation import Curve, plan
 from bestofk.objectives import Objective
 from bestofk.samples import Samples
+from bestofk.training.resolve import RunSettings, resolve, resumed
 from bestofk.types import Verifier
 
 EFFECT, POWER = 0.2, 0.8
@@ -90,7 +91,7 @@ class TrainedRun:
         from bestofk.api.measuring import read
         from bestofk.api.sampling_run import sample_run
 
-        file = sample_run(self.path, self.config, self._verifier, split, n, prompts)
+        file = sample_run(self.path, self._verifier, split, n, prompts)
         return read(file, name=self.path.name)
 
     def evaluate(self, split: str | None = None, n: int | None = None, **options: Any) -> Curve:
@@ -108,8 +109,10 @@ class TrainedRun:
     def __repr__(self) -> str:
         from bestofk.training.checks import best_metric, make_objective
 
-        about = f"{self.path}: {self.config.objective}, {self.config.run.steps} steps"
-        name = best_metric(self.config.evaluation, make_objective(self.config))
+        config = self.config
+        about = f"{self.path}: {config.objective}, {config.run.steps} steps"
+        objective = make_objective(config.objective, config.objective_options, config.loss.name)
+        name = best_metric(config.evaluation, objective)
         lines = [line for line in self.metrics if line["kind"] == "evaluation"]
         result = [line["results"][name]["value"] for line in lines if name in line["results"]]
         return f"{about}; {name} {result[0]:.3f} → {result[-1]:.3f}" if result else about
@@ -133,7 +136,7 @@ def train(
     prompts_per_step: int | None = None,
     steps: int = 200,
     learning_rate: float | None = None,
-    max_new_tokens: int = 256,
+    max_new_tokens: int | None = None,
     lora_rank: int = 0,
     evaluate_every: int = 50,
     seed: int = 0,
@@ -159,6 +162,7 @@ def train(
         learning_rate: by default by the model's size: 1e-4 below 30 million weights, 1e-5 below 300
             million, else 2e-6; ten times that with `lora_rank`.
         prompts_per_step: P; by default 16, or all rows where there are fewer.
+        max_new_tokens: longest completion; by default as many as answers to the task may need.
         evaluate_every: steps between evaluations; 0 is never.
         dir: folder of the run; by default a new one in runs/.
         settings: any other setting by its name in a recipe: {"optimizer.schedule": "cosine"}.
@@ -178,34 +182,29 @@ def train(
     """
     verifier, name = named_reward(reward)
     if resume is not None:
-        config = read_recipe(Path(resume) / "config.toml")
-        config = merged(config, {"run.dir": str(resume)})
-        return run_to_the_end(config, verifier, resume=True, callback=callback)
+        return run_to_the_end(resumed(resume, settings or {}), verifier, callback=callback)
     folder = free_folder(dir, str(model), str(objective))
     stated: dict[str, Any] = {
         **objective_settings(objective),
         "model": {"path": str(model), "lora_rank": lora_rank},
-        "sampling": {"samples_per_prompt": samples_per_prompt, "max_new_tokens": max_new_tokens},
+        "sampling": {"samples_per_prompt": samples_per_prompt},
         "evaluation": {"every": evaluate_every},
         "run": {"dir": str(folder), "steps": steps, "seed": seed},
     }
     if learning_rate is not None:
         stated["optimizer"] = {"learning_rate": learning_rate}
+    if max_new_tokens is not None:
+        stated["sampling"]["max_new_tokens"] = max_new_tokens
+    if prompts_per_step is not None:
+        stated["sampling"]["prompts_per_step"] = prompts_per_step
     stated["task"], rows = data_options(
         {"train": data, "validation": validation, "test": test},
         name,
         prompt=prompt,
         folder=folder,
     )
-    if rows is not None:
-        stated["sampling"]["prompts_per_step"] = min(16, rows)
-        if validation is None and not stated["task"]["options"]["validation_share"]:
-            stated["evaluation"]["split"] = "train"
-            print(f"{rows} rows: none is held out, and evaluations use the training prompts")
-    if prompts_per_step is not None:
-        stated["sampling"]["prompts_per_step"] = prompts_per_step
     config = merged(Config(**stated), settings or {})
-    return run_to_the_end(config, verifier, resume=False, callback=callback)
+    return run_to_the_end(resolve(config, rows=rows), verifier, callback=callback)
 
 
 def warn_of_few(problems: int, k: int) -> None:
@@ -222,30 +221,22 @@ def warn_of_few(problems: int, k: int) -> None:
 
 
 def run_to_the_end(
-    config: Config,
+    settings: RunSettings,
     verifier: Verifier | None,
     *,
-    resume: bool,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainedRun:
     """Run the training loop; a signal that stopped it is raised, not returned."""
-    from bestofk.runs import refuse_begun
-    from bestofk.training.checks import check, check_installed, make_objective
-
-    check_installed(config)
-    check(config)
-    if not resume:
-        refuse_begun(config.run.dir)
     from bestofk.training.task_setup import make_prompts
     from bestofk.training.train import train as run_loop
 
     silence_compiler()
-    if not resume and config.evaluation.every and config.task.name == "dataset":
-        split = make_prompts(config).split(config.evaluation.split)
-        k = min(make_objective(config).k, 16)
-        warn_of_few(min(len(split), config.evaluation.prompts), k)
-    print(f"watch: bestofk report --watch {config.run.dir}", flush=True)
-    end = run_loop(config, resume=resume, verifier=verifier, callback=callback)
+    evaluation = settings.evaluation
+    if not settings.resume and evaluation.every and settings.task.name == "dataset":
+        split = make_prompts(settings.task).split(evaluation.split)
+        warn_of_few(min(len(split), evaluation.prompts), min(settings.objective.k, 16))
+    print(f"watch: bestofk report --watch {settings.run.dir}", flush=True)
+    end = run_loop(settings, verifier=verifier, callback=callback)
     if end.signal is not None:
         again = f"bestofk.train(..., resume={str(end.path)!r})"
         stated = f"stopped at step {end.step}; resume with {again}"

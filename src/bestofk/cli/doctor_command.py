@@ -35,8 +35,8 @@ EXTRAS = {
 HOSTS = {
     "trl": ("TRL", "bestofk.adapters.trl", (1, 10)),
     "verl": ("verl", "bestofk.adapters.verl.plugin", (0, 9)),
-    "skyrl": ("SkyRL", "bestofk.adapters.skyrl", (0, 3)),
-    "openrlhf": ("OpenRLHF", "bestofk.adapters.openrlhf", (0, 11)),
+    "skyrl": ("SkyRL", "bestofk.adapters", (0, 3)),
+    "openrlhf": ("OpenRLHF", "bestofk.adapters", (0, 11)),
     "vllm": ("vLLM", "bestofk.sampling.vllm_server", (0, 32)),
 }
 # packages that programs and reference solutions import, and where they do

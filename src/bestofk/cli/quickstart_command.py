@@ -9,16 +9,18 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bestofk.cli._options import VerbOptions, option, parsed
 from bestofk.cli._terminal import in_columns
-from bestofk.cli.train_command import find_recipe
-from bestofk.config import Config, leaves, merged, read
+from bestofk.cli.train_command import stated_by
+from bestofk.config import Config, leaves, read
 
 if TYPE_CHECKING:
     from bestofk.evaluation import Comparison, Estimate
+    from bestofk.training.resolve import RunSettings
 
 ONE_SAMPLE = "grpo"
 RECIPE = "construct-tiny"
@@ -27,8 +29,12 @@ QUOTED = 16
 """The k of the sentence above table and page."""
 
 
-def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int) -> Config:
+def run_settings(
+    objective: str, folder: Path, *, steps: int, problems: int, seed: int
+) -> RunSettings:
     """The recipe construct-tiny for one objective; the two runs differ in nothing but its name."""
+    from bestofk.training.resolve import resolve
+
     changes = {
         "objective": objective,
         "model.device": "cpu",
@@ -41,11 +47,11 @@ def config(objective: str, folder: Path, *, steps: int, problems: int, seed: int
         "run.checkpoint_every": max(1, steps // 2),
         "run.advanced.keep_best": False,
     }
-    return merged(read(find_recipe(RECIPE)), changes)
+    return resolve(stated_by(RECIPE, changes))
 
 
 class QuickstartOptions(VerbOptions):
-    """Train a tiny policy for one sample and for k on a graded problem; compare best-of-k.
+    """Train a tiny policy for one sample and for k on a graded problem, and compare.
 
     Two runs with equally many rollouts, from one start; minutes on two CPU cores.
     After Ctrl-C the same command resumes.
@@ -70,9 +76,9 @@ def main(argv: list[str]) -> int:
     if len(runs) < 2:
         raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
     size = {"steps": arguments.steps, "problems": arguments.problems, "seed": arguments.seed}
-    configs = {name: config(name, path, **size) for name, path in runs.items()}
+    settings = {name: run_settings(name, path, **size) for name, path in runs.items()}
     with contextlib.redirect_stdout(sys.stderr) if arguments.as_json else contextlib.nullcontext():
-        status = run(configs, folder, again=shlex.join(["bestofk", "quickstart", *argv]))
+        status = run(settings, folder, again=shlex.join(["bestofk", "quickstart", *argv]))
     if arguments.as_json and not status:
         cells = {name: line["results"] for name, line in results(runs).items()}
         page = str(folder / "report.html")
@@ -80,40 +86,34 @@ def main(argv: list[str]) -> int:
     return status
 
 
-def run(configs: Mapping[str, Config], folder: Path, *, again: str) -> int:
+def run(settings: Mapping[str, RunSettings], folder: Path, *, again: str) -> int:
     """Train what is not trained yet, print the table, write the page.
 
     Args:
-        configs: Objective: its config; GRPO's first.
+        settings: by objective; GRPO's first.
         again: The command, for those who interrupt it.
     """
-    from bestofk.training.checks import check
+    from bestofk.training.train import train
 
-    for chosen in configs.values():
-        check(chosen)
-    runs = {name: Path(chosen.run.dir) for name, chosen in configs.items()}
-    states = {name: state_of(chosen) for name, chosen in configs.items()}
+    runs = {name: Path(chosen.run.dir) for name, chosen in settings.items()}
+    states = {name: state_of(runs[name], chosen.recipe) for name, chosen in settings.items()}
     page = folder / "report.html"
     if set(states.values()) == {"finished"} and page.is_file():
         states = dict.fromkeys(states, "other")  # a finished quickstart starts over
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    try:
-        from bestofk.training.train import train
-    except ModuleNotFoundError as error:
-        raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
-    print(opening(list(configs)))
-    for name, chosen in reversed(list(configs.items())):
+    print(opening(list(settings)))
+    for name, chosen in reversed(list(settings.items())):
         if states[name] == "finished":
             continue
         if states[name] == "other":
             shutil.rmtree(runs[name])
-        outcome = train(chosen, resume=states[name] == "begun")
+        outcome = train(replace(chosen, resume=states[name] == "begun"))
         if outcome.signal is not None:
             print(f"stopped at step {outcome.step} of {name}; to resume: {again}")
             return 128 + outcome.signal
     gain, verdicts = report(runs, page)
-    print(f"\n{summary(runs, configs[ONE_SAMPLE], gain)}\n")
+    print(f"\n{summary(runs, settings[ONE_SAMPLE], gain)}\n")
     print(in_columns("\n".join(verdicts), 80))
     print(f"\n{time.monotonic() - began:.0f} s; the page: {page}; the runs: {folder}")
     return 0
@@ -129,19 +129,18 @@ def opening(names: Sequence[str]) -> str:
     )
 
 
-def state_of(chosen: Config) -> str:
+def state_of(path: Path, recipe: Config) -> str:
     """Whether the folder of a run is new, begun or finished with these settings, or another's."""
-    path = Path(chosen.run.dir)
     if not path.exists():
         return "new"
     if not (path / "config.toml").is_file():
         raise FileExistsError(f"{path} is not a run: name another --dir")
-    if dict(leaves(read(path / "config.toml"))) != dict(leaves(chosen)):
+    if dict(leaves(read(path / "config.toml"))) != dict(leaves(recipe)):
         return "other"
     return "finished" if (path / "final").is_dir() else "begun"
 
 
-def summary(runs: Mapping[str, Path], chosen: Config, gain: Comparison) -> str:
+def summary(runs: Mapping[str, Path], chosen: RunSettings, gain: Comparison) -> str:
     """What training for k gains over GRPO; best of k before and after, in 80 columns."""
     from bestofk.evaluation import Estimate
 

@@ -207,11 +207,13 @@ def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]
     """The problems to sample on, by id, and their verifier, while it is open."""
     from bestofk.rewards import UnscoredGuard, verifier
     from bestofk.tasks import task
-    from bestofk.training.task_setup import usual_style, with_accepted_references
+    from bestofk.training.resolve import style_for
+    from bestofk.training.task_setup import with_accepted_references
 
     task_options = json_pairs(job.task_option)
-    if not job.remote and (style := usual_style(job.target, job.task, task_options)):
-        task_options["style"] = style
+    if not job.remote:
+        style = style_for(job.target, job.task, lambda: tokenizer_of(job.target))
+        task_options = ({"style": style} if style else {}) | task_options
     chosen = task(job.task, **task_options)
     split_name = job.split or ("test" if "test" in chosen.splits else chosen.splits[-1])
     guard = UnscoredGuard(share=0.05)
@@ -230,6 +232,12 @@ def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]
             return verdicts
 
         yield {prompt.id: prompt for prompt in split[:count]}, judged
+
+
+def tokenizer_of(model: str) -> Any:
+    from bestofk.models import describe_policy
+
+    return describe_policy(model)[1]
 
 
 def drawer_of(

@@ -12,10 +12,11 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -24,9 +25,11 @@ from bestofk.cli._options import VerbOptions, argument, collect, completed, flag
 from bestofk.cli._recipe_flags import recipe_flags, recipe_help
 from bestofk.cli._terminal import is_quiet, wrapped
 from bestofk.config import Config, json_schema, leaves, merged, read
-from bestofk.hub import check_hub_id
 from bestofk.messages import choices
 from bestofk.storage import json_safe
+
+if TYPE_CHECKING:
+    from bestofk.training.resolve import RunSettings
 
 ABOUT = """usage: bestofk train [RECIPE] [--section.key value ...]
 
@@ -57,32 +60,48 @@ class TrainOptions(VerbOptions):
 
 def main(argv: list[str]) -> int:
     if {"-h", "--help", "--help-all"} & set(argv):
-        about = ABOUT.format(recipes=", ".join(shipped_recipes()) or "none here")
+        names = textwrap.wrap(", ".join(shipped_recipes()) or "none here", 76)
+        about = ABOUT.format(recipes="\n  ".join(names))
         print(recipe_help(about, everything="--help-all" in argv))
         return 0
     options, changes = split(argv)
     if options.print_schema:
         print(json.dumps(json_schema(), indent=2))
         return 0
-    if options.resume is not None:
-        return resumed(options, changes)
-    recipe = None if options.recipe is None else find_recipe(options.recipe)
-    config = merged(Config() if recipe is None else read(recipe), changes)
-    if recipe is not None:
-        config = beside_recipe(config, recipe.parent)
-    stated = set() if recipe is None else read(recipe).sampling.model_fields_set
-    if "max_new_tokens" not in stated and "sampling.max_new_tokens" not in changes:
-        config = with_usual_length(config)
-    if options.dry_run:
-        from bestofk.training.cost import dry_run
+    settings = settled(options, changes)
+    if not options.dry_run:
+        return go(settings, options)
+    from bestofk.training.cost import dry_run
 
-        summary = dry_run(config, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
-        if options.as_json:
-            lines = {"settings": dict(leaves(config)), "said": summary.splitlines()}
-            summary = json.dumps(json_safe(lines), indent=2, default=str)
-        print(summary if options.as_json else wrapped(summary))
-        return 0
-    return go(config, options)
+    summary = dry_run(settings, everything=bool(os.environ.get("BESTOFK_TRACEBACK")))
+    if options.as_json:
+        lines = {"settings": dict(leaves(settings.recipe)), "said": summary.splitlines()}
+        print(json.dumps(json_safe(lines), indent=2, default=str))
+    else:
+        print(wrapped(summary))
+    return 0
+
+
+def settled(options: TrainOptions, changes: dict[str, Any]) -> RunSettings:
+    """The settings of a run that is resumed, or of one that a recipe and flags state."""
+    from bestofk.training.resolve import resolve, resumed
+
+    if options.resume is None:
+        config = stated_by(options.recipe, changes)
+        return resolve(config, dry=options.dry_run)
+    if options.recipe is not None:
+        raise ValueError(
+            f"--resume uses the run's own config; leave the recipe {options.recipe} out"
+        )
+    return resumed(options.resume, changes)
+
+
+def stated_by(recipe: str | None, changes: dict[str, Any]) -> Config:
+    """What a recipe and changes to it state; its files may lie beside it."""
+    if recipe is None:
+        return merged(Config(), changes)
+    path = find_recipe(recipe)
+    return beside_recipe(merged(read(path), changes), path.parent)
 
 
 def split(argv: list[str]) -> tuple[TrainOptions, dict[str, Any]]:
@@ -95,16 +114,6 @@ def split(argv: list[str]) -> tuple[TrainOptions, dict[str, Any]]:
     values, loose = collect([*own, *recipe_flags()], argv, "bestofk train")
     stated = {flag.name: values.pop(flag.name) for flag in own if flag.name in values}
     return completed(TrainOptions, stated, loose, "bestofk train"), values
-
-
-def with_usual_length(config: Config) -> Config:
-    """The config with as many new tokens as answers to its task may need; tiny policies have room
-    for the default alone."""
-    from bestofk.tasks import TASKS
-
-    if config.model.path.startswith("tiny-") or config.task.name not in TASKS:
-        return config
-    return merged(config, {"sampling.max_new_tokens": TASKS[config.task.name][2]})
 
 
 RECIPES = (Path(bestofk.__file__).parent / "recipes", Path(bestofk.__file__).parents[2] / "recipes")
@@ -147,49 +156,19 @@ def _found(path: str, folder: Path) -> str:
     return str(folder / path) if not Path(path).exists() and (folder / path).exists() else path
 
 
-def resumed(options: TrainOptions, changes: dict[str, Any]) -> int:
-    """Continue a run: its own config, and what may be changed about it."""
-    assert options.resume is not None
-    if options.recipe is not None:
-        raise ValueError(
-            f"--resume uses the run's own config; leave the recipe {options.recipe} out"
-        )
-    folder, checkpoint = Path(options.resume), None
-    if folder.parent.name == "checkpoints" and (folder / "state.json").exists():
-        folder, checkpoint = folder.parents[1], folder.name
-    if not (folder / "config.toml").is_file():
-        raise FileNotFoundError(
-            f"{folder} is not a run: it has no config.toml; --resume takes the folder that "
-            "--run.dir named, or one of its checkpoints"
-        )
-    config = merged(read(folder / "config.toml"), changes)
-    return go(merged(config, {"run.dir": str(folder)}), options, checkpoint)
-
-
-def go(config: Config, options: TrainOptions, checkpoint: str | None = None) -> int:
+def go(settings: RunSettings, options: TrainOptions) -> int:
     """Train; 0 when the run is complete, 128 + the signal when one stopped it."""
-    from bestofk.runs import refuse_begun
-    from bestofk.training.checks import check, check_installed
+    from bestofk.training.train import train
 
-    check(config)  # before torch is imported, let alone a model loaded
-    check_installed(config)
-    check_hub_id(config.model.path)
-    resume, as_json = options.resume is not None, options.as_json
-    first = os.environ.get("RANK", "0") == "0"
-    if first and not resume:
-        refuse_begun(config.run.dir)
-    try:
-        from bestofk.training.train import train
-    except ModuleNotFoundError as error:
-        raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from error
+    first, as_json = os.environ.get("RANK", "0") == "0", options.as_json
     with contextlib.ExitStack() as around:
         if as_json:
             around.enter_context(contextlib.redirect_stdout(sys.stderr))
         if first and options.watch:
-            around.enter_context(watched(config.run.dir))
+            around.enter_context(watched(settings.run.dir))
         elif first and not is_quiet():
-            print(f"watch: bestofk report --watch {config.run.dir}", flush=True)
-        outcome = train(config, resume=resume, checkpoint=checkpoint)
+            print(f"watch: bestofk report --watch {settings.run.dir}", flush=True)
+        outcome = train(settings)
     stopped = outcome.signal is not None
     if first and as_json:
         by = None if outcome.signal is None else Signals(outcome.signal).name

@@ -41,6 +41,7 @@ __all__ = [
     "from_function",
     "gated",
     "judge",
+    "load_function",
     "prepare",
     "refusals",
     "scored_by",

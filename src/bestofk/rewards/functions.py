@@ -35,7 +35,7 @@ from bestofk.types import Prompt, Verdict
 EXAMPLE = "myreward.py:reward"
 
 
-def load_function(path: str) -> Any:
+def load_function(path: str, what: str = "verifier") -> Any:
     """What "package.module:name" or "folder/file.py:name" names.
 
     Raises:
@@ -48,16 +48,16 @@ def load_function(path: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         rest = unknown(f"name in {source}", name, [key for key in vars(module) if key[0] != "_"])
-        raise ValueError(f"cannot load verifier {path!r}: {rest}") from None
+        raise ValueError(f"cannot load {what} {path!r}: {rest}") from None
     except ModuleNotFoundError as error:
         missing = f"; or name its file, for example {EXAMPLE!r}" if error.name == source else ""
         raise ValueError(
-            f"cannot load verifier {path!r}: no module {error.name!r} in the working folder, the "
+            f"cannot load {what} {path!r}: no module {error.name!r} in the working folder, the "
             f"recipe's folder or the environment{missing}"
         ) from error
     except Exception as error:
         raise ValueError(
-            f"cannot load verifier {path!r}: importing it raised {type(error).__name__}: {error}"
+            f"cannot load {what} {path!r}: importing it raised {type(error).__name__}: {error}"
         ) from error
 
 

@@ -270,7 +270,8 @@ def _from_hub(source: str) -> list[Row]:
             revision=match["revision"],
         )
     except (OSError, ValueError) as error:
-        raise ValueError(f"{source} could not be read: {error}; {_way_out(source)}") from error
+        kind = OSError if isinstance(error, OSError) else ValueError  # out of reach, or unknown
+        raise kind(f"{source} could not be read: {error}; {_way_out(source)}") from error
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
     return [dict(row) for row in loaded]

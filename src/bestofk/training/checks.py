@@ -5,10 +5,19 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from os.path import exists
+from typing import Any
 
-from bestofk.config import Config, EvaluationSection, differences, leaves
-from bestofk.learning.settings import usual_rate
+from bestofk.config import (
+    Config,
+    EvaluationSection,
+    OffPolicySection,
+    SamplingSection,
+    differences,
+    leaves,
+)
+from bestofk.learning.settings import Loss, usual_rate
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.options import INPUTS
 from bestofk.sampling.openai_wire import local
@@ -25,7 +34,7 @@ def check(config: Config) -> Objective:
     Raises:
         ValueError: the rule that is broken, the value, and the way out.
     """
-    objective = make_objective(config)
+    objective = make_objective(config.objective, config.objective_options, config.loss.name)
     objective.require_samples(config.sampling.samples_per_prompt)
     best_metric(config.evaluation, objective)
     if config.sampling.server:
@@ -82,10 +91,11 @@ def _check_sections(config: Config) -> None:
                 "evaluation.sets names folders and metrics, by letters, digits, - and _ (and not "
                 f"final), got {name!r}"
             )
-        if not isinstance(source, str) or (source not in TASKS and config.task.name != "dataset"):
+        rows = isinstance(source, str) and (re.search(r"[./:]", source) or exists(source))
+        if not rows and source not in TASKS:
             raise ValueError(
-                f"evaluation.sets.{name} is a task (bestofk tasks lists them) or, where task.name "
-                f"= 'dataset', a source of rows like task.options.test; got {source!r}"
+                f"evaluation.sets.{name} is a task (bestofk tasks lists them), or a source of rows "
+                f"such as 'aime.jsonl' or 'hub:owner/name'; got {source!r}"
             )
 
 
@@ -165,16 +175,16 @@ def check_installed(config: Config) -> None:
             raise ValueError(f"run.trackers names {name}: pip install 'bestofk[{name}]'")
 
 
-def make_objective(config: Config) -> Objective:
+def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objective:
     """The objective by its string, with its options; weights by ratio with the exact loss only."""
-    form = "exact" if config.loss.name == "exact" else "none"
-    for name in config.objective_options.keys() & {*INPUTS, "trust_region"}:
+    form = "exact" if loss == "exact" else "none"
+    for name in options.keys() & {*INPUTS, "trust_region"}:
         way = "set off_policy.trust_region" if name == "trust_region" else "leave it out"
         raise ValueError(
             f"objective_options.{name} is not an option of the objective, the run itself gives it "
             f"at every step: {way}"
         )
-    return objective(config.objective, **{"off_policy": form, **config.objective_options})
+    return objective(text, **{"off_policy": form, **options})
 
 
 def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
@@ -188,16 +198,15 @@ def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     return chosen
 
 
-def claim_of_run(config: Config, objective: Objective) -> tuple[str, str]:
+def claim_of_run(objective: Objective, loss: Loss, off: OffPolicySection) -> tuple[str, str]:
     """What the expected update of a run is (exact, scaled or biased), and why."""
-    off = config.off_policy
     if objective.claim == "biased":
         normalised = any(term.entry.claim == "biased" for term in objective.terms)
         return "biased", (
             "its weights are normalised" if normalised else "a term of the mixture is scaled"
         )
-    if config.loss.name != "exact":
-        return "biased", f"loss.name = {config.loss.name}"
+    if loss.name != "exact":
+        return "biased", f"loss.name = {loss.name}"
     if off.passes > 1:
         return "biased", f"off_policy.passes = {off.passes} reuse samples already learnt from"
     off_policy = off.inner_steps > 1 or off.ahead > 0
@@ -210,17 +219,14 @@ def claim_of_run(config: Config, objective: Objective) -> tuple[str, str]:
     return "exact", "unbiased for the gradient"
 
 
-def cautions(
-    config: Config, objective: Objective, rows: int | None = None, weights: int | None = None
-) -> list[str]:
+def cautions(config: Config, objective: Objective, weights: int | None = None) -> list[str]:
     """What a user should read once, before the run.
 
     Args:
-        rows: Prompts of the training split, where they have been read.
         weights: Of the model, where they are known.
     """
     notes = [f"{t.text}: {t.entry.caution}" for t in objective.terms if t.entry.caution]
-    claim, why = claim_of_run(config, objective)
+    claim, why = claim_of_run(objective, config.loss, config.off_policy)
     if claim == "biased":
         notes.append(f"the expected update is biased for the gradient of {objective.text}: {why}")
     total, warmup = config.run.steps * config.off_policy.inner_steps, config.optimizer.warmup_steps
@@ -243,12 +249,19 @@ def cautions(
             f"off_policy.ahead = {config.off_policy.ahead} without optimizer.warmup_steps: the "
             "first steps of Adam move the policy far, and batches drawn before are worth little"
         )
-    if rows is not None and config.sampling.prompts_per_step > rows:
-        notes.append(
-            f"sampling.prompts_per_step = {config.sampling.prompts_per_step} and the split "
-            f"{config.task.split!r} has {rows} prompts: a step holds some of them more than once"
-        )
+    if config.evaluation.every and config.evaluation.split == config.task.split:
+        notes.append(f"evaluations use the prompts trained on, those of {config.task.split!r}")
     return notes + [f"{name} has no effect: {why}" for name, why in unused(config, objective)]
+
+
+def repeated_prompts(sampling: SamplingSection, prompts: int) -> list[str]:
+    """A sentence where a step needs more prompts than the training split has."""
+    if sampling.prompts_per_step <= prompts:
+        return []
+    return [
+        f"sampling.prompts_per_step = {sampling.prompts_per_step} and the training split has "
+        f"{prompts} prompts: a step holds some of them more than once"
+    ]
 
 
 def unused(config: Config, objective: Objective) -> Iterator[tuple[str, str]]:
@@ -283,7 +296,8 @@ def unused(config: Config, objective: Objective) -> Iterator[tuple[str, str]]:
 def check_resumed(old: Config, new: Config) -> None:
     """Raise where the steps already taken would have differed under the new config."""
     changed = differences(old, new)
-    depends = old.optimizer.schedule != "constant" or "progress" in make_objective(old).needs
+    objective = make_objective(old.objective, old.objective_options, old.loss.name)
+    depends = old.optimizer.schedule != "constant" or "progress" in objective.needs
     depends = depends or old.off_policy.ahead > 0  # nothing is drawn ahead of the last step
     if depends and old.run.steps != new.run.steps:
         changed.append(

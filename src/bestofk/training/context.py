@@ -12,12 +12,12 @@ from functools import cached_property
 
 import torch
 
-from bestofk.config import Config
 from bestofk.learning import Learner
 from bestofk.objectives import Objective
 from bestofk.tasks import Split
 from bestofk.training.display import Display, is_quiet, patient
 from bestofk.training.processes import Processes
+from bestofk.training.resolve import RunSettings
 from bestofk.training.setup import RunParts
 from bestofk.types import Prompt
 
@@ -46,8 +46,7 @@ class RunState:
 class StepContext:
     """A run in progress, as all its parts see it."""
 
-    config: Config
-    objective: Objective
+    settings: RunSettings
     processes: Processes
     parts: RunParts
     display: Display
@@ -58,25 +57,29 @@ class StepContext:
     """Steps that this process has taken."""
 
     @property
+    def objective(self) -> Objective:
+        return self.settings.objective
+
+    @property
     def learner(self) -> Learner:
         return self.parts.learner
 
     @property
     def progress(self) -> float:
         """The share of the run done, which schedules depend on."""
-        return self.state.step / self.config.run.steps
+        return self.state.step / self.settings.run.steps
 
     @cached_property
     def stream(self) -> Split:
         """The training prompts; it never ends."""
-        return self.parts.task.split(self.config.task.split)
+        return self.parts.task.split(self.settings.task.split)
 
     def prompt_at(self, position: int) -> Prompt:
         return self.stream.at(position)
 
     def seed(self, *parts: int | str) -> int:
         """A seed fixed by the run's seed and these parts."""
-        text = json.dumps([self.config.run.seed, *parts])
+        text = json.dumps([self.settings.run.seed, *parts])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
     @contextlib.contextmanager

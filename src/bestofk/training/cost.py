@@ -1,155 +1,140 @@
-"""`--dry-run`: the resolved config, what k the groups support, tokens, memory. Loads no weights."""
+"""`--dry-run`: the settings, what k the groups support, tokens, memory. Loads no weights."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from bestofk.config import Config, leaves, to_toml
+from bestofk.config import Config, EvaluationSection, ModelSection, leaves, to_toml
 from bestofk.devices import card_bytes
-from bestofk.learning.settings import usual_rate
-from bestofk.objectives import Objective
 from bestofk.sampling.prompts import encode
-from bestofk.training.checks import (
-    cautions,
-    check,
-    claim_of_run,
-)
+from bestofk.tasks import Task
+from bestofk.training.checks import claim_of_run, repeated_prompts
 from bestofk.training.footprint import GIB, PROMPT, footprint
+from bestofk.training.resolve import RunSettings
+from bestofk.training.task_setup import make_prompts, make_verifier
 
+MACHINE = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 ASSUMED = 80 * GIB
-"""Of a GPU that a config asks for on a machine without one."""
+"""Of a GPU that a run asks for on a machine without one."""
 
 
-def dry_run(config: Config, *, everything: bool = False) -> str:
+def dry_run(settings: RunSettings, *, everything: bool = False) -> str:
     """What a run would do: the settings that differ from the defaults (or all), and numbers.
 
     Raises:
         ValueError: whatever the run itself would raise before loading anything.
     """
-    objective, (shape, unread) = check(config), shape_of(config)
-    weights = shape.get("parameters")
-    notes = cautions(config, objective, weights=weights)
+    task, about, prompts = open_data(settings)
+    repeated = repeated_prompts(settings.sampling, prompts) if prompts else []
     return "\n".join(
         [
-            to_toml(config) if everything else differing(config),
-            *group_lines(config, objective),
-            *token_lines(config),
-            task_line(config),
-            *unread,
-            *rate_line(config, weights),
-            *memory_lines(config, shape),
-            *server_line(config),
-            *(f"note: {line}" for line in notes),
+            to_toml(settings.recipe) if everything else differing(settings),
+            *group_lines(settings),
+            *token_lines(settings),
+            about,
+            *filter(None, [settings.facts.unread]),
+            *memory_lines(settings, prompt_tokens(settings, task)),
+            *server_line(settings),
+            *(f"note: {line}" for line in [*settings.notes, *repeated]),
         ]
     )
 
 
-def differing(config: Config) -> str:
-    """The settings that differ from their defaults, one a line."""
-    defaults = dict(leaves(Config()))
-    lines = [
-        f"{name} = {value!r}" + (f"  (default {default!r})" if default is not None else "")
-        for name, value in leaves(config)
-        if value != (default := defaults.get(name))
-    ]
+def differing(settings: RunSettings) -> str:
+    """The settings that differ from their defaults, one a line; why, where nobody stated them."""
+    defaults, reasons = dict(leaves(Config())), settings.reasons
+    lines = []
+    for name, value in leaves(settings.recipe):
+        if value != (default := defaults.get(name)):
+            why = reasons.get(name) or (default is not None and f"default {default!r}")
+            lines.append(f"{name} = {value!r}" + (f"  ({why})" if why else ""))
     return "\n".join(["settings that differ from the defaults:", *(lines or ["none"]), ""])
 
 
-def task_line(config: Config) -> str:
-    """The task in a line, and its verifier; data that cannot be read are not an error."""
-    from bestofk import tasks
-    from bestofk.training.task_setup import make_verifier
-
+def open_data(settings: RunSettings) -> tuple[Task | None, str, int]:
+    """The task, a line about it and its verifier, and the number of its training prompts; data that
+    cannot be read from here are not an error."""
+    section, evaluation = settings.task, settings.evaluation
     try:
-        task = tasks.task(config.task.name, **config.task.options)
+        task = make_prompts(section, threshold=evaluation.threshold, seed=settings.run.seed)
+        splits = dict.fromkeys([section.split, *([evaluation.split] if evaluation.every else [])])
+        sizes = {split: len(task.split(split)) for split in splits}
     except OSError as error:
-        return f"task: {config.task.name}; its data cannot be read from here ({error})"
-    make_verifier(config.task, task)
-    judged = config.task.verifier or task.verifier
+        return None, f"task: {section.name}; its data cannot be read from here ({error})", 0
+    make_verifier(section, task)
+    judged = section.verifier or task.verifier
     summary = task.summary.replace(f", judged by {task.verifier}", "") or "no summary"
-    return (
-        f"task: {task.name}, {summary}; data licence: {task.licence}; "
+    held = ", ".join(f"{size:,} in {split}" for split, size in sizes.items())
+    line = (
+        f"task: {task.name}, {summary}; prompts: {held}; data licence: {task.licence}; "
         f"judged by the verifier {judged}"
     )
+    return task, line, sizes[section.split]
 
 
-def group_lines(config: Config, objective: Objective) -> list[str]:
+def group_lines(settings: RunSettings) -> list[str]:
     """What k a group of n supports."""
-    n = config.sampling.samples_per_prompt
-    steps = config.off_policy.inner_steps
+    objective, n = settings.objective, settings.sampling.samples_per_prompt
+    steps = settings.off_policy.inner_steps
     form = objective.off_policy if steps > 1 else "on policy"
-    claim, why = claim_of_run(config, objective)
+    claim, why = claim_of_run(objective, settings.loss, settings.off_policy)
     return [
         f"objective: {objective.text}, k = {objective.k}, needs at least "
         f"{objective.least_samples} samples per prompt; expected update: "
         f"{claim} ({why})",
         f"groups of n = {n} support max@k and pass@k for k up to {n - 1} with the canonical "
         f"baseline, up to {n} with :loo-1 or :none; evaluation for k up to "
-        f"{config.evaluation.samples_per_prompt}",
-        f"optimiser steps per batch: {steps} ({config.loss.name} loss, {form})",
+        f"{settings.evaluation.samples_per_prompt}",
+        f"optimiser steps per batch: {steps} ({settings.loss.name} loss, {form})",
     ]
 
 
-def token_lines(config: Config) -> list[str]:
-    sampling, check_ = config.sampling, config.evaluation
+def token_lines(settings: RunSettings) -> list[str]:
+    sampling, steps = settings.sampling, settings.run.steps
     rollouts = sampling.prompts_per_step * sampling.samples_per_prompt
-    total = rollouts * config.run.steps
-    times = config.run.steps // check_.every + 1 if check_.every else 0
-    validation = min(times, config.run.steps + 1) * check_.prompts * check_.samples_per_prompt
-    longest = sampling.max_new_tokens
+    longest, validation = sampling.max_new_tokens, evaluated(settings.evaluation, steps)
     return [
-        f"rollouts: {rollouts:,} completions a step, {total:,} in {config.run.steps} steps, of at "
-        f"most {total * longest:,} new tokens",
+        f"rollouts: {rollouts:,} completions a step, {rollouts * steps:,} in {steps} steps, of at "
+        f"most {rollouts * steps * longest:,} new tokens",
         f"validation: {validation:,} completions of at most {validation * longest:,} new tokens",
     ]
 
 
-def shape_of(config: Config) -> tuple[dict[str, Any], list[str]]:
-    """The model's shape, from its config alone or guessed by its name; and a line if it is not."""
-    path, options = config.model.path, config.model.advanced
-    try:
-        from bestofk.models import describe
-
-        own_code, revision = options.trust_remote_code, options.revision
-        return describe(path, trust_remote_code=own_code, revision=revision), []
-    except (OSError, ValueError, ImportError) as error:
-        first = str(error).partition("\n")[0]
-        named = re.search(r"(\d+(?:\.\d+)?)([bm])\b", path.lower())
-        shape = (
-            {"parameters": int(float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]])} if named else {}
-        )
-        return shape, [f"model: {path}; its config cannot be read from here ({first})"]
+def evaluated(section: EvaluationSection, steps: int) -> int:
+    """Completions of all evaluations of a run."""
+    times = min(steps // section.every, steps) + 1 if section.every else 0
+    return times * section.prompts * section.samples_per_prompt
 
 
-def rate_line(config: Config, weights: int | None) -> list[str]:
-    """The learning rate, where the recipe leaves it to the model's size."""
-    if config.optimizer.learning_rate is not None or not weights:
-        return []
-    rate = usual_rate(weights, adapters=bool(config.model.lora_rank))
-    return [f"learning rate: {rate:g}, by the model's size; optimizer.learning_rate sets another"]
+def memory_lines(settings: RunSettings, prompt: int | None) -> list[str]:
+    """Bytes by purpose.
 
-
-def memory_lines(config: Config, shape: Mapping[str, Any]) -> list[str]:
-    """Bytes by purpose."""
+    Args:
+        prompt: tokens of a prompt, where they are known.
+    """
+    model, shape = settings.model, settings.facts.shape
     if not shape:
         return ["memory: not known without it"]
-    options = config.model.advanced
-    context, new = shape.get("context"), config.sampling.max_new_tokens
+    context, new = shape.get("context"), settings.sampling.max_new_tokens
     if context and new >= context:
         raise ValueError(
-            f"sampling.max_new_tokens = {new}, and {config.model.path} has positions for {context} "
+            f"sampling.max_new_tokens = {new}, and {model.path} has positions for {context} "
             "tokens, prompt and completion together: lower it"
         )
-    card, where = device_of(config.model.device)
-    prompt = prompt_tokens(config) if "hidden" in shape else None
-    need = footprint(config, shape, card=card, prompt=prompt or PROMPT)
-    total, have = (
-        sum(need.values()),
-        card or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    card, where = device_of(model.device)
+    count = partial(
+        footprint,
+        sampling=settings.sampling,
+        described=shape,
+        mini_batches=settings.off_policy.mini_batches,
+        with_reference=settings.loss.kl > 0,
+        card=card,
+        prompt=prompt or PROMPT,
     )
+    need = count(model)
+    total, have = sum(need.values()), card or MACHINE
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in need.items() if size)
     split = (
         "; FSDP2 shares weights, gradients, optimiser and reference out over the processes, and "
@@ -157,26 +142,27 @@ def memory_lines(config: Config, shape: Mapping[str, Any]) -> list[str]:
     )
     assumed = f"; prompts of {prompt or PROMPT} tokens{'' if prompt else ' assumed'}"
     lines = [
-        f"model: {config.model.path}, about {shape['parameters']:,} weights",
+        f"model: {model.path}, about {shape['parameters']:,} weights",
         f"memory {where}, about {total / GIB:.2f} GiB: {listed}"
-        + (split if options.fsdp else " (in each process)")
+        + (split if model.advanced.fsdp else " (in each process)")
         + (assumed if "hidden" in shape else "; activations and sampling not counted"),
     ]
-    if total > have and not options.fsdp:
+    if total > have and not model.advanced.fsdp:
         lines.append(
             f"note: about {total / GIB:.1f} GiB is more than the {have / GIB:.1f} GiB there are: "
-            + _less(config, shape, card, prompt or PROMPT)
+            + _less(model, count, has_sizes="hidden" in shape)
         )
     return lines
 
 
-def _less(config: Config, shape: Mapping[str, Any], card: float | None, prompt: int) -> str:
+def _less(
+    model: ModelSection, count: Callable[[ModelSection], Mapping[str, float]], *, has_sizes: bool
+) -> str:
     """What to do where a run needs too much memory."""
-    model, ways = config.model, []
-    if "hidden" in shape and not model.advanced.gradient_checkpointing:
+    ways = []
+    if has_sizes and not model.advanced.gradient_checkpointing:
         lean = model.changed(advanced=model.advanced.changed(gradient_checkpointing=True))
-        other = config.changed(model=lean)
-        need = sum(footprint(other, shape, card=card, prompt=prompt).values())
+        need = sum(count(lean).values())
         ways.append(f"with model.advanced.gradient_checkpointing = true it is {need / GIB:.1f}")
     if not model.lora_rank:
         ways.append("train adapters (model.lora_rank = 16)")
@@ -198,30 +184,25 @@ def device_of(name: str) -> tuple[float | None, str]:
     return card, f"on this GPU with {card / GIB:.1f} GiB"
 
 
-def prompt_tokens(config: Config) -> int | None:
-    """Mean length of the first prompts, where the task makes its own; None where they would have
-    to be fetched, or the tokenizer is not at hand."""
-    from bestofk import tasks
-    from bestofk.models import describe_policy
-
+def prompt_tokens(settings: RunSettings, task: Task | None) -> int | None:
+    """Mean length of the first prompts; None where they or the tokenizer are not at hand."""
+    if task is None or settings.facts.tokenizer is None:
+        return None
+    first = task.split(settings.task.split)[:32]
     try:
-        task = tasks.task(config.task.name, **config.task.options)
-        if task.licence != "generated":
-            return None
-        _, tokenizer = describe_policy(config.model.path)
-        lengths = [len(encode(tokenizer, each)) for each in task.split(config.task.split)[:32]]
-    except (OSError, ValueError):
+        lengths = [len(encode(settings.facts.tokenizer, prompt)) for prompt in first]
+    except ValueError:  # a tokenizer of another kind, in a folder that is not complete
         return None
     return round(sum(lengths) / len(lengths))
 
 
-def server_line(config: Config) -> list[str]:
+def server_line(settings: RunSettings) -> list[str]:
     """The command that starts the vLLM server of this run, where it samples from one."""
-    if not config.sampling.server:
+    if not settings.sampling.server:
         return []
     try:
         from bestofk.sampling.vllm_server import start_line
     except ImportError:  # torch is not here: the run is meant for another machine
         return []
-    dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.model.precision]
-    return ["server: " + start_line(config.model.path, config.sampling.server, dtype)]
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[settings.model.precision]
+    return ["server: " + start_line(settings.model.path, settings.sampling.server, dtype)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bestofk.config import Config
+from bestofk.config import ModelSection, SamplingSection
 
 GIB = 2.0**30
 PROMPT = 256
@@ -80,11 +80,13 @@ class Work:
     """Whether a step has more than one, so that gradients are there already."""
 
     @classmethod
-    def cut(cls, config: Config, prompt: float, budget: float, *, even: bool) -> Work:
-        sampling = config.sampling
+    def cut(
+        cls, sampling: SamplingSection, parts: int, prompt: float, budget: float, *, even: bool
+    ) -> Work:
+        """Of a batch in so many parts, with at most `budget` tokens at once."""
         rows, new = sampling.prompts_per_step * sampling.samples_per_prompt, sampling.max_new_tokens
-        rows //= config.off_policy.mini_batches
-        total = rows * new + sampling.prompts_per_step / config.off_policy.mini_batches * prompt
+        rows //= parts
+        total = rows * new + sampling.prompts_per_step / parts * prompt
         count = -(-total // budget)
         tokens = min(budget, total / count + prompt + new) if even and count > 1 else budget
         tokens = max(min(tokens, total), prompt + new)
@@ -92,22 +94,26 @@ class Work:
 
 
 def footprint(
-    config: Config,
+    model: ModelSection,
+    sampling: SamplingSection,
     described: Mapping[str, Any],
     *,
+    mini_batches: int = 1,
+    with_reference: bool = False,
     card: float | None = None,
     prompt: float = PROMPT,
 ) -> dict[str, float]:
     """The largest need in bytes, by what it is for.
 
     Args:
-        described: By `models.describe`; with the number of parameters alone, activations and
-            sampling are not counted.
+        described: The model, by `models.describe`; with the number of parameters alone, activations
+            and sampling are not counted.
+        with_reference: Whether a frozen copy of the model is held.
         card: Bytes of the GPU; None is a run on CPU.
         prompt: Tokens of a prompt.
     """
-    rank, options = config.model.lora_rank, config.model.advanced
-    reduced, weights = config.model.precision == "bf16", float(described["parameters"])
+    rank, options = model.lora_rank, model.advanced
+    reduced, weights = model.precision == "bf16", float(described["parameters"])
     shape = Shape.of(described) if "hidden" in described else None
     frozen = bool(rank) and reduced and not options.fsdp
     trained = (shape.adapters(rank) if shape else 0.0) if rank else weights
@@ -118,46 +124,47 @@ def footprint(
         "Python and libraries" if card is None else "CUDA itself": PYTHON if card is None else CUDA,
         "weights": base + (4.0 * trained if rank else 0.0),
         "optimiser": 8.0 * trained,
-        "reference": 4.0 * weights if config.loss.kl > 0 and not rank else 0.0,
+        "reference": 4.0 * weights if with_reference and not rank else 0.0,
     }
     if shape is None:
         return held | {"gradients": 4.0 * trained}
     copy = 2.0 * weights if reduced and (not frozen or options.lora_nf4) else 0.0
     planned = held["weights"] + 12.0 * trained + (copy or (0.0 if frozen else 2.0 * weights))
-    tokens = options.tokens_per_micro_batch or _budget(shape, planned, card, config)
-    work = Work.cut(config, prompt, tokens, even=card is not None)
-    phases = _learning(shape, work, config, trained, card)
-    ours = config.sampling.engine in ("auto", "group")
+    tokens = options.tokens_per_micro_batch or _budget(
+        shape, planned, card, checkpointing=options.gradient_checkpointing
+    )
+    work = Work.cut(sampling, mini_batches, prompt, tokens, even=card is not None)
+    phases = _learning(shape, work, model, trained, card)
+    ours = sampling.engine in ("auto", "group")
     if card is not None and ours:
         held |= {"copy to sample from": copy}
         beside = card - held["weights"] - copy
-        held |= {"keys and values": _engine(shape, config, beside, prompt)}
+        held |= {"keys and values": _engine(shape, sampling, beside, prompt, reduced=reduced)}
     else:
-        phases.append(_sampling(shape, config, copy, card, prompt))
+        phases.append(_sampling(shape, sampling, copy, card, prompt))
     if card is None:
         phases.append({"copy to save": base})
     return held | max(phases, key=lambda part: sum(part.values()))
 
 
-def _budget(shape: Shape, held: float, card: float | None, config: Config) -> float:
+def _budget(shape: Shape, held: float, card: float | None, *, checkpointing: bool) -> float:
     if card is None:
         return 16_384
     from bestofk.learning.gpu import tokens_that_fit
 
     sizes = (shape.hidden, shape.inner, shape.layers)
-    checkpointing = config.model.advanced.gradient_checkpointing
     return tokens_that_fit(*sizes, held, card, checkpointing=checkpointing)
 
 
 def _learning(
-    shape: Shape, work: Work, config: Config, trained: float, card: float | None
+    shape: Shape, work: Work, model: ModelSection, trained: float, card: float | None
 ) -> list[dict[str, float]]:
     """What is held at the end of a forward pass, in the first layer of the backward pass and, of a
     step's only micro-batch, at its end."""
     from bestofk.learning.gpu import LOGITS, WORTH
     from bestofk.learning.scorer import CHUNK
 
-    reduced, rank = config.model.precision == "bf16", config.model.lora_rank
+    reduced, rank = model.precision == "bf16", model.lora_rank
     whole = trained == shape.parameters
     on_gpu = card is not None
     compiled = on_gpu and reduced and shape.parameters >= WORTH
@@ -166,7 +173,7 @@ def _learning(
         context = work.rows * (work.prompt + work.new)
         layer += context * (2 * shape.queries + work.new) * (2 if reduced else 4)
     kept, made = layer * (shape.layers + 1), 0.0  # one more: what a backward pass makes of a layer
-    if config.model.advanced.gradient_checkpointing:
+    if model.advanced.gradient_checkpointing:
         state = 2 if rank and reduced else 4
         kept, made = work.tokens * state * shape.hidden * shape.layers, 2 * layer
     casts = 2.0 * shape.linear if reduced and whole else 0.0
@@ -193,12 +200,13 @@ def _kept(shape: Shape, work: Work, *, reduced: bool, frozen: bool, compiled: bo
     return work.tokens * (each + (4 if reduced else 8) * (shape.queries + 2 * shape.inner))
 
 
-def _engine(shape: Shape, config: Config, beside: float, prompt: float) -> float:
+def _engine(
+    shape: Shape, sampling: SamplingSection, beside: float, prompt: float, *, reduced: bool
+) -> float:
     """Bytes of the group engine, which keeps them while the learner works."""
     from bestofk.sampling.engine.memory import make_plan
 
-    sampling = config.sampling
-    token = int(2 * shape.layers * shape.keys * (2 if config.model.precision == "bf16" else 4))
+    token = int(2 * shape.layers * shape.keys * (2 if reduced else 4))
     try:
         plan = make_plan(
             token_bytes=token,
@@ -214,10 +222,9 @@ def _engine(shape: Shape, config: Config, beside: float, prompt: float) -> float
 
 
 def _sampling(
-    shape: Shape, config: Config, copy: float, card: float | None, prompt: float
+    shape: Shape, sampling: SamplingSection, copy: float, card: float | None, prompt: float
 ) -> dict[str, float]:
     """While a sampler draws that holds nothing afterwards."""
-    sampling = config.sampling
     if sampling.server:
         return {"cache": 0.0}
     rows = min(sampling.advanced.max_rows, sampling.prompts_per_step * sampling.samples_per_prompt)

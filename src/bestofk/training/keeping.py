@@ -55,8 +55,7 @@ class Recorder:
             context.state.step,
             batch,
             stats,
-            context.config,
-            context.objective,
+            context.settings,
             context.processes,
             seconds=context.seconds,
         )
@@ -79,7 +78,7 @@ class Recorder:
         if self.silent == SILENT_STEPS:
             context.display.say(nothing_learnt(line, self.silent, batch))
         if context.steps_taken == SILENT_STEPS:
-            for sentence in out_of_reach(context.config, self.largest, context.steps_taken):
+            for sentence in out_of_reach(context.settings, self.largest, context.steps_taken):
                 context.display.say(sentence)
 
     def _tell(self, line: Mapping[str, Any]) -> None:
@@ -114,11 +113,10 @@ class Recorder:
         save_checkpoint(
             self.run,
             context.state,
-            context.config,
+            context.settings,
             context.learner,
             context.processes,
             queue=queue,
-            objective=context.objective,
             progress=context.progress,
         )
         self.saved = context.state.step
@@ -133,9 +131,7 @@ class Recorder:
     def _model(self, place: Any) -> None:
         """Let the run folder put the whole model in a place."""
         context, policy = self.context, self.context.parts.policy
-        write = model_writer(
-            context.config, context.objective, policy, context.parts.task, self.run
-        )
+        write = model_writer(context.settings, policy, context.parts.task, self.run)
         with context.learner.gathered():
             ids = encode(policy.tokenizer, context.prompt_at(0))
             check_output(policy.model, ids, context.state.step)

@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 from bestofk.devices import processes_per_card
-from bestofk.learning import distributed
 
 WATCH_SECONDS = 2.0
 
@@ -59,6 +58,8 @@ class Processes:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes, by rank, on every process."""
+        from bestofk.learning import distributed  # which imports torch
+
         return distributed.gather(value)
 
     def any(self, here: bool) -> bool:

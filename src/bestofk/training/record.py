@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import math
 import os
 import platform
 import re
@@ -19,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from bestofk import metrics, models, runs
-from bestofk.config import Config, to_toml
-from bestofk.objectives import Objective, max_at_k
+from bestofk.config import EvaluationSection, to_toml
+from bestofk.objectives import max_at_k
+from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.tasks import Task
 from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewards_of
 from bestofk.training.checks import claim_of_run
+from bestofk.training.resolve import RunSettings
 from bestofk.training.validation import pass_threshold
 from bestofk.types import ALMOST_ONE, Verdict, reaches
 
@@ -32,8 +33,7 @@ def metrics_line(
     step: int,
     batch: RolloutBatch,
     stats: Mapping[str, Any],
-    config: Config,
-    objective: Objective,
+    settings: RunSettings,
     processes: ProcessGroup,
     *,
     seconds: Mapping[str, float],
@@ -43,7 +43,7 @@ def metrics_line(
     gathered = processes.gather((batch.verdicts, tokens))
     verdicts = [row for part in gathered for row in part[0]]
     lengths = np.concatenate([np.array(part[1]) for part in gathered])
-    progress = (step - 1) / config.run.steps
+    objective, progress = settings.objective, (step - 1) / settings.run.steps
     rewards, terms = rewards_for(objective, verdicts, progress), objective.at(progress)
     speeds = {metrics.SPEED: sum(seconds.values())}
     if "sample" in seconds:  # a step may only use what was drawn ahead
@@ -57,11 +57,11 @@ def metrics_line(
             verdicts,
             k=min(objective.k, rewards.shape[1]),
             least=max(term.least for term in terms),
-            threshold=config.evaluation.threshold,
+            threshold=settings.evaluation.threshold,
         ),
         metrics.OBJECTIVE: "+".join(term.text for term in terms),
         metrics.LENGTH: float(lengths.mean()),
-        metrics.AT_LENGTH_LIMIT: float((lengths >= config.sampling.max_new_tokens).mean()),
+        metrics.AT_LENGTH_LIMIT: float((lengths >= settings.sampling.max_new_tokens).mean()),
         metrics.SAMPLED_TOKENS: int(lengths.sum()),
         metrics.REFILLED: batch.refilled,
         **stats,
@@ -98,13 +98,13 @@ def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> 
     )
 
 
-def out_of_reach(config: Config, largest: float, steps: int) -> list[str]:
+def out_of_reach(settings: RunSettings, largest: float, steps: int) -> list[str]:
     """A sentence on each threshold that no reward of the first steps reaches."""
     stated = {
-        "evaluation.threshold": config.evaluation.threshold,
-        "objective_options.threshold": config.objective_options.get("threshold"),
+        "evaluation.threshold": settings.evaluation.threshold,
+        "objective_options.threshold": settings.objective.threshold,
     }
-    task = config.task.advanced
+    task = settings.task.advanced
     judged = largest + (task.overlong_penalty if task.overlong_tokens else 0.0)  # at most
     return [
         f"{name} = {threshold:g}, and the largest reward in {steps} steps is {largest:g}: nothing "
@@ -172,15 +172,13 @@ def sample_rows(
                 "sample": i,
                 "prompt": group.prompt.text,
                 "completion": trajectory.text,
-                "answer": verdict.answer,
+                "answer": given_answer(group.prompt, trajectory.text, verdict),
                 "reward": verdict.reward,
                 "status": verdict.status,
                 "tokens": trajectory.drawn,
                 "logprob": trajectory.log_prob,
                 "finish_reason": trajectory.finish_reason,
             }
-            if verdict.score is not None:  # JSON has no infinity
-                row["score"] = verdict.score if verdict.score > -math.inf else "-inf"
             if verdict.parts:
                 row["parts"] = dict(verdict.parts)
             if verdict.penalty:
@@ -196,26 +194,20 @@ def sample_rows(
 
 
 def title(
-    config: Config,
-    objective: Objective,
-    *,
-    weights: int,
-    processes: int,
-    device: str,
-    rate: float | None,
+    settings: RunSettings, *, weights: int, processes: int, device: str, rate: float | None
 ) -> str:
-    """The run in a line; `rate` is the learner's, which the config may leave to it."""
-    sampling = config.sampling
+    """The run in a line."""
+    sampling = settings.sampling
     return (
-        f"{objective.text} on {config.task.name}: {config.model.path}, {weights:,} trained "
-        f"weights, {sampling.prompts_per_step} prompts × {sampling.samples_per_prompt} samples a "
-        f"step, learning rate {rate:g}, "
-        f"{processes} process{'es' if processes > 1 else ''} on {device}, in {config.run.dir}"
+        f"{settings.objective.text} on {settings.task.name}: {settings.model.path}, {weights:,} "
+        f"trained weights, {sampling.prompts_per_step} prompts × {sampling.samples_per_prompt} "
+        f"samples a step, learning rate {rate:g}, "
+        f"{processes} process{'es' if processes > 1 else ''} on {device}, in {settings.run.dir}"
     )
 
 
 def model_writer(
-    config: Config, objective: Objective, policy: models.Policy, task: Task, run: runs.Run
+    settings: RunSettings, policy: models.Policy, task: Task, run: runs.Run
 ) -> Callable[[Path], None]:
     """A function that writes the model and its card into a folder."""
 
@@ -223,12 +215,11 @@ def model_writer(
         models.save(policy, folder)
         lines = list(runs.read_metrics(run.path))
         text = model_card(
-            config,
-            objective,
+            settings,
             steps=max((line["step"] for line in lines), default=0),
             evaluations=[line for line in lines if line["kind"] == "evaluation"],
             license=task.licence,
-            data=f"{task.name} ({task.summary or config.task.name})",
+            data=f"{task.name} ({task.summary or settings.task.name})",
             versions=package_versions(),
         )
         (folder / "README.md").write_text(text, encoding="utf-8")
@@ -282,8 +273,7 @@ def environment() -> dict[str, Any]:
 
 
 def model_card(
-    config: Config,
-    objective: Objective,
+    settings: RunSettings,
     *,
     steps: int,
     evaluations: Sequence[Mapping[str, Any]],
@@ -292,10 +282,11 @@ def model_card(
     versions: Mapping[str, str],
 ) -> str:
     """README.md of the final model."""
-    path, sampling, rank = config.model.path, config.sampling, config.model.lora_rank
+    path, rank = settings.model.path, settings.model.lora_rank
+    objective, sampling = settings.objective, settings.sampling
     base = f"base_model: {path}\n" if re.fullmatch(r"[^./~][^/]*/[^/]+", path) else ""
-    claim, why = claim_of_run(config, objective)
-    results = "\n".join(_results(config, evaluations))
+    claim, why = claim_of_run(objective, settings.loss, settings.off_policy)
+    results = "\n".join(_results(settings.evaluation, evaluations))
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -308,8 +299,8 @@ Trained with bestofk for **{objective.text}** (k = {objective.k}; its expected u
 
 - start: `{path}`{f", LoRA of rank {rank}" if rank else ""}
 - rollouts: {steps} steps × {sampling.prompts_per_step} prompts × n = {sampling.samples_per_prompt} samples, temperature {sampling.temperature:g}
-- loss: {config.loss.name}, {config.off_policy.inner_steps} optimiser step(s) per batch, off-policy weights: {objective.off_policy}
-- seed {config.run.seed}; {", ".join(f"{name} {version}" for name, version in versions.items())}
+- loss: {settings.loss.name}, {settings.off_policy.inner_steps} optimiser step(s) per batch, off-policy weights: {objective.off_policy}
+- seed {settings.run.seed}; {", ".join(f"{name} {version}" for name, version in versions.items())}
 
 ## Results
 
@@ -329,19 +320,19 @@ It was trained to be sampled {objective.k} times at temperature {sampling.temper
 ## Config
 
 ```toml
-{to_toml(config).rstrip()}
+{to_toml(settings.recipe).rstrip()}
 ```
 """  # noqa: E501
 
 
-def _results(config: Config, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+def _results(section: EvaluationSection, evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     if not evaluations:
         return ["No evaluation was asked for (`evaluation.every = 0`)."]
     first, last = evaluations[0], evaluations[-1]
     names = list(last[metrics.RESULTS])
-    passing = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
+    passing = 1.0 if section.threshold is None else section.threshold
     return [
-        f"On the {config.evaluation.split} split: {last['prompts']} prompts × "
+        f"On the {section.split} split: {last['prompts']} prompts × "
         f"{last['samples_per_prompt']} samples, unbiased estimates, 95% intervals over prompts"
         + (f"; a reward of at least {passing:g} passes." if metrics.PASS_1 in names else "."),
         "",

@@ -13,47 +13,45 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 
 from bestofk import runs
-from bestofk.config import Config, read, to_toml
+from bestofk.config import Config, to_toml
 from bestofk.learning import Learner
-from bestofk.objectives import Objective
 from bestofk.storage import write_atomically
 from bestofk.training.batch import ProcessGroup, RolloutBatch, slots_of
 from bestofk.training.checks import check_resumed
 from bestofk.training.context import RunState
 from bestofk.training.processes import Processes
 from bestofk.training.record import environment
+from bestofk.training.resolve import RunSettings
 from bestofk.types import Prompt
 
 
 def open_folder(
-    config: Config, processes: Processes, *, resume: bool, checkpoint: str | None
+    settings: RunSettings, processes: Processes
 ) -> tuple[runs.Run, runs.Checkpoint | None]:
     """The run's folder, new or found; the first process holds it, the others read."""
-    options = {"samples_bytes": int(config.run.advanced.samples_megabytes * 1e6)}
-    folder, result = Path(config.run.dir), None
-    if resume:
-        check_resumed(read(folder / "config.toml"), config)
+    options = {"samples_bytes": int(settings.run.advanced.samples_megabytes * 1e6)}
+    folder, result = Path(settings.run.dir), None
     if not processes.main:
         processes.wait()  # until the first has put the folder in order
         run = runs.Run(folder, **options)
-        return run, run.checkpoints.newest() if resume else None
-    if resume:
+        return run, run.checkpoints.newest() if settings.resume else None
+    if settings.resume:
         run = runs.Run.open(folder, **options)
         try:
-            check_checkpoints_are_there(run, config.run.checkpoint_every)
-            result = run.restore(checkpoint)
+            check_checkpoints_are_there(run, settings.run.checkpoint_every)
+            result = run.restore(settings.checkpoint)
         except Exception:
             run.close()
             raise
     else:
-        run = runs.Run.create(folder, to_toml(config), environment(), **options)
+        run = runs.Run.create(folder, to_toml(settings.recipe), environment(), **options)
     processes.wait()
     return run, result
 
 
-def keep_settings(config: Config, folder: Path) -> None:
+def keep_settings(recipe: Config, folder: Path) -> None:
     """Write what a resume has changed about a run, for the next one to read."""
-    write_atomically(folder / "config.toml", to_toml(config))
+    write_atomically(folder / "config.toml", to_toml(recipe))
 
 
 def check_checkpoints_are_there(run: runs.Run, every: int) -> None:
@@ -70,7 +68,7 @@ def check_checkpoints_are_there(run: runs.Run, every: int) -> None:
 
 def restore(
     checkpoint: runs.Checkpoint | None,
-    config: Config,
+    settings: RunSettings,
     learner: Learner,
     prompt_at: Callable[[int], Prompt],
     processes: Processes,
@@ -79,16 +77,16 @@ def restore(
     if checkpoint is None:
         return RunState(), []
     old = Config(**checkpoint.state["config"])
-    check_resumed(old, config)
+    check_resumed(old, settings.recipe)
     state = RunState(**checkpoint.state["state"])
-    if state.step > config.run.steps:
+    run = settings.run
+    if state.step > run.steps:
         raise ValueError(
-            f"{config.run.dir} has done {state.step} steps, more than run.steps = "
-            f"{config.run.steps}: raise it, or resume from an earlier checkpoint "
-            f"(--resume {config.run.dir}/checkpoints/step-…)"
+            f"{run.dir} has done {state.step} steps, more than run.steps = {run.steps}: raise it, "
+            f"or resume from an earlier checkpoint (--resume {run.dir}/checkpoints/step-…)"
         )
-    when = {name: getattr(config.evaluation, name) for name in ("every", "at_start")}
-    if old.evaluation.changed(**when) != config.evaluation:
+    when = {name: getattr(settings.evaluation, name) for name in ("every", "at_start")}
+    if old.evaluation.changed(**when) != settings.evaluation:
         state = replace(state, best=None)  # the figures so far are of another evaluation
     if state.position and prompt_at(state.position - 1).id != state.last_prompt:
         raise ValueError(
@@ -106,12 +104,11 @@ def restore(
 def save_checkpoint(
     run: runs.Run,
     state: RunState,
-    config: Config,
+    settings: RunSettings,
     learner: Learner,
     processes: Processes,
     *,
     queue: Sequence[RolloutBatch],
-    objective: Objective,
     progress: float,
 ) -> None:
     """Write a checkpoint of this moment; all processes call it, the first one writes."""
@@ -123,12 +120,12 @@ def save_checkpoint(
     trainer["rng"] = torch.get_rng_state()
     about = {
         "state": asdict(state),
-        "config": config.model_dump(),
+        "config": settings.recipe.model_dump(),
         "processes": processes.size,
-        "objective": {"text": objective.text, "progress": progress},
+        "objective": {"text": settings.objective.text, "progress": progress},
     }
     run.save(state.step, tensors=weights, trainer=trainer, state=about)
-    run.checkpoints.prune(config.run.advanced.keep_last)
+    run.checkpoints.prune(settings.run.advanced.keep_last)
 
 
 STORED = {"trajectories": "completions", "log_probs": "logprobs"}

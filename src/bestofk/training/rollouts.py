@@ -43,7 +43,7 @@ class Rollouts:
     def __post_init__(self) -> None:
         self.sampler: Any = self.context.parts.sampler
         self.has_own_weights = isinstance(self.sampler, WeightHolder)
-        self.overlaps = self.has_own_weights and self.context.config.off_policy.ahead > 0
+        self.overlaps = self.has_own_weights and self.context.settings.off_policy.ahead > 0
         """Whether batches are drawn ahead while the learner works: by a server, which is apart."""
 
     @cached_property
@@ -52,15 +52,14 @@ class Rollouts:
 
     @cached_property
     def agreement(self) -> Agreement:
-        config = self.context.config
-        limit = config.sampling.advanced.agreement or SAMPLER.limit(
-            reduced=PRECISIONS[config.model.precision].reduced
-        )
+        sampling = self.context.settings.sampling
+        precision = PRECISIONS[self.context.settings.model.precision]
+        limit = sampling.advanced.agreement or SAMPLER.limit(reduced=precision.reduced)
         return Agreement(
             self.sampler,
             self.context.learner,
             self.context.processes,
-            config.sampling,
+            sampling,
             limit,
             named_weights if self.has_own_weights else None,
         )
@@ -73,7 +72,7 @@ class Rollouts:
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int) -> list[Group]:
         """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""
-        context, sampler, sampling = self.context, self.sampler, self.context.config.sampling
+        context, sampler, sampling = self.context, self.sampler, self.context.settings.sampling
         seed = context.seed("train", step, attempt)
         with (
             context.timed("sample"),
@@ -108,15 +107,15 @@ class Rollouts:
 
     def judge(self, groups: Sequence[Group]) -> list[list[Verdict]]:
         """A verdict for each completion; groups that were sampled first may have theirs already."""
-        config, is_streamed = self.context.config, hasattr(self.sampler, "stream")
+        settings, is_streamed = self.context.settings, hasattr(self.sampler, "stream")
         with self.context.timed("judge"):
             judge = self._aside.collect if is_streamed else self.context.parts.judge
             return with_penalties(
                 groups,
                 judge(groups),
-                limit=config.sampling.max_new_tokens,
-                buffer=config.task.advanced.overlong_tokens,
-                penalty=config.task.advanced.overlong_penalty,
+                limit=settings.sampling.max_new_tokens,
+                buffer=settings.task.advanced.overlong_tokens,
+                penalty=settings.task.advanced.overlong_penalty,
             )
 
     def refresh(self) -> None:

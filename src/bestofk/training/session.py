@@ -13,25 +13,21 @@ import numpy as np
 
 from bestofk import metrics
 from bestofk.agreement.one_model import unsound_weight
-from bestofk.config import Config, leaves
+from bestofk.config import leaves
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
 from bestofk.sampling import ServerLost, WeightHolder
 from bestofk.training.batch import RolloutBatch
-from bestofk.training.checks import (
-    best_metric,
-    cautions,
-    check,
-    check_installed,
-)
+from bestofk.training.checks import best_metric, repeated_prompts
 from bestofk.training.context import StepContext, memory_named
 from bestofk.training.display import Display
 from bestofk.training.keeping import Recorder
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import title
+from bestofk.training.resolve import RunSettings
 from bestofk.training.resume import keep_settings, open_folder, restore, take_plan
 from bestofk.training.rollouts import Rollouts, done
-from bestofk.training.setup import make_parts, with_usual
+from bestofk.training.setup import make_parts
 from bestofk.training.validation import evaluate
 from bestofk.types import Verifier
 
@@ -61,7 +57,7 @@ class Session:
 
         Ends after the last step, or when any process was asked to leave, with a checkpoint.
         """
-        run = self.context.config.run
+        run = self.context.settings.run
         while not self.leaving():
             self.context.seconds = {}
             self.rollouts.recover()
@@ -108,7 +104,7 @@ class Session:
 
     def _check_gap(self, step: int, batch: RolloutBatch, gap: float) -> None:
         """Raise where the groups of a step were not drawn from the policy the learner scored."""
-        if self.context.config.sampling.truncated:
+        if self.context.settings.sampling.truncated:
             return  # their log-probs are of the truncated distribution; the first probe is not
         try:
             self.rollouts.agreement.check(gap, batch.groups[:1])
@@ -138,9 +134,9 @@ class Session:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to do: the last step is taken and, where asked for, evaluated."""
-        state, config = self.context.state, self.context.config
-        evaluated = state.is_validated or not config.evaluation.every
-        return (state.step >= config.run.steps or self.recorder.ended) and evaluated
+        state, settings = self.context.state, self.context.settings
+        evaluated = state.is_validated or not settings.evaluation.every
+        return (state.step >= settings.run.steps or self.recorder.ended) and evaluated
 
     @property
     def end(self) -> TrainingEnd:
@@ -148,19 +144,19 @@ class Session:
         return TrainingEnd(self.recorder.run.path, self.context.state.step, signal)
 
     def _evaluation_due(self) -> bool:
-        state, evaluation = self.context.state, self.context.config.evaluation
+        state, evaluation = self.context.state, self.context.settings.evaluation
         begun = state.step > 0 or evaluation.at_start
         return begun and self._due(evaluation.every) and not state.is_validated
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps is due now; always at the end."""
-        step, last = self.context.state.step, self.context.config.run.steps
+        step, last = self.context.state.step, self.context.settings.run.steps
         return every > 0 and (step % every == 0 or step == last or self.recorder.ended)
 
     def _evaluate(self) -> None:
         """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
-        context, config = self.context, self.context.config
-        step, metric = context.state.step, best_metric(config.evaluation, context.objective)
+        context, settings = self.context, self.context.settings
+        step, metric = context.state.step, best_metric(settings.evaluation, context.objective)
         lines = []
         for each in context.parts.sets:
             with (
@@ -170,19 +166,19 @@ class Session:
                 line, batch = evaluate(
                     self.rollouts.draw,
                     each,
-                    config.evaluation,
-                    config.sampling,
+                    settings.evaluation,
+                    settings.sampling,
                     context.processes,
                     step=step,
                     seed=context.seed("validation"),
-                    bootstrap_seed=config.run.seed,
+                    bootstrap_seed=settings.run.seed,
                 )
             lines.append(line)
             self.recorder.evaluation(line, batch, each.name)
         value, best = lines[0][metrics.RESULTS].get(metric, {}).get("value"), context.state.best
         if value is not None and (best is None or value > best):
             best = value
-            if config.run.advanced.keep_best and step:
+            if settings.run.advanced.keep_best and step:
                 self.recorder.best_model(value, metric)
         context.state = replace(context.state, validated=step, best=best)
         self.recorder.show_evaluations(lines)
@@ -201,44 +197,41 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(
-    config: Config,
+    settings: RunSettings,
     *,
-    resume: bool,
-    checkpoint: str | None,
     verifier: Verifier | None = None,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Iterator[Session]:
     """Set a run up, or put it back where it stopped; at the end save the final model."""
-    objective = check(config)
-    check_installed(config)
-    processes = Processes(device=config.model.device)
-    if not resume:
-        config = with_usual(config)
-    processes.check_share(config.sampling.prompts_per_step, config.off_policy.mini_batches)
-    run, stored = open_folder(config, processes, resume=resume, checkpoint=checkpoint)
-    display = Display(processes, config.run.steps, objective.k, config.evaluation.every)
+    evaluation, steps = settings.evaluation, settings.run.steps
+    processes = Processes(device=settings.model.device)
+    processes.check_share(settings.sampling.prompts_per_step, settings.off_policy.mini_batches)
+    run, stored = open_folder(settings, processes)
+    display = Display(processes, steps, settings.objective.k, evaluation.every)
     try:
         with StopSignal() as stop, watching(run.path, processes):
-            parts = make_parts(config, processes, verifier)
-            if resume:
+            parts = make_parts(settings, processes, verifier)
+            if settings.resume:
                 take_plan(parts.sampler, run.path)
-            stream = parts.task.split(config.task.split)
-            state, queue = restore(stored, config, parts.learner, stream.at, processes)
-            if resume and processes.main:
-                keep_settings(config, run.path)
-            context = StepContext(config, objective, processes, parts, display, state)
+            stream = parts.task.split(settings.task.split)
+            state, queue = restore(stored, settings, parts.learner, stream.at, processes)
+            if settings.resume and processes.main:
+                keep_settings(settings.recipe, run.path)
+            context = StepContext(settings, processes, parts, display, state)
             rollouts = Rollouts(context, deque(map(done, queue)))
             saved = state.step if stored else -1
             session = Session(
                 context, rollouts, Recorder(context, run, saved, callback=callback), stop
             )
-            trained = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
             about = title(
-                config, objective, weights=trained, processes=processes.size,
-                device=processes.device, rate=parts.learner.update.settings.learning_rate,
-            )  # fmt: skip
-            notes = cautions(config, objective, len(stream), parts.policy.model.num_parameters())
-            display.start(about, notes, dict(leaves(config)))
+                settings,
+                weights=sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad),
+                processes=processes.size,
+                device=processes.device,
+                rate=parts.learner.update.settings.learning_rate,
+            )
+            notes = [*settings.notes, *repeated_prompts(settings.sampling, len(stream))]
+            display.start(about, notes, dict(leaves(settings.recipe)))
             try:
                 yield session
             except ServerLost as error:

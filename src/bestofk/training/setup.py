@@ -1,4 +1,4 @@
-"""The parts of a run, made from its config: task, verifier, model, learner."""
+"""The parts of a run, made from its settings: task, verifier, model, learner."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
-from bestofk.config import Config, ModelSection, SamplingSection, merged
+from bestofk.config import ModelSection, SamplingSection
 from bestofk.learning import Learner
-from bestofk.learning.settings import usual_rate
 from bestofk.sampling import Sampler
 from bestofk.training.processes import Processes, check_shards
+from bestofk.training.resolve import RunSettings
 from bestofk.training.task_setup import (
     EvaluationSet,
     JudgeGroups,
     evaluation_sets,
     make_task,
-    usual_style,
 )
 from bestofk.types import Verifier
 
@@ -37,53 +36,42 @@ class RunParts:
     sampler: Sampler
 
 
-def with_usual(config: Config) -> Config:
-    """The config with what its model decides unless stated: style of prompts, learning rate.
-
-    They stand in the run's folder, so that a resumed run has them from there.
-    """
-    model, options = config.model, config.model.advanced
-    how: Any = {"trust_remote_code": options.trust_remote_code, "revision": options.revision}
-    changes: dict[str, Any] = {}
-    if style := usual_style(model.path, config.task.name, config.task.options, **how):
-        changes["task.options.style"] = style
-    if config.optimizer.learning_rate is None:
-        weights = models.describe(model.path, **how)["parameters"]
-        changes["optimizer.learning_rate"] = usual_rate(weights, adapters=bool(model.lora_rank))
-    return merged(config, changes)
-
-
-def make_parts(config: Config, processes: Processes, verifier: Verifier | None = None) -> RunParts:
+def make_parts(
+    settings: RunSettings, processes: Processes, verifier: Verifier | None = None
+) -> RunParts:
     """Load the task and the model, whose weights come last: the rest is quick, and may fail."""
-    options = config.model.advanced
-    described = models.describe_policy(
-        config.model.path,
-        trust_remote_code=options.trust_remote_code,
-        revision=options.revision,
-        chat_template=options.chat_template,
+    model, evaluation, new = settings.model, settings.evaluation, settings.sampling.max_new_tokens
+    options = model.advanced
+    checked = [settings.task.split, *([evaluation.split] if evaluation.every else [])]
+    task, judge, chosen = make_task(
+        settings.task,
+        verifier,
+        processes,
+        splits=checked,
+        facts=settings.facts,
+        new_tokens=new,
+        threshold=evaluation.threshold,
+        seed=settings.run.seed,
     )
-    task, judge, chosen = make_task(config, verifier, processes, described)
-    own = EvaluationSet("", task, judge, chosen, config.evaluation.split)
-    sets = (own, *evaluation_sets(config, verifier, described))
+    own = EvaluationSet("", task, judge, chosen, evaluation.split)
+    sets = (own, *evaluation_sets(evaluation, settings.task, task, verifier, settings.facts, new))
     check_shards(options.fsdp, processes.device, torch.cuda.device_count())
-    policy, reference = load_policy(
-        config.model, processes.device, with_reference=config.loss.kl > 0
-    )
+    policy, reference = load_policy(model, processes.device, with_reference=settings.loss.kl > 0)
     learner = Learner(
         policy.model,
-        optimizer=config.optimizer,
-        total_steps=config.run.steps * config.off_policy.inner_steps,
-        stop_grad_norm=config.run.advanced.stop_grad_norm,
-        max_new_tokens=config.sampling.max_new_tokens,
-        temperature=config.sampling.temperature,
+        optimizer=settings.optimizer,
+        total_steps=settings.run.steps * settings.off_policy.inner_steps,
+        stop_grad_norm=settings.run.advanced.stop_grad_norm,
+        max_new_tokens=new,
+        temperature=settings.sampling.temperature,
         tokens_per_micro_batch=options.tokens_per_micro_batch,
-        precision=config.model.precision,
+        precision=model.precision,
         gradient_checkpointing=options.gradient_checkpointing,
         reference=reference,
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
-    sampler = make_sampler(config.sampling, config.model, policy, processes.device)
+    sampler = make_sampler(settings.sampling, model, policy, processes.device)
     return RunParts(task, judge, sets, policy, learner, sampler)
 
 

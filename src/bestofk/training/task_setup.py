@@ -16,16 +16,15 @@ from typing import Any
 import numpy as np
 
 from bestofk import tasks
-from bestofk.config import Config, TaskAdvanced, TaskSection
-from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
+from bestofk.config import EvaluationSection, TaskAdvanced, TaskSection
+from bestofk.rewards import BatchVerifier, UnscoredGuard, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
 from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
-from bestofk.training.batch import unscored_without_score
-from bestofk.training.checks import make_objective
 from bestofk.training.display import is_quiet
 from bestofk.training.processes import Processes
+from bestofk.training.resolve import ModelFacts
 from bestofk.types import Group, Prompt, Verdict, Verifier, reaches
 
 JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
@@ -33,48 +32,49 @@ JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
 
 
 def make_task(
-    config: Config,
+    section: TaskSection,
     own: Verifier | None = None,
     processes: Processes | None = None,
-    described: tuple[Any, Any] | None = None,
+    *,
+    splits: Sequence[str],
+    facts: ModelFacts | None = None,
+    new_tokens: int = 0,
+    threshold: float | None = None,
+    seed: int = 0,
 ) -> tuple[tasks.Task, JudgeGroups, Verifier]:
     """The task, the function that judges its groups, and the verifier that does: `own`, or what the
-    config names. `described`: the model's config and tokenizer, to leave out what does not fit."""
-    task = make_prompts(config)
-    if described is not None:
-        task = with_fitting_prompts(task, *described, config.sampling.max_new_tokens)
-    judge: Any = make_verifier(config.task, task) if own is None else own
-    judge_all: Verifier = judge
-    if config.task.scorer:
-        scorer = verifier(config.task.scorer, **config.task.scorer_options)
-        judge_all = scored_by(judge, scorer)
-    objective = make_objective(config)
-    guard = UnscoredGuard(config.task.advanced.unscored_share)
-    say = say_on_stderr if processes and processes.main and not is_quiet() else None
-    task = with_accepted_references(task, judge, say=say, processes=processes)
-    splits = [config.task.split, *([config.evaluation.split] if config.evaluation.every else [])]
-    for split in map(task.split, splits):
-        if isinstance(
-            judge_all, BatchVerifier
-        ):  # rows of data may differ, those of a generator do not
-            judge_all.check_prompts(split[:] if config.task.name == "dataset" else split[:64])
+    section names.
 
-    for line in task.look(config.task.split) if say else ():
+    Args:
+        splits: whose prompts are checked.
+        facts: of the model, to leave out prompts that do not fit into it with `new_tokens` more.
+        threshold, seed: see `make_prompts`.
+    """
+    say = say_on_stderr if processes and processes.main and not is_quiet() else None
+    task = make_prompts(section, threshold=threshold, seed=seed, say=say)
+    if facts is not None:
+        task = with_fitting_prompts(task, facts.config, facts.tokenizer, new_tokens)
+    judge: Verifier = make_verifier(section, task) if own is None else own
+    guard = UnscoredGuard(section.advanced.unscored_share)
+    task = with_accepted_references(task, judge, say=say, processes=processes)
+    for split in map(task.split, splits):
+        if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
+            judge.check_prompts(split[:] if section.name == "dataset" else split[:64])
+
+    for line in task.look(section.split) if say else ():
         say_on_stderr(line)
-    if say and isinstance(judge_all, BatchVerifier):
-        for line in judge_all.notes(task.split(config.task.split)[:64]):
+    if say and isinstance(judge, BatchVerifier):
+        for line in judge.notes(task.split(section.split)[:64]):
             say_on_stderr(line)
 
     def judge_safely(groups: Sequence[Group]) -> list[list[Verdict]]:
         if not groups:
             return []
-        verdicts = judge_groups(groups, judge_all)
-        if "scores" in objective.needs:
-            verdicts = unscored_without_score(verdicts, objective)
+        verdicts = judge_groups(groups, judge)
         guard.check(verdict for row in verdicts for verdict in row)
         return verdicts
 
-    return task, judge_safely, judge_all
+    return task, judge_safely, judge
 
 
 @dataclass(frozen=True)
@@ -90,26 +90,47 @@ class EvaluationSet:
 
 
 def evaluation_sets(
-    config: Config, own: Verifier | None, described: tuple[Any, Any]
+    evaluation: EvaluationSection,
+    section: TaskSection,
+    task: tasks.Task,
+    own: Verifier | None,
+    facts: ModelFacts,
+    new_tokens: int,
 ) -> tuple[EvaluationSet, ...]:
-    """The further sets that `evaluation.sets` names: tasks, or data read as the run's are."""
+    """The further sets that `evaluation.sets` names: tasks, or data. Data are read as the run's own
+    are; beside another task, by their usual columns, for the run's verifier.
+
+    Args:
+        section, task: the run's own.
+    """
     sets = []
-    for name, source in config.evaluation.sets.items() if config.evaluation.every else ():
+    style = section.options.get("style")
+    for name, source in evaluation.sets.items() if evaluation.every else ():
+        options: dict[str, Any] = {}
         if source in tasks.TASKS:
-            options = {}
-            if "style" in inspect.signature(tasks.factory(source)).parameters:
-                options = {k: v for k, v in config.task.options.items() if k == "style"}
-            section = TaskSection(name=source, options=options)
-            splits, verifier = tasks.task(source, **options).splits, None
+            if style and "style" in inspect.signature(tasks.factory(source)).parameters:
+                options = {"style": style}
+            further, judge = TaskSection(name=source, options=options), None
+        elif section.name == "dataset":
+            options = {k: v for k, v in section.options.items() if k not in SOURCES}
+            further, judge = section.changed(options={**options, "test": source}), own
         else:
-            rest = {k: v for k, v in config.task.options.items() if k not in SOURCES}
-            section = config.task.changed(options={**rest, "test": source})
-            splits, verifier = ("test",), own
+            further, judge = (
+                section.changed(
+                    name="dataset",
+                    options={"test": source, "style": "chat" if style == "chat" else "text"},
+                    verifier=section.verifier or task.verifier,
+                    verifier_options={
+                        **({} if section.verifier else task.verifier_options),
+                        **section.verifier_options,
+                    },
+                ),
+                own,
+            )
+        splits = tasks.task(source, **options).splits if source in tasks.TASKS else ("test",)
         split = "test" if "test" in splits else splits[-1]
-        section = section.changed(split=split, advanced=TaskAdvanced())
-        evaluated = config.evaluation.changed(split=split)
-        changed = config.changed(task=section, evaluation=evaluated)
-        made = make_task(changed, verifier, described=described)
+        further = further.changed(split=split, advanced=TaskAdvanced())
+        made = make_task(further, judge, splits=[split], facts=facts, new_tokens=new_tokens)
         sets.append(EvaluationSet(name, *made, split))
     return tuple(sets)
 
@@ -117,45 +138,36 @@ def evaluation_sets(
 SOURCES = ("train", "validation", "test")
 
 
-def make_prompts(config: Config) -> tasks.Task:
-    """The task, with the training prompts that the run's options keep."""
-    stated, options = dict(config.task.options), config.task.advanced
-    if config.task.name == "dataset" and config.task.verifier:
-        stated.setdefault("verifier", config.task.verifier)  # its rows keep every field then
-    task = tasks.task(config.task.name, **stated)
+def make_prompts(
+    section: TaskSection,
+    *,
+    threshold: float | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+) -> tasks.Task:
+    """The task, with the training prompts whose pass rate is asked for.
+
+    Args:
+        threshold, seed: a reward that passes there; of the order of what is kept.
+        say: prints a line.
+    """
+    stated, options = dict(section.options), section.advanced
+    if section.name == "dataset" and section.verifier:
+        stated.setdefault("verifier", section.verifier)  # its rows keep every field then
+    task = tasks.task(section.name, **stated)
     if options.pass_rates is None:
         return task
     low, high = options.pass_rate_range
-    threshold = 1.0 if config.evaluation.threshold is None else config.evaluation.threshold
     return with_pass_rates(
         task,
-        config.task.split,
+        section.split,
         options.pass_rates,
         low=low,
         high=high,
-        threshold=threshold,
-        seed=config.run.seed,
+        threshold=1.0 if threshold is None else threshold,
+        seed=seed,
+        say=say,
     )
-
-
-def usual_style(
-    model: str,
-    task: str,
-    stated: Mapping[str, Any],
-    trust_remote_code: bool = False,
-    revision: str | None = None,
-) -> str | None:
-    """The style of a task's prompts for a model; None where it is stated, or the task has none."""
-    if ":" in task or "style" in stated:
-        return None
-    if "style" not in inspect.signature(tasks.factory(task)).parameters:
-        return None
-    if model == f"tiny-{task}":
-        return "compact"  # all that it has ever read
-    from bestofk.models import describe_policy
-
-    _, tokenizer = describe_policy(model, trust_remote_code=trust_remote_code, revision=revision)
-    return "chat" if getattr(tokenizer, "chat_template", None) else "text"
 
 
 def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
@@ -174,6 +186,7 @@ def with_pass_rates(
     high: float,
     threshold: float = 1.0,
     seed: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> Task:
     """The task with only those prompts in a split whose pass rate in a file lies in [low, high].
 
@@ -210,6 +223,11 @@ def with_pass_rates(
                 f"task.advanced.pass_rates: {len(known)} of {len(built)} prompts of split "
                 f"{split!r} are in {file}, and none has a pass rate in [{low:g}, {high:g}]: widen "
                 "task.advanced.pass_rate_range, or sample this split again"
+            )
+        if say:
+            say(
+                f"{task.name}, {split}: {len(kept):,} of {len(built):,} prompts kept: {file} has "
+                f"{len(known):,} of them, {len(kept):,} with a pass rate in [{low:g}, {high:g}]"
             )
         return Split(kept, len(kept), seed=seed)
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from bestofk import metrics
 from bestofk.agreement.log_prob_gaps import sampler_gap
-from bestofk.config import Config, OffPolicySection
+from bestofk.config import OffPolicySection
 from bestofk.learning import Learner, LogProbs, Loss
 from bestofk.objectives import Objective, has_signal, trust_region_mask
 from bestofk.training.batch import (
     ProcessGroup,
     RolloutBatch,
     advantages_of,
-    choices_for,
     generators_for,
     group_entropies,
     merge_statistics,
@@ -37,6 +36,7 @@ from bestofk.training.batch import (
     whole_groups,
     with_log_probs,
 )
+from bestofk.training.resolve import RunSettings
 from bestofk.training.rollouts import Rollouts
 from bestofk.training.session import TrainingEnd, open_session
 from bestofk.types import Group, Prompt, Verdict, Verifier
@@ -48,25 +48,19 @@ FACTOR_OF_TWO = (LARGEST_SAMPLER_CORRECTION, LARGEST_SAMPLER_CORRECTION)
 
 
 def train(
-    config: Config,
+    settings: RunSettings,
     *,
-    resume: bool = False,
-    checkpoint: str | None = None,
     verifier: Verifier | None = None,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingEnd:
-    """Train as the config says, in the folder it names.
+    """Train as the settings say, in the folder they name.
 
     Args:
-        resume: Continue the run in that folder where it stopped.
-        checkpoint: Continue from this checkpoint instead of the newest.
-        verifier: Judges instead of the verifier that the config names.
+        verifier: Judges instead of the verifier that the settings name.
         callback: Gets every line of metrics once it is written; where it returns True, the run ends
             there as if that step were the last.
     """
-    with open_session(
-        config, resume=resume, checkpoint=checkpoint, verifier=verifier, callback=callback
-    ) as session:
+    with open_session(settings, verifier=verifier, callback=callback) as session:
         context, rollouts = session.context, session.rollouts
         for step in session.steps():  # between steps it evaluates and saves
             draw(rollouts, step)
@@ -79,10 +73,10 @@ def train(
                     context.objective,
                     batch,
                     context.processes,
-                    loss=config.loss,
-                    off_policy=config.off_policy,
+                    loss=settings.loss,
+                    off_policy=settings.off_policy,
                     progress=context.progress,
-                    seed=(config.run.seed, step),
+                    seed=(settings.run.seed, step),
                     watch_sampler=rollouts.has_own_weights,
                 )
             session.record(step, batch, advantages, stats)
@@ -95,17 +89,18 @@ def draw(rollouts: Rollouts, step: int) -> None:
     On policy that is the batch of this step. With `off_policy.ahead` = s it is that of step + s:
     it is drawn in turns with learning or, from a server, while the learner works.
     """
-    config, queue, state = rollouts.context.config, rollouts.queue, rollouts.context.state
-    while (number := step + len(queue)) <= config.run.steps:
-        if config.off_policy.drawn_after(number, config.optimizer.warmup_steps) >= step:
+    context, queue = rollouts.context, rollouts.queue
+    settings = context.settings
+    while (number := step + len(queue)) <= settings.run.steps:
+        if settings.off_policy.drawn_after(number, settings.optimizer.warmup_steps) >= step:
             return
-        place = state.position + len(queue) * config.sampling.prompts_per_step
+        place = context.state.position + len(queue) * settings.sampling.prompts_per_step
         queue.append(rollouts.executor.submit(roll_out, rollouts, number, place, step - 1))
 
 
 def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -> RolloutBatch:
     """The batch of a step, sampled and judged; with its log-probs, if the weights will move."""
-    context, config = rollouts.context, rollouts.context.config
+    context, settings = rollouts.context, rollouts.context.settings
     batch = sample_and_judge(
         context.prompt_at,
         partial(rollouts.sample, number),
@@ -113,8 +108,8 @@ def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -
         context.objective,
         context.processes,
         position=position,
-        prompts=config.sampling.prompts_per_step,
-        refill=config.sampling.refill,
+        prompts=settings.sampling.prompts_per_step,
+        refill=settings.sampling.refill,
         progress=context.progress,
         seed=context.seed(number),
     )
@@ -125,7 +120,7 @@ def roll_out(rollouts: Rollouts, number: int, position: int, drawn_after: int) -
         return replace(batch, gap=rollouts.probed_gap)
     with context.timed("learn"):
         now = context.learner.log_probs(batch.groups)
-    return for_later(batch, now, context.processes, config.off_policy.correct_sampler)
+    return for_later(batch, now, context.processes, settings.off_policy.correct_sampler)
 
 
 def for_later(
@@ -180,14 +175,9 @@ def sample_and_judge(
         verdicts.update(zip(own, judge(sampled)))
         if attempt == refill:
             break
-        judged = [verdicts[slot] for slot in mine]
-        advantages = advantages_of(
-            objective,
-            rewards_for(objective, judged, progress),
-            progress=progress,
-            generators=generators_for(objective, mine, seed),
-            **choices_for(objective, judged),
-        )
+        rewards = rewards_for(objective, [verdicts[slot] for slot in mine], progress)
+        generators = generators_for(objective, mine, seed)
+        advantages = advantages_of(objective, rewards, progress=progress, generators=generators)
         signal = np.concatenate(processes.gather(has_signal(advantages)))
         empty = np.flatnonzero(~signal).tolist()
         if not empty:
@@ -230,8 +220,7 @@ def learn(
     needed = watch_sampler or needs_old_log_probs(objective, loss, off_policy)
     old = old_log_probs(learner, batch, needed)
     reference = learner.log_probs(batch.groups, reference=True) if loss.kl > 0 else None
-    choices = choices_for(objective, batch.verdicts)
-    further_inputs = inputs_beside_rewards(objective, old, live, choices, processes, seed)
+    further_inputs = inputs_beside_rewards(objective, old, live, processes, seed)
 
     first, steps_before = np.zeros_like(rewards), learner.steps
     history: list[dict[str, float]] = []
@@ -310,11 +299,10 @@ def inputs_beside_rewards(
     objective: Objective,
     old: LogProbs | None,
     live: np.ndarray,
-    choices: Mapping[str, np.ndarray],
     processes: ProcessGroup,
     seed: Sequence[int],
 ) -> Callable[[Sequence[int]], dict[str, Any]]:
-    """What few objectives get for some rows: scores or answers, entropy, generators of its own."""
+    """What few objectives get for some rows: each group's entropy, and generators of its own."""
     entropy, inputs = None, dict[str, Any]()
     if "entropy" in objective.needs:
         assert old is not None
@@ -323,14 +311,10 @@ def inputs_beside_rewards(
     generators = generators_for(objective, slots, *seed)
 
     def of_rows(rows: Sequence[int]) -> dict[str, Any]:
-        return (
-            inputs
-            | {name: each[rows] for name, each in choices.items()}
-            | {
-                "entropy": None if entropy is None else entropy[rows],
-                "generators": generators and [generators[row] for row in rows],
-            }
-        )
+        return inputs | {
+            "entropy": None if entropy is None else entropy[rows],
+            "generators": generators and [generators[row] for row in rows],
+        }
 
     return of_rows
 

@@ -15,8 +15,8 @@ A prompt's `spec` (JSON values only) holds one of
   compared, not layout; numbers with a point may differ by 1e-6. Where several outputs are right,
   `"checker"` is Python code with `def check(input, output, expected)`, which says whether one is.
 
-and optionally `"prefix"`: code put before the program (HumanEval's prompt, LeetCode's imports),
-`"time_limit"`: CPU seconds per test, and `"shown"`: tests of the same form that the prompt shows.
+and optionally `"prefix"`: code put before the program (HumanEval's prompt, LeetCode's imports), and
+`"time_limit"`: CPU seconds per test.
 
 The program and the tests run in two sandboxed processes (`bestofk.sandbox`): the tests call
 the program by value, so nothing the program does to its own process changes how it is judged.
@@ -44,7 +44,7 @@ from bestofk.rewards.code.one_answer import (
     constant_of_calls,
     constant_of_stdio,
 )
-from bestofk.rewards.code.spec import FORMS, checked_spec, tolerances
+from bestofk.rewards.code.spec import checked_spec, tolerances
 from bestofk.rewards.code.statements import (
     Statements,
     parse,
@@ -52,7 +52,6 @@ from bestofk.rewards.code.statements import (
     split_asserts,
     split_check,
 )
-from bestofk.rewards.combine import with_scores
 from bestofk.sandbox import RESULT, JobResult, Limits, Sandbox, encode, printable
 from bestofk.sections import check_options
 from bestofk.types import Prompt, Status, Verdict
@@ -99,8 +98,6 @@ class CodeVerifier(BatchVerifier):
 
     Args:
         reward: "fraction" of the tests passed, or 1 only when "all" pass.
-        score: "shown" makes the share of `shown` tests passed the score, by which select@k chooses;
-            each program runs twice then.
         tier: the least sandbox tier that will do.
         workers: programs judged at once; the number of usable cores unless told.
         packages: what programs may import besides the standard library.
@@ -115,7 +112,6 @@ class CodeVerifier(BatchVerifier):
         self,
         *,
         reward: Literal["fraction", "all"] = "fraction",
-        score: Literal["shown"] | None = None,
         tier: int = 1,
         workers: int | None = None,
         packages: Sequence[str] | Literal["all"] = (),
@@ -125,8 +121,6 @@ class CodeVerifier(BatchVerifier):
     ) -> None:
         if reward not in ("fraction", "all"):
             raise unknown("reward", reward, ("fraction", "all"))
-        if score not in (None, "shown"):
-            raise unknown("score", score, ("shown",))
         if isinstance(limits, Mapping):
             check_options("limits", Limits, limits)
             limits = Limits(**limits)
@@ -136,7 +130,6 @@ class CodeVerifier(BatchVerifier):
                 f"got {limits!r}"
             )
         self.whole = reward == "all"
-        self.score_by: Literal["shown"] | None = score
         self._options: dict[str, Any] = {
             "tier": tier, "workers": workers, "packages": packages, "limits": limits,
             "writable": writable,
@@ -147,7 +140,7 @@ class CodeVerifier(BatchVerifier):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets a verifier with a sandbox of its own."""
-        return _rebuilt, ("all" if self.whole else "fraction", self.score_by, self._options)
+        return _rebuilt, ("all" if self.whole else "fraction", self._options)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -166,14 +159,6 @@ class CodeVerifier(BatchVerifier):
             self._sandbox.close()
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
-        verdicts = self._judged_by_tests(prompts, texts)
-        if not self.score_by:
-            return verdicts
-        shown = {id(prompt): _with_shown_tests(prompt) for prompt in prompts}
-        scores = self._judged_by_tests([shown[id(prompt)] for prompt in prompts], texts)
-        return with_scores(verdicts, scores)
-
-    def _judged_by_tests(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         sandbox = self.sandbox
         distinct = {id(prompt): prompt for prompt in prompts}
         prepared = sandbox.map(self._plan_or_reason, list(distinct.values()))
@@ -184,15 +169,6 @@ class CodeVerifier(BatchVerifier):
             return plan if isinstance(plan, Verdict) else self._judge(plan, pair[1])
 
         return sandbox.map(judge, list(zip(prompts, texts, strict=True)))
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts if self.score_by else ():
-            if not prompt.spec.get("shown"):
-                raise ValueError(
-                    f"score = 'shown' chooses by the tests that a prompt shows, and {prompt.id} "
-                    "shows none: let the task show some (task.options.shown of mbpp), or name a "
-                    "task.scorer"
-                )
 
     def _plan_or_reason(self, prompt: Prompt) -> PreparedTests | Verdict:
         """The plan, or the unscored verdict of a task that cannot be judged (no model's fault)."""
@@ -353,16 +329,8 @@ def slowness() -> float:
     return max(1.0, math.ceil(2 * min(tries) / LOOP_SECONDS) / 2)
 
 
-def _rebuilt(
-    reward: Literal["fraction", "all"], score: Literal["shown"] | None, options: dict[str, Any]
-) -> CodeVerifier:
-    return CodeVerifier(reward=reward, score=score, **options)
-
-
-def _with_shown_tests(prompt: Prompt) -> Prompt:
-    """The prompt judged by the tests that it shows."""
-    form = next(name for name in FORMS if prompt.spec.get(name) is not None)
-    return replace(prompt, spec={**prompt.spec, form: prompt.spec["shown"], "shown": None})
+def _rebuilt(reward: Literal["fraction", "all"], options: dict[str, Any]) -> CodeVerifier:
+    return CodeVerifier(reward=reward, **options)
 
 
 def _recorded(run: JobResult) -> list[Any] | str:

@@ -11,7 +11,7 @@ from bestofk.messages import unknown
 
 FORMS = ("calls", "asserts", "check", "stdio")
 _TEXTS = ("entry_point", "solution", "setup", "prefix", "checker")
-_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit", "shown"}
+_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit"}
 _CALL_KEYS = {"args", "kwargs", "expected"}
 _PATH = re.compile(r"[^\W\d]\w*(\(\))?(\.[^\W\d]\w*(\(\))?)*")
 
@@ -40,9 +40,7 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     seconds = given.get("time_limit", 1.0)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     _need(is_number and 0 < seconds < math.inf, "`time_limit` is seconds per test", seconds)
-    for tests in (form, "shown"):
-        if tests in given:
-            _CHECKS[form](given[tests])
+    _CHECKS[form](given[form])
     tolerances(given)
     return form, given
 

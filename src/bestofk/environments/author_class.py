@@ -1,0 +1,146 @@
+"""What an author wrote, as what a rollout needs: instances, their tools, what reset takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bestofk.messages import unknown
+from bestofk.rewards import load_function
+from bestofk.types import Prompt
+
+SHIPPED = {
+    "python": "bestofk.environments.python:Python",
+    "repair": "bestofk.environments.repair:Repair",
+}
+NOT_TOOLS = ("reset", "get_reward")
+SEED = "trajectory_seed"
+"""A parameter of `reset` that gets a number of the trajectory's own."""
+
+
+def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
+    """The public methods of an instance, without `reset` and `get_reward`."""
+    if isinstance(environment, PlainTools):
+        return environment.tools
+    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+    public = [name for name in names if name[0] != "_" and name not in NOT_TOOLS]
+    return {name: getattr(environment, name) for name in public}
+
+
+class PlainTools:
+    """Functions as tools, without a class."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        self.tools = {function.__name__: function for function in functions}
+
+    def reset(self) -> None:
+        """Functions have no state."""
+
+
+@dataclass(frozen=True)
+class EnvironmentClasses:
+    """One environment for all prompts, or some by name, which a row chooses with `environment`."""
+
+    makers: Mapping[str, Callable[[], Any]]
+    """By name; the name is empty where there is one for all."""
+
+    def __post_init__(self) -> None:
+        for make in self.makers.values():
+            about, made = _name(make), make()
+            if not callable(getattr(made, "reset", None)):
+                raise ValueError(f"environment {about} has no reset(self, **row)")
+            if not tools_of(made) and not callable(made):
+                raise ValueError(
+                    f"environment {about} has nothing that answers the model: give it public "
+                    "methods (tools), or def __call__(self, text), which returns the reply or None"
+                )
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether every environment gives its own reward."""
+        return all(hasattr(make(), "get_reward") for make in self.makers.values())
+
+    def name_of(self, prompt: Prompt) -> str:
+        """Which environment a prompt belongs to."""
+        if "" in self.makers:
+            return ""
+        name = prompt.spec.get("environment")
+        if name not in self.makers:
+            raise unknown(f"environment of {prompt.id!r}", str(name), self.makers)
+        return str(name)
+
+    def make(self, prompt: Prompt) -> Any:
+        return self.makers[self.name_of(prompt)]()
+
+    def reset_arguments(self, environment: Any, prompt: Prompt, seed: int) -> dict[str, Any]:
+        """The fields of the row that its `reset` names, or all where it has **row.
+
+        Raises:
+            ValueError: the row lacks one.
+        """
+        parameters = inspect.signature(environment.reset).parameters
+        row = {SEED: seed, **prompt.spec} if SEED in parameters else dict(prompt.spec)
+        if "" not in self.makers:
+            del row["environment"]
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        named = {name: each for name, each in parameters.items() if each.kind.name[:3] != "VAR"}
+        for name, each in named.items():
+            if each.default is each.empty and name not in row:
+                raise ValueError(
+                    f"reset of {type(environment).__name__} takes {name}, and the row of "
+                    f"{prompt.id!r} has {', '.join(row) or 'no fields'}"
+                )
+        return row if takes_all else {name: row[name] for name in named if name in row}
+
+
+def _name(made: Any) -> str:
+    return getattr(made, "__name__", type(made).__name__)
+
+
+def as_environment(stated: Any) -> EnvironmentClasses:
+    """A class, a list of functions (tools), or a dict of those by name, as one object.
+
+    A function with parameters is a tool; one without makes an instance.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(stated, EnvironmentClasses):
+        return stated
+    if isinstance(stated, Mapping):
+        makers = {str(name): as_environment(each).makers[""] for name, each in stated.items()}
+        return EnvironmentClasses(makers)
+    if inspect.isfunction(stated) and inspect.signature(stated).parameters:
+        stated = [stated]
+    if isinstance(stated, Sequence) and not isinstance(stated, str) and all(map(callable, stated)):
+        functions = tuple(stated)
+        return EnvironmentClasses({"": lambda: PlainTools(functions)})
+    if not callable(stated):
+        raise ValueError(
+            f"an environment is a class, a list of functions, or a dict of those, got {stated!r}"
+        )
+    return EnvironmentClasses({"": stated})
+
+
+def load_environment(stated: str) -> EnvironmentClasses:
+    """What a recipe names: "file.py:Class", "package.module:Class", or one that is shipped;
+    several functions (tools) separated by commas."""
+    found = []
+    for name in stated.split(","):
+        path = SHIPPED.get(name.strip(), name.strip())
+        if ":" not in path:
+            raise unknown("environment", name, SHIPPED)
+        found.append(load_function(path, what="environment"))
+    return as_environment(found[0] if len(found) == 1 else found)
+
+
+def recorded_name(stated: Any) -> str:
+    """What a recipe records of an environment that was given in Python."""
+    if isinstance(stated, str):
+        return stated
+    each = list(stated.values()) if isinstance(stated, Mapping) else stated
+    if isinstance(each, Sequence):
+        return ",".join(map(recorded_name, each))
+    return f"{each.__module__}:{each.__qualname__}"

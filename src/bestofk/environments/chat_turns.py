@@ -1,0 +1,157 @@
+"""A conversation as tokens: prompts, and what the environment's replies add. Never tokenised again.
+
+What stands between two messages of the model comes from the chat template by difference: a short
+conversation is rendered with and without the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from bestofk.environments.tool_calls import FORMS, ToolCall
+from bestofk.sampling.prompts import encode
+from bestofk.types import Message, Prompt
+
+THOUGHT = "<think>\nA thought.\n</think>\n\n"
+"""Before an answer by which a template is tried: some drop thinking from earlier messages."""
+QUESTION: list[Message] = [{"role": "user", "content": "A question?"}]
+
+
+class ChatTurns:
+    """Token ids of conversations, by the chat template; plain text where the prompts are text."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        name: str,
+        tools: Mapping[str, Callable[..., Any]],
+        *,
+        chat: bool,
+        replies: bool = True,
+    ) -> None:
+        """
+        Args:
+            name: of the model, for errors.
+            tools: by name.
+            chat: whether the prompts are chat messages.
+            replies: whether the environment answers messages that call no tool.
+
+        Raises:
+            ValueError: tools without a schema, or a chat template that cannot do this.
+        """
+        self.tokenizer, self.name, self.chat = tokenizer, name, chat
+        added = [each.content for each in tokenizer.added_tokens_decoder.values()]
+        self.marks = [text for text in added if text[0] == "<" and text[-1] == ">"]
+        self.schemas = [schema_of(name, tool) for name, tool in tools.items()]
+        if not chat and tools:
+            raise ValueError(
+                f"tools are shown by a chat template, and the prompts for {name} are plain text: "
+                "take an instruction-tuned model, or an environment that is called with the text"
+            )
+        if chat and replies:
+            self.between([{"role": "user", "content": "A reply."}])
+        if tools:
+            if self._render(QUESTION) == self._render(QUESTION, tools=None):
+                raise ValueError(
+                    f"the chat template of {name} does not show tools: take a model whose template "
+                    "does, or an environment that is called with the text"
+                )
+            self.read_calls = self._call_form(next(iter(tools)))
+            self.between([{"role": "tool", "name": next(iter(tools)), "content": "A result."}])
+
+    def calls(self, text: str) -> list[ToolCall]:
+        """The tool calls of a message, special tokens included."""
+        return self.read_calls(text, self.schemas) if self.schemas else []
+
+    def prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        return encode(self.tokenizer, prompt, self.schemas)
+
+    def reply(self, messages: Sequence[Message], last: int, ends: Collection[int]) -> list[int]:
+        """The ids after a message of the model: its end, these messages, the start of the next.
+
+        Args:
+            last: the last token that the model drew; where it ended the message as the template
+                does, that end is not repeated.
+            ends: ids that end a message.
+        """
+        plain = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        text = self.between(plain) if self.chat else "".join(each["content"] for each in plain)
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids[1:] if ids and ids[0] == last and last in ends else ids
+
+    def between(self, replies: Sequence[Message]) -> str:
+        """What the template writes after a message of the model, up to the start of its next.
+
+        Raises:
+            ValueError: the template changes what stands before a reply.
+        """
+        why = "it changes or drops what the model wrote before it"
+        try:
+            start = self._render(QUESTION)
+            begun = start.rpartition(QUESTION[0]["content"])[2]
+            drawn = "An answer." if "</think>" in begun else f"{THOUGHT}An answer."
+            message = {"role": "assistant", "content": drawn}
+            if begun.endswith("<think>\n"):
+                drawn = drawn.removeprefix("<think>\n")
+            whole = self._render([*QUESTION, message, *replies])
+            if whole.startswith(start + drawn):
+                return whole[len(start + drawn) :]
+        except Exception as error:  # templates raise what they like
+            why = f"it raises {type(error).__name__}: {error}"
+        role = replies[0]["role"]
+        raise ValueError(
+            f"the chat template of {self.name} cannot be continued after a {role} message: {why}, "
+            "so the model would be used with other tokens than it was trained on; take a model "
+            "whose template keeps them"
+        )
+
+    def _render(self, messages: Sequence[Message], **options: Any) -> str:
+        options = {"tools": self.schemas or None, "add_generation_prompt": True} | options
+        return str(
+            self.tokenizer.apply_chat_template(list(map(dict, messages)), tokenize=False, **options)
+        )
+
+    def _call_form(self, tool: str) -> Any:
+        """How the template writes a call of this tool."""
+        function = {"name": tool, "arguments": {"argument": "value"}}
+        message: Any = {"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "function": function}]}  # fmt: skip
+        try:
+            whole = self._render([*QUESTION, message], add_generation_prompt=False)
+        except Exception as error:
+            raise ValueError(
+                f"the chat template of {self.name} cannot write tool calls: {error}"
+            ) from error
+        written = whole.rpartition(QUESTION[0]["content"])[2]
+        for mark, reader in FORMS.items():
+            if mark in written:
+                return reader
+        raise ValueError(
+            f"the chat template of {self.name} writes tool calls in a form that is not known: "
+            f"{written[:200]!r}; known are those of Qwen, Hermes and Llama"
+        )
+
+    def _harmless(self, text: str) -> str:
+        """Text of the environment, which cannot spell a token that ends or begins a message."""
+        text = text.encode("utf-8", "replace").decode()
+        for mark in self.marks:
+            text = text.replace(mark, f"< {mark[1:]}")
+        return text
+
+
+def schema_of(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
+    """A tool's JSON schema, from its type hints and docstring.
+
+    Raises:
+        ValueError: it lacks them.
+    """
+    from transformers.utils import get_json_schema
+
+    try:
+        return dict(get_json_schema(tool))
+    except Exception as error:
+        raise ValueError(
+            f"tool {name} needs type hints and a docstring with a line for each argument under "
+            f"'Args:', from which its schema is made: {error}"
+        ) from error

@@ -1,0 +1,327 @@
+"""Trajectories of several turns: the model draws, the environment answers, until one of them ends.
+
+All rows draw a turn together, then all environments answer in threads. Tokens are appended, never
+tokenised again; every draw is fixed by seed, prompt, sample and the place among the row's own
+tokens, so nothing depends on which environment answers first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from bestofk.environments.author_class import EnvironmentClasses, tools_of
+from bestofk.environments.chat_turns import ChatTurns
+from bestofk.environments.limits import TurnLimits
+from bestofk.environments.tool_calls import ToolCall
+from bestofk.rewards.base import as_verdict, broken
+from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
+from bestofk.sampling.prompts import digests, uniforms
+from bestofk.sampling.sampler import Sampling
+from bestofk.types import Conversation, Ending, Group, Message, Prompt, Trajectory, Verdict
+
+THREADS = 16
+"""Environments that answer at once."""
+
+
+@dataclass
+class OpenTrajectory:
+    """A trajectory in the making."""
+
+    prompt: Prompt
+    environment: Any
+    text: ChatTurns
+    limits: TurnLimits
+    observation: str | None = None
+    """What `reset` adds to the prompt."""
+    tokens: list[int] = field(default_factory=list)
+    own: list[bool] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    ended_by: Ending | None = None
+    verdict: Verdict | None = None
+
+    def reset(self, arguments: dict[str, Any]) -> None:
+        """Bring the environment to the problem of the row. One that fails ends the trajectory
+        after its first turn, unscored: a trajectory without tokens is none."""
+        try:
+            found = self._limited(self.environment.reset, arguments)
+            if not isinstance(found, str | None):
+                raise TypeError(f"reset returns text or None, got {type(found).__name__}")
+            self.observation = found
+        except (Exception, CallTimeout) as error:
+            self.ended_by = "broken"
+            self.verdict = broken(f"{type(self.environment).__name__}.reset", self.prompt, error)
+
+    def add(self, tokens: Sequence[int], log_probs: Sequence[float], *, own: bool) -> None:
+        self.tokens += tokens
+        self.log_probs += log_probs
+        self.own += [own] * len(tokens)
+
+    def answer(self, drawn: Trajectory, raw: str, room: int, ends: frozenset[int]) -> None:
+        """Let the environment answer the turn that was just drawn.
+
+        Args:
+            drawn: the turn alone.
+            raw: its text with special tokens.
+            room: tokens that the trajectory may still have.
+        """
+        self.turns += 1
+        self.messages.append({"role": "assistant", "content": drawn.text})
+        if self.ended_by is not None:
+            return
+        if drawn.finish_reason == "length":
+            self.ended_by = "turn_tokens" if room else "length"
+            return
+        replies = self._replies(drawn.text, raw)
+        if self.ended_by is not None:
+            return
+        if self.turns == self.limits.turns:
+            self.ended_by = "turns"
+            return
+        ids = self.text.reply(replies, self.tokens[-1], ends)
+        if len(ids) >= room:
+            self.ended_by = "length"
+            return
+        self.messages += replies
+        self.add(ids, [0.0] * len(ids), own=False)
+
+    def _replies(self, text: str, raw: str) -> list[Message]:
+        """The messages of the environment; none where it or the model has ended the trajectory."""
+        calls = self.text.calls(raw)
+        if calls:
+            self.tool_calls += len(calls)
+            tools = tools_of(self.environment)
+            seconds = self.limits.tool_seconds / len(calls)
+            return [
+                {"role": "tool", "name": call.name, "content": self._result(call, tools, seconds)}
+                for call in calls
+            ]
+        if not callable(self.environment):
+            self.ended_by = "answer"
+            return []
+        try:
+            reply = self._limited(self.environment, {"text": text})
+        except (Exception, CallTimeout) as error:
+            self.tool_errors += 1
+            reply = _error(error)
+        if reply is None:
+            self.ended_by = "environment"
+            return []
+        return [{"role": "user", "content": str(reply)}]
+
+    def _result(self, call: ToolCall, tools: dict[str, Any], seconds: float) -> str:
+        """What a tool says, or why it could not."""
+        try:
+            if call.error or call.name not in tools:
+                raise ValueError(call.error or f"no tool {call.name!r}; have {', '.join(tools)}")
+            return str(self._limited(tools[call.name], dict(call.arguments), seconds))
+        except (Exception, CallTimeout) as error:
+            self.tool_errors += 1
+            return _error(error)
+
+    def _limited(
+        self, function: Any, arguments: dict[str, Any], seconds: float | None = None
+    ) -> Any:
+        """A call of the author's code, also an async one, for at most so many seconds."""
+        seconds = seconds or self.limits.tool_seconds
+        name = getattr(function, "__name__", type(function).__name__)
+        result = limited_call(lambda: function(**arguments), seconds, name)
+        return limited_wait(result, seconds) if inspect.isawaitable(result) else result
+
+    def finish(self) -> None:
+        """Ask the environment for its reward, where it gives one; where that fails, unscored."""
+        if self.verdict is not None or not hasattr(self.environment, "get_reward"):
+            return
+        try:
+            reward = self._limited(self.environment.get_reward, {})
+            self.verdict = None if reward is None else as_verdict(reward)
+        except (Exception, CallTimeout) as error:
+            name = f"{type(self.environment).__name__}.get_reward"
+            self.verdict = broken(name, self.prompt, error)
+
+    def trajectory(self) -> Trajectory:
+        assert self.ended_by is not None
+        return Trajectory(
+            self.tokens,
+            self.own,
+            self.log_probs,
+            self.messages[-1]["content"],
+            "stop" if self.ended_by in ("answer", "environment") else "length",
+            Conversation(
+                tuple(self.messages),
+                self.ended_by,
+                self.turns,
+                self.tool_calls,
+                self.tool_errors,
+                self.verdict,
+            ),
+        )
+
+
+def _error(error: BaseException) -> str:
+    return json.dumps({"error": str(error)[:2000] or type(error).__name__})
+
+
+class TurnSampler:
+    """Draws trajectories with an environment: a `bestofk.sampling.Sampler`."""
+
+    def __init__(
+        self,
+        sampler: Any,
+        environments: EnvironmentClasses,
+        limits: TurnLimits,
+        *,
+        model: str,
+        context: int | None = None,
+    ) -> None:
+        """
+        Args:
+            sampler: continues from token ids, as `ModelSampler` does.
+            model: its name, for errors.
+            context: tokens that the model has positions for.
+        """
+        self.sampler, self.environments, self.limits = sampler, environments, limits
+        self.model, self.context = model, context
+        self._texts: dict[tuple[str, bool], ChatTurns] = {}
+
+    def text_for(self, prompt: Prompt) -> ChatTurns:
+        """How the conversations of a prompt become tokens.
+
+        Raises:
+            ValueError: the model's chat template cannot do what its environment needs.
+        """
+        key = (self.environments.name_of(prompt), not isinstance(prompt.text, str))
+        if key not in self._texts:
+            made = self.environments.make(prompt)
+            self._texts[key] = ChatTurns(
+                self.sampler.tokenizer,
+                self.model,
+                tools_of(made),
+                chat=key[1],
+                replies=callable(made),
+            )
+        return self._texts[key]
+
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
+        """See `Sampler.sample`."""
+        from bestofk.sampling.decode import trajectory
+
+        n, most = sampling.n, sampling.max_new_tokens
+        draws = uniforms(prompts, seed, n, most)
+        with ThreadPoolExecutor(THREADS, "bestofk environment") as threads:
+            rows = [
+                [
+                    OpenTrajectory(
+                        prompt, self.environments.make(prompt), self.text_for(prompt), self.limits
+                    )
+                    for _ in range(n)
+                ]
+                for prompt in prompts
+            ]
+            arguments = [
+                self.environments.reset_arguments(row.environment, row.prompt, _seed(digest, i))
+                for group, digest in zip(rows, digests(prompts, seed))
+                for i, row in enumerate(group)
+            ]
+            flat = [row for group in rows for row in group]
+            list(threads.map(OpenTrajectory.reset, flat, arguments))
+            shown = [with_observation(group) for group in rows]
+            starts = [group[0].text.prompt(prompt) for group, prompt in zip(rows, shown)]
+            room = [self._room(prompt, len(start), most) for prompt, start in zip(shown, starts)]
+            active = list(range(len(flat)))
+            while active:
+                turns = self._draw(flat, active, starts, room, draws, sampling)
+                work = []
+                for at, (ids, log_probs) in zip(active, turns, strict=True):
+                    row = flat[at]
+                    row.add(ids.tolist(), log_probs.tolist(), own=True)
+                    drawn = trajectory(
+                        ids, log_probs, self.sampler.tokenizer, self.sampler.ends, sampling.stop
+                    )
+                    raw = str(self.sampler.tokenizer.decode(ids.tolist()))
+                    left = room[at // n] - len(row.tokens)
+                    work.append((row, drawn, raw, left, self.sampler.ends))
+                list(threads.map(lambda each: each[0].answer(*each[1:]), work))
+                active = [at for at in active if flat[at].ended_by is None]
+            list(threads.map(OpenTrajectory.finish, flat))
+        return [
+            Group(prompt, tuple(row.trajectory() for row in group), start, sampling.temperature)
+            for prompt, group, start in zip(shown, rows, starts)
+        ]
+
+    def _room(self, prompt: Prompt, start: int, most: int) -> int:
+        """Tokens that the trajectories of a prompt may have."""
+        room = most if self.context is None else min(most, self.context - start)
+        if room < 1:
+            raise ValueError(
+                f"prompt {prompt.id!r} has {start} tokens with its tools, and the model has "
+                f"positions for {self.context}: take shorter prompts"
+            )
+        return room
+
+    def _draw(
+        self,
+        rows: Sequence[OpenTrajectory],
+        active: Sequence[int],
+        starts: Sequence[tuple[int, ...]],
+        room: Sequence[int],
+        draws: np.ndarray,
+        sampling: Sampling,
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and log-probs of the next turn of the active rows."""
+        n, longest = sampling.n, self.limits.turn_tokens or sampling.max_new_tokens
+        left = [min(longest, room[at // n] - len(rows[at].tokens)) for at in active]
+        first = not rows[active[0]].tokens  # all rows are there: siblings share their prompt
+        if first:
+            texts, each = list(starts), draws[:, :, : max(left)]
+        else:
+            texts = [(*starts[at // n], *rows[at].tokens) for at in active]
+            each = np.zeros((len(active), 1, max(left)))
+            for place, at in enumerate(active):
+                used = sum(rows[at].own)
+                own = draws[at // n, at % n, used : used + left[place]]
+                each[place, 0, : len(own)] = own
+        options = sampling.changed(samples_per_prompt=each.shape[1], max_new_tokens=each.shape[2])
+        found = dict(self.sampler.continue_from(texts, each, options))
+        turns = [turn for place in range(len(texts)) for turn in found[place]]
+        return [
+            (ids[:most], log_probs[:most])
+            for (ids, log_probs), most in zip(turns, left, strict=True)
+        ]
+
+
+def _seed(digest: bytes, sample: int) -> int:
+    return int(np.random.SeedSequence([*digest, sample]).generate_state(1)[0])
+
+
+def with_observation(rows: Sequence[OpenTrajectory]) -> Prompt:
+    """The prompt with what `reset` adds to it: the same for all samples of the group.
+
+    Raises:
+        ValueError: their problems differ.
+    """
+    prompt = rows[0].prompt
+    added = {row.observation for row in rows if row.ended_by != "broken"}
+    if len(added) > 1:
+        raise ValueError(
+            f"reset of {type(rows[0].environment).__name__} returned different texts for the "
+            f"samples of {prompt.id!r}, and the samples of a group answer one problem: let reset "
+            "take everything that varies from the row"
+        )
+    text = added.pop() if added else None
+    if not text:
+        return prompt
+    if isinstance(prompt.text, str):
+        return replace(prompt, text=prompt.text + text)
+    last = prompt.text[-1]
+    return replace(prompt, text=(*prompt.text[:-1], {**last, "content": last["content"] + text}))
