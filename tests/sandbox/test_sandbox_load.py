@@ -24,7 +24,7 @@ from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.sandbox import Limits, Sandbox
 from bestofk.sandbox import worker as worker_module
 from bestofk.sandbox.guest.process_table import BlockedClock, ProcFiles
-from bestofk.types import Verdict
+from bestofk.types import Prompt, Verdict
 from sandbox_watch import RIGHT, New, descendants, eventually, prompts
 
 ONE = {"asserts": ["assert f(1) == 2"]}
@@ -126,6 +126,56 @@ def test_blocked_time_is_counted_over_all_tests(at_tier: New, most: int) -> None
         assert 2 <= verdict.passed < 24, verdict  # three naps, more on a busy machine
         assert verdict.status == "partial"
     assert allowed.reward == 1.0
+
+
+DROPS = """
+import os, struct, time
+os.write(3, struct.pack("<IIB", 0, 0, 0))
+head = os.read(3, 9)
+os.read(3, struct.unpack("<IIB", head)[0])
+body = b"l" + struct.pack("<I", 60) + 60 * b"N"
+for byte in struct.pack("<IIB", len(body), 1, 0) + body:
+    time.sleep(.04); os.write(3, bytes([byte]))
+time.sleep(60)
+"""
+SIPS = """
+import os, struct, time
+os.write(3, struct.pack("<IIB", 0, 0, 0))
+size, number, _ = struct.unpack("<IIB", os.read(3, 9))
+while size: time.sleep(.04); size -= len(os.read(3, min(size, 1 << 15)))
+os.write(3, struct.pack("<IIB", 1, number, 0) + b"T")
+"""
+NAPS = "import time\ndef f(x):\n    time.sleep(.04)\n    return x + 1"
+PACED = {
+    "an answer in drops": ({"calls": [{"args": [1], "expected": [None] * 60}]}, DROPS, 0),
+    "a call read in sips": ({"calls": [{"args": ["x" * (2 << 20)], "expected": True}]}, SIPS, 0),
+    "naps": ({"asserts": [f"assert f({i}) == {i + 1}" for i in range(60)]}, NAPS, 10),
+}
+
+
+@pytest.mark.parametrize("name", PACED)
+def test_nobody_waits_in_step_with_the_clocks(at_tier: New, name: str) -> None:
+    """Each wait is shorter than a tick, all of them are longer than the limit."""
+    spec, text, at_least = PACED[name]
+    limits = Limits(cpu_per_test=2.0, blocked_per_program=0.6)
+    with at_tier(3, workers=1, limits=limits) as sandbox:
+        prompt = Prompt("paced", "", "code", {"entry_point": "f"} | spec)
+        verdict = CodeVerifier(sandbox=sandbox)([prompt], [text])[0]
+    assert at_least <= verdict.passed < verdict.total, verdict
+    assert verdict.status in ("timeout", "partial"), verdict
+    assert "blocked" in verdict.detail, verdict
+
+
+def test_threads_that_compute_do_not_count_as_blocked(new_sandbox: New) -> None:
+    text = (
+        "import threading, time\ndef burn():\n"
+        "    end = time.thread_time() + .02\n    while time.thread_time() < end: pass\n"
+        "def f(x):\n    t = threading.Thread(target=burn); t.start(); t.join()\n    return x + 1"
+    )
+    spec = {"asserts": [f"assert f({i}) == {i + 1}" for i in range(50)]}
+    limits = Limits(cpu_per_test=2.0, blocked_per_program=0.6)
+    with new_sandbox(workers=1, limits=limits) as sandbox:
+        assert CodeVerifier(sandbox=sandbox)(prompts(1, spec), [text])[0].reward == 1.0
 
 
 def test_waiting_unkillably_counts_a_tenth() -> None:

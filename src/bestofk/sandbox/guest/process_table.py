@@ -30,8 +30,8 @@ from .confinement import CHECKER_ID, Confinement
 from .zygote import Zygote, resource_limits
 
 _PF_EXITING = 4
-_UNKILLABLE = 0.1
-"""What a second in state D counts."""
+_IN_DOUBT = 0.1
+"""What a second counts in state D, and one in which threads that are gone may have computed."""
 
 
 def tick_milliseconds() -> int:
@@ -86,9 +86,13 @@ class ProcFiles:
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
     def on_cpu_or_queued(self, pid: int) -> float | None:
-        """Seconds that a process of one thread ran or waited for a core; None where unknown."""
+        """Seconds that a process ran or waited for a core; None where its first thread was not the
+        only one that ran, and where it is not known."""
         fields = self.read(pid, "schedstat").split()
-        return (int(fields[0]) + int(fields[1])) / 1e9 if len(fields) == 3 else None
+        if len(fields) != 3:
+            return None
+        ran, waited = int(fields[0]) / 1e9, int(fields[1]) / 1e9
+        return ran + waited if kernel.cpu_seconds(pid) < ran + _COUNTED_LATER else None
 
     def _fields(self, pid: int, name: str) -> list[bytes]:
         """The fields of a `stat` file from the state on; the name before it may hold anything."""
@@ -107,6 +111,10 @@ class ProcFiles:
             os.close(file)
 
 
+_COUNTED_LATER = 0.02
+"""CPU seconds that a running process may have beyond what the kernel has written down of it."""
+
+
 class BlockedClock:
     """Seconds that the processes of one program were blocked, over all of them."""
 
@@ -121,8 +129,9 @@ class BlockedClock:
         """Another process of the program begins."""
         self._unsettled = self._used = 0.0
 
-    def tick(self, pid: int, elapsed: float) -> None:
-        """Count `elapsed` wall seconds, in which the program owed an answer.
+    def tick(self, pid: int, elapsed: float, *, answered: bool = False) -> None:
+        """Count `elapsed` wall seconds, in which the program owed an answer, and has given it by
+        now where it is `answered`.
 
         The time in the run queue is only known when the wait is over, so nothing is counted as long
         as a thread is running or waiting for a core (R); the next quiet tick settles it.
@@ -133,16 +142,16 @@ class BlockedClock:
             self.stopped += elapsed
             return
         if b"D" in states and b"R" not in states:
-            self.seconds += _UNKILLABLE * elapsed
+            self.seconds += _IN_DOUBT * elapsed
             return
         self._unsettled += elapsed
-        if not states or b"R" in states:
+        if not states or (b"R" in states and not answered):
             if len(states) > 1:
                 self._unsettled = 0.0
             return
         used = self.proc.on_cpu_or_queued(pid) if len(states) == 1 else None
         if used is None:
-            self.seconds += elapsed
+            self.seconds += _IN_DOUBT * elapsed if answered else elapsed
         else:
             self.seconds += max(0.0, self._unsettled - (used - self._used))
             self._used = used

@@ -178,6 +178,7 @@ class CheckJob(WatchedJob):
         super().__init__(table, request, files)
         self.checker = checker
         self.checker_cpu = kernel.cpu_seconds(checker.pid)
+        self.checker_awake = 0.0
         self.reason: str | None = None
         self.done = False
         self.by_calls = bool(request["eager"])
@@ -225,7 +226,8 @@ class CheckJob(WatchedJob):
         process = self.program
         if request["do"] == "wait":
             if process is not None:
-                self.blocked.tick(process.pid, float(request["seconds"]))
+                seconds = self._waited_for(float(request["seconds"]))
+                self.blocked.tick(process.pid, seconds, answered=request["answered"])
                 self.stop_if_over_limits()
             return
         if process is not None:
@@ -235,6 +237,13 @@ class CheckJob(WatchedJob):
             self._spawn(float(request["cpu"]), files)
         for descriptor in files:
             os.close(descriptor)
+
+    def _waited_for(self, seconds: float) -> float:
+        """Of the seconds in which a program owed an answer, those in which the checker slept: while
+        it runs or waits for a core itself, no program keeps it waiting."""
+        awake = self.table.proc.on_cpu_or_queued(self.checker.pid) or 0.0
+        before, self.checker_awake = self.checker_awake, awake
+        return max(0.0, seconds - (awake - before)) if before else 0.0
 
     def _start_with(self, packet: bytes) -> None:
         ours = self._program([], self.allowance)

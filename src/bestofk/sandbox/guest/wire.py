@@ -29,6 +29,8 @@ _NUMBERS = [struct.Struct(f"{count}i") for count in range(5)]
 _ANCILLARY = _socket.CMSG_SPACE(4 * 4)  # no packet has more than four descriptors
 TICK = 0.05
 """Seconds between two looks at the clocks, about: they vary, so that nobody can sleep in step."""
+_CHUNK = 1 << 16
+"""Bytes of one read or write: between two of them the clocks can be looked at."""
 DONE = b"done"
 """What the checker says when a job's results are written."""
 
@@ -45,10 +47,9 @@ class Frames:
     def __init__(self, descriptor: int, limit: int, waiting: Callable[[], None]) -> None:
         self.descriptor, self.limit, self.waiting = descriptor, limit, waiting
         self.rest = b""
-        self.reads = 0
 
     def next(self) -> tuple[int, int, bytes]:
-        """(number, kind, payload). `waiting` is called when nothing comes, and may raise.
+        """(number, kind, payload). `waiting` is called around every read and write, and may raise.
 
         Raises EOFError at the end of the stream, CodecError for a frame that is too long.
         """
@@ -72,14 +73,11 @@ class Frames:
         self.rest = b"".join(chunks)
 
     def _more(self) -> None:
-        self.reads += 1
-        if self.reads % 16 == 0:  # whoever answers drop by drop does not escape the clocks
-            self.waiting()
         while True:
+            self.waiting()
             try:
-                chunk = os.read(self.descriptor, 1 << 16)
+                chunk = os.read(self.descriptor, _CHUNK)
             except BlockingIOError:
-                self.waiting()
                 continue
             if not chunk:
                 raise EOFError("the other end closed")
@@ -91,9 +89,10 @@ class Frames:
         view = memoryview(HEADER.pack(len(payload), number, kind) + payload)
         while view:
             try:
-                view = view[os.write(self.descriptor, view) :]
+                view = view[os.write(self.descriptor, view[:_CHUNK]) :]
             except BlockingIOError:
-                self.waiting()
+                pass
+            self.waiting()
 
 
 _decoder, _encode = json.JSONDecoder(), json.JSONEncoder().encode
