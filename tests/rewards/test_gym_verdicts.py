@@ -103,9 +103,11 @@ LAYOUTS = ["```\n{}\n```", "**{}**", "`{}`", r"\boxed{{{}}}", "${}$", '"{}"', "T
 
 def assert_layout_is_not_judged(judge: BatchVerifier, prompt: Prompt, *more: str) -> None:
     gold = prompt.spec["entry"]["answer"]
-    said = [*(layout.format(gold) for layout in LAYOUTS), *more, f"{gold} or 5", "**5**"]
+    wrong = [f"{gold} or 5", "**5**", f"<answer>{gold}</answer> x", f"x <answer>{gold}</answer>"]
+    said = [*(layout.format(gold) for layout in LAYOUTS), *more, *wrong]
     verdicts = judge([prompt] * len(said), [f"<answer>{each}</answer>" for each in said])
-    assert [v.reward for v in verdicts] == [1.0] * (len(said) - 2) + [0.0, 0.0]
+    right = len(said) - len(wrong)
+    assert [v.reward for v in verdicts] == [1.0] * right + [0.0] * len(wrong)
 
 
 def test_answers_are_judged_in_the_sandbox_and_hostile_ones_score_zero() -> None:

@@ -219,6 +219,7 @@ ENDLESS = [
     "A" + " ." * 400_000 + "x",
     "Text .\n" * 200_000,
     "from __future__ import (" * 40_000,
+    "x = 1\n" + "from __future__ import (\n" * 120_000,
     "```python\nx " + ":" * 400_000 + "\n```",
     "\n<answer>" * 120_000,
     " " * 800_000 + "<|a|>",

@@ -28,16 +28,25 @@ def final_text(text: str) -> str:
 
 
 def tagged(text: str, tag: str = "answer") -> str | None:
-    """The inside of the last tag, or None where there is none or the last is never closed.
+    """The inside of the tag that closes last, or None where there is none or the last is never
+    closed. Of nested tags that is the outer one: what stands beside the inner one counts.
 
     >>> tagged("<answer>1</answer> no, <answer>2</answer>")
     '2'
-    >>> tagged("<answer>1</answer> no, <answer>2")
+    >>> tagged("<answer>1</answer> no, <answer>2"), tagged("<answer><answer>1</answer> 2</answer>")
+    (None, '<answer>1</answer> 2')
     """
     opened, closed = f"<{tag}>", f"</{tag}>"
-    start = text.rfind(opened)
-    end = text.find(closed, start)
-    return None if min(start, end) < 0 else text[start + len(opened) : end]
+    if text.rfind(opened) > text.rfind(closed):
+        return None
+    starts: list[int] = []
+    inside = None
+    for mark in re.finditer(f"</?{tag}>", text):
+        if mark[0] == opened:
+            starts.append(mark.end())
+        elif starts:
+            inside = text[starts.pop() : mark.start()]
+    return inside
 
 
 _PAIRS = (

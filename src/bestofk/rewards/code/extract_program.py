@@ -22,7 +22,7 @@ _INDENTED = re.compile(
 )
 """Indentation with blanks that Python does not take for such."""
 _END_TOKEN = re.compile(r"\s*(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>)\Z")
-_FUTURE = re.compile(r"^from __future__ import (?:\([^)]*+\)|[^\n;]*+);?[ \t]*+\n?", re.MULTILINE)
+_FUTURE = re.compile(r"^from __future__ import (?:\([^()]*+\)|[^\n;]*+);?[ \t]*+\n?", re.MULTILINE)
 _WRAPPERS = {"<answer>": "</answer>", "<code>": "</code>", "[PYTHON]": "[/PYTHON]"}
 _SENTENCE = re.compile(
     r"(?!(?:if|for|while|def|class|with|try|else|elif|except|finally|match|case|async)\b)"

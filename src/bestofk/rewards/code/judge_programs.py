@@ -304,10 +304,12 @@ class CodeVerifier(BatchVerifier):
         )
 
     def _run(self, plan: PreparedTests, code: str) -> Verdict:
-        tier = self.sandbox.tier
-        source = assembled(plan.prefix, code).encode("utf-8", "surrogatepass")
-        if len(source) > MAX_SOURCE:
-            detail = f"a program has at most {MAX_SOURCE} bytes, got {len(source)}"
+        tier, size = self.sandbox.tier, len(code)
+        if size <= MAX_SOURCE:
+            source = assembled(plan.prefix, code).encode("utf-8", "surrogatepass")
+            size = len(source)
+        if size > MAX_SOURCE:
+            detail = f"a program has at most {MAX_SOURCE} bytes, got {size}"
             return Verdict(0.0, "unparsed", total=plan.total, tier=tier, detail=detail)
         limits = self._limits(plan)
         if 2 * plan.output > limits.output:  # a right answer must fit, in other spaces too

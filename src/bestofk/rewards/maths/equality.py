@@ -300,7 +300,7 @@ _MORE = r" ?(>|\\ge) ?"
 _BOUND = r"([^<>=,\\]{1,40}(?:\\(?!le|ge)[^<>=,]{1,40})?)"
 _INEQUALITY = re.compile(
     rf"{_BOUND}{_LESS}([A-Za-z]){_LESS}{_BOUND}|{_BOUND}{_MORE}([A-Za-z]){_MORE}{_BOUND}"
-    rf"|([A-Za-z])(?:{_LESS}|{_MORE}){_BOUND}"
+    rf"|([A-Za-z])(?:{_LESS}|{_MORE}){_BOUND}|{_BOUND}(?:{_LESS}|{_MORE})([A-Za-z])"
 )
 
 
@@ -330,10 +330,10 @@ def _interval(text: str) -> str:
             low, left, right, high = match[1], match[2], match[4], match[5]
         elif match[8]:
             low, left, right, high = match[10], match[9], match[7], match[6]
-        elif match[12]:
-            low, left, right, high = "-\\infty", "<", match[12], match[14]
+        elif match[12] or match[17]:
+            low, left, right, high = "-\\infty", "<", match[12] or match[17], match[14] or match[15]
         else:
-            low, left, right, high = match[14], match[13], ">", "\\infty"
+            low, left, right, high = match[14] or match[15], match[13] or match[16], ">", "\\infty"
         opened, closed = "(" if left in "<>" else "[", ")" if right in "<>" else "]"
         pieces.append(f"{opened}{low.strip()},{high.strip()}{closed}")
     return "\\cup ".join(pieces)
@@ -351,11 +351,11 @@ def _same_parts(gold: str, answer: str, scalar: Scalar) -> bool | None:
     if len(reference) == 1:
         return scalar(reference[0], response[0])
     if kind:
-        return _all(same(a, b, scalar) for a, b in zip(reference, response, strict=True))
+        return _all(_same_part(a, b, scalar) for a, b in zip(reference, response, strict=True))
     unknown = False
     for part in reference:
         for candidate in response:
-            equal = same(part, candidate, scalar)
+            equal = _same_part(part, candidate, scalar)
             unknown = unknown or equal is None
             if equal:
                 response.remove(candidate)
@@ -363,6 +363,12 @@ def _same_parts(gold: str, answer: str, scalar: Scalar) -> bool | None:
         else:
             return None if unknown else False
     return True
+
+
+def _same_part(gold: str, answer: str, scalar: Scalar) -> bool | None:
+    """Inside of brackets and lists a set is no number: {1, {2}} is not {1, 2}."""
+    sets = [_MEMBER.sub("", text, count=1).startswith("\\{") for text in (gold, answer)]
+    return same(gold, answer, scalar) if sets[0] == sets[1] else False
 
 
 def _all(results: Iterable[bool | None]) -> bool | None:

@@ -11,6 +11,7 @@ from bestofk.types import Prompt, Verdict
 MAX_ANSWER = 2000
 """Characters of an answer. Longer ones are not read."""
 _TRIES = 50  # boxes, and mentions of an answer, that are looked at from the end
+_BOX = re.compile(r"\\(?:boxed|fbox) {0,9}\{")
 _LABEL = re.compile(r"(?:\*\*)? ?:(?:\*\*)?")
 _SENTENCE = re.compile(r" is(?::(?:\*\*)?|(?![A-Za-z]))")
 _OF_SOMETHING_SAID = ("this ", "that ", "your ")
@@ -52,28 +53,41 @@ def extract(text: str) -> str | None:
 
 
 def last_box(text: str) -> tuple[int, str] | None:
-    """Place and inside of the last `\\boxed{...}` whose braces close; at most 50 are tried."""
-    place = len(text)
+    r"""Place and inside of the last `\boxed{...}` or `\fbox{...}` that closes; of nested boxes
+    the outer one, unless it holds nothing else. At most 50 are tried.
+
+    >>> last_box(r"\boxed{1} or \boxed{\fbox{2} or 3}"), last_box(r"\boxed{\fbox{2}}")
+    ((13, '\\fbox{2} or 3'), (7, '2'))
+    """
+    place, end, found = len(text), 0, None
     for _ in range(_TRIES):
-        place = text.rfind("\\boxed", 0, place)
+        place = max(text.rfind(r"\boxed", 0, place), text.rfind(r"\fbox", 0, place))
         if place < 0:
-            return None
-        window = text[place + 6 : place + 6 + MAX_ANSWER].lstrip(" ")
-        if not window.startswith("{"):
-            continue
-        depth, escaped = 0, False
-        for i, sign in enumerate(window):
-            if escaped:
-                escaped = False
-            elif sign == "\\":
-                escaped = True
-            elif sign == "{":
-                depth += 1
-            elif sign == "}":
-                depth -= 1
-                if depth == 0:
-                    return place, window[1:i]
-    return None
+            break
+        opening = _BOX.match(text, place)
+        start = opening.end() - 1 if opening else len(text)
+        size = _braced(text[start : start + MAX_ANSWER])
+        inside = text[start + 1 : start + size - 1]
+        if size and (
+            found is None or (start + size > end and inside.strip() != text[found[0] : end])
+        ):
+            found, end = (place, inside), start + size
+    return found
+
+
+def _braced(text: str) -> int:
+    """How long the group in braces is that a text begins with; 0 where there is none."""
+    depth, escaped = 0, False
+    for at, sign in enumerate(text if text.startswith("{") else ""):
+        if escaped:
+            escaped = False
+        elif sign == "\\":
+            escaped = True
+        elif sign in "{}":
+            depth += 1 if sign == "{" else -1
+            if depth == 0:
+                return at + 1
+    return 0
 
 
 def _last_mention(

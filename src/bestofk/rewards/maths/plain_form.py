@@ -24,6 +24,9 @@ _BARE_NUMBER = re.compile(r"-?[0-9,]*[0-9](?:\.[0-9]+)?")
 _ABOUT = re.compile(r"^[ $]*~(?=[ $]*\d)|~=")
 _LONG_ROOT = re.compile(r"√ ?(\d{1,100}(?:\.\d{1,100})?|[A-Za-z])")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\, ?|,? ?\\! ?|\{,\})(?=\d{3}(?!\d))")
+_SPACED_THOUSANDS = re.compile(
+    r"(?<![\w.,^/})\] ])(?<![\w.,^/})\]] )\d{1,3}(?: \d{3})+(?! ?[\d/^(])"
+)
 _LAYOUT = re.compile(
     r"\\\\|\\(?:left|right)(?:\.|(?![A-Za-z]))|\\! *"
     r"|\\(?:displaystyle|textstyle|limits|[bB]igg?[lr]?)(?![A-Za-z])"
@@ -147,6 +150,7 @@ def plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset", _REALS.sub(r"(-\\infty,\\infty)", text))
     text = _PLUS_INFINITY.sub("", _INFINITY.sub(r"\1\\infty", text))
     text = " ".join(text.split())
+    text = _SPACED_THOUSANDS.sub(lambda m: m[0].replace(" ", ""), text)
     text = _without_groups(text)
     preface = _PREFACE.match(text)
     text = text[preface.end() :] if preface else text
