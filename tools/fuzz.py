@@ -95,7 +95,7 @@ def programs(data: bytes) -> str:
 
 def specs(data: bytes) -> str:
     """Any JSON object is a code spec whose tests can be cut, or a ValueError or SyntaxError."""
-    from bestofk.rewards.code.judge_programs import _cut
+    from bestofk.rewards.code.prepared_tests import statements_of
     from bestofk.rewards.code.spec import checked_spec
 
     try:
@@ -107,7 +107,7 @@ def specs(data: bytes) -> str:
     try:
         form, given = checked_spec(spec)
         if form in ("asserts", "check"):
-            return f"{form} {min(_cut(form, given).total, 3)}"
+            return f"{form} {min(statements_of(form, given).total, 3)}"
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         return _kind(error)
     return form

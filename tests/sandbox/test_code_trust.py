@@ -177,7 +177,7 @@ def test_a_reference_that_fails_is_not_run_again(verifier: CodeVerifier) -> None
     judge = CodeVerifier(sandbox=verifier.sandbox)
     details = {judge([Prompt("t", "", "code", broken)], [PLUS])[0].detail for _ in range(2)}
     assert len(details) == 1
-    [reason] = judge._expected.values()
+    [reason] = judge._references._results.values()
     assert str(reason) in details.pop()
 
 

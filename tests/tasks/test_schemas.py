@@ -15,7 +15,7 @@ import pytest
 
 from bestofk.cli import main
 from bestofk.rewards import verifier
-from bestofk.rewards.code.judge_programs import slowness
+from bestofk.rewards.code.prepared_tests import slowness
 from bestofk.sampling.prompts import encode
 from bestofk.tasks import task
 from bestofk.tasks.data_rows import read
@@ -372,10 +372,10 @@ def test_cpu_time_follows_the_problem_and_its_tests(judge: Any) -> None:
     tests = [{"input": "1\n", "output": "1\n"}] * 100
     for row, each, program in (({}, 4.0, 50.0), ({"time_limit": "9 seconds"}, 9.0, 120.0)):
         [prompt] = split_of({"question": "q", "tests": tests} | row, "stdio")
-        limits = judge._limits(judge._plan_or_reason(prompt))
+        limits = judge._limits(judge._prepared(prompt))
         assert limits.cpu_per_test == each * slowness()
         assert limits.cpu_per_program == program * slowness()
     assert slowness() >= 1.0
     strict: Any
     with verifier("code", workers=1, limits={"cpu_per_program": 2.0}) as strict:
-        assert strict._limits(strict._plan_or_reason(prompt)).cpu_per_program == 2.0
+        assert strict._limits(strict._prepared(prompt)).cpu_per_program == 2.0

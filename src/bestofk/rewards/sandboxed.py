@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
@@ -25,9 +26,8 @@ CAUSED_BY_TEXT: dict[str, Status] = {
 class LazySandbox:
     """A sandbox that starts when first used, and again after a close or in another process."""
 
-    def __init__(self, **options: Any) -> None:
-        self._options, self._lock = options, threading.Lock()
-        self._sandbox: Sandbox | None = None
+    def __init__(self, sandbox: Sandbox | None = None, **options: Any) -> None:
+        self._sandbox, self._options, self._lock = sandbox, options, threading.Lock()
 
     def get(self) -> Sandbox:
         with self._lock:
@@ -36,17 +36,11 @@ class LazySandbox:
             return self._sandbox
 
     def close(self) -> None:
-        with self._lock:
-            if self._sandbox is not None:
-                self._sandbox.close()
-                self._sandbox = None
+        if self._sandbox is not None:
+            self._sandbox.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _lazy, (self._options,)
-
-
-def _lazy(options: dict[str, Any]) -> LazySandbox:
-    return LazySandbox(**options)
+        return functools.partial(LazySandbox, **self._options), ()
 
 
 class SandboxedVerifier(BatchVerifier):
@@ -87,8 +81,8 @@ class SandboxedVerifier(BatchVerifier):
         return [self._verdict(outcome) for outcome in outcomes]
 
     def _values(self, prompt: Prompt, text: str) -> dict[str, Any]:
-        given = self.arguments.of_pair(prompt, text)
-        return given | {"prompt": vars(prompt)} if "prompt" in given else given
+        arguments = self.arguments.of_pair(prompt, text)
+        return arguments | {"prompt": vars(prompt)} if "prompt" in arguments else arguments
 
     def _verdict(self, outcome: CallOutcome) -> Verdict:
         if outcome.status in CAUSED_BY_TEXT:
@@ -130,15 +124,15 @@ def _root(judge: Any, module: str) -> Path:
     return file.parents[module.count(".") + (file.name == "__init__.py")]
 
 
-def call_judge(target: str, given: dict[str, Any]) -> tuple[Any, ...]:
+def call_judge(target: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
     """Inside the sandbox: call the function and turn its verdict into plain values."""
     import importlib
 
     module, _, name = target.partition(":")
     judge = getattr(importlib.import_module(module), name)
-    if "prompt" in given:
-        given["prompt"] = Prompt(**given["prompt"])
-    judgement = judge(**given)
+    if "prompt" in arguments:
+        arguments["prompt"] = Prompt(**arguments["prompt"])
+    judgement = judge(**arguments)
     if inspect.iscoroutine(judgement):
         import asyncio
 

@@ -26,9 +26,11 @@ from __future__ import annotations
 from .guest.codec import CodecError, decode, encode
 from .guest.same_values import same, same_text
 from .guest.wire import RESULT
+from .jobs import JobResult
 from .machine_memory import available_memory, shortage
 from .outcome import CallOutcome, CallStatus, Limits, printable
-from .pool import TIERS, JobResult, Sandbox, SandboxError
+from .pool import Sandbox
+from .tiers import TIERS, SandboxError
 
 __all__ = [
     "RESULT",
