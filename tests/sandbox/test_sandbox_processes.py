@@ -71,7 +71,7 @@ def test_a_forked_process_gets_workers_of_its_own() -> None:
 def test_a_verifier_travels_to_a_spawned_process() -> None:
     blob = pickle.dumps(CodeVerifier(workers=1, reward="all"))
     again = pickle.loads(blob)
-    assert again.whole
+    assert again.all_or_nothing
     assert again._options == CodeVerifier(workers=1)._options
     script = (
         "import pickle, sys; from bestofk.types import Prompt\n"

@@ -386,6 +386,7 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     """What a program finds: modules, path, streams."""
     sys.path[:] = [path for path in sys.path if path != config["guest"]] + config["import_path"]
     sys.argv[:] = ["main.py"]
+    sys.meta_path.insert(0, program.LoopsWithWaker)
     for name in (*PRELOAD, *config["preload"]):
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "guest"]:
@@ -394,7 +395,6 @@ def _prepare_interpreter(config: dict[str, Any]) -> None:
     if not config["writable"]:
         program.fail_alike_at_every_tier()
     program.open_stdin_by_name()
-    sys.meta_path.insert(0, program.LoopsWithWaker)
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
 
