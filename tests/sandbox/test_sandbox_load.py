@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ while size: time.sleep(.04); size -= len(os.read(3, min(size, 1 << 15)))
 os.write(3, struct.pack("<IIB", 1, number, 0) + b"T")
 """
 NAPS = "import time\ndef f(x):\n    time.sleep(.04)\n    return x + 1"
-PACED = {
+PACED: dict[str, tuple[dict[str, Any], str, int]] = {
     "an answer in drops": ({"calls": [{"args": [1], "expected": [None] * 60}]}, DROPS, 0),
     "a call read in sips": ({"calls": [{"args": ["x" * (2 << 20)], "expected": True}]}, SIPS, 0),
     "naps": ({"asserts": [f"assert f({i}) == {i + 1}" for i in range(60)]}, NAPS, 10),

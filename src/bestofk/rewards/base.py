@@ -282,13 +282,13 @@ def refusals(
     A prompt is proven when its reference completion scores exactly 1.0 with at least one test.
     """
     refused: dict[str, str] = {}
-    seen: set[str] = set()
+    ids: set[str] = set()
     for start in range(0, len(prompts), batch):
         chunk = list(prompts[start : start + batch])
         scored = verifier(chunk, [prompt.reference or "" for prompt in chunk])
         verdicts = checked(scored, len(chunk), _name_of(verifier))
         for prompt, verdict in zip(chunk, verdicts, strict=True):
-            if prompt.id in seen:
+            if prompt.id in ids:
                 refused[prompt.id] = "the id occurs twice"
             elif prompt.reference is None:
                 refused[prompt.id] = "no reference completion"
@@ -300,7 +300,7 @@ def refusals(
             elif verdict.reward != 1.0:
                 why = f"the reference scores {verdict.reward:g} ({verdict.status}) {verdict.detail}"
                 refused[prompt.id] = why.strip() + way_to_import(verdict.detail)
-            seen.add(prompt.id)
+            ids.add(prompt.id)
     if isinstance(verifier, BatchVerifier):
         refused |= verifier.doubts([prompt for prompt in prompts if prompt.id not in refused])
     return refused
@@ -346,12 +346,12 @@ def prepare(
             f"every reference completion must score 1.0, {len(refused)} of {len(prompts)} do not: "
             f"{listed}{more}; repair or remove them, or pass drop=True to leave them out"
         )
-    kept = [prompt for prompt in prompts if prompt.id not in refused]
-    if not kept:
+    proven = [prompt for prompt in prompts if prompt.id not in refused]
+    if not proven:
         raise ValueError(
             "no prompt is left to train on: none was given, or no reference completion scores 1.0"
         )
-    return kept
+    return proven
 
 
 _SAMPLE = re.compile(r" on sample \S+(?=:| at )")

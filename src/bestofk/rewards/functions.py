@@ -67,10 +67,10 @@ def _module_of_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
     name = file.stem
-    there = sys.modules.get(name)
-    if there is not None:
-        if getattr(there, "__file__", None) == str(file):
-            return there
+    imported = sys.modules.get(name)
+    if imported is not None:
+        if getattr(imported, "__file__", None) == str(file):
+            return imported
         name = f"{name}_{abs(hash(str(file))):x}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -117,11 +117,11 @@ class Arguments:
 
     def of_pair(self, prompt: Prompt, text: str) -> dict[str, Any]:
         """All its arguments, where it judges one completion."""
-        given = self.of_row(prompt)
-        given["completion"] = text
+        arguments = self.of_row(prompt)
+        arguments["completion"] = text
         if self.with_prompt:
-            given["prompt"] = prompt
-        return given
+            arguments["prompt"] = prompt
+        return arguments
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise where a row lacks a field that the function needs."""
@@ -283,11 +283,11 @@ class BatchFunctionVerifier(BatchVerifier):
 
 def _as_in_trl(prompt: Prompt, text: str) -> tuple[Any, Any]:
     """Prompt and completion in the form of the data: messages where its `prompt` field has them."""
-    stated = prompt.spec.get("prompt")
-    if isinstance(stated, list):
-        return stated, [{"role": "assistant", "content": text}]
-    if isinstance(stated, str):
-        return stated, text
+    question = prompt.spec.get("prompt")
+    if isinstance(question, list):
+        return question, [{"role": "assistant", "content": text}]
+    if isinstance(question, str):
+        return question, text
     return prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"], text
 
 

@@ -126,8 +126,8 @@ def judge_exact(prompt: Prompt, text: str, *, ignore_case: bool) -> Verdict:
     expected = plain_text(prompt.spec["expected"])
     if len(answer) > 4 * len(expected) + 1000:
         return wrong("longer than the expected answer")
-    for given in (answer, unset(answer)):
-        one, other = " ".join(given.split()), " ".join(expected.split())
+    for candidate in (answer, unset(answer)):
+        one, other = " ".join(candidate.split()), " ".join(expected.split())
         if one == other or (ignore_case and one.casefold() == other.casefold()):
             return right()
     return wrong("another answer")

@@ -179,9 +179,9 @@ class _Watchdog:
                     self.awake.wait()
                 continue
             self.seen = time.monotonic()
-            left = deadline - time.monotonic()
-            if left > 0:
-                time.sleep(min(left, 1.0))
+            remaining = deadline - time.monotonic()
+            if remaining > 0:
+                time.sleep(min(remaining, 1.0))
                 continue
             signal.pthread_kill(main, _SIGNAL)
             patience = time.monotonic() + _PATIENCE

@@ -27,8 +27,8 @@ def shortage(workers: int, limit: int, available: int | None) -> str:
     """A sentence where programs of all workers may need more memory than there is; else empty."""
     if available is None or workers * limit <= available:
         return ""
-    most = available // limit
-    way = f"workers={most}" if most else f"limits with memory={available // 2}"
+    fitting = available // limit
+    way = f"workers={fitting}" if fitting else f"limits with memory={available // 2}"
     return (
         f"{workers} programs at once may take {workers * limit / 2**30:.1f} GiB of memory, and "
         f"{available / 2**30:.1f} GiB are free: the kernel may end some, which are tried again; "
@@ -50,8 +50,10 @@ def _rooms(root: Path, path: str) -> Iterator[int]:
         for group in (folder, *folder.parents):
             if top == group or top in group.parents:
                 try:
-                    most = int((group / limit).read_text())
-                    used = int((group / usage).read_text())
-                    yield max(0, most - used + _field(group / "memory.stat", reclaimable))
+                    bytes_allowed = int((group / limit).read_text())
+                    bytes_used = int((group / usage).read_text())
+                    yield max(
+                        0, bytes_allowed - bytes_used + _field(group / "memory.stat", reclaimable)
+                    )
                 except (OSError, ValueError, KeyError):  # no such group, or "max"
                     continue

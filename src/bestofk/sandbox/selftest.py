@@ -162,9 +162,9 @@ def attack(worker: Worker, limits: Limits) -> list[str]:
         if not ok:
             raise OSError(f"the self-test did not finish: {value} ({report['reason']})")
         for folder in ("/", "/tmp", "/var/tmp", "/dev/shm", os.path.dirname(path)):
-            left = os.path.join(folder, mark)
-            if os.path.lexists(left):
+            mark_file = os.path.join(folder, mark)
+            if os.path.lexists(mark_file):
                 value.append(f"leave a file in {folder}")
                 with contextlib.suppress(OSError):
-                    os.unlink(left)
+                    os.unlink(mark_file)
     return value

@@ -139,7 +139,7 @@ def _check(kinds: Sequence[str], sizes: Sequence[int]) -> None:
         raise ValueError(f"kind names at least one of {', '.join(KINDS)}, got none")
     for kind in kinds:
         one_of("kind", kind, tuple(KINDS))
-        bound = KINDS[kind].most
+        bound = KINDS[kind].solvable
         if sizes and not 3 <= min(sizes) <= max(sizes) < bound:
             raise ValueError(
                 f"sizes of {kind} lie in 3..{bound - 1}, got {list(sizes)}: the optimum is found "

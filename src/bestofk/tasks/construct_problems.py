@@ -27,7 +27,7 @@ class Kind:
 
     sizes: tuple[int, int]
     """Smallest and largest usual number of items."""
-    most: int
+    solvable: int
     """Items that the solver manages in milliseconds."""
     draw: Callable[[random.Random, int], Facts | None]
     """Facts about that many items, or None for a bad draw."""
@@ -207,7 +207,7 @@ def cover(facts: Facts, size: int) -> Solution:
                     return [team, *teams]
         return None
 
-    chosen = next(found for k in range(1, size + 1) if (found := within(k, every)) is not None)
+    chosen = next(teams for k in range(1, size + 1) if (teams := within(k, every)) is not None)
     return len(chosen), sorted(chosen)
 
 

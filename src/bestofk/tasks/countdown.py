@@ -49,9 +49,9 @@ def solution(numbers: list[int], operators: str, rng: random.Random) -> Term | N
     """Some expression over all the numbers, made by joining two at random until one is left."""
     terms: list[Term] = [(number, str(number), 3) for number in numbers]
     while len(terms) > 1:
-        left = terms.pop(below(rng, len(terms)))
-        right = terms.pop(below(rng, len(terms)))
-        joined = join(left, operators[below(rng, len(operators))], right)
+        first = terms.pop(below(rng, len(terms)))
+        second = terms.pop(below(rng, len(terms)))
+        joined = join(first, operators[below(rng, len(operators))], second)
         if joined is None:
             return None
         terms.append(joined)

@@ -135,15 +135,15 @@ def _with_helpers(blocks: list[Block], at: int, names: set[str]) -> str:
     """
     parts = [blocks[at].code]
     have = set(bound_names(parts[0], imports=False))
-    wanted = (names | set(_WORD.findall(parts[0]))) - set(bound_names(parts[0]))
+    needed = (names | set(_WORD.findall(parts[0]))) - set(bound_names(parts[0]))
     for block in reversed(blocks[:at]):
         own = set(bound_names(block.code, imports=False))
-        given = set(bound_names(block.code, assigned=False))
-        if block.rank == 0 or own & have or not given & wanted or _ACTS.search(block.code):
+        defined = set(bound_names(block.code, assigned=False))
+        if block.rank == 0 or own & have or not defined & needed or _ACTS.search(block.code):
             continue
         parts.append(block.code)
         have |= own
-        wanted |= set(_WORD.findall(block.code)) - given
+        needed |= set(_WORD.findall(block.code)) - defined
     return "".join(code if code.endswith("\n") else code + "\n" for code in parts[:0:-1]) + parts[0]
 
 

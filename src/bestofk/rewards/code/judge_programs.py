@@ -99,7 +99,7 @@ class CodeVerifier(BatchVerifier):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets a verifier with a sandbox of its own."""
-        reward = "all" if self.all_or_nothing else "fraction"
+        reward: Literal["fraction", "all"] = "all" if self.all_or_nothing else "fraction"
         return partial(CodeVerifier, reward=reward, **self._options), ()
 
     @property

@@ -15,17 +15,17 @@ from bestofk.sandbox import same, same_text
 
 def constant_of_calls(cases: Sequence[Any], absolute: float, relative: float) -> str:
     """What the constant that passes all of these calls does, or ""."""
-    given = any(args or kwargs for args, kwargs, _ in cases)
+    takes_arguments = any(args or kwargs for args, kwargs, _ in cases)
     alike = all(same(cases[0][2], expected, absolute, relative) for *_, expected in cases)
-    return f"always returns {cases[0][2]!r:.40}" if given and alike else ""
+    return f"always returns {cases[0][2]!r:.40}" if takes_arguments and alike else ""
 
 
 def constant_of_stdio(cases: Sequence[Mapping[str, str]], absolute: float, relative: float) -> str:
     """What the constant that passes all of these cases does, or ""."""
-    given = any(case["input"].strip() for case in cases)
+    reads_input = any(case["input"].strip() for case in cases)
     first = cases[0]["output"] if cases else ""
     alike = all(same_text(first, case["output"], absolute, relative) for case in cases)
-    return f"always prints {first!r:.40}" if given and alike else ""
+    return f"always prints {first!r:.40}" if reads_input and alike else ""
 
 
 def constant_of_asserts(cut: Statements) -> str:

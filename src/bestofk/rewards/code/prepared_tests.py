@@ -76,12 +76,12 @@ class References:
         source = (spec.get("prefix", "") + spec["solution"]).encode("utf-8", "surrogatepass")
         key = hashlib.sha256(len(source).to_bytes(8, "little") + source + recording).hexdigest()
         if key not in self._results:
-            limits, usual = sandbox.limits, Limits()
+            limits, defaults = sandbox.limits, Limits()
             limits = replace(
                 limits,
                 output=RESULT // 2,  # it is trusted
-                cpu_per_test=slowness() * max(limits.cpu_per_test, usual.cpu_per_test),
-                cpu_per_program=slowness() * max(limits.cpu_per_program, usual.cpu_per_program),
+                cpu_per_test=slowness() * max(limits.cpu_per_test, defaults.cpu_per_test),
+                cpu_per_program=slowness() * max(limits.cpu_per_program, defaults.cpu_per_program),
             )
             run = sandbox.check(source, recording, pure=True, limits=limits)
             if run.status == "unscored":  # ours, and over when it is asked again

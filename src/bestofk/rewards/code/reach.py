@@ -93,8 +93,8 @@ def refuse_programs_as_judges(nodes: Sequence[ast.AST], reach: Reach) -> None:
         judge = node.func.id
         if judge not in reach.program:
             continue
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        judged = frozenset().union(*map(reach.of, given)) - {judge}
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        judged = frozenset().union(*map(reach.of, arguments)) - {judge}
         if judged:
             raise ValueError(
                 f"the tests hand the program's {judge} what its own {min(judged)} gave, so that it "

@@ -25,24 +25,26 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     for key in spec:
         if key not in _KEYS:
             raise unknown("key of a code spec", key, _KEYS)
-    given = {key: value for key, value in spec.items() if value is not None}
-    forms = [form for form in FORMS if form in given]
+    stated_fields = {key: value for key, value in spec.items() if value is not None}
+    forms = [form for form in FORMS if form in stated_fields]
     if len(forms) != 1:
         raise ValueError(f"a code spec has one of {', '.join(FORMS)}; got {forms or 'none'}")
     for key in _TEXTS:
-        _need(isinstance(given.get(key, ""), str), f"`{key}` is text", given.get(key))
+        _need(
+            isinstance(stated_fields.get(key, ""), str), f"`{key}` is text", stated_fields.get(key)
+        )
     form = forms[0]
-    entry_point = given.get("entry_point", "")
+    entry_point = stated_fields.get("entry_point", "")
     if form in ("calls", "check") and not _PATH.fullmatch(entry_point):
         raise ValueError(f"entry_point reads like 'f' or 'Solution().f', got {entry_point!r}")
-    if "checker" in given and form != "stdio":
+    if "checker" in stated_fields and form != "stdio":
         raise ValueError(f"`checker` judges what a program prints, and these tests are {form}")
-    seconds = given.get("time_limit", 1.0)
+    seconds = stated_fields.get("time_limit", 1.0)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     _need(is_number and 0 < seconds < math.inf, "`time_limit` is seconds per test", seconds)
-    _CHECKS[form](given[form])
-    tolerances(given)
-    return form, given
+    _CHECKS[form](stated_fields[form])
+    tolerances(stated_fields)
+    return form, stated_fields
 
 
 def _need(holds: bool, rule: str, value: object) -> None:
@@ -83,10 +85,10 @@ def _check_calls(calls: Any) -> None:
         kwargs = call.get("kwargs", {})
         named = isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)
         _need(named, "the `kwargs` of a call are an object", kwargs)
-    given = sum("expected" in call for call in calls)
-    if given not in (0, len(calls)):
+    answered = sum("expected" in call for call in calls)
+    if answered not in (0, len(calls)):
         raise ValueError(
-            f"every call has `expected` or none has, got {given} of {len(calls)}: a reference "
+            f"every call has `expected` or none has, got {answered} of {len(calls)}: a reference "
             "solution supplies all of them or none"
         )
 

@@ -117,8 +117,7 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
     _refuse_unused(body, inner, helpers)
     last = max((at for at, (_, is_test) in enumerate(cut) if is_test), default=-1)
     pure = not setup.strip() and all(map(_is_pure, body))
-    counted, known = tuple(cut[: last + 1]), tuple(sorted(modules))
-    return Statements(counted, names, known, pure)
+    return Statements(tuple(cut[: last + 1]), names, tuple(sorted(modules)), pure)
 
 
 def _called(nodes: Sequence[ast.AST]) -> set[str]:

@@ -197,13 +197,13 @@ def _same_set(expected: Any, value: Any) -> bool:
 
 def _pair_up(reference: list[Any], response: list[Any], same: Callable[[Any, Any], bool]) -> bool:
     """Whether each of one list has one of the other to itself, whatever their order."""
-    left = list(response)
+    unpaired = list(response)
     for one in reference:
-        at = next((at for at, other in enumerate(left) if same(one, other)), None)
+        at = next((at for at, other in enumerate(unpaired) if same(one, other)), None)
         if at is None:
             return False
-        del left[at]
-    return not left
+        del unpaired[at]
+    return not unpaired
 
 
 def _pieces(value: sympy.Set) -> list[Any]:

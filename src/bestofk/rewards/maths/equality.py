@@ -61,8 +61,8 @@ def same_scalar(gold: str, answer: str) -> bool | None:
 def _is_date(text: str) -> bool:
     """Whether it is a date or a time of day, not a difference or a ratio in lowest terms."""
     if date := _DATE.fullmatch(text):
-        year, others = date[1] or date[8], (date[3] or date[5], date[4] or date[7])
-        month, day = sorted(map(int, others))
+        year, month_and_day = date[1] or date[8], (date[3] or date[5], date[4] or date[7])
+        month, day = sorted(map(int, month_and_day))
         stroke_ratio = date[6] == "/" and len(year) == 2
         return 1 <= month <= 12 and day <= 31 and not stroke_ratio
     clock = _CLOCK.fullmatch(text)
@@ -147,10 +147,10 @@ def parts(text: str) -> tuple[str, list[str]]:
         inner, brackets = text[1:-1], text[0] + text[-1]
     pieces = _split(inner, _COMMA if brackets else _BETWEEN)
     if len(pieces) == 1:
-        whole = inner if not brackets else text
-        if whole.count("\\pm") == 1 and not brackets:
-            return "", [whole.replace("\\pm", "+").lstrip("+ "), whole.replace("\\pm", "-")]
-        return "", [whole.strip()]
+        undivided = inner if not brackets else text
+        if undivided.count("\\pm") == 1 and not brackets:
+            return "", [undivided.replace("\\pm", "+").lstrip("+ "), undivided.replace("\\pm", "-")]
+        return "", [undivided.strip()]
     return brackets, pieces
 
 
@@ -197,9 +197,9 @@ def is_name(text: str) -> bool:
     if not 0 < len(words) <= 10 or any(word.lower() in CHANGES_MEANING for word in words):
         return False
     links = ("of", "the", "is", "a", "an", "in", "per", "and", "for")
-    known = [word for word in words if word.isascii() and word.isalpha()]
+    plain_words = [word for word in words if word.isascii() and word.isalpha()]
     return (
-        len(known) == len(words)
+        len(plain_words) == len(words)
         and any(is_word(word) for word in words)
         and all(
             is_word(word) or word.lower() in links or len(word) == 1 or word.isupper()
@@ -221,8 +221,8 @@ def _comparable(gold: str, answer: str) -> tuple[str, list[str]]:
         gold, answer = (_MEMBER.sub("", text, count=1) for text in (gold, answer))
     reference, response = _sides(gold), _sides(answer)
     if len(reference) == 1 < len(response):
-        stated = [side for i, side in enumerate(response) if not is_name(side) and (side or i)]
-        return gold, stated or response[-1:]
+        values = [side for i, side in enumerate(response) if not is_name(side) and (side or i)]
+        return gold, values or response[-1:]
     if len(reference) == 2 and is_name(reference[0]):
         if len(response) == 1:
             return reference[1], response
@@ -235,11 +235,11 @@ def _sides(text: str) -> list[str]:
     """The sides of one equation; a list of equations is left whole, "x = 1, 2" is not."""
     if "=" not in text:
         return [text]
-    first, *others = _split(text, _BETWEEN)
-    sides = _split(first if others else text, _EQUALS)
-    if not others:
+    first, *more_pieces = _split(text, _BETWEEN)
+    sides = _split(first if more_pieces else text, _EQUALS)
+    if not more_pieces:
         return sides if len(sides) <= MAX_SIDES else [text]
-    if len(sides) == 2 and is_name(sides[0]) and not any("=" in other for other in others):
+    if len(sides) == 2 and is_name(sides[0]) and not any("=" in other for other in more_pieces):
         return [sides[0], text[text.index("=") + 1 :].strip()]
     return [text]
 
@@ -251,16 +251,20 @@ def same(gold: str, answer: str, scalar: Scalar = same_scalar) -> bool | None:
     """
     if gold == answer:
         return True
-    named, given = _by_name(gold), _by_name(answer)
-    if named and given:
-        if named.keys() != given.keys():
+    named_gold, named_answer = _by_name(gold), _by_name(answer)
+    if named_gold and named_answer:
+        if named_gold.keys() != named_answer.keys():
             return False
-        return _all(same(value, given[name], scalar) for name, value in named.items())
-    if named or (given and parts(gold)[0]):  # without brackets the expected values have no order
-        return _same_unnamed(named or given, answer if named else gold, bool(named), scalar)
+        return _all(same(value, named_answer[name], scalar) for name, value in named_gold.items())
+    if named_gold or (
+        named_answer and parts(gold)[0]
+    ):  # without brackets the expected values have no order
+        return _same_unnamed(
+            named_gold or named_answer, answer if named_gold else gold, bool(named_gold), scalar
+        )
     gold, answer = _as_intervals(gold, answer)
-    gold, stated = _comparable(gold, answer)
-    return _all(_same_parts(gold, value, scalar) for value in stated)
+    gold, values = _comparable(gold, answer)
+    return _all(_same_parts(gold, value, scalar) for value in values)
 
 
 def _by_name(text: str) -> dict[str, str]:
@@ -275,8 +279,8 @@ def _by_name(text: str) -> dict[str, str]:
         pairs = [list(pair) for pair in zip(names[1], values[1], strict=True)]
     if len(pairs) < 2 or any(len(pair) != 2 or not _NAME.fullmatch(pair[0]) for pair in pairs):
         return {}
-    found = {_LOOSE.sub("", name): value for name, value in pairs}
-    return found if len(found) == len(pairs) else {}
+    values_by_name = {_LOOSE.sub("", name): value for name, value in pairs}
+    return values_by_name if len(values_by_name) == len(pairs) else {}
 
 
 _ORDERED = (set("xyz"), set("abcd"))
@@ -327,14 +331,24 @@ def _interval(text: str) -> str:
         if match is None:
             return text
         if match[3]:
-            low, left, right, high = match[1], match[2], match[4], match[5]
+            low, low_sign, high_sign, high = match[1], match[2], match[4], match[5]
         elif match[8]:
-            low, left, right, high = match[10], match[9], match[7], match[6]
+            low, low_sign, high_sign, high = match[10], match[9], match[7], match[6]
         elif match[12] or match[17]:
-            low, left, right, high = "-\\infty", "<", match[12] or match[17], match[14] or match[15]
+            low, low_sign, high_sign, high = (
+                "-\\infty",
+                "<",
+                match[12] or match[17],
+                match[14] or match[15],
+            )
         else:
-            low, left, right, high = match[14] or match[15], match[13] or match[16], ">", "\\infty"
-        opened, closed = "(" if left in "<>" else "[", ")" if right in "<>" else "]"
+            low, low_sign, high_sign, high = (
+                match[14] or match[15],
+                match[13] or match[16],
+                ">",
+                "\\infty",
+            )
+        opened, closed = "(" if low_sign in "<>" else "[", ")" if high_sign in "<>" else "]"
         pieces.append(f"{opened}{low.strip()},{high.strip()}{closed}")
     return "\\cup ".join(pieces)
 
@@ -372,5 +386,5 @@ def _same_part(gold: str, answer: str, scalar: Scalar) -> bool | None:
 
 
 def _all(results: Iterable[bool | None]) -> bool | None:
-    seen = list(results)
-    return False if False in seen else None if None in seen else True
+    outcomes = list(results)
+    return False if False in outcomes else None if None in outcomes else True

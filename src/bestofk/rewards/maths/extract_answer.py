@@ -59,7 +59,7 @@ def last_box(text: str) -> tuple[int, str] | None:
     >>> last_box(r"\boxed{1} or \boxed{\fbox{2} or 3}"), last_box(r"\boxed{\fbox{2}}")
     ((13, '\\fbox{2} or 3'), (7, '2'))
     """
-    place, end, found = len(text), 0, None
+    place, end, box = len(text), 0, None
     for _ in range(_TRIES):
         place = max(text.rfind(r"\boxed", 0, place), text.rfind(r"\fbox", 0, place))
         if place < 0:
@@ -68,11 +68,9 @@ def last_box(text: str) -> tuple[int, str] | None:
         start = opening.end() - 1 if opening else len(text)
         size = _braced(text[start : start + MAX_ANSWER])
         inside = text[start + 1 : start + size - 1]
-        if size and (
-            found is None or (start + size > end and inside.strip() != text[found[0] : end])
-        ):
-            found, end = (place, inside), start + size
-    return found
+        if size and (box is None or (start + size > end and inside.strip() != text[box[0] : end])):
+            box, end = (place, inside), start + size
+    return box
 
 
 def _braced(text: str) -> int:

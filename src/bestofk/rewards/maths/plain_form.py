@@ -200,10 +200,10 @@ def _worded(match: re.Match[str]) -> str:
 
 def _written_out(match: re.Match[str]) -> str:
     """2.5 million in figures, and the unit behind it."""
-    whole, _, behind = match[1].replace(",", "").partition(".")
+    integer, _, decimals = match[1].replace(",", "").partition(".")
     places = _LARGE[match[2]]
-    figures = whole + behind.ljust(places, "0")[:places]
-    rest = f".{behind[places:]}" if len(behind) > places else ""
+    figures = integer + decimals.ljust(places, "0")[:places]
+    rest = f".{decimals[places:]}" if len(decimals) > places else ""
     unit = (match[3] or "").strip()
     return f"{figures}{rest}" + (f"\\text{{{unit}}}" if unit else "")
 
@@ -227,9 +227,9 @@ def _values(text: str) -> str:
 
 def _repeating(match: re.Match[str]) -> str:
     """The fraction of a decimal whose last figures repeat: 0.08333... is (83 - 8) / 900."""
-    whole, before = match[1], match[2]
+    integer, before = match[1], match[2]
     period = match[3] or match[4] + (match[5] or "") + (match[6] or "")
-    top = int(whole + before + period) - int(whole + before or "0")
+    top = int(integer + before + period) - int(integer + before or "0")
     bottom = (10 ** len(period) - 1) * 10 ** len(before)
     return f"\\frac{{{top}}}{{{bottom}}}"
 

@@ -153,12 +153,12 @@ def measures(text: str) -> frozenset[str]:
     (frozenset({'dollar'}), frozenset(), frozenset({'degree'}))
     """
     names = list(_MEASURES)
-    found = {names[(match.lastindex or 1) - 1] for match in _MEASURE.finditer(text)}
-    if "dollar" in found and "\\$" not in text and not _DOLLAR_WORD.search(text):
+    measured = {names[(match.lastindex or 1) - 1] for match in _MEASURE.finditer(text)}
+    if "dollar" in measured and "\\$" not in text and not _DOLLAR_WORD.search(text):
         signs = text.count("$")
         if signs % 2 == 0 and signs != len(_PRICE.findall(text)):
-            found.discard("dollar")
-    return frozenset(found)
+            measured.discard("dollar")
+    return frozenset(measured)
 
 
 _DOLLAR_WORD = re.compile(r"dollar|USD", re.IGNORECASE)

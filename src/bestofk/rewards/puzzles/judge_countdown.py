@@ -171,16 +171,16 @@ def _with_zeros(tokens: list[str]) -> list[str]:
 
 def _unlawful(tokens: list[str], numbers: list[int], operators: str, use: str) -> str:
     """Why the tokens break the rules of the game, or nothing. Compares digits, not values."""
-    given = [str(number) for number in numbers]
+    unused = [str(number) for number in numbers]
     used = [token for token in tokens if token.isdigit()]
     if use == "all":
-        if sorted(used) != sorted(given):
+        if sorted(used) != sorted(unused):
             return "does not use each given number exactly once"
     else:
         for number in used:
-            if number not in given:
+            if number not in unused:
                 return f"{number[:20]} is not given, or used too often"
-            given.remove(number)
+            unused.remove(number)
     for token in tokens:
         if token in _PRECEDENCE and token not in operators:
             return f"operator {token} is not allowed"

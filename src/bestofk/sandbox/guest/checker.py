@@ -252,11 +252,11 @@ class Remote:
             return gone
         return Gone(status, detail or f"the process ended with {news['code']}")
 
-    def _news(self, wanted: tuple[str, ...]) -> tuple[dict[str, Any], list[int]]:
+    def _news(self, events: tuple[str, ...]) -> tuple[dict[str, Any], list[int]]:
         while True:
             packet, descriptors = wire.receive(self.control)
             news = wire.unpack(packet)
-            if news["event"] in wanted:
+            if news["event"] in events:
                 return news, descriptors
 
     def end(self) -> None:
@@ -407,7 +407,7 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
     except ImportError as error:
         raise TaskFault(f"the tests cannot import: {error}") from None
 
-    most = _peak_memory() + _MOST_COPIED
+    memory_limit = _peak_memory() + _MOST_COPIED
     failures: list[str] = []
     space["__holds__"] = lambda holds, said: None if holds else failures.append(said)
 
@@ -426,7 +426,7 @@ def _check_statements(job: dict[str, Any], remote: Remote) -> list[Result]:
 
         def hold(position: int, names: tuple[str, ...], **answers: Any) -> None:
             variables = {name: space[name] for name in names if name in space}
-            if _peak_memory() < most:
+            if _peak_memory() < memory_limit:
                 copies = {name: _copied(value) for name, value in variables.items()}
                 held.append((position, copies | answers))
             else:
@@ -558,13 +558,13 @@ _MODES: dict[str, Callable[[dict[str, Any], Remote], list[Any]]] = {
 }
 
 
-def _brief(results: list[Result], kept: int = 3) -> list[Result]:
+def _brief(results: list[Result], with_detail: int = 3) -> list[Result]:
     """The details of the first few failures only: thousands would not fit."""
     failures = 0
     short: list[Result] = []
     for passed, status, detail in results:
         failures += not passed
-        short.append((passed, status, detail if failures <= kept else ""))
+        short.append((passed, status, detail if failures <= with_detail else ""))
     return short
 
 
@@ -584,11 +584,11 @@ def run_checker(_limit: int) -> None:
             for descriptor in files:
                 os.close(descriptor)
             continue
-        given = wire.read_file(files[0], 1 << 30)
-        if given != tests:
-            job = decode(given, 1 << 30)
-            spent = job["mode"] != "statements" and b"I" in given  # an iterator lasts one run
-            tests = None if spent else given
+        written = wire.read_file(files[0], 1 << 30)
+        if written != tests:
+            job = decode(written, 1 << 30)
+            spent = job["mode"] != "statements" and b"I" in written  # an iterator lasts one run
+            tests = None if spent else written
         remote = Remote(control, news["limits"], (files[2], int(pid)) if pid else None)
         try:
             results = _MODES[job["mode"]](job, remote)

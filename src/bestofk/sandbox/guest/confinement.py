@@ -99,8 +99,8 @@ class Confinement:
 def library_folders(config: dict[str, Any]) -> list[str]:
     """What programs may read, where it exists: the standard library and what was asked for."""
     standard = [p for p in sys.path if os.path.isdir(p) and p != config["guest"]]
-    wanted = [*standard, *SYSTEM_LIBRARIES, *config["readable"]]
-    return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+    folders = [*standard, *SYSTEM_LIBRARIES, *config["readable"]]
+    return [path for path in dict.fromkeys(folders) if os.path.exists(path)]
 
 
 def hidden_folders(folders: list[str], config: dict[str, Any]) -> list[str]:

@@ -242,8 +242,8 @@ def _answer(
 ) -> tuple[int, bytes]:
     kind = ABSENT
     try:
-        given = _loads(request) if by_marshal else decode(request, 1 << 30, names)
-        path, args, kwargs = given
+        call = _loads(request) if by_marshal else decode(request, 1 << 30, names)
+        path, args, kwargs = call
         if path not in targets:
             targets[path] = _resolve(names, path)
         kind = RAISED

@@ -90,17 +90,17 @@ def same_text(actual: str, expected: str, absolute: float = 0.0, relative: float
     >>> same_text("0.3333333", "0.33333333333"), same_text("0.3", "0.33"), same_text("3.0", "3")
     (True, False, False)
     """
-    left, right = actual.split(), expected.split()
-    if len(left) != len(right):
+    words, expected_words = actual.split(), expected.split()
+    if len(words) != len(expected_words):
         return False
-    for one, other in zip(left, right, strict=True):
+    for one, other in zip(words, expected_words, strict=True):
         if one == other:
             continue
-        usual = _ROUNDING if "." in other else 0.0
-        if not (usual or absolute or relative):
+        rounding = _ROUNDING if "." in other else 0.0
+        if not (rounding or absolute or relative):
             return False
         try:
-            near = max(absolute, usual), max(relative, usual)
+            near = max(absolute, rounding), max(relative, rounding)
             if not _same_number(_number(one), _number(other), *near):
                 return False
         except ValueError:

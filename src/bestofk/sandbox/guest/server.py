@@ -256,12 +256,12 @@ class CheckJob(WatchedJob):
             ours.close()
 
     def _spawn(self, cpu: float, files: list[int]) -> None:
-        left = self.allowance - self.spent
-        if left <= 0 or self.out_of_blocked_time():
-            refused = {"event": "refused", "reason": "cpu" if left <= 0 else "blocked"}
+        cpu_left = self.allowance - self.spent
+        if cpu_left <= 0 or self.out_of_blocked_time():
+            refused = {"event": "refused", "reason": "cpu" if cpu_left <= 0 else "blocked"}
             wire.send(self.checker.control, wire.pack(refused))
             return
-        ours = self._program(files, min(cpu, left))
+        ours = self._program(files, min(cpu, cpu_left))
         try:
             assert self.program is not None
             started = wire.pack({"event": "started", "pid": self.program.pid})

@@ -88,18 +88,18 @@ class Zygote:
 
 def _serve(channel: int, locks: list[Any]) -> NoReturn:
     read, write, fork_beside = os.read, os.write, kernel.fork_beside
-    known: dict[bytes, tuple[int, int, Bounds]] = {}
+    orders: dict[bytes, tuple[int, int, Bounds]] = {}
     while True:
         packet = read(channel, 4096)
         files = 1 + packet[0]
         order = packet[files:]
-        if order not in known:
-            if len(known) > 64:
-                known.clear()
-            known[order] = _loads(order)
+        if order not in orders:
+            if len(orders) > 64:
+                orders.clear()
+            orders[order] = _loads(order)
         pid = fork_beside()
         if pid == 0:
-            _become(known[order], packet[1:files], locks)
+            _become(orders[order], packet[1:files], locks)
         write(channel, max(pid, 0).to_bytes(8, "little"))
 
 
@@ -183,7 +183,7 @@ def resource_limits(
     confinement: Confinement, limits: dict[str, Any], base_memory: int, cpu: float
 ) -> Bounds:
     """The kernel's own limits for one child, never above what the server itself has."""
-    wanted = {
+    bounds = {
         resource.RLIMIT_AS: base_memory + limits["memory"],
         # the fork server stops a program earlier, and more exactly
         resource.RLIMIT_CPU: math.ceil(cpu) + 2,
@@ -191,9 +191,9 @@ def resource_limits(
         resource.RLIMIT_NOFILE: limits["descriptors"],
     }
     if confinement.counts_threads:
-        wanted[resource.RLIMIT_NPROC] = limits["threads"] + 4
+        bounds[resource.RLIMIT_NPROC] = limits["threads"] + 4
     capped: Bounds = []
-    for which, value in wanted.items():
+    for which, value in bounds.items():
         _, hard = resource.getrlimit(which)
         value = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
         capped.append((which, (value, value)))
@@ -203,8 +203,10 @@ def resource_limits(
 def limit_server() -> None:
     """What the server needs none of, and its children inherit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    descriptors = (
+        MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     for which in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(which, (0, 0))
 
