@@ -67,6 +67,43 @@ def draw_hero(tiny: tuple[Runs, np.ndarray], real: tuple[Runs, np.ndarray]) -> N
     figure.tight_layout()
 
 
+CONSTRUCT_LINES = {
+    "start": ("before training", BEFORE, 4, (8, -14), "left", "start"),
+    "one sample, chosen by max@16": ("one sample", GRPO, 32, (4, -16), "right", ("mean", "grpo")),
+    "`max@1+4+16`": ("max@1+4+16", "#6699cc", 4, (-6, 7), "right", "max@1+"),
+    "`max@16`": ("max@16", MIXTURE, 2, (8, -9), "left", "max@16"),
+}
+"""By row of the table: label, colour, the label's k, offset and side, and the runs of its kind."""
+
+
+def draw_construct(
+    ks: tuple[int, ...],
+    found: dict[tuple[str, int], np.ndarray],
+    picked: dict[str, tuple[str, int]],
+) -> None:
+    """max@k over k of the checkpoints that validation picks; best of 16 over the steps of every
+    run, those of the picked checkpoints in bold."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+    many, start = ks.index(16), found[picked["start"]]
+    for name, (label, colour, k, away, side, runs) in CONSTRUCT_LINES.items():
+        curve = found[picked[name]].mean(axis=0)
+        left.plot(ks, curve, color=colour, lw=2.2, marker="o", ms=4)
+        where: Any = {"textcoords": "offset points", "ha": side, "color": colour}
+        left.annotate(label, (k, curve[ks.index(k)]), away, weight="bold", **where)
+        for arm in sorted({arm for arm, step in found if step and arm.startswith(runs)}):
+            steps = sorted(step for run, step in found if run == arm)
+            path = [start, *(found[arm, step] for step in steps)]
+            bold = arm == picked[name][0]
+            shown = {"lw": 2.2, "marker": "o", "ms": 4} if bold else {"lw": 0.8, "alpha": 0.7}
+            right.plot([0, *steps], [v[:, many].mean() for v in path], color=colour, **shown)
+    right.axhline(start[:, many].mean(), color=BEFORE, lw=1.2)
+    left.set_xscale("log", base=2)
+    left.set_xticks(ks, [str(k) for k in ks])
+    left.set(xlabel="k samples per problem, the best is kept", ylabel="reward of the best")
+    right.set(xlabel="steps of training", ylabel="reward of the best of 16")
+    figure.tight_layout()
+
+
 def draw_front(runs: Runs) -> None:
     """Left: pass@1 against pass@64, GRPO's checkpoints as a path. Right: curves over k."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4))

@@ -17,6 +17,7 @@ import numpy as np
 from count_files import read_counts
 from draw import (
     CONTROLS,
+    draw_construct,
     draw_curves,
     draw_front,
     draw_hero,
@@ -656,6 +657,82 @@ def by_task() -> str:
     return table(head, [row for _, row in rows])
 
 
+def construct_search(kind: str) -> tuple[tuple[int, ...], dict[tuple[str, int], np.ndarray]]:
+    """The k, and (problems, k) of every evaluation by arm and step, those of cut runs too."""
+    ks, found = checkpoints("construct-search", solved=False)
+    found |= checkpoints("construct-search-cut", solved=False, of="construct-search")[1]
+    mark = f" kind={kind}"
+    return ks, {
+        (arm.replace(f"{mark} learning_rate=", " "), step): values
+        for (arm, _, step), values in found.items()
+        if mark + " " in arm or (arm == f"start{mark}" and step == 0)
+    }
+
+
+def chosen_by(found: dict[tuple[str, int], np.ndarray], at: int, *names: str) -> tuple[str, int]:
+    """The run and the step with the highest mean at one k, of these objectives; "start" has one."""
+    mine = {key: values[:, at].mean() for key, values in found.items() if key[0].startswith(names)}
+    return max(mine, key=lambda key: (mine[key], -key[1]))
+
+
+ONE_SAMPLE = ("mean ", "grpo ")
+
+
+def rate_last(run: str) -> tuple[str, float]:
+    """Runs in the order of their objectives, then of their rates."""
+    objective, rate = run.rsplit(" ", 1)
+    return objective, float(rate)
+
+
+def construct_choices(
+    ks: tuple[int, ...], found: dict[tuple[str, int], np.ndarray]
+) -> dict[str, tuple[str, int]]:
+    """By the name of the row: the checkpoint that validation picks."""
+    last = ks.index(16)
+    return {
+        "start": chosen_by(found, last, "start"),
+        "one sample, chosen by max@16": chosen_by(found, last, *ONE_SAMPLE),
+        "one sample, chosen by max@1": chosen_by(found, 0, *ONE_SAMPLE),
+        "`max@1+4+16`": chosen_by(found, last, "max@1+"),
+        "`max@16`": chosen_by(found, last, "max@16"),
+    }
+
+
+def construct_tables(kind: str) -> dict[str, str]:
+    """The search on a kind of construction problem: every run, and the checkpoints it picks."""
+    ks, found = construct_search(kind)
+    one, many = 0, ks.index(16)
+    rows = []
+    for arm in sorted({arm for arm, _ in found if arm[-1].isdigit()}, key=rate_last):
+        steps = [step for name, step in found if name == arm]
+        best = max(steps, key=lambda step: (found[arm, step][:, many].mean(), -step))
+        ends = [f"{max(steps)}{' (cut)' if 0 < max(steps) < 100 else ''}", str(best)]
+        cells = [
+            number(found[arm, s][:, k].mean()) for s in (max(steps), best) for k in (one, many)
+        ]
+        rows.append([f"`{arm}`", ends[0], *cells[:2], ends[1], *cells[2:]])
+    head = ["run", "last step", "max@1", "max@16", "best step", "max@1", "max@16"]
+    texts = {f"construct-{kind}-search": table(head, rows)}
+    picked = construct_choices(ks, found)
+    shown = [ks.index(k) for k in (1, 4, 16)]
+    control = found[picked["one sample, chosen by max@16"]][:, shown]
+    others = {name: found[key][:, shown] - control for name, key in picked.items()}
+    gaps = np.concatenate([gap for gap in others.values() if gap.any()], axis=1)
+    tests = sign_flip_tests(gaps, 0.95, 20_000, np.random.default_rng(0))
+    halves = iter(tests.critical * tests.error)
+    rows = []
+    for name, (arm, step) in picked.items():
+        cells = [number(found[arm, step][:, k].mean()) for k in shown]
+        if others[name].any():
+            for i, gap in enumerate(others[name].mean(axis=0)):
+                half = next(halves)
+                span = f"[{number(gap - half, True)}, {number(gap + half, True)}]"
+                cells[i] += f" ({number(gap, True)} {span}{'*' if abs(gap) > half else ''})"
+        rows.append([name, f"`{arm}`, step {step}" if step else "", *cells])
+    texts[f"construct-{kind}"] = table(["", "checkpoint", "max@1", "max@4", "max@16"], rows)
+    return texts
+
+
 def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
     """The start, an arm of its own that learned nothing, and the arms that were trained."""
     runs = read(study, solved=solved, of=of)
@@ -675,6 +752,7 @@ def tables() -> dict[str, str]:
     texts["front-equal"] = at_equal_pass_1(front, 64)
     small = read("countdown-n32")
     texts["by-task"] = by_task()
+    texts |= construct_tables("sidon")
     texts["n32"] = reached(small, "pass", shown)
     texts["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
     texts["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
@@ -715,6 +793,9 @@ def main() -> int:
     tiny, (before, qwen, _) = read("countdown"), qwen_ends(solved=True)
     draw_hero((tiny, tiny.start()), (qwen, before))
     new[DOCS / "images" / "hero.svg"] = picture()
+    ks, found = construct_search("sidon")
+    draw_construct(ks, found, construct_choices(ks, found))
+    new[DOCS / "images" / "construct.svg"] = picture()
     draw_front(read("countdown"))
     new[HERE / "images" / "front.svg"] = picture()
     draw_tasks(read("maze"), read("closeness"))

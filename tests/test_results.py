@@ -67,6 +67,17 @@ def test_every_arm_is_named_in_its_figure(figure: str, studies: list[str]) -> No
     assert set(arms - names) <= set(draw.TABLES_ONLY)
 
 
+def test_runs_for_k_are_above_all_one_sample_runs_on_construction_problems() -> None:
+    ks, found = make.construct_search("sidon")
+    many = ks.index(16)
+    means = {key: values[:, many].mean() for key, values in found.items() if key[1]}
+    best = {run: max(v for key, v in means.items() if key[0] == run) for run, _ in means}
+    for_one = [value for run, value in best.items() if run.startswith(make.ONE_SAMPLE)]
+    for_k = [value for run, value in best.items() if run.startswith("max@")]
+    assert (len(for_one), len(for_k)) == (7, 6)
+    assert min(for_k) > max(for_one) + 0.06
+
+
 @pytest.mark.parametrize("samples", [4, 9])
 def test_best_of_k_from_counts_is_that_of_the_samples(samples: int) -> None:
     ks = [k for k in (1, 2, 4) if k <= samples]
