@@ -198,7 +198,7 @@ def _allow_limits(pid: int) -> list[bytes]:
 
 
 def _refuse_on_channel() -> list[bytes]:
-    """Refuse what asks a program's channel for its number, or copies it; go on otherwise."""
+    """Answer with an error to what asks a program's channel for its number, or copies it."""
     calls = [_ALLOWED[name] for name in ("fstat", "newfstatat", "dup", "dup2", "dup3")]
     numbers = [call[_column()] for call in (*calls, _SERVER["fcntl"])]
     listed = [number for number in numbers if number is not None]
