@@ -95,6 +95,11 @@ class TaskSection(Section):
     """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
     verifier_options: Table = {}
     """Options of the verifier."""
+    scorer: str | None = None
+    """A verifier whose reward is the score that select@k chooses by; task.verifier pays. Not needed
+    where the verifier gives scores itself."""
+    scorer_options: Table = {}
+    """Options of the scorer."""
     advanced: TaskAdvanced = TaskAdvanced()
 
 

@@ -194,7 +194,7 @@ class Verdict:
     answer: str | None = None
     """What a vote counts, where the verifier finds one."""
     score: float | None = None
-    """What a selector sorts by, where that is not the reward."""
+    """What a selector sorts by, where there is one; -inf is never chosen."""
 
     def __post_init__(self) -> None:
         """Reward and status say the same: runs are counted by one and trained by the other."""
@@ -208,6 +208,10 @@ class Verdict:
             return
         if math.isinf(self.reward):
             raise ValueError(f"a reward is a finite number or NaN, got {self.reward}")
+        if self.score is not None and (math.isnan(self.score) or self.score == math.inf):
+            raise ValueError(
+                f"a score is a number, or -inf for what is never chosen, got {self.score}"
+            )
         earned = status_of(self.reward)
         stated = self.status if self.status in ("correct", "partial") else "incorrect"
         if earned != stated:

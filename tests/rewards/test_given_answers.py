@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bestofk.rewards import verifier
+from bestofk.rewards import judge, verifier
 from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.training.validation import evaluation_results, evaluation_samples
 from bestofk.types import Group, Prompt, Trajectory, Verdict
@@ -35,9 +35,9 @@ def test_the_answer_is_found_where_the_prompt_has_it_written(
 
 def test_what_the_verifier_does_not_read_is_no_answer() -> None:
     """An exact answer stands between tags: 5 in a box is not the 5 that was judged right."""
-    judge = verifier("exact")
+    exact = verifier("exact")
     texts = ["<answer>5</answer>", r"\boxed{5}"]
-    verdicts = judge([MATHS] * 2, texts)
+    verdicts = exact([MATHS] * 2, texts)
     assert [v.reward for v in verdicts] == [1.0, 0.0]
     answers = [given_answer(MATHS, *pair) for pair in zip(texts, verdicts, strict=True)]
     assert answers == ["5", None]
@@ -47,9 +47,8 @@ def judged(prompt: Prompt, *texts: str) -> dict:
     group = Group(
         prompt, tuple(Trajectory([1, 2], log_probs=[-0.1, -0.2], text=text) for text in texts), (0,)
     )
-    judge = verifier("maths", workers=1)
-    verdicts = judge([prompt] * len(texts), list(texts))
-    return evaluation_results(evaluation_samples([group], [verdicts]), (1, 2), None, 0)
+    verdicts = judge([group], verifier("maths", workers=1))
+    return evaluation_results(evaluation_samples([group], verdicts), (1, 2), None, 0)
 
 
 def test_distinct_wrong_answers_of_mathematics_are_counted() -> None:

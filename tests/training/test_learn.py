@@ -19,6 +19,7 @@ from bestofk.sampling.decode import ModelSampler
 from bestofk.training.batch import (
     RolloutBatch,
     advantages_of,
+    choices_for,
     merge_statistics,
     ratio_statistics,
     sampler_log_probs,
@@ -53,7 +54,12 @@ def bandit():
         )
         verdicts = [
             tuple(
-                as_verdict((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]) for c in g.trajectories
+                replace(
+                    as_verdict((c.tokens[0] % 2 == 0) == g.prompt.spec["even"]),
+                    score=float(c.tokens[0] % 3),
+                    answer=str(c.tokens[0] % 5),
+                )
+                for c in g.trajectories
             )
             for g in groups
         ]
@@ -126,9 +132,10 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
         data = batch(step)
         weights, stats = learn(learner, goal, data, Alone(), progress=0.3, seed=(step,), **how)
         if not goal.needs & {"rng", "entropy"}:
-            given: dict[str, Any] = {"progress": 0.3} if "progress" in goal.needs else {}
+            inputs: dict[str, Any] = {"progress": 0.3} if "progress" in goal.needs else {}
+            inputs |= choices_for(goal, data.verdicts)
             np.testing.assert_allclose(
-                weights, advantages_of(goal, data.rewards, **given), atol=1e-12
+                weights, advantages_of(goal, data.rewards, **inputs), atol=1e-12
             )
         entered = np.abs(weights).max() > 0
         assert stats["groups_with_signal"] == (np.abs(weights).max(axis=1) > 1e-12).sum()

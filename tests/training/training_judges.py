@@ -2,6 +2,8 @@
 
 import time
 
+from bestofk.types import Verdict, status_of
+
 
 def digits(prompt, completion):
     """The share of digits in the completion: every batch has signal."""
@@ -50,3 +52,15 @@ def counted(prompt, completion):
 def half(prompt, completion):
     """A reward that does not look at the answer."""
     return 0.5
+
+
+def size(prompt, completion):
+    """What chooses, not what pays: the number of different characters, which often ties."""
+    return float(len(set(completion)))
+
+
+def both(prompt, completion):
+    """A reward and a score of one's own; no score where the completion is short."""
+    reward = digits(prompt, completion)
+    chosen = None if len(completion) < 3 else -float(completion.count("1"))
+    return Verdict(reward, status_of(reward), score=chosen)

@@ -148,7 +148,7 @@ def sample_line(
     sample: Mapping[str, Any], prompt: Prompt, verdict: Verdict, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One line of the file: the fields of `docs/evaluation.md`, in their order."""
-    from bestofk.rewards.maths.extract_answer import given_answer
+    from bestofk.rewards.base import with_answer
 
     scored = not math.isnan(verdict.reward)
     return {
@@ -156,7 +156,7 @@ def sample_line(
         "sample_id": sample["sample_id"],
         "prompt": prompt.text,
         "completion": sample["completion"],
-        "answer": verdict.answer or given_answer(prompt, sample["completion"], verdict),
+        "answer": with_answer(prompt, sample["completion"], verdict).answer,
         "reward": verdict.reward if scored else None,
         "correct": verdict.reward == 1.0 if scored else None,
         "status": verdict.status,

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -265,8 +266,19 @@ def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
     """Verdicts of whole groups, judged as one batch: one list per group."""
     prompts = [group.prompt for group in groups for _ in group.trajectories]
     texts = [each.text for group in groups for each in group.trajectories]
-    verdicts = iter(checked(verifier(prompts, texts), len(texts), _name_of(verifier)))
-    return [[next(verdicts) for _ in group.trajectories] for group in groups]
+    verdicts = checked(verifier(prompts, texts), len(texts), _name_of(verifier))
+    answered = map(with_answer, prompts, texts, verdicts)
+    return [[next(answered) for _ in group.trajectories] for group in groups]
+
+
+def with_answer(prompt: Prompt, text: str, verdict: Verdict) -> Verdict:
+    """The verdict with the answer that a vote counts, where the verifier did not say it."""
+    from bestofk.rewards.maths.extract_answer import given_answer
+
+    if verdict.answer is not None:
+        return verdict
+    answer = given_answer(prompt, text, verdict)
+    return verdict if answer is None else replace(verdict, answer=answer)
 
 
 def _name_of(verifier: Any) -> str:

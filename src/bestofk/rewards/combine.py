@@ -98,6 +98,8 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict], names: Sequence[str]
             for own, verdict in zip(names, row, strict=True)
             for name, value in (verdict.parts or {own: verdict.reward}).items()
         },
+        answer=next((v.answer for v in row if v.answer is not None), None),
+        score=next((v.score for v in row if v.score is not None), None),
     )
 
 

@@ -90,7 +90,7 @@ class SandboxedVerifier(BatchVerifier):
         if outcome.status != "ok":  # it raised, or the sandbox failed: broken, not wrong
             return Verdict.unscored(f"{self.name}: {outcome.status} {outcome.detail}"[:500])
         try:
-            reward, status, passed, total, detail = outcome.value
+            reward, status, passed, total, detail, answer, score = outcome.value
             return Verdict(
                 math.nan if reward is None else float(reward),
                 status,
@@ -99,6 +99,8 @@ class SandboxedVerifier(BatchVerifier):
                 cpu_seconds=outcome.cpu_seconds,
                 tier=outcome.tier,
                 detail=str(detail),
+                answer=answer,
+                score=score,
             )
         except (TypeError, ValueError) as error:
             return Verdict.unscored(f"{self.name} returned no verdict: {error}"[:500])
@@ -139,4 +141,5 @@ def call_judge(target: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
         judgement = asyncio.run(judgement)
     verdict = as_verdict(judgement)
     reward = None if math.isnan(verdict.reward) else verdict.reward
-    return reward, verdict.status, verdict.passed, verdict.total, verdict.detail
+    said = verdict.status, verdict.passed, verdict.total, verdict.detail
+    return reward, *said, verdict.answer, verdict.score

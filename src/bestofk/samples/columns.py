@@ -44,6 +44,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         *("reward", "rewards", "score", "correct", "passed", "is_correct", "acc", "accuracy"),
         *("exact_match", "success", "pass", "graded_list", "scores", "correctness"),
     ),
+    "score": ("selector_score", "rm_score", "judge_score"),
     "status": ("status",),
     "finish_reason": ("finish_reason", "stop_reason"),
     "n_tokens": ("n_tokens", "tokens", "num_tokens", "completion_tokens", "response_length"),
@@ -95,7 +96,11 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
         chosen, notes = tool.choose(record, overrides)
         columns |= chosen
     if not (tool and tool.inside):
-        columns = {role: column for role, column in columns.items() if column in record}
+        columns = {
+            role: column
+            for role, column in columns.items()
+            if column in record or role == "score"  # ours leave it out of unscored samples
+        }
     if "reward" not in columns and {"n", "c"} <= columns.keys():
         columns = {role: columns[role] for role in ("problem_id", "n", "c") if role in columns}
         name, samples, needed = "counts of passes", counts, ["problem_id"]

@@ -271,6 +271,7 @@ class _Records:
 NUMBERS: dict[str, tuple[str, Callable[[Any], float]]] = {
     "sample_id": ("q", sample_number),
     "answer": ("q", answer_label),
+    "score": ("d", number_of),
     "completion": ("q", lambda text: hash(text if isinstance(text, str) else repr(text))),
     "n_tokens": ("d", number_of),
     "logprob_sum": ("d", number_of),
@@ -324,6 +325,8 @@ class _Columns:
         def ordered(role: str) -> Any:
             return self.column(role)[order] if self.numbers[role] else None
 
+        scores = ordered("score")
+
         return Samples(
             name=name,
             problems=tuple(names),
@@ -331,6 +334,7 @@ class _Columns:
             offsets=np.concatenate([[0], np.cumsum(np.bincount(problem))]).astype(np.int64),
             rewards=np.array(self.reward)[order],
             answers=ordered("answer"),
+            scores=None if scores is None or np.isnan(scores).all() else scores,
             tokens=ordered("n_tokens"),
             logprobs=ordered("logprob_sum"),
             lines=np.array(self.line)[order],

@@ -32,6 +32,8 @@ class Samples:
     """(N,) float64; NaN = unscored."""
     answers: np.ndarray | None = None
     """(N,) int64, equal numbers for equal answers; -1 = no answer. None where the file has none."""
+    scores: np.ndarray | None = None
+    """(N,) float64 of the selector that chooses among a problem's samples; NaN = none."""
     tokens: np.ndarray | None = None
     """(N,) float64 number of tokens of each completion; NaN = not stated."""
     logprobs: np.ndarray | None = None
@@ -143,7 +145,7 @@ def samples(
         problems: their ids; by default "0", "1", ...
         answers: the same layout; None = no answer.
         clusters: the source, topic or template of each problem, where problems of one are alike.
-        columns: `tokens`, `logprobs`, in the same layout.
+        columns: `scores`, `tokens`, `logprobs`, in the same layout.
 
     Raises:
         ValueError: lengths that do not fit; an id that occurs twice; infinite rewards.

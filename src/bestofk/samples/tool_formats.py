@@ -72,7 +72,7 @@ class Tool:
 
 # Any tool: one record per problem, with an array of rewards, or with counts
 
-LIST_ROLES = ("completion", "answer", "status", "n_tokens", "logprob_sum")
+LIST_ROLES = ("completion", "answer", "score", "status", "n_tokens", "logprob_sum")
 MOST_COUNTED = 10_000_000
 
 
@@ -431,7 +431,7 @@ def trl_reward(record: Record, overrides: Columns) -> Choice:
     return {"reward": "reward" if "reward" in numeric else numeric[0]}, ()
 
 
-OURS = "prompt completion answer reward status finish_reason"
+OURS = "prompt completion answer reward score status finish_reason"
 LM_EVAL, LIGHTEVAL = "lm-evaluation-harness", "lighteval details"
 JUDGED = (LM_EVAL, LIGHTEVAL)
 """Tools whose responses `--judge` can score."""

@@ -148,7 +148,7 @@ def mbpp(
         if grade_shown:
             examples, graded = tests[:shown], tests
         text = "\n".join([row["text"].strip(), *["", "For example:"] * bool(shown), *examples])
-        return row["task_id"], text, {"asserts": graded, **setup}, row["code"]
+        return row["task_id"], text, {"asserts": graded, "shown": examples, **setup}, row["code"]
 
     return published(
         "mbpp", build, {"": path}, splits=tuple(MBPP_SPLITS), arrange=mbpp_splits, style=style,

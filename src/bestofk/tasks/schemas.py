@@ -248,18 +248,20 @@ def program_schema(row: Row) -> tuple[str, tuple[str, tuple[str, ...], str | Non
 
 
 def program_spec(row: Row, tests: Sequence[str], starter: str = "") -> dict[str, Any]:
-    """What the code verifier needs, from all of these fields with tests.
+    """What the code verifier needs, from all of these fields with tests; public ones are `shown`.
 
     Raises:
         LeftOut: the row has no tests.
     """
     cases: list[Any] = []
+    public = 0
     function = field(row, "metadata.func_name", None) or field(row, "fn_name", None)
     for name in tests:
         packed = packed_tests(field(row, name)) if name.startswith("private_test") else None
         more, named = _cases(field(row, name) if packed is None else packed)
         function = function or named
         cases += more
+        public += len(more) if name.startswith("public_test") else 0
     if not cases:
         raise LeftOut(f"no tests in {', '.join(tests)}")
     if all(isinstance(case, str) for case in cases):
@@ -270,9 +272,12 @@ def program_spec(row: Row, tests: Sequence[str], starter: str = "") -> dict[str,
     if function is None or kinds & {"stdin", "stdin_stdout"}:
         if kinds & {"functional", "function_call"}:
             raise ValueError("these tests call a function, and no field names it: fn_name, say")
-        return {"stdio": [_stdio(case) for case in cases]}
+        stdio = [_stdio(case) for case in cases]
+        return {"stdio": stdio} | ({"shown": stdio[:public]} if public else {})
     path = f"Solution().{function}" if "class Solution" in starter else function
-    return {"entry_point": path, "calls": _calls(cases)}
+    calls = _calls(cases)
+    spec = {"entry_point": path, "calls": calls}
+    return spec | ({"shown": calls[:public]} if public else {})
 
 
 def time_limit(row: Row) -> dict[str, float]:

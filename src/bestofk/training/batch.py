@@ -112,6 +112,55 @@ def rewards_for(
     return rewards - np.array([[verdict.penalty for verdict in row] for row in verdicts])
 
 
+def choices_for(
+    objective: Objective, verdicts: Sequence[Sequence[Verdict]]
+) -> dict[str, np.ndarray]:
+    """What chooses among a group's samples, (P, n), where the objective asks for it: scores, or the
+    answers that vote as whole numbers, -1 for none."""
+    choices: dict[str, np.ndarray] = {}
+    if "scores" in objective.needs:
+        choices["scores"] = scores_of(verdicts)
+    if "answers" in objective.needs:
+        choices["answers"] = np.array([numbered([v.answer for v in row]) for row in verdicts])
+    return choices
+
+
+def scores_of(verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
+    """(P, n); NaN where nobody gave a score."""
+    return np.array([[np.nan if v.score is None else v.score for v in row] for row in verdicts])
+
+
+def numbered(answers: Sequence[str | None]) -> list[int]:
+    """
+    >>> numbered(["5", None, "7", "5"])
+    [0, -1, 1, 0]
+    """
+    numbers = {answer: i for i, answer in enumerate(dict.fromkeys(filter(None, answers)))}
+    return [numbers.get(answer, -1) for answer in answers]
+
+
+def unscored_without_score(
+    verdicts: Sequence[Sequence[Verdict]], objective: Objective
+) -> list[list[Verdict]]:
+    """The verdicts of a run whose objective chooses by scores. A sample without one is unscored:
+    nobody knows whether it would be chosen.
+
+    Raises:
+        ValueError: no sample of the batch has a score.
+    """
+    judged = [verdict for row in verdicts for verdict in row if verdict.status != "unscored"]
+    if judged and all(verdict.score is None for verdict in judged):
+        raise ValueError(
+            f"objective {objective.text} chooses by scores, and the verifier gives none: name what "
+            "chooses as task.scorer, return Verdict(reward, status, score=...) or, where prompts "
+            "show tests, set task.verifier_options.score = 'shown'"
+        )
+    lost = Verdict.unscored("it has a reward and no score")
+    return [
+        [lost if v.score is None and v.status != "unscored" else v for v in row] for row in verdicts
+    ]
+
+
 def slots_of(processes: ProcessGroup, prompts: int) -> range:
     """This process's slots of a batch of P prompts: a block.
 

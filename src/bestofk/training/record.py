@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -20,9 +21,9 @@ import numpy as np
 from bestofk import metrics, models, runs
 from bestofk.config import EvaluationSection, to_toml
 from bestofk.objectives import max_at_k
-from bestofk.rewards.maths.extract_answer import given_answer
+from bestofk.procedures import SELECT
 from bestofk.tasks import Task
-from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewards_of
+from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewards_of, scores_of
 from bestofk.training.checks import claim_of_run
 from bestofk.training.resolve import RunSettings
 from bestofk.training.validation import pass_threshold
@@ -58,6 +59,7 @@ def metrics_line(
             k=min(objective.k, rewards.shape[1]),
             least=max(term.least for term in terms),
             threshold=settings.evaluation.threshold,
+            scores=scores_of(verdicts) if "scores" in objective.needs else None,
         ),
         metrics.OBJECTIVE: "+".join(term.text for term in terms),
         metrics.LENGTH: float(lengths.mean()),
@@ -121,11 +123,13 @@ def reward_statistics(
     k: int,
     least: int,
     threshold: float | None,
+    scores: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Mean reward, pass@1 and max@k of a batch's groups (P, n), and what could not be counted.
 
     Args:
         rewards: less the penalties; passes are counted without.
+        scores: of what chooses, for select@k.
     """
     scored = ~np.isnan(rewards)
     counts = scored.sum(axis=1)
@@ -140,6 +144,7 @@ def reward_statistics(
         metrics.REWARD: float(np.nanmean(rewards)) if any_scored else np.nan,
         metrics.PASS_1: float(np.nanmean(passed)) if any_scored and passing is not None else np.nan,
         f"max@{k}": float(best),
+        **({} if scores is None else {f"select@{k}": select_mean(rewards, scores, k)}),
         metrics.REWARD_MIN: float(np.nanmin(rewards)) if any_scored else np.nan,
         metrics.REWARD_MAX: float(np.nanmax(rewards)) if any_scored else np.nan,
         metrics.GROUPS: int(rewards.shape[0]),
@@ -148,6 +153,17 @@ def reward_statistics(
         **{f"{metrics.STATUS}{name}": count for name, count in sorted(statuses.items())},
         **({metrics.REWARD_PARTS: parts} if (parts := reward_parts(verdicts)) else {}),
     }
+
+
+def select_mean(rewards: np.ndarray, scores: np.ndarray, k: int) -> float:
+    """select@k over the groups (P, n) with at least k scored samples; NaN where there is none."""
+    live = [np.flatnonzero(~np.isnan(row)) for row in rewards]
+    values = [
+        float(SELECT.curve(rewards[p : p + 1, at], k, scores=scores[p : p + 1, at])[0, -1])
+        for p, at in enumerate(live)
+        if len(at) >= k
+    ]
+    return float(np.mean(values)) if values else math.nan
 
 
 def reward_parts(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
@@ -172,13 +188,15 @@ def sample_rows(
                 "sample": i,
                 "prompt": group.prompt.text,
                 "completion": trajectory.text,
-                "answer": given_answer(group.prompt, trajectory.text, verdict),
+                "answer": verdict.answer,
                 "reward": verdict.reward,
                 "status": verdict.status,
                 "tokens": trajectory.drawn,
                 "logprob": trajectory.log_prob,
                 "finish_reason": trajectory.finish_reason,
             }
+            if verdict.score is not None:  # JSON has no infinity
+                row["score"] = verdict.score if verdict.score > -math.inf else "-inf"
             if verdict.parts:
                 row["parts"] = dict(verdict.parts)
             if verdict.penalty:

@@ -17,7 +17,12 @@ from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampling, ServerLost, WeightHolder
 from bestofk.sampling.prompts import encode
 from bestofk.sampling.weights import named_weights
-from bestofk.training.batch import JudgingAside, RolloutBatch, with_penalties
+from bestofk.training.batch import (
+    JudgingAside,
+    RolloutBatch,
+    unscored_without_score,
+    with_penalties,
+)
 from bestofk.training.context import StepContext
 from bestofk.types import Group, Prompt, Verdict
 
@@ -110,9 +115,12 @@ class Rollouts:
         settings, is_streamed = self.context.settings, hasattr(self.sampler, "stream")
         with self.context.timed("judge"):
             judge = self._aside.collect if is_streamed else self.context.parts.judge
+            verdicts = judge(groups)
+            if "scores" in self.context.objective.needs:
+                verdicts = unscored_without_score(verdicts, self.context.objective)
             return with_penalties(
                 groups,
-                judge(groups),
+                verdicts,
                 limit=settings.sampling.max_new_tokens,
                 buffer=settings.task.advanced.overlong_tokens,
                 penalty=settings.task.advanced.overlong_penalty,

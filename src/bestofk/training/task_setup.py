@@ -17,7 +17,7 @@ import numpy as np
 
 from bestofk import tasks
 from bestofk.config import EvaluationSection, TaskAdvanced, TaskSection
-from bestofk.rewards import BatchVerifier, UnscoredGuard, verifier
+from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
 from bestofk.storage import cache_folder, write_atomically
@@ -54,9 +54,11 @@ def make_task(
     task = make_prompts(section, threshold=threshold, seed=seed, say=say)
     if facts is not None:
         task = with_fitting_prompts(task, facts.config, facts.tokenizer, new_tokens)
-    judge: Verifier = make_verifier(section, task) if own is None else own
+    judge: Any = make_verifier(section, task) if own is None else own
     guard = UnscoredGuard(section.advanced.unscored_share)
     task = with_accepted_references(task, judge, say=say, processes=processes)
+    if section.scorer:
+        judge = scored_by(judge, verifier(section.scorer, **section.scorer_options))
     for split in map(task.split, splits):
         if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
             judge.check_prompts(split[:] if section.name == "dataset" else split[:64])

@@ -23,6 +23,7 @@ from bestofk.training.batch import (
     ProcessGroup,
     RolloutBatch,
     advantages_of,
+    choices_for,
     generators_for,
     group_entropies,
     merge_statistics,
@@ -175,9 +176,14 @@ def sample_and_judge(
         verdicts.update(zip(own, judge(sampled)))
         if attempt == refill:
             break
-        rewards = rewards_for(objective, [verdicts[slot] for slot in mine], progress)
-        generators = generators_for(objective, mine, seed)
-        advantages = advantages_of(objective, rewards, progress=progress, generators=generators)
+        judged = [verdicts[slot] for slot in mine]
+        advantages = advantages_of(
+            objective,
+            rewards_for(objective, judged, progress),
+            progress=progress,
+            generators=generators_for(objective, mine, seed),
+            **choices_for(objective, judged),
+        )
         signal = np.concatenate(processes.gather(has_signal(advantages)))
         empty = np.flatnonzero(~signal).tolist()
         if not empty:
@@ -220,7 +226,8 @@ def learn(
     needed = watch_sampler or needs_old_log_probs(objective, loss, off_policy)
     old = old_log_probs(learner, batch, needed)
     reference = learner.log_probs(batch.groups, reference=True) if loss.kl > 0 else None
-    further_inputs = inputs_beside_rewards(objective, old, live, processes, seed)
+    choices = choices_for(objective, batch.verdicts)
+    further_inputs = inputs_beside_rewards(objective, old, live, choices, processes, seed)
 
     first, steps_before = np.zeros_like(rewards), learner.steps
     history: list[dict[str, float]] = []
@@ -299,10 +306,11 @@ def inputs_beside_rewards(
     objective: Objective,
     old: LogProbs | None,
     live: np.ndarray,
+    choices: Mapping[str, np.ndarray],
     processes: ProcessGroup,
     seed: Sequence[int],
 ) -> Callable[[Sequence[int]], dict[str, Any]]:
-    """What few objectives get for some rows: each group's entropy, and generators of its own."""
+    """What few objectives get for some rows: scores or answers, entropy, generators of its own."""
     entropy, inputs = None, dict[str, Any]()
     if "entropy" in objective.needs:
         assert old is not None
@@ -311,10 +319,14 @@ def inputs_beside_rewards(
     generators = generators_for(objective, slots, *seed)
 
     def of_rows(rows: Sequence[int]) -> dict[str, Any]:
-        return inputs | {
-            "entropy": None if entropy is None else entropy[rows],
-            "generators": generators and [generators[row] for row in rows],
-        }
+        return (
+            inputs
+            | {name: each[rows] for name, each in choices.items()}
+            | {
+                "entropy": None if entropy is None else entropy[rows],
+                "generators": generators and [generators[row] for row in rows],
+            }
+        )
 
     return of_rows
 

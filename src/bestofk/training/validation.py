@@ -12,10 +12,9 @@ import numpy as np
 from bestofk import metrics
 from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, curve, diversity
-from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.samples import Samples, samples
 from bestofk.sampling import Sampling
-from bestofk.training.batch import RolloutBatch
+from bestofk.training.batch import RolloutBatch, scores_of
 from bestofk.training.processes import Processes
 from bestofk.training.task_setup import EvaluationSet
 from bestofk.types import Group, Prompt, Verdict
@@ -61,14 +60,10 @@ def evaluation_samples(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], name: str = "validation"
 ) -> Samples:
     """Judged groups as what evaluation works on. Where no completion has an answer (programs, say)
-    nothing is said about answers."""
-    answers = [
-        [
-            given_answer(group.prompt, trajectory.text, verdict)
-            for trajectory, verdict in zip(group.trajectories, row)
-        ]
-        for group, row in zip(groups, verdicts)
-    ]
+    nothing is said about answers, and nothing about scores where nobody gave any."""
+    answers = [[verdict.answer for verdict in row] for row in verdicts]
+    scores = scores_of(verdicts)
+    columns = {} if np.isnan(scores).all() else {"scores": scores}
     return samples(
         [[verdict.reward for verdict in row] for row in verdicts],
         name=name,
@@ -76,6 +71,7 @@ def evaluation_samples(
         answers=answers if any(map(any, answers)) else None,
         tokens=[[each.drawn for each in group.trajectories] for group in groups],
         logprobs=[[each.log_prob for each in group.trajectories] for group in groups],
+        **columns,
     )
 
 

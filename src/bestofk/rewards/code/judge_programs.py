@@ -15,8 +15,8 @@ A prompt's `spec` (JSON values only) holds one of
   compared, not layout; numbers with a point may differ by 1e-6. Where several outputs are right,
   `"checker"` is Python code with `def check(input, output, expected)`, which says whether one is.
 
-and optionally `"prefix"`: code put before the program (HumanEval's prompt, LeetCode's imports), and
-`"time_limit"`: CPU seconds per test.
+and optionally `"prefix"`: code put before the program (HumanEval's prompt, LeetCode's imports),
+`"time_limit"`: CPU seconds per test, and `"shown"`: tests of the same form that the prompt shows.
 
 The program and the tests run in two sandboxed processes (`bestofk.sandbox`): the tests call
 the program by value, so nothing the program does to its own process changes how it is judged.
@@ -39,6 +39,8 @@ from bestofk.rewards.code.prepared_tests import (
     prepared_tests,
     slowness,
 )
+from bestofk.rewards.code.spec import FORMS
+from bestofk.rewards.combine import with_scores
 from bestofk.rewards.sandboxed import LazySandbox
 from bestofk.sandbox import JobResult, Limits, Sandbox, printable
 from bestofk.sections import check_options
@@ -58,6 +60,8 @@ class CodeVerifier(BatchVerifier):
 
     Args:
         reward: "fraction" of the tests passed, or 1 only when "all" pass.
+        score: "shown" makes the share of `shown` tests passed the score, by which select@k chooses;
+            each program runs twice then.
         tier: the least sandbox tier that will do.
         workers: programs judged at once; the number of usable cores unless told.
         packages: what programs may import besides the standard library.
@@ -72,6 +76,7 @@ class CodeVerifier(BatchVerifier):
         self,
         *,
         reward: Literal["fraction", "all"] = "fraction",
+        score: Literal["shown"] | None = None,
         tier: int = 1,
         workers: int | None = None,
         packages: Sequence[str] | Literal["all"] = (),
@@ -81,6 +86,8 @@ class CodeVerifier(BatchVerifier):
     ) -> None:
         if reward not in ("fraction", "all"):
             raise unknown("reward", reward, ("fraction", "all"))
+        if score not in (None, "shown"):
+            raise unknown("score", score, ("shown",))
         if isinstance(limits, Mapping):
             check_options("limits", Limits, limits)
             limits = Limits(**limits)
@@ -90,6 +97,7 @@ class CodeVerifier(BatchVerifier):
                 f"got {limits!r}"
             )
         self.all_or_nothing = reward == "all"
+        self.score_by: Literal["shown"] | None = score
         self._options: dict[str, Any] = {
             "tier": tier, "workers": workers, "packages": packages, "limits": limits,
             "writable": writable,
@@ -100,7 +108,7 @@ class CodeVerifier(BatchVerifier):
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets a verifier with a sandbox of its own."""
         reward: Literal["fraction", "all"] = "all" if self.all_or_nothing else "fraction"
-        return partial(CodeVerifier, reward=reward, **self._options), ()
+        return partial(CodeVerifier, reward=reward, score=self.score_by, **self._options), ()
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -116,6 +124,14 @@ class CodeVerifier(BatchVerifier):
         self._sandbox.close()
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        verdicts = self._judged_by_tests(prompts, texts)
+        if not self.score_by:
+            return verdicts
+        shown = {id(prompt): _with_shown_tests(prompt) for prompt in prompts}
+        scores = self._judged_by_tests([shown[id(prompt)] for prompt in prompts], texts)
+        return with_scores(verdicts, scores)
+
+    def _judged_by_tests(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         distinct = {id(prompt): prompt for prompt in prompts}
         prepared = self.sandbox.map(self._prepared, list(distinct.values()))
         tests_of = dict(zip(distinct, prepared, strict=True))
@@ -125,6 +141,15 @@ class CodeVerifier(BatchVerifier):
             return tests if isinstance(tests, Verdict) else self._judge(tests, pair[1])
 
         return self.sandbox.map(judge, list(zip(prompts, texts, strict=True)))
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts if self.score_by else ():
+            if not prompt.spec.get("shown"):
+                raise ValueError(
+                    f"score = 'shown' chooses by the tests that a prompt shows, and {prompt.id} "
+                    "shows none: let the task show some (task.options.shown of mbpp), or name a "
+                    "task.scorer"
+                )
 
     def _prepared(self, prompt: Prompt) -> PreparedTests | Verdict:
         """The tests, or the unscored verdict of a task that cannot be judged (no model's fault)."""
@@ -203,6 +228,12 @@ class CodeVerifier(BatchVerifier):
             source, tests.job, stdio=tests.stdio, pure=tests.pure, limits=limits
         )
         return _verdict(run, tests.total, tier, self.all_or_nothing)
+
+
+def _with_shown_tests(prompt: Prompt) -> Prompt:
+    """The prompt judged by the tests that it shows."""
+    form = next(name for name in FORMS if prompt.spec.get(name) is not None)
+    return replace(prompt, spec={**prompt.spec, form: prompt.spec["shown"], "shown": None})
 
 
 def _verdict(run: JobResult, total: int, tier: int, all_or_nothing: bool) -> Verdict:

@@ -11,7 +11,7 @@ from bestofk.messages import unknown
 
 FORMS = ("calls", "asserts", "check", "stdio")
 _TEXTS = ("entry_point", "solution", "setup", "prefix", "checker")
-_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit"}
+_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit", "shown"}
 _CALL_KEYS = {"args", "kwargs", "expected"}
 _PATH = re.compile(r"[^\W\d]\w*(\(\))?(\.[^\W\d]\w*(\(\))?)*")
 
@@ -42,7 +42,9 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     seconds = stated_fields.get("time_limit", 1.0)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     _need(is_number and 0 < seconds < math.inf, "`time_limit` is seconds per test", seconds)
-    _CHECKS[form](stated_fields[form])
+    for tests in (form, "shown"):
+        if tests in stated_fields:
+            _CHECKS[form](stated_fields[tests])
     tolerances(stated_fields)
     return form, stated_fields
 

@@ -1,0 +1,102 @@
+"""Runs in which scores choose among the samples and rewards pay: select@k from the recipe on."""
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bestofk.config import read
+from bestofk.runs import read_metrics, read_samples
+from bestofk.samples import read as samples_of
+from bestofk.training.resolve import resolve
+from bestofk.training.train import train
+
+SMALL: dict[str, Any] = {
+    "sampling": {"prompts_per_step": 3, "samples_per_prompt": 6, "max_new_tokens": 5},
+    "evaluation": {"every": 2, "prompts": 2, "samples_per_prompt": 4},
+}
+
+
+def chosen(rewards: np.ndarray, scores: np.ndarray) -> float:
+    """The reward of the best-scored; of several, their mean."""
+    return float(rewards[scores == scores.max()].mean())
+
+
+def by_enumeration(rewards: np.ndarray, scores: np.ndarray, k: int) -> list[float]:
+    """n (U(B) - U(B without i)), U the mean over all k-subsets."""
+
+    def value(places: list[int]) -> float:
+        sets = [list(each) for each in combinations(places, k)]
+        return float(np.mean([chosen(rewards[each], scores[each]) for each in sets]))
+
+    places = list(range(len(rewards)))
+    return [len(places) * (value(places) - value([j for j in places if j != i])) for i in places]
+
+
+def groups_of(folder: Path) -> list[list[dict[str, Any]]]:
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in read_samples(folder):
+        groups.setdefault((row["step"], row["prompt_id"]), []).append(row)
+    return list(groups.values())
+
+
+def test_the_scorer_chooses_and_the_verifier_pays(recipe: Any, tmp_path: Path) -> None:
+    """The weights that the run recorded are those of all 3-subsets, group by group; samples files
+    of steps and of evaluations hold the scores."""
+    path = recipe(objective="select@3", task={"scorer": "training_judges:size"}, run={"steps": 2},
+                  **SMALL)  # fmt: skip
+    train(resolve(read(path)))
+    groups = groups_of(tmp_path / "run")
+    assert [len(group) for group in groups] == [6] * 6
+    for group in groups:
+        rewards, scores = (np.array([row[name] for row in group]) for name in ("reward", "score"))
+        assert scores.tolist() == [float(len(set(row["completion"]))) for row in group]
+        expected = by_enumeration(rewards, scores, 3)
+        np.testing.assert_allclose([row["weight"] for row in group], expected, atol=1e-12)
+    assert any(row["weight"] for group in groups for row in group)
+    for line in read_metrics(tmp_path / "run"):
+        if line["kind"] == "train":
+            here = [group for group in groups if group[0]["step"] == line["step"]]
+            values = [
+                chosen(*(np.array([group[i][name] for i in each]) for name in ("reward", "score")))
+                for group in here
+                for each in combinations(range(6), 3)
+            ]
+            assert line["select@3"] == pytest.approx(np.mean(values), abs=1e-12)
+    evaluated = samples_of(tmp_path / "run" / "evaluations" / "000002.jsonl")
+    assert evaluated.scores is not None
+    assert not np.isnan(evaluated.scores).any()
+
+
+def test_a_sample_without_a_score_is_unscored_where_scores_choose(
+    recipe: Any, tmp_path: Path
+) -> None:
+    """The verifier gives scores itself, none to short completions. Drawn ahead they wait in the
+    checkpoint with their batch, so a resumed run equals one that was never stopped."""
+    both = {"verifier": "training_judges:both", "advanced": {"unscored_share": 1.0}}
+    runs = []
+    for name, steps in (("whole", [4]), ("parts", [2, 4])):
+        folder = tmp_path / name
+        path = recipe(objective="select@2", task=both, off_policy={"ahead": 1}, **SMALL,
+                      run={"dir": str(folder), "steps": 4, "checkpoint_every": 1})  # fmt: skip
+        for number, step in enumerate(steps):
+            ends = {
+                "callback": lambda line, step=step: line["kind"] == "train" and line["step"] == step
+            }
+            train(resolve(read(path), resume=number > 0), **(ends if step < 4 else {}))
+        runs.append(list(read_samples(folder)))
+    assert runs[0] == runs[1]
+    for row in runs[0]:
+        assert ("score" in row) == (row["status"] != "unscored") == (len(row["completion"]) >= 3)
+        assert row["weight"] == 0.0 or "score" in row
+
+
+def test_scores_that_nobody_gives_are_one_clear_sentence(recipe: Any, tmp_path: Path) -> None:
+    path = recipe(objective="select@2", run={"steps": 1}, **SMALL)
+    with pytest.raises(
+        ValueError, match=r"select@2 chooses by scores, and the verifier gives none"
+    ):
+        train(resolve(read(path)))
+    assert not list(read_samples(tmp_path / "run"))
