@@ -175,6 +175,7 @@ def test_an_objective_knows_what_it_needs():
 def test_every_row_of_the_catalog_runs_and_is_documented():
     special: dict[str, dict[str, Any]] = {
         "drop-easy": {"accuracy_threshold": 0.9},
+        "retry": {"price": 0.1},
         "lstat": {"coefficients": (0.5, 0.5, 1.0)},
     }
     for name, variants in CATALOG.items():
@@ -184,6 +185,7 @@ def test_every_row_of_the_catalog_runs_and_is_documented():
             options = special.get(variant) or special.get(name) or {}
             rewards = PASSED if entry.zero_one else REWARDS
             inputs: dict[str, Any] = {"rng": 0, "entropy": np.arange(3.0), "scores": REWARDS}
+            inputs["answers"] = REWARDS.round(1)
             got = advantages(rewards, text, **options, **inputs)
             assert np.isfinite(got).all()
             assert got.any()

@@ -1,7 +1,8 @@
 """Procedures beyond the maximum: against their definition over all subsets, and by enumeration."""
 
 import math
-from itertools import combinations, product
+from collections import Counter
+from itertools import combinations, permutations, product
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from bestofk import advantages, objective
+from bestofk.procedures import PROCEDURES
 
 RNG = np.random.default_rng(7)
 NAN = math.nan
@@ -108,6 +110,105 @@ def test_select_is_unbiased_by_enumeration(text, parts, old):
 
     expected = sum(share * gradient_of(worth, k, NOW) for k, share in parts.items())
     np.testing.assert_allclose(expected_update(weights, n, old, NOW), expected, atol=1e-13)
+
+
+def vote(rewards, answers, subset):
+    """The mean reward of the most frequent answers of a subset; 0 where nobody votes."""
+    counts = Counter(answers[j] for j in subset if answers[j] is not None)
+    worth = dict(zip(answers, rewards))
+    most = [each for each in counts if counts[each] == max(counts.values())]
+    return np.mean([worth[each] for each in most]) if most else 0.0
+
+
+def group_of_votes(n):
+    answers = RNG.choice(np.array(["a", "b", "c", None]), n, p=[0.4, 0.2, 0.2, 0.2])
+    return np.array([{"a": 1.0, "c": 0.3}.get(each, 0.0) for each in answers]), answers
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+@pytest.mark.parametrize("baseline", ["canonical", "loo-1", "none"])
+def test_a_vote_is_its_definition_over_subsets_on_and_off_policy(n, baseline):
+    for k in sizes(n, baseline):
+        rewards, answers = group_of_votes(n)
+        name = f"maj@{k}:{baseline}"
+        for logs in (np.zeros(n), RNG.normal(size=n) * 0.5):
+
+            def worth(subset, rewards=rewards, answers=answers):
+                return vote(rewards, answers, subset)
+
+            expected = by_definition(worth, np.exp(logs), k, baseline)
+            got = advantages(rewards, name, answers=answers, log_ratio=logs)
+            np.testing.assert_allclose(got, expected, atol=1e-12)
+        on_policy = advantages(torch.tensor(rewards), name, answers=answers)
+        expected = by_definition(worth, np.ones(n), k, baseline)
+        np.testing.assert_allclose(on_policy.numpy(), expected, atol=1e-12)
+
+
+def test_a_vote_of_one_or_two_is_the_mean_and_a_vote_that_nobody_can_turn_has_no_signal():
+    rewards, answers = np.array([1.0, 0.0, 0.0, 1.0, 0.4]), [1, 2, 2, 1, 3]
+    for k in (1, 2):
+        got = advantages(rewards, f"maj@{k}", answers=answers)
+        np.testing.assert_allclose(got, advantages(rewards, "mean"), atol=1e-15)
+    right = np.array([1.0] * 6 + [0.0])
+    assert not advantages(right, "maj@3", answers=[7] * 6 + [8]).any()
+    assert not advantages(np.ones(6), "maj@3", answers=[1, 1, 2, 2, 3, 4]).any()
+    for given, message in (
+        ({}, "objective maj@3 needs answers=, one per sample"),
+        ({"answers": [1, 2]}, "answers must have the shape of rewards"),
+        ({"answers": [1] * 7, "check": False}, "cannot be traced"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            advantages(right, "maj@3", **given)
+
+
+@pytest.mark.parametrize("levels", [(0.0, 1.0), (0.0, 0.4, 1.0, 1.3)])
+def test_retrying_is_its_definition_over_the_orders_of_all_subsets(levels):
+    price, rewards = 0.07, RNG.choice(levels, 6)
+
+    def worth(subset):
+        results = []
+        for order in permutations(rewards[list(subset)]):
+            draws = next((at for at, r in enumerate(order, 1) if r >= 1), len(order))
+            used = order[draws - 1] if order[draws - 1] >= 1 else max(order)
+            results.append(used - price * draws)
+        return np.mean(results)
+
+    for k in range(1, 6):
+        got = advantages(rewards, f"retry@{k}", price=price)
+        np.testing.assert_allclose(got, by_definition(worth, np.ones(6), k, ""), atol=1e-12)
+        value = PROCEDURES["retry"].curve(rewards[None], 6, price=price)[0, k - 1]
+        subsets = combinations(range(6), k)
+        assert value == pytest.approx(np.mean([worth(each) for each in subsets]), abs=1e-13)
+
+
+def test_retrying_for_zero_one_rewards_is_a_mixture_on_and_off_policy():
+    rewards, logs = RNG.integers(0, 2, (4, 9)) * 1.0, RNG.normal(size=(4, 9)) * 0.3
+    for off, baseline in product(({}, {"log_ratio": logs}), ("", ":loo-1", ":none")):
+        mixture = f"pass@1+2+3+4{baseline}"
+        expected = advantages(rewards, mixture, weights=[0.1, 0.1, 0.1, 1.0], **off)
+        got = advantages(rewards, f"retry@4{baseline}", price=0.1, **off)
+        np.testing.assert_allclose(got, expected, atol=1e-13)
+    with pytest.raises(ValueError, match="objective retry@4 needs price="):
+        objective("retry@4")
+    with pytest.raises(ValueError, match="price is what one draw costs"):
+        objective("retry@4", price=-1.0)
+
+
+@pytest.mark.parametrize(("text", "least"), [("pass^3", 3), ("all@3", 3), ("atleast2@4", 2)])
+def test_counts_of_passes_are_their_definition_and_silent_where_nothing_can_change(text, least):
+    k = int(text[-1])
+
+    def worth(subset):
+        return float(rewards[list(subset)].sum() >= least)
+
+    for passes in range(8):
+        rewards = np.arange(7) < passes
+        got = advantages(rewards * 1.0, text)
+        np.testing.assert_allclose(got, by_definition(worth, np.ones(7), k, ""), atol=1e-13)
+        values = {worth(each) for each in combinations(range(7), k)}
+        assert got.any() == (len(values) > 1)
+    with pytest.raises(ValueError, match="takes rewards that are 0, 1 or NaN"):
+        advantages([0.3] * 7, text)
 
 
 @pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])

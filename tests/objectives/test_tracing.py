@@ -31,6 +31,7 @@ def everything() -> list[str]:
     return [
         name.replace("M", "2") + ("@2" if entry.takes_k else "") + (f":{v}" if v else "")
         for name, variants in CATALOG.items()
+        if name != "maj"  # groups answers on the host
         for v, entry in variants.items()
     ] + ["max@1+3"]
 
@@ -39,6 +40,8 @@ def options(name: str) -> dict[str, Any]:
     named: dict[str, Any] = {}
     if name.startswith("lstat"):
         named["coefficients"] = (0.3, 0.7)
+    if name.startswith("retry"):
+        named["price"] = 0.1
     if "drop-easy" in name:
         named["accuracy_threshold"] = 0.5
     if "adaptive" in name:

@@ -1,6 +1,6 @@
 """Majority voting at every k in one pass: exact where that is feasible.
 
-Exact votes are those of `objectives.estimates.votes_by_k`. Where that would take too long (many
+Exact votes are those of `procedures.majority.votes_by_k`. Where that would take too long (many
 samples of many problems), the samples are voted on in random orders: the first k of a random order
 are a random k-subset, so one walk votes at every k. That is unbiased too, and what is left of the
 randomness of the orders is part of every interval over problems.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bestofk.procedures.estimates import votes_by_k
+from bestofk.procedures.majority import votes_by_k
 from bestofk.samples import Samples
 
 BUDGET = 16_000_000

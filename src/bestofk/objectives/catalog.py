@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from bestofk.procedures import MAX, SELECT, Procedure
+from bestofk.procedures import MAJ, MAX, RETRY, SELECT, Procedure
 from bestofk.procedures.arrays import Array
 
 from . import on_policy, passk_training
@@ -114,10 +114,17 @@ _MAX = {
 }
 
 
-def _rows_of(procedure: Procedure, source: str) -> dict[str, Entry]:
+def _rows_of(procedure: Procedure, source: str, **options: Any) -> dict[str, Entry]:
     """The entries of a procedure: one for each baseline."""
     value = f"{procedure.name}@k"
-    made = partial(Entry, source=source, claim="exact", procedure=procedure, needs=procedure.needs)
+    made = partial(
+        Entry,
+        source=source,
+        claim="exact",
+        procedure=procedure,
+        needs=procedure.needs,
+        options=options,
+    )
     centred = made(
         procedure.weights["canonical"],
         "k (q_i - U_k(B∖i)) = n (U_k(B) - U_k(B∖i))",
@@ -126,7 +133,7 @@ def _rows_of(procedure: Procedure, source: str) -> dict[str, Entry]:
         why="the leave-one-out baseline averages over subsets without the sample",
         baseline="canonical",
     )
-    rows = {
+    return {
         "": centred,
         "canonical": centred,
         "loo-1": made(
@@ -144,9 +151,6 @@ def _rows_of(procedure: Procedure, source: str) -> dict[str, Entry]:
             baseline="none",
         ),
     }
-    if procedure.off_policy is None:
-        rows = {name: replace(row, baseline=None) for name, row in rows.items()}
-    return rows
 
 
 _design = partial(Entry, source="Pass@k Training, Chen et al. 2025, arXiv:2508.10751")
@@ -266,13 +270,14 @@ _WITHOUT_K = {
 }
 
 
-def _l_statistic(which: str, of: str, **options: Any) -> Entry:
+def _l_statistic(which: str, of: str, zero_one: bool = False, **options: Any) -> Entry:
     return _without_one(
         on_policy.l_statistic,
         f"n (v(B) - v(B∖i)), v {which}",
         f"unbiased for {of}",
         "OrderGrad arXiv:2606.06096",
         claim="exact",
+        zero_one=zero_one,
         options=options,
     )
 
@@ -285,6 +290,14 @@ _L_STATISTICS = {
         "the mean of the m worst of k", "the gradient of the lower tail, centred"
     ),
     "median": _l_statistic("the median of k", "the gradient of E[median of k], centred"),
+    "all": _l_statistic(
+        "whether all of k pass", "the gradient of pass^k, the chance that all k pass", zero_one=True
+    ),
+    "atleastM": _l_statistic(
+        "whether m or more of k pass",
+        "the gradient of the chance that m or more of k pass",
+        zero_one=True,
+    ),
     "min": _l_statistic("the worst of k", "the gradient of E[min of k] (all k right), centred"),
     "lstat": _l_statistic(
         "= Σ_j α_j r_(j:k)",
@@ -302,9 +315,12 @@ CATALOG: dict[str, dict[str, Entry]] = {
     **_alone("mean grpo dr-grpo reinforce"),
     "max": _MAX,
     "pass": {variant: replace(entry, zero_one=True) for variant, entry in _MAX.items()},
-    "select": _rows_of(SELECT, "the theorem of docs/objectives.md; ties by symmetry"),
+    "select": _rows_of(SELECT, "the theorem of docs/objectives.md, ties by symmetry"),
+    "retry": _rows_of(RETRY, "a mixture of max@1 to max@k", price=..., stop=1.0),
+    "maj": _rows_of(MAJ, "the theorem of docs/objectives.md, votes by class"),
     "passk-training": _PASSK_DESIGNS,
-    **_alone("bon-max-mean bon-max-second maxrl tailrl rs-grpo topM bottomM median min lstat"),
+    **_alone("bon-max-mean bon-max-second maxrl tailrl rs-grpo"),
+    **_alone("topM bottomM median min lstat all atleastM"),
 }
 
 ALIASES = {"rloo": "mean", "pkpo": "max:loo-1"}

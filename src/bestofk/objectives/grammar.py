@@ -5,7 +5,9 @@
     shares    := share ( ":" share )+                       weights: max@1+8 1:2
     part      := name [ "@" ks ] [ ":" variant ]
     ks        := k | k ".." k | k ( "+" k )*                anneal: max@8..1    mixture: max@1+8
-    name      := a name of the catalog, or top<m>, bottom<m>
+    name      := a name of the catalog, or top<m>, bottom<m>, atleast<m>
+
+pass^8 is all@8: all of 8 pass.
 
 No character in it means anything to a shell or to Hydra, but the space before shares.
 """
@@ -23,7 +25,7 @@ from .catalog import ALIASES, CATALOG, Entry
 
 _PARTS = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(@(?P<ks>[^:]*))?(:(?P<variant>.*))?", re.DOTALL)
 _SHARES = re.compile(r"(.*?)(?:\s+(\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+))?", re.DOTALL)
-_TOP = re.compile(r"^(top|bottom)(\d+)$")
+_TOP = re.compile(r"^(top|bottom|atleast)(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Stage:
 def names() -> list[str]:
     """Every name a user may write, as they would write it."""
     plain = [name for name in CATALOG if not name.endswith("M")]
-    return [*plain, "top<m>", "bottom<m>", *ALIASES]
+    return [*plain, "top<m>", "bottom<m>", "atleast<m>", "pass^<k>", *ALIASES]
 
 
 def parse(text: str) -> tuple[Stage, ...]:
@@ -116,7 +118,7 @@ def _terms(piece: str) -> tuple[Term, ...]:
 
 def _part(piece: str) -> tuple[Term, ...]:
     """The terms of one name: one for each k."""
-    result = _PARTS.fullmatch(piece)
+    result = _PARTS.fullmatch(piece.replace("pass^", "all@"))
     if not result:
         raise ValueError(f"cannot read objective {piece!r}: write name[@k][:variant], as in max@8")
     name, ks, variant = result["name"], result["ks"], result["variant"] or ""
@@ -126,7 +128,7 @@ def _part(piece: str) -> tuple[Term, ...]:
             raise ValueError(f"{result['name']} is max with variant {fixed!r}; it has no other")
         variant = fixed or variant
     entry = _find(name, variant)
-    named = name in ("median", "min") or _TOP.fullmatch(name)
+    named = name in ("median", "min", "all") or _TOP.fullmatch(name)
     numbers = _numbers(piece, name, ks, entry)
     label = f":{variant}" if variant else ""
     return tuple(

@@ -12,6 +12,7 @@ from array_api_compat import array_namespace
 
 from bestofk.procedures.arrays import Array, as_float64, as_numpy, constant, is_array
 from bestofk.procedures.grouping import Bucket, Layout, gather, in_bucket
+from bestofk.procedures.majority import numbered
 
 from . import off_policy
 from .grammar import Term
@@ -43,6 +44,8 @@ class Inputs:
         if "entropy" in needed:
             by_group = needed["entropy"]["entropy"]
             needed["entropy"] = {**needed["entropy"], "entropy": in_bucket(by_group, bucket)}
+        if "answers" in needed:
+            needed["answers"] = {"answers": gather(needed["answers"]["answers"], bucket)}
         if "scores" in needed:
             scores = gather(needed["scores"]["scores"], bucket)
             if check:
@@ -62,6 +65,7 @@ def read_inputs(
     layout: Layout,
     *,
     scores: Any,
+    answers: Any,
     log_ratio: Any,
     sample_weights: Any,
     entropy: Any,
@@ -97,12 +101,31 @@ def read_inputs(
                 "is used, and rewards say what it is worth"
             )
         arguments["scores"] = {"scores": per_sample(scores, rewards, "scores")}
+    if "answers" in needed:
+        if not check:
+            raise ValueError(
+                f"objective {text} counts answers, which cannot be traced: leave check=False out"
+            )
+        arguments["answers"] = {"answers": _labels(text, answers, tuple(rewards.shape))}
     alpha = None
     if sample_weights is not None:
         alpha = off_policy.weights_of_samples(sample_weights, rewards)
         log_ratio = array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
     ratios = None if log_ratio is None else _log_ratios(log_ratio, rewards, terms)
     return Inputs(ratios, alpha, arguments)
+
+
+def _labels(text: str, answers: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Answers as whole numbers on the host."""
+    if answers is None:
+        raise ValueError(
+            f"objective {text} needs answers=, one per sample: equal ones vote together, None does "
+            "not vote"
+        )
+    labels = as_numpy(answers) if is_array(answers) else np.array(answers, dtype=object)
+    if labels.shape != shape:
+        raise ValueError(f"answers must have the shape of rewards, {shape}, got {labels.shape}")
+    return numbered(labels)
 
 
 def _require_scores(scores: Array) -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from array_api_compat import array_namespace
 
 from bestofk.messages import choices, unknown
+from bestofk.procedures import MAX
 from bestofk.procedures.arrays import Array, as_float64, fits
 from bestofk.procedures.estimates import zero_one
 from bestofk.procedures.grouping import SmallGroups, gather, lay_out, scatter
@@ -125,6 +126,7 @@ class Objective:
         rewards: Any,
         *,
         scores: Any = None,
+        answers: Any = None,
         log_ratio: Any = None,
         entropy: Any = None,
         entropy_threshold: float | None = None,
@@ -143,6 +145,8 @@ class Objective:
             rewards: real numbers; NaN marks a sample that could not be scored (not live).
             scores: what chooses a sample at deployment (select@k), the shape of rewards; -inf loses
                 to every number. Rewards say what the chosen sample is worth.
+            answers: what votes (maj@k), the shape of rewards: equal values are one answer; None and
+                NaN do not vote.
             log_ratio: log π_θ - log π_old of each whole completion, the shape of rewards.
             entropy: mean response entropy, per group or per sample (adaptive design).
             entropy_threshold: by default the median over the groups of this call.
@@ -194,6 +198,7 @@ class Objective:
             rewards,
             layout,
             scores=scores,
+            answers=answers,
             log_ratio=log_ratio,
             sample_weights=sample_weights,
             entropy=entropy,
@@ -248,7 +253,8 @@ def objective(
             log-ratio has risen above high and it pushes the sample further up, or has fallen below
             -low and it pushes further down. Needs log_ratio; biased where it masks.
         options: of the objective itself: beta (rs-grpo), accuracy_threshold (drop-easy),
-            coefficients (lstat), sets (bootstrap).
+            coefficients (lstat), sets (bootstrap), price and stop (retry: what a draw costs, and
+            the reward that ends it).
 
     Raises:
         ValueError: an unknown name, variant or option (with a suggestion); values out of range.
@@ -274,7 +280,7 @@ def objective(
     if clamp != 1.0 and off_policy != "first-order":
         raise ValueError(f"clamp belongs to off_policy='first-order', got {off_policy!r}")
     for term in terms:
-        if off_policy == "first-order" and term.entry.procedure.needs:
+        if off_policy == "first-order" and term.entry.procedure is not MAX:
             raise ValueError(
                 f"off_policy='first-order' is an expansion of max@k, and {term.text} has none: use "
                 "off_policy='exact'"
@@ -319,6 +325,7 @@ def advantages(
     /,
     *,
     scores: Any = None,
+    answers: Any = None,
     log_ratio: Any = None,
     entropy: Any = None,
     entropy_threshold: float | None = None,
@@ -349,6 +356,7 @@ def advantages(
     return chosen(
         rewards,
         scores=scores,
+        answers=answers,
         log_ratio=log_ratio,
         entropy=entropy,
         entropy_threshold=entropy_threshold,

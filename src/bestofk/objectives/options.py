@@ -12,8 +12,8 @@ from bestofk.procedures.arrays import positive_integer
 
 from .grammar import Stage, Term
 
-INPUTS = ("scores", "log_ratio", "entropy", "entropy_threshold", "live", "groups", "progress",
-          "rng", "sample_weights", "check")  # fmt: skip
+INPUTS = ("scores", "answers", "log_ratio", "entropy", "entropy_threshold", "live", "groups",
+          "progress", "rng", "sample_weights", "check")  # fmt: skip
 OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
            "small_groups", "trust_region")  # fmt: skip
 
@@ -65,6 +65,11 @@ def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> M
             raise ValueError(f"objective {text} needs {name}=")
         if name == "sets" and value is not None:
             chosen[name] = positive_integer(value, name)
+        elif name == "price":
+            what = "what one draw costs, a number of at least 0"
+            chosen[name] = finite_number(name, value, what, lambda x: x >= 0)
+        elif name == "stop":
+            chosen[name] = finite_number(name, value, "the reward at which no more is drawn")
         elif name == "beta":
             chosen[name] = finite_number(name, value, "a positive number", lambda x: x > 0)
         elif name == "accuracy_threshold":

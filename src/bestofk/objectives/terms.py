@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from array_api_compat import array_namespace, is_torch_array
 
+from bestofk.procedures import MAX
 from bestofk.procedures.arrays import Array, by_blocks
 from bestofk.procedures.symmetric_sums import scaled
 
@@ -44,18 +45,27 @@ def advantages_of_term(
 ) -> Array:
     """(groups, n) → (groups, n), times the share of the term in its mixture."""
     if inputs.log_ratio is not None and use.form != "none":
-        result = _off_policy(term, rewards, inputs, use, check=check)
+        result = _off_policy(term, rewards, inputs, use, options, check=check)
     else:
         result = _on_policy(term, rewards, inputs, options, check=check)
     return result if term.weight == 1.0 else term.weight * result
 
 
-def _off_policy(term: Term, rewards: Array, inputs: Inputs, use: RatioUse, *, check: bool) -> Array:
+def _off_policy(
+    term: Term,
+    rewards: Array,
+    inputs: Inputs,
+    use: RatioUse,
+    options: Mapping[str, Any],
+    *,
+    check: bool,
+) -> Array:
     procedure, baseline = term.entry.procedure, term.entry.baseline
     assert procedure.off_policy is not None  # `_log_ratios` has looked
     assert baseline is not None
     ratios = off.truncated(inputs.log_ratio, use.truncate)
     needed = inputs.arguments(procedure.needs)
+    needed |= {name: options[name] for name in term.entry.options}
     if use.form == "first-order":
         return off.first_order(rewards, ratios, term.k, baseline=baseline, clamp=use.clamp)
     if use.form == "own-ratio":  # corrects each sample, ignores its siblings: biased
@@ -63,7 +73,7 @@ def _off_policy(term: Term, rewards: Array, inputs: Inputs, use: RatioUse, *, ch
         return scaled(on_policy, ratios, check=check)
     if inputs.log_alpha is not None:
         ratios = off.pooled(ratios, inputs.log_alpha, term.k, check=check)
-    if is_torch_array(rewards) and not procedure.needs and _compiling():
+    if is_torch_array(rewards) and procedure is MAX and _compiling():
         from .torch_operator import operator
 
         return operator(rewards, ratios, term.k, baseline, use.self_normalise)

@@ -4,10 +4,12 @@ A procedure has an unbiased value from n samples, exact weights of its gradient 
 and a curve over k, under one name. A new one is a file here and its line in `PROCEDURES`.
 """
 
+from .majority import MAJ
 from .maximum import MAX
 from .procedure import Procedure
+from .retries import RETRY
 from .selection import SELECT
 
-PROCEDURES = {each.name: each for each in (MAX, SELECT)}
+PROCEDURES = {each.name: each for each in (MAX, SELECT, RETRY, MAJ)}
 
-__all__ = ["MAX", "PROCEDURES", "SELECT", "Procedure"]
+__all__ = ["MAJ", "MAX", "PROCEDURES", "RETRY", "SELECT", "Procedure"]

@@ -19,6 +19,7 @@ from bestofk.types import reaches
 from .arrays import Array, as_float64, as_numpy, constant, live_mask, positive_integer
 from .binomials import order_statistic_weights
 from .grouping import SmallGroups, gather, lay_out, scatter_groups
+from .majority import numbered, votes_by_k
 from .maximum import best_by_k, best_of_k
 
 
@@ -162,16 +163,20 @@ def l_statistic_at_k(
 
 
 def named_coefficients(name: str, k: int) -> tuple[float, ...]:
-    """The coefficients of "min", "median" (of an even k the mean of the middle two), "top<m>" or
-    "bottom<m>" of k."""
+    """The coefficients of "min" (also "all"), "median" (of an even k the mean of the middle two),
+    "top<m>", "bottom<m>" or "atleast<m>" of k."""
     if name == "median":
         return tuple((float(j == (k - 1) // 2) + float(j == k // 2)) / 2 for j in range(k))
-    found = re.fullmatch(r"(top|bottom)(\d+)", "bottom1" if name == "min" else name)
+    found = re.fullmatch(
+        r"(top|bottom|atleast)(\d+)", "bottom1" if name in ("min", "all") else name
+    )
     if not found:
         raise ValueError(f"an L-statistic is min, median, top<m> or bottom<m>, got {name!r}")
     m = int(found[2])
     if not 1 <= m <= k:
         raise ValueError(f"cannot take {m} of {k} samples: need 1 ≤ m ≤ k")
+    if found[1] == "atleast":  # of 0/1 rewards: the m-th best
+        return tuple(float(j == k - m) for j in range(k))
     lowest = (1.0 / m,) * m + (0.0,) * (k - m)
     return lowest if found[1] == "bottom" else lowest[::-1]
 
@@ -276,80 +281,11 @@ def maj_at_k(answers: Any, correct: Any, k: int) -> np.ndarray:
     if not np.isin(right, (0.0, 1.0)).all():
         raise ValueError("maj@k takes correctness that is 0 or 1 for every sample")
     n = labels.shape[-1]
-    rows = zip(labels.reshape(-1, n), right.reshape(-1, n))
-    votes = [votes_by_k(_numbered(row, mark), mark, k, k / n)[-1] for row, mark in rows]
+    votes: list[float] = []
+    for row, mark in zip(numbered(labels).reshape(-1, n), right.reshape(-1, n)):
+        for answer in np.unique(row[row >= 0]):
+            if len(set(mark[row == answer])) > 1:
+                name = labels.reshape(-1, n)[len(votes)][row == answer][0]
+                raise ValueError(f"answer {name!r} is marked both correct and wrong in one group")
+        votes.append(votes_by_k(row, mark, k, k / n)[-1])
     return np.array(votes).reshape(labels.shape[:-1])
-
-
-def _numbered(labels: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Answers as whole numbers; -1 for those that do not vote."""
-    numbers: dict[Any, int] = {}
-    marks: dict[Any, float] = {}
-    result = []
-    for label, mark in zip(labels.tolist(), right.tolist()):
-        silent = label is None or label != label
-        if not silent and marks.setdefault(label, mark) != mark:
-            raise ValueError(f"answer {label!r} is marked both correct and wrong in one group")
-        result.append(-1 if silent else numbers.setdefault(label, len(numbers)))
-    return np.array(result)
-
-
-def votes_by_k(labels: np.ndarray, marks: np.ndarray, k_max: int, share: float) -> np.ndarray:
-    """Mean over all k-subsets of: is the leading answer right? For k = 1..k_max.
-
-    The counts of the answers in a random k-subset are binomials conditioned on their sum, whatever
-    the share of heads of their coins. Where one right answer has m votes, t others tie and the rest
-    have fewer, it wins with probability 1/(1 + t): a product of polynomials, one per rival.
-
-    Args:
-        labels: (n,) whole numbers ≥ 0, equal for equal answers; -1 does not vote.
-        marks: (n,) how right the answer is, the same for equal answers.
-        share: of heads. k/n is precise at that k for every n; 1/2 at every k for n ≤ 1000.
-
-    >>> votes_by_k(np.array([0, 0, 1]), np.array([1.0, 1.0, 0.0]), 3, 0.5).round(4)
-    array([0.6667, 0.6667, 1.    ])
-    """
-    n, voting = len(labels), labels >= 0
-    _, first, counts = np.unique(labels[voting], return_index=True, return_counts=True)
-    right, coins = marks[voting][first], [_binomial(int(count), share) for count in counts]
-    total = np.zeros(k_max + 1)
-    for answer in np.flatnonzero(right > 0):
-        rivals = [coin for other, coin in enumerate(coins) if other != answer]
-        for votes in range(1, min(int(counts[answer]), k_max) + 1):
-            last = k_max - votes
-            able = [coin for coin in rivals if len(coin) > votes]
-            beaten = n - int(counts[answer]) - sum(len(coin) - 1 for coin in able)
-            ways = np.zeros((1, last + 1))
-            fewer = _binomial(beaten, share)[: last + 1]
-            ways[0, : len(fewer)] = fewer
-            for coin in able:
-                ways = _with_rival(ways, coin, votes)
-            tied = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
-            total[votes:] += right[answer] * coins[answer][votes] * tied
-    everyone = _binomial(n, share)[: k_max + 1]
-    means = np.divide(total, everyone, out=np.zeros(k_max + 1), where=everyone > 0)
-    return np.minimum(means[1:], 1.0)
-
-
-def _with_rival(ways: np.ndarray, coin: np.ndarray, votes: int) -> np.ndarray:
-    """Ways (ties so far, samples so far) with one more answer: it has fewer votes, or ties."""
-    size = ways.shape[1]
-    grown = np.zeros((len(ways) + 1, size))
-    for ties, row in enumerate(ways):
-        grown[ties] += np.convolve(row, coin[:votes])[:size]
-    grown[1:, votes:] += coin[votes] * ways[:, : max(size - votes, 0)]
-    return grown if grown[-1].any() else grown[:-1]
-
-
-def _binomial(n: int, p: float) -> np.ndarray:
-    """The binomial distribution, by products outward from its mode."""
-    if p >= 1.0:
-        return np.eye(n + 1)[n]
-    mode = min(int((n + 1) * p), n)
-    up = np.arange(mode, n)
-    down = np.arange(mode, 0, -1)
-    odds = p / (1.0 - p)
-    above = np.cumprod((n - up) / (up + 1) * odds)
-    below = np.cumprod(down / (n - down + 1) / odds)
-    weights = np.concatenate([below[::-1], [1.0], above])
-    return weights / weights.sum()

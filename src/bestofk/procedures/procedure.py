@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .arrays import Array
+
+
+@dataclass(frozen=True)
+class ByBaseline:
+    """One function's weights with one of its baselines; equal where both are, also when pickled."""
+
+    function: Callable[..., Array]
+    baseline: str
+
+    def __call__(self, *inputs: Any, **named: Any) -> Array:
+        return self.function(*inputs, baseline=self.baseline, **named)
 
 
 @dataclass(frozen=True)
