@@ -182,7 +182,7 @@ def test_the_next_resume_knows_what_the_last_one_changed(recipe, tmp_path):
 
 
 def test_a_threshold_that_chose_the_prompts_may_not_change():
-    old = Config(task={"advanced": {"pass_rates": "rates.jsonl"}})
+    old = merged(Config(), {"task.advanced.pass_rates": "rates.jsonl"})
     new = merged(old, {"evaluation.threshold": 0.5, "evaluation.every": 3})
     assert differences(old, new) == ["evaluation.threshold: None → 0.5"]
     assert differences(Config(), merged(Config(), {"evaluation.threshold": 0.5})) == []
