@@ -152,7 +152,7 @@ def test_options_take_lists_repeats_and_underscores(capsys):
     parse = ["--task_option", "a=1", "--task-option", "b=2", "c=3", "--temperature", "0.5"]
     found = parsed(SampleOptions, ["m", *parse, "--stop=x y"], "bestofk sample")
     assert found.task_option == ("a=1", "b=2", "c=3")
-    assert (found.temperature, found.stop, found.target) == (0.5, ("x y",), "m")
+    assert (found.temperature, found.stop, found.target) == ((0.5,), ("x y",), "m")
     between = parsed(EvalOptions, ["a", "--k", "1", "b", "--bounds", "-1", "1"], "bestofk eval")
     assert (between.targets, between.bounds) == (("a", "b"), (-1.0, 1.0))
     assert not parsed(EvalOptions, ["a", "--no-diversity"], "bestofk eval").diversity

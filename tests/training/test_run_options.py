@@ -278,3 +278,61 @@ def test_a_prompt_that_refill_may_draw_and_does_not_fit_is_left_out(recipe, tmp_
     assert max(range(40), key=lambda i: len(stream.at(i).text)) >= 8  # beyond what it would draw
     assert train(resolve(config)).step == 2
     assert "1 × the prompt is too long for the model" in capsys.readouterr().err
+
+
+def test_a_run_is_sampled_as_it_was_evaluated_at_any_temperature(recipe, tmp_path, monkeypatch):
+    """Its folder names model, task, verifier, options and sampling; what is stated wins."""
+    from bestofk.api.training_run import TrainedRun
+    from bestofk.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    config = read(recipe(run={"steps": 1, "seed": 3}, evaluation={"every": 0}))
+    path = train(resolve(config)).path
+    words = ["--split", "test", "--n", "2", "--problems", "3", "--seed", "3", "--quiet"]
+    assert main(["sample", str(path), *words, "--temperature", "1", "0.5"]) == 0
+    found = {}
+    for heat in ("1", "0.5"):
+        file = tmp_path / f"countdown-run-step1-t{heat}.jsonl"
+        found[heat] = [json.loads(line) for line in file.read_text().splitlines()]
+        assert {line["sampling"]["temperature"] for line in found[heat]} == {float(heat)}
+        assert {line["sampling"]["max_new_tokens"] for line in found[heat]} == {6}
+    TrainedRun(path, config).sample("test", n=2, prompts=3)
+    kept = path / "evaluations-final" / "test-n2.jsonl"
+    by_python = [json.loads(line) for line in kept.read_text().splitlines()]
+    same = ("problem_id", "sample_id", "completion", "reward", "status", "logprob_sum")
+    assert [[line[name] for name in same] for line in found["1"]] == [
+        [line[name] for name in same] for line in by_python
+    ]
+    assert [line["completion"] for line in found["0.5"]] != [
+        line["completion"] for line in found["1"]
+    ]
+
+
+def test_a_file_is_a_further_evaluation_set_beside_any_task(recipe, tmp_path, capsys):
+    """Its rows are judged by the verifier of the run's task."""
+    rows = [{"prompt": f"{i} 2 3 = {i + 5}:", "expected": i} for i in range(5)]
+    file = tmp_path / "more.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation = {"every": 1, "prompts": 5, "samples_per_prompt": 4, "sets": {"more": str(file)}}
+    path = train(resolve(read(recipe(run={"steps": 1}, evaluation=evaluation)))).path
+    lines = [line for line in read_metrics(path) if line["kind"] == "evaluation_set"]
+    assert [(line["step"], line["set"], line["prompts"]) for line in lines] == [
+        (0, "more", 5),
+        (1, "more", 5),
+    ]
+
+
+def test_how_many_prompts_their_pass_rates_leave_is_said(recipe, tmp_path, capsys):
+    countdown = task("countdown", style="compact", train_size=40)
+    rates = tmp_path / "rates.jsonl"
+    lines = [
+        {"problem_id": prompt.id, "sample_id": i, "reward": float(i < number % 4), "completion": ""}
+        for number, prompt in enumerate(countdown.split("train")[:12])
+        for i in range(3)
+    ]
+    rates.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    advanced = {"pass_rates": str(rates), "unscored_share": 1.0}
+    config = merged(read(recipe(run={"steps": 1})), {"task.advanced": advanced})
+    assert train(resolve(config)).step == 1
+    told = "countdown, train: 6 of 40 prompts kept: "  # of 12, those with 1 or 2 of 3
+    assert told in capsys.readouterr().err

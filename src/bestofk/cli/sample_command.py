@@ -11,12 +11,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from bestofk.api.sampling_run import Judge, LocalModel, SampleFile, draw_from_endpoint
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say_aside
+from bestofk.config import read
 from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class SampleOptions(VerbOptions):
 
     examples: ClassVar = (
         "bestofk sample MODEL --task countdown --n 64 --out a.jsonl",
+        "bestofk sample runs/a --temperature 1 0.8 0.6    # a run has its task",
         "bestofk sample http://localhost:8000/v1 --model M --task countdown",
     )
 
@@ -47,21 +49,23 @@ class SampleOptions(VerbOptions):
     }
 
     target: str = argument("MODEL|URL")
-    """Model (name, folder or GGUF file), or URL of an OpenAI-compatible endpoint."""
+    """Model, folder of a run, or URL of an endpoint."""
     task: str = ""
     """Task to sample on; `bestofk tasks` lists them."""
     task_option: tuple[str, ...] = option("KEY=VALUE", default=())
     """Options of the task."""
     verifier_option: tuple[str, ...] = option("KEY=VALUE", default=())
-    """Options of the task's verifier, such as 'limits={"cpu_per_test": 0.5}' for programs."""
+    """Options of the verifier, such as 'limits={"cpu_per_test": 0.5}' for programs."""
+    verifier: str = option("NAME", default="")
+    """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
     split: str = ""
     """Split of the task; by default test."""
     problems: int = 0
     """Number of problems of the split; 0 is all."""
     n: int = 16
     """Samples per problem."""
-    temperature: float = 1.0
-    """Sampling temperature."""
+    temperature: tuple[float, ...] = (1.0,)
+    """Of several, each has a file of its own."""
     top_p: float = 1.0
     """Nucleus sampling: the share of probability kept."""
     top_k: int = 0
@@ -104,8 +108,52 @@ class SampleOptions(VerbOptions):
     dtype: str = "float32"
     """Precision of a model sampled here."""
 
+    def with_run(self) -> Self:
+        """The options with what the target's run knows, where the target is the folder of a run."""
+        folder = Path(self.target)
+        if self.remote or not (folder / "config.toml").is_file():
+            return self
+        if not (folder / "final").is_dir():
+            raise ValueError(
+                f"{folder} has no final model: resume the run (bestofk train --resume {folder}), "
+                "or name a model"
+            )
+        config = read(folder / "config.toml")
+        task, sampling = config.task, config.sampling
+        own = tuple(f"{key}={json.dumps(value)}" for key, value in task.options.items())
+        judged = tuple(f"{key}={json.dumps(value)}" for key, value in task.verifier_options.items())
+        of_run: dict[str, Any] = {
+            "target": str(folder / "final"),
+            "model": f"{folder.name}-step{config.run.steps}",
+            "task": task.name,
+            "verifier": task.verifier or "",
+            "temperature": (sampling.temperature,),
+            **{name: getattr(sampling, name) for name in ("top_p", "top_k", "stop")},
+            "max_new_tokens": sampling.max_new_tokens,
+        }
+        stated = {name: getattr(self, name) for name in self.model_fields_set - {"target"}}
+        further = {
+            "task_option": (*own, *self.task_option),
+            "verifier_option": (*judged, *self.verifier_option),
+        }
+        if stated.get("task", task.name) != task.name:  # another task has its own options
+            further, of_run["verifier"] = {}, ""
+        return self.model_copy(update=of_run | stated | further)
+
+    def by_temperature(self) -> list[Self]:
+        """The options for each temperature, and its file."""
+        if len(self.temperature) == 1:
+            return [self]
+        files = [self.file.with_stem(f"{self.file.stem}-t{each:g}") for each in self.temperature]
+        return [
+            self.model_copy(update={"temperature": (each,), "out": file})
+            for each, file in zip(self.temperature, files)
+        ]
+
     def check(self) -> None:
         """Raise a ValueError for what no sampling can start from."""
+        if len(self.temperature) != 1:
+            raise ValueError(f"--temperature takes one value here, got {len(self.temperature)}")
         if not self.task:
             raise ValueError(
                 f"sampling from {self.target!r} needs a task: state --task NAME (bestofk tasks "
@@ -134,7 +182,7 @@ class SampleOptions(VerbOptions):
         return Sampling(
             samples_per_prompt=self.n,
             max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
+            temperature=self.temperature[0],
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
@@ -147,20 +195,23 @@ class SampleOptions(VerbOptions):
 
 
 def main(argv: list[str]) -> int:
-    chosen = parsed(SampleOptions, argv, "bestofk sample")
+    jobs = parsed(SampleOptions, argv, "bestofk sample").with_run().by_temperature()
     from bestofk.rewards import TooManyUnscored
     from bestofk.sampling.endpoint import CapReached, EndpointError
 
-    chosen.check()
-    try:
-        file = str(sample(chosen))
-    except (CapReached, EndpointError, TooManyUnscored) as error:
-        print(f"bestofk sample: {error}", file=sys.stderr)
-        return 1
-    if chosen.as_json:
-        print(json.dumps({"file": file, "task": chosen.task, "n": chosen.n}))
-    elif not is_quiet():
-        print(f"bestofk eval {file}    # next: what best-of-k is worth")
+    for job in jobs:
+        job.check()
+    files = []
+    for job in jobs:
+        try:
+            files.append(str(sample(job)))
+        except (CapReached, EndpointError, TooManyUnscored) as error:
+            print(f"bestofk sample: {error}", file=sys.stderr)
+            return 1
+        if job.as_json:
+            print(json.dumps({"file": files[-1], "task": job.task, "n": job.n}))
+    if not jobs[0].as_json and not is_quiet():
+        print(f"bestofk eval {' '.join(files)}    # next: what best-of-k is worth")
     return 0
 
 
@@ -181,6 +232,8 @@ def run_of(job: SampleOptions) -> dict[str, Any]:
         shaped.append(job.extra_fields)
     if job.verifier_option:
         shaped.append(["verifier", json_pairs(job.verifier_option)])
+    if job.verifier:
+        shaped.append(["verifier", job.verifier])
     digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
     return {"model": model, "sampling": sampling, "run_id": digest[:12]}
 
@@ -205,20 +258,29 @@ def sample(job: SampleOptions) -> Path:
 @contextlib.contextmanager
 def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]:
     """The problems to sample on, by id, and their verifier, while it is open."""
-    from bestofk.rewards import UnscoredGuard, verifier
-    from bestofk.tasks import task
+    from bestofk.config import TaskSection
+    from bestofk.rewards import UnscoredGuard
     from bestofk.training.resolve import style_for
-    from bestofk.training.task_setup import with_accepted_references
+    from bestofk.training.task_setup import (
+        make_prompts,
+        make_verifier,
+        with_accepted_references,
+    )
 
     task_options = json_pairs(job.task_option)
     if not job.remote:
         style = style_for(job.target, job.task, lambda: tokenizer_of(job.target))
         task_options = ({"style": style} if style else {}) | task_options
-    chosen = task(job.task, **task_options)
+    section = TaskSection(
+        name=job.task,
+        options=task_options,
+        verifier=job.verifier or None,
+        verifier_options=json_pairs(job.verifier_option),
+    )
+    chosen = make_prompts(section)
     split_name = job.split or ("test" if "test" in chosen.splits else chosen.splits[-1])
     guard = UnscoredGuard(share=0.05)
-    options = {**chosen.verifier_options, **json_pairs(job.verifier_option)}
-    with verifier(chosen.verifier, **options) as judge:
+    with make_verifier(section, chosen) as judge:
         split = with_accepted_references(chosen, judge, say=say_aside).split(split_name)
         count = job.problems or len(split)
         if not 1 <= count <= len(split):
@@ -231,6 +293,7 @@ def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]
             guard.check(verdicts)
             return verdicts
 
+        judge.check_prompts(split[:count])
         yield {prompt.id: prompt for prompt in split[:count]}, judged
 
 
@@ -238,6 +301,12 @@ def tokenizer_of(model: str) -> Any:
     from bestofk.models import describe_policy
 
     return describe_policy(model)[1]
+
+
+@functools.cache
+def local_model(name: str, device: str, dtype: str) -> LocalModel:
+    """A model that several temperatures share."""
+    return LocalModel(name, device=device, dtype=dtype)
 
 
 def drawer_of(
@@ -248,7 +317,7 @@ def drawer_of(
     from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
     if not job.remote:
-        model = LocalModel(job.target, device=job.device or "auto", dtype=job.dtype)
+        model = local_model(job.target, job.device or "auto", job.dtype)
         cap = Cap(sys.maxsize, job.max_tokens or sys.maxsize)
         return functools.partial(model.draw_into, cap=cap, usage=Usage())
     same = ("model", "key_variable", "api", "concurrency", "per_request", "logprobs", "timeout",

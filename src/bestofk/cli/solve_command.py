@@ -49,6 +49,8 @@ class SolveOptions(SampleOptions):
     """The most samples drawn of a problem."""
     data: Path | None = option("FILE", default=None)
     """Your problems instead of a task: rows as for `--task dataset`."""
+    temperature: tuple[float, ...] = (1.0,)
+    """Sampling temperature."""
     verifier: str = option("NAME", default="")
     """Judges the rows of --data: maths, exact, or a function of yours, file.py:function."""
     scorer: str = option("NAME", default="")
@@ -78,15 +80,15 @@ class SolveOptions(SampleOptions):
         return self.file.with_suffix(".samples.jsonl")
 
     def with_data(self) -> SolveOptions:
-        """The options with the rows as their task.
+        """The options with the rows as their task, or with what the target's run knows.
 
         Raises:
             ValueError: rows and another task, rows without a verifier.
         """
         if self.data is None:
-            if self.verifier and self.task != "dataset":
+            if self.verifier and self.task not in ("", "dataset"):
                 raise ValueError(f"--verifier is for --data; task {self.task!r} has a verifier")
-            return self
+            return self.with_run()
         if self.task not in ("", "dataset") or not self.verifier:
             raise ValueError("--data FILE needs --verifier NAME, and no --task")
         pairs = (f"test={json.dumps(str(self.data))}", f"verifier={json.dumps(self.verifier)}")
