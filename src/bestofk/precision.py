@@ -20,6 +20,7 @@ class Precision:
     """As in `model.precision`."""
     weights: str
     """Of both factors of a product, and so of keys and values."""
+    weight_bytes: int
     logits: str
 
     @property
@@ -49,8 +50,8 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision("fp32", "float32", "float32"),
-    "bf16": Precision("bf16", "bfloat16", "float32"),
+    "fp32": Precision("fp32", "float32", 4, "float32"),
+    "bf16": Precision("bf16", "bfloat16", 2, "float32"),
 }
 
 

@@ -268,7 +268,7 @@ def test_gguf_goes_there_and_back(tmp_path: Path) -> None:
         )
     with pytest.raises(ValueError, match="mean log-probability"):
         check(policy, -2.0)
-    convert(file, tmp_path / "out", least=-20.0)
+    convert(file, tmp_path / "out", lowest=-20.0)
     assert not hasattr(load(tmp_path / "out").model.config, "quantization_config")
 
 
@@ -294,7 +294,7 @@ def test_an_embedding_that_a_gguf_stores_twice_becomes_one(
     errors = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(0))
     head = embedding + noise * embedding.std() * errors
     write_gguf(gguf, model, tmp_path / "twice.gguf", head.numpy())
-    convert(tmp_path / "twice.gguf", tmp_path / "out", least=-20.0)
+    convert(tmp_path / "twice.gguf", tmp_path / "out", lowest=-20.0)
     read = load(tmp_path / "out").model
     assert read.config.tie_word_embeddings is tied
     torch.testing.assert_close(read.get_output_embeddings().weight, head)

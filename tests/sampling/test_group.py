@@ -14,8 +14,9 @@ from bestofk.learning import Learner
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine.attention_interface import CannotRun
 from bestofk.sampling.engine.engine_model import EngineModel
-from bestofk.sampling.engine.group_sampler import GroupSampler, can_run
+from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.sampling.engine.linear_layers import AdaptedLinear, JoinedLinear
 from bestofk.sampling.engine.memory import make_plan, room_for
 from bestofk.sampling.engine.operands import SlotField
@@ -191,8 +192,7 @@ def test_groups_come_as_they_are_completed() -> None:
 
 def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same() -> None:
     model = table(np.random.default_rng(0).normal(size=(26, 26)), end=1)
-    reason = can_run(model)
-    assert reason == "Table does not use transformers' attention interface"
+    reason = "Table does not use transformers' attention interface"
     sampling = Sampling(samples_per_prompt=2, max_new_tokens=5)
     sampler = GroupSampler(model, TOKENIZER)
     with pytest.warns(UserWarning, match=f"does not run Table: {reason}; sampling with"):
@@ -248,7 +248,7 @@ def test_a_first_call_that_fails_on_the_way_ends_in_the_present_sampler() -> Non
     assert rows(found) == rows(expected)
 
 
-def test_can_run_names_what_stands_in_the_way() -> None:
+def test_a_model_that_cannot_run_is_an_error_that_names_what_stands_in_the_way() -> None:
     from transformers import BertConfig, BertLMHeadModel, MambaConfig, MambaForCausalLM
 
     shape: dict[str, Any] = {
@@ -261,9 +261,10 @@ def test_can_run_names_what_stands_in_the_way() -> None:
         warnings.simplefilter("ignore")
         bert = BertLMHeadModel(BertConfig(**shape, intermediate_size=48)).eval()
         mamba = MambaForCausalLM(MambaConfig(**shape)).eval()
-    assert can_run(bert) == "it does not attend causally"
-    assert "attention interface" in str(can_run(mamba))
-    assert can_run(fixed(llama)) is None
+    with pytest.raises(CannotRun, match="it does not attend causally"):
+        EngineModel(bert, torch.float32)
+    with pytest.raises(CannotRun, match="attention interface"):
+        EngineModel(mamba, torch.float32)
 
 
 def test_weights_are_shared_where_the_dtype_allows_and_cast_where_not() -> None:
@@ -399,7 +400,8 @@ def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers(
     dora: Any = get_peft_model(
         fixed(llama), LoraConfig(r=2, use_dora=True, target_modules=["q_proj"])
     )
-    assert can_run(dora) == "its adapters are DoRA or another variant of LoRA"
+    with pytest.raises(CannotRun, match="its adapters are DoRA or another variant of LoRA"):
+        EngineModel(dora, torch.float32)
 
 
 def test_layers_compile_once_for_all_of_them_without_a_break() -> None:

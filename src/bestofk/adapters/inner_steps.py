@@ -19,14 +19,14 @@ from bestofk.objectives import (
 )
 
 
-def check_version(host: str, found: str, least: tuple[int, int]) -> None:
+def check_version(host: str, installed: str, oldest: tuple[int, int]) -> None:
     """Raise a ValueError for a host older than the one that this adapter was written against."""
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
-    if numbers < least:
-        wanted = ".".join(map(str, least))
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
+    if numbers < oldest:
+        minimum = ".".join(map(str, oldest))
         raise ValueError(
-            f"bestofk.adapters needs {host} {wanted} or newer, and this is {host} {found}: "
-            f"pip install '{host.lower()}>={wanted}'"
+            f"bestofk.adapters needs {host} {minimum} or newer, and this is {host} {installed}: "
+            f"pip install '{host.lower()}>={minimum}'"
         )
 
 
@@ -71,9 +71,9 @@ def advantages_of_step(
         "effective_share": effective_share(ratio_divergence(log_ratio[live]), k, max(samples, k)),
     }
     if objective.trust_region is not None:
-        kept = trust_region_mask(advantages, log_ratio, *objective.trust_region)
-        advantages = torch.where(kept, advantages, torch.zeros_like(advantages))
-        result["masked"] = float((~kept[live]).double().mean()) if live.any() else 0.0
+        inside = trust_region_mask(advantages, log_ratio, *objective.trust_region)
+        advantages = torch.where(inside, advantages, torch.zeros_like(advantages))
+        result["masked"] = float((~inside[live]).double().mean()) if live.any() else 0.0
     return advantages, result
 
 

@@ -158,11 +158,11 @@ def flash_groups_backward(
     """Gradients of query, key and value."""
     if not query.is_cuda:
         return _plain_backward(grad, query, key, value, parts, queries, keys, scale)
-    known = (out, total)
+    forward = (out, total)
     grad = grad.contiguous()
-    dq, dk, dv = _backward(grad, query, key, value, *known, parts, parts, a, a, True, scale)
+    dq, dk, dv = _backward(grad, query, key, value, *forward, parts, parts, a, a, True, scale)
     shared = key[prompt_at], value[prompt_at]
-    more, pk, pv = _backward(grad, query, *shared, *known, queries, keys, b, c, False, scale)
+    more, pk, pv = _backward(grad, query, *shared, *forward, queries, keys, b, c, False, scale)
     add_runs(dk, pk, prompt_at, first)
     add_runs(dv, pv, prompt_at, first)
     return dq.add_(more), dk, dv
@@ -170,9 +170,9 @@ def flash_groups_backward(
 
 def add_runs(gradient: Tensor, runs: Tensor, prompt_at: Tensor, first: Tensor) -> None:
     """What all runs of completions say of their prompts' tokens, into the gradient, in float32."""
-    whole = torch.zeros_like(runs, dtype=torch.float32).index_add_(0, first, runs.float())
+    sums = torch.zeros_like(runs, dtype=torch.float32).index_add_(0, first, runs.float())
     # A token of several runs is written once for each, with the same value.
-    gradient[prompt_at] = (gradient[prompt_at] + whole[first]).to(gradient.dtype)
+    gradient[prompt_at] = (gradient[prompt_at] + sums[first]).to(gradient.dtype)
 
 
 @flash_groups_backward.register_fake

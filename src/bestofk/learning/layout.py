@@ -75,16 +75,16 @@ def flat_segments(
     """From the lengths of each group's prompt and completions, as they lie in the sequence."""
     sizes = [size for p, own in zip(prompts, completions) for size in (p, *own)]
     runs: list[int] = []
-    seen: list[int] = []
+    prompts_seen: list[int] = []
     places: list[np.ndarray] = []
     firsts: list[np.ndarray] = []
     begin = copied = 0
-    most = max(RUN, sum(map(sum, completions)) // RUNS)
+    run = max(RUN, sum(map(sum, completions)) // RUNS)
     for p, own in zip(prompts, completions):
         total = sum(own)
-        cut = [len(run) for run in np.array_split(np.arange(total), max(1, -(-total // most)))]
+        cut = [len(part) for part in np.array_split(np.arange(total), max(1, -(-total // run)))]
         runs += [p, *cut]
-        seen += [0, *[p] * len(cut)]
+        prompts_seen += [0, *[p] * len(cut)]
         places += [np.arange(begin, begin + p)] * len(cut)
         firsts += [np.arange(copied, copied + p)] * len(cut)
         begin += p + total
@@ -97,7 +97,7 @@ def flat_segments(
     return FlatSegments(
         parts=ends(sizes),
         queries=ends(runs),
-        keys=ends(seen),
+        keys=ends(prompts_seen),
         prompt_at=there(np.concatenate(places), device),
         first=there(np.concatenate(firsts), device),
         longest=(_up(longest[0]), _up(longest[1]), _up(longest[2])),

@@ -10,23 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from bestofk import metrics
-from bestofk.agreement.log_prob_gaps import NO_GAP, gap_of_rows
 from bestofk.agreement.one_model import check_causal
 from bestofk.learning import distributed, gpu
 from bestofk.learning.batching import LAYOUTS, Batching
-from bestofk.learning.layout import Batch
-from bestofk.learning.loss import (
-    Rows,
-    checked,
-    loss_of,
-    rows_of,
-    same_size,
-    same_temperature,
-    shares,
+from bestofk.learning.loss import same_size, same_temperature, step_rows
+from bestofk.learning.micro_passes import (
+    accumulate_gradient,
+    by_group,
+    score,
+    sums_over_ranks,
 )
 from bestofk.learning.passes import Passes, reference_scorer, switch_off_dropout
 from bestofk.learning.scorer import Scorer
@@ -48,6 +43,8 @@ class Learner:
 
     model: PreTrainedModel
     """The model as given (not the wrapper for many processes)."""
+    policy: PreTrainedModel
+    """What to sample from and to save, inside `gathered`; the model itself unless sharded."""
     batching: Batching
     """Its layout, and the budget of its micro-batches."""
     passes: Passes
@@ -128,18 +125,8 @@ class Learner:
             gpu.compile_layers(model)
         frozen = reference and reference_scorer(reference, scorer, self.batching.layout)
         self.passes = Passes(scorer, numbers, frozen, sharded=sharded)
-        self.update = Update(
-            model,
-            optimizer or Optimizer(),
-            total_steps=total_steps,
-            stop_grad_norm=stop_grad_norm,
-        )
-
-    @property
-    def policy(self) -> PreTrainedModel:
-        """What to sample from and to save, inside `gathered`; the model itself unless sharded."""
-        policy: PreTrainedModel = self.passes.policy
-        return policy
+        self.policy = self.passes.policy
+        self.update = Update(model, optimizer or Optimizer(), total_steps, stop_grad_norm)
 
     @property
     def steps(self) -> int:
@@ -159,32 +146,12 @@ class Learner:
         same_size(groups)
         same_temperature(groups, self.temperature)
         self.batching.compare_layouts(groups, self.passes)
-        rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.trajectories))]
-        tokens = [[_EMPTY] * len(group.trajectories) for group in groups]
-        entropies = [[_EMPTY] * len(group.trajectories) for group in groups]
         self.model.eval()
-
-        def scored() -> list[tuple[Batch, Tensor, Tensor]]:
-            result = []
-            for part, real in self.batching.cut(groups, rows):
-                batch = self.batching.build(groups, part)
-                with self.passes.autocast():
-                    log_prob, entropy = scorer(batch)
-                if real:
-                    result.append((batch, log_prob, entropy))
-            return result
-
         with self.passes.scoring(reference=reference) as scorer:
-            result = self.batching.in_parts_that_fit(scored, self.update.forget)
-        for batch, log_prob, entropy in result:
-            pieces = zip(
-                batch.rows,
-                log_prob.cpu().split(batch.lengths),
-                entropy.cpu().split(batch.lengths),
+            scored = self.batching.in_parts_that_fit(
+                lambda: score(groups, self.batching, self.passes, scorer), self.update.forget
             )
-            for (p, i), row, spread in pieces:
-                tokens[p][i], entropies[p][i] = row.numpy(), spread.numpy()
-        return LogProbs(tuple(map(tuple, tokens)), tuple(map(tuple, entropies)))
+        return by_group(scored, groups)
 
     def sequence_log_probs(self, groups: Sequence[Group]) -> np.ndarray:
         """Σ_t log π_θ(y_t) of every completion, (P, n) in float64, without gradient."""
@@ -227,57 +194,20 @@ class Learner:
                 gradient's norm exceeds `stop_grad_norm`.
         """
         loss = loss or Loss()
-        weight, alive = checked(groups, weights, live, loss, old, reference)
+        inputs = step_rows(groups, weights, live, loss, old, reference)
         same_temperature(groups, self.temperature)
         self.batching.compare_layouts(groups, self.passes)
-        share, whole_batch = shares(groups, alive)
-        entering = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
-        rows = [(int(p), int(i)) for p, i in np.argwhere(entering)]
         self.model.train(self.checkpointing)
-
-        def accumulated() -> list[tuple[dict[str, Tensor], bool]]:
-            result = []
-            cut = self.batching.cut(groups, rows)
-            for at, (part, real) in enumerate(cut):
-                batch = self.batching.build(groups, part)
-                inputs = rows_of(batch, weight * real, share * real, old, reference, self.device)
-                with distributed.accumulate(self.passes.wrapped, at == len(cut) - 1):
-                    value, log_prob, stats = self._loss(loss, batch, inputs, whole_batch)
-                    value = value * real  # a filler only keeps the ranks in step
-                    value.backward()
-                stats |= {"loss": value.detach(), "tokens": torch.tensor(float(len(log_prob)))}
-                trajectories = [groups[p].trajectories[i] for p, i in batch.rows]
-                stats |= gap_of_rows(trajectories, log_prob.detach())
-                result.append((stats, real))
-            return result
-
-        parts = self.batching.in_parts_that_fit(accumulated, self.update.forget)
-        sums = {"loss": 0.0, "tokens": 0.0, "rows": float(len(rows)), **NO_GAP}
-        for stats, real in parts:  # read back at the end only: the GPU is never waited for before
-            for name, value in stats.items():
-                join = max if name.endswith("_max") else float.__add__
-                sums[name] = join(sums.get(name, 0.0), float(value) * real)
-        self.model.eval()
-        sums = distributed.total(distributed.gather(sums))
-        taken = self.update.step(sums)
-        return statistics(sums) | taken | {metrics.MICRO_BATCHES: float(len(parts))}
-
-    def _loss(
-        self, loss: Loss, batch: Batch, rows: Rows, whole_batch: dict[str, float]
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """A micro-batch's part of the loss, its log-probs, and sums for the statistics."""
-        plain = loss.name == "exact" and not loss.kl and not loss.entropy_bonus
-        with self.passes.autocast():
-            if plain and self.passes.scorer.fused:
-                # Every token's weight is known: the head's gradient comes with its forward pass.
-                coefficient = (rows.weight * rows.share)[rows.row_of]
-                total, log_prob, entropy = self.passes.wrapped(batch, coefficient)
-                return -total, log_prob, {"token_entropy": entropy.sum()}
-            log_prob, entropy = self.passes.wrapped(batch)
-        part, stats = loss_of(
-            loss, log_prob, entropy, rows, max_new_tokens=self.max_new_tokens, **whole_batch
+        parts = self.batching.in_parts_that_fit(
+            lambda: accumulate_gradient(
+                groups, inputs, loss, self.batching, self.passes, self.max_new_tokens
+            ),
+            self.update.forget,
         )
-        return part, log_prob, stats
+        self.model.eval()
+        sums = sums_over_ranks(parts, len(inputs.entering))
+        update = self.update.step(sums)
+        return statistics(sums) | update | {metrics.MICRO_BATCHES: float(len(parts))}
 
     def gathered(self) -> AbstractContextManager[None]:
         """While inside, `policy` has all its weights. Every rank enters, since they are gathered;
@@ -302,6 +232,3 @@ class Learner:
         distributed.put(self.model, self.update.optimizer, state_dict["model"], moments)
         self.update.steps = int(state_dict["steps"])
         self.batching.restrict(int(state_dict.get("reduced", 0)))
-
-
-_EMPTY = np.zeros(0, dtype=np.float32)

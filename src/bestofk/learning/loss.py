@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bestofk.learning import distributed
-from bestofk.learning.layout import Batch, there
+from bestofk.learning.layout import Batch, Row, there
 from bestofk.learning.settings import LogProbs, Loss
 from bestofk.types import Group
 
@@ -124,15 +124,57 @@ def same_temperature(groups: Sequence[Group], temperature: float) -> None:
             )
 
 
-def checked(
+@dataclass(frozen=True)
+class StepRows:
+    """What the loss of an optimiser step knows of the P × n rows of its groups."""
+
+    weight: np.ndarray
+    """(P, n): A, 0 where a row is not live."""
+    share: np.ndarray
+    """(P, n): each row's share of the mean."""
+    entering: list[Row]
+    """Rows that the loss looks at."""
+    tokens: float
+    mean_length: float
+    """Of all live rows. Ranks average their gradients, so what one rank divides by is the mean over
+    ranks."""
+    old: LogProbs | None
+    reference: LogProbs | None
+
+    def of(self, batch: Batch, real: bool, device: torch.device) -> Rows:
+        """Those of a micro-batch; without weight where it only fills up."""
+
+        def per_row(values: np.ndarray) -> torch.Tensor:
+            picked = [values[row] * real for row in batch.rows]
+            return there(np.array(picked, dtype=np.float32), device)
+
+        def per_token(scores: LogProbs | None) -> torch.Tensor | None:
+            if scores is None:
+                return None
+            return there(np.concatenate([scores.tokens[p][i] for p, i in batch.rows]), device)
+
+        return Rows(
+            weight=per_row(self.weight),
+            share=per_row(self.share),
+            length=there(np.array(batch.lengths, dtype=np.float32), device),
+            row_of=batch.row_of,
+            old=per_token(self.old),
+            reference=per_token(self.reference),
+        )
+
+
+def step_rows(
     groups: Sequence[Group],
     weights: ArrayLike,
     live: ArrayLike | None,
     loss: Loss,
     old: LogProbs | None,
     reference: LogProbs | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and live mask as (P, n) arrays, or an error that says what is missing."""
+) -> StepRows:
+    """What `Learner.step` was given, as arrays over the groups, or an error that says what lacks.
+
+    Rows of weight 0 are left out of the computation unless KL or entropy wants them.
+    """
     shape = (len(groups), same_size(groups))
     weight = np.asarray(weights, dtype=np.float64)
     alive = np.ones(shape, dtype=bool) if live is None else np.asarray(live, dtype=bool)
@@ -148,59 +190,26 @@ def checked(
         raise ValueError(f"the {loss.name} loss needs old=, the scores under π_old")
     if loss.kl and reference is None:
         raise ValueError("kl needs reference=, made by learner.log_probs(groups, reference=True)")
+    lengths = [[each.drawn for each in group.trajectories] for group in groups]
     for name, scores in (("old", old), ("reference", reference)):
-        if scores is not None:
-            _same_rows(name, scores, groups)
-    return np.where(alive, weight, 0.0), alive
-
-
-def shares(groups: Sequence[Group], alive: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
-    """Each row's share of the mean (P, n), and what the loss needs to know of the whole batch.
-
-    Ranks average their gradients, so what one rank divides by is the mean over ranks.
-    """
-    lengths = np.array([[each.drawn for each in group.trajectories] for group in groups])
+        if scores is not None and lengths != [[len(row) for row in rows] for rows in scores.tokens]:
+            raise ValueError(f"{name}= holds scores of other groups: its lengths differ from these")
+    weight = np.where(alive, weight, 0.0)
     counts = {
         "prompts": float(alive.any(axis=-1).sum()),
         "rows": float(alive.sum()),
-        "tokens": float(lengths[alive].sum()),
+        "tokens": float(np.array(lengths)[alive].sum()),
     }
     mean = distributed.mean(distributed.gather(counts))
-    live = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
-    share = np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * live), 0.0)
+    samples = np.maximum(alive.sum(axis=-1, keepdims=True), 1)
+    entering = alive if loss.kl or loss.entropy_bonus else alive & (weight != 0)
     tokens = max(mean["tokens"], 1e-9)
-    return share, {"tokens": tokens, "mean_length": tokens / max(mean["rows"], 1e-9)}
-
-
-def _same_rows(name: str, scores: LogProbs, groups: Sequence[Group]) -> None:
-    lengths = [[len(row) for row in group] for group in scores.tokens]
-    if lengths != [[each.drawn for each in group.trajectories] for group in groups]:
-        raise ValueError(f"{name}= holds scores of other groups: its lengths differ from these")
-
-
-def rows_of(
-    batch: Batch,
-    weight: np.ndarray,
-    share: np.ndarray,
-    old: LogProbs | None,
-    reference: LogProbs | None,
-    device: torch.device,
-) -> Rows:
-    """What the loss needs to know of a micro-batch."""
-
-    def per_row(values: np.ndarray) -> torch.Tensor:
-        return there(np.array([values[row] for row in batch.rows], dtype=np.float32), device)
-
-    def per_token(scores: LogProbs | None) -> torch.Tensor | None:
-        if scores is None:
-            return None
-        return there(np.concatenate([scores.tokens[p][i] for p, i in batch.rows]), device)
-
-    return Rows(
-        weight=per_row(weight),
-        share=per_row(share),
-        length=there(np.array(batch.lengths, dtype=np.float32), device),
-        row_of=batch.row_of,
-        old=per_token(old),
-        reference=per_token(reference),
+    return StepRows(
+        weight=weight,
+        share=np.where(alive, 1.0 / (max(mean["prompts"], 1e-9) * samples), 0.0),
+        entering=[(int(p), int(i)) for p, i in np.argwhere(entering)],
+        tokens=tokens,
+        mean_length=tokens / max(mean["rows"], 1e-9),
+        old=old,
+        reference=reference,
     )

@@ -21,7 +21,7 @@ class Passes:
     """The scorer, wrapped for many processes, and the precision that it computes in."""
 
     policy: Any
-    """What to sample from and to save, inside `gathered`; the model itself unless it is sharded."""
+    """A copy without weights where the model is sharded, else the model itself."""
     wrapped: nn.Module
     """The scorer inside DDP or FSDP; alone in one process."""
 

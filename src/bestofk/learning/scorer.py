@@ -256,10 +256,10 @@ class WeighedHead(torch.autograd.Function):
 
 
 class _Gradients:
-    def __init__(self, hidden: Tensor, weight: Tensor, wanted: bool) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, needs_weight: bool) -> None:
         self.source, self.by = hidden, weight.to(hidden.dtype)
         self.hidden = torch.empty_like(hidden)
-        self.weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        self.weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
 
     def add(self, part: slice, grad: Tensor) -> None:
         self.hidden[part] = grad @ self.by

@@ -24,7 +24,6 @@ class Update:
         self,
         model: Any,
         settings: Optimizer,
-        *,
         total_steps: int | None,
         stop_grad_norm: float,
     ) -> None:

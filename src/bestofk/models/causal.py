@@ -21,8 +21,7 @@ def check_kind(config: PretrainedConfig, name: str, *, own_code: bool = False) -
     kind = f"{name} is a {config.model_type or type(config).__name__} model"
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{kind}, an encoder with a decoder: {NEEDED}")
-    known = type(config) in AutoModelForCausalLM._model_mapping
-    if not known and not own_code:
+    if type(config) not in AutoModelForCausalLM._model_mapping and not own_code:
         raise ValueError(f"{kind}, which transformers has no causal language model for: {NEEDED}")
 
 

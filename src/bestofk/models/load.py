@@ -127,8 +127,8 @@ def load(
     if lora is not None and lora.rank:
         model = with_adapters(model, lora)
     own = getattr(config.get_text_config(), "dtype", None)
-    kept = own if own in DTYPES.values() and "gguf_file" not in options else model.dtype
-    return Policy(model.eval(), tokenizer, os.fspath(name), kept)
+    stored = own if own in DTYPES.values() and "gguf_file" not in options else model.dtype
+    return Policy(model.eval(), tokenizer, os.fspath(name), stored)
 
 
 def _four_bits(
@@ -287,12 +287,12 @@ def find(name: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         )
     looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
     if "/" not in text or looks_local:
-        known = [*SHIPPED, "smollm2"]
-        hint = did_you_mean(text, known)
+        names = [*SHIPPED, "smollm2"]
+        hint = did_you_mean(text, names)
         if looks_local or hint:
             raise ValueError(
                 f"no model {text!r}: {hint}a model is a folder, a .gguf file, a Hugging Face id "
-                f"such as org/name, or one of {', '.join(known)}"
+                f"such as org/name, or one of {', '.join(names)}"
             )
     return text, {}
 

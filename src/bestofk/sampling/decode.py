@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from bestofk.agreement.log_prob_gaps import gap_to_plain
 from bestofk.agreement.tolerances import DECODED
 from bestofk.model_facts import base_model
-from bestofk.precision import warn_where_bf16_is_slow
+from bestofk.precision import PRECISIONS, warn_where_bf16_is_slow
 from bestofk.sampling import cache as caches
 from bestofk.sampling import decode_attention
 from bestofk.sampling.draw import distribution, draw
@@ -32,6 +32,9 @@ LEAVE = 0.25
 WAYS = ("cache", "cache of equal lengths", "no cache")
 """How rows are decoded, the fastest first: prompts padded to one length, one length at a time,
 and every token by a pass over the whole text."""
+
+UNUSABLE = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError, RuntimeError)
+"""What a model raises that does not take a cache, a mask or positions as it gets them."""
 
 
 class ModelSampler:
@@ -63,10 +66,11 @@ class ModelSampler:
                 default 4 on CPU, and half of what is free on a GPU.
             precision: "bf16" decodes under autocast.
         """
-        if precision == "bf16":
+        self.precision = PRECISIONS[precision]
+        if self.precision.reduced:
             warn_where_bf16_is_slow(model)
         self.model, self.tokenizer = model, tokenizer
-        self.max_rows, self.precision, self.cache_gib = max_rows, precision, cache_gib
+        self.max_rows, self.cache_gib = max_rows, cache_gib
         self.ends = end_tokens(model, tokenizer)
         self.way: str | None = None
         """Of `WAYS`; chosen at the first call."""
@@ -78,8 +82,10 @@ class ModelSampler:
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
         groups: dict[int, Group] = {}
         for p, rows in self.continue_from(encoded, draws, sampling):
-            done = (trajectory(*row, self.tokenizer, self.ends, sampling.stop) for row in rows)
-            groups[p] = Group(prompts[p], tuple(done), encoded[p], sampling.temperature)
+            trajectories = tuple(
+                trajectory(*row, self.tokenizer, self.ends, sampling.stop) for row in rows
+            )
+            groups[p] = Group(prompts[p], trajectories, encoded[p], sampling.temperature)
         return [groups[p] for p in range(len(prompts))]
 
     @torch.no_grad()
@@ -121,23 +127,24 @@ class ModelSampler:
         Raises:
             ValueError: none is, so the log-probs of this model have no meaning.
         """
-        name, gap = type(base_model(self.model)).__name__, math.inf
-        lower = self.precision == "bf16" or self.model.dtype != torch.float32
-        limit = DECODED.limit(reduced=lower)
+        name, gap, reason = type(base_model(self.model)).__name__, math.inf, ""
+        reduced = self.precision.reduced or self.model.dtype != torch.float32
+        limit = DECODED.limit(reduced=reduced)
         for self.way in WAYS:
             try:
                 gap = self._gap_to_plain(prompt[:64])
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, torch.AcceleratorError):
                 raise
-            except Exception:
+            except UNUSABLE as error:
                 if self.way == WAYS[-1]:
                     raise
+                reason = f" ({type(error).__name__}: {error})"
                 continue
             if gap <= limit:
                 if self.way == "no cache":
                     warnings.warn(
-                        f"{name} cannot be decoded with transformers' key-value cache: every token "
-                        "is computed by a pass over the whole text, which is slower",
+                        f"{name} cannot be decoded with transformers' key-value cache{reason}: "
+                        "every token is computed by a pass over the whole text, which is slower",
                         stacklevel=5,
                     )
                 return self.way
@@ -175,30 +182,30 @@ class ModelSampler:
         ends: Collection[int] | None = None,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Tokens and log-probs of n rows per prompt, in order."""
-        device, n, most = self.model.device, sampling.n, sampling.max_new_tokens
+        device, n, longest = self.model.device, sampling.n, sampling.max_new_tokens
         uniform = torch.from_numpy(draws).flatten(0, 1).to(device)
-        rows = _Rows(len(prompts) * n, most, self.ends if ends is None else ends, device)
+        rows = _Rows(len(prompts) * n, longest, self.ends if ends is None else ends, device)
         kind = _WithoutCache if self.way == "no cache" else _WithCache
-        text: _WithCache | _WithoutCache = kind(self.model, self._accepted, prompts, n, most)
+        text: _WithCache | _WithoutCache = kind(self.model, self._accepted, prompts, n, longest)
         logits = text.first()
-        for step in range(most):
+        for step in range(longest):
             tokens, log_probs = draw(logits, uniform[rows.active, step], sampling)
             rows.add(step, tokens, log_probs)
             if sampling.stop:
                 rows.end(step, self._stopped(rows, step, sampling.stop))
-            if rows.all_ended() or step == most - 1:
+            if rows.all_ended() or step == longest - 1:
                 break
-            kept = rows.leave(LEAVE)
-            if kept is not None:
-                text.keep(kept)
-                tokens = tokens[kept]
+            going_on = rows.leave(LEAVE)
+            if going_on is not None:
+                text.keep(going_on)
+                tokens = tokens[going_on]
             logits = text.next(tokens)
         return rows.arrays()
 
     def _stopped(self, rows: _Rows, step: int, stop: Sequence[str]) -> Tensor:
         """Which active rows have a text that has come to hold a stop string."""
-        reach = max(map(len, stop)) + 4
-        tails = rows.tokens[rows.active, max(0, step + 1 - reach) : step + 1]
+        tail = max(map(len, stop)) + 4
+        tails = rows.tokens[rows.active, max(0, step + 1 - tail) : step + 1]
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         held = [any(word in text for word in stop) for text in texts]
         return torch.tensor(held, device=tails.device)
@@ -206,11 +213,11 @@ class ModelSampler:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Evaluation mode and, where asked, one autocast for the whole call: weights cast once."""
-        training, kind = self.model.training, self.model.device.type
+        training = self.model.training
         self.model.eval()
         try:
             with (
-                torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16"),
+                self.precision.autocast(self.model.device.type),
                 decode_attention.on_cpu(base_model(self.model)),
             ):
                 yield
@@ -227,9 +234,9 @@ class _Texts:
         accepted: Collection[str],
         prompts: Sequence[tuple[int, ...]],
         n: int,
-        most: int,
+        longest: int,
     ) -> None:
-        self.model, self.prompts, self.n, self.most = model, prompts, n, most
+        self.model, self.prompts, self.n, self.longest = model, prompts, n, longest
         self.options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         own = "cache_params" in accepted and "past_key_values" not in accepted
         self.cache_name = "cache_params" if own else "past_key_values"
@@ -255,13 +262,13 @@ class _WithCache(_Texts):
         mask = None if real.all() else torch.from_numpy(real).to(device)
         positions = torch.from_numpy(np.maximum(real.cumsum(-1) - 1, 0)).to(device)
         logits = self._forward(torch.from_numpy(ids).to(device), positions, mask)
-        caches.spread(self.cache, len(self.prompts), self.n, self.most)
+        caches.spread(self.cache, len(self.prompts), self.n, self.longest)
         lengths = torch.tensor([len(prompt) for prompt in self.prompts], device=device)
         self.position = lengths.repeat_interleave(self.n)
         self.mask = None
         if mask is not None:
             rows = mask.repeat_interleave(self.n, dim=0)
-            self.mask = torch.nn.functional.pad(rows, (0, self.most), value=1)
+            self.mask = torch.nn.functional.pad(rows, (0, self.longest), value=1)
         return logits.repeat_interleave(self.n, dim=0)
 
     def next(self, tokens: Tensor) -> Tensor:
@@ -271,10 +278,10 @@ class _WithCache(_Texts):
         self.position = self.position + 1
         return logits
 
-    def keep(self, kept: Tensor) -> None:
-        caches.keep(self.cache, kept)
-        self.position = self.position[kept]
-        self.mask = None if self.mask is None else self.mask[kept]
+    def keep(self, rows: Tensor) -> None:
+        caches.keep(self.cache, rows)
+        self.position = self.position[rows]
+        self.mask = None if self.mask is None else self.mask[rows]
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         out = self.model(
@@ -300,8 +307,8 @@ class _WithoutCache(_Texts):
         self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
         return self._forward()
 
-    def keep(self, kept: Tensor) -> None:
-        self.ids = self.ids[kept]
+    def keep(self, rows: Tensor) -> None:
+        self.ids = self.ids[rows]
 
     def _forward(self) -> Tensor:
         out = self.model(input_ids=self.ids, use_cache=False, **self.options)
@@ -311,10 +318,12 @@ class _WithoutCache(_Texts):
 class _Rows:
     """Rows being decoded: their tokens so far, which have ended, which are still in the batch."""
 
-    def __init__(self, count: int, most: int, ends: Collection[int], device: torch.device) -> None:
-        self.tokens = torch.zeros(count, most, dtype=torch.long, device=device)
-        self.log_probs = torch.zeros(count, most, device=device)
-        self.lengths = torch.full((count,), most, device=device)
+    def __init__(
+        self, count: int, longest: int, ends: Collection[int], device: torch.device
+    ) -> None:
+        self.tokens = torch.zeros(count, longest, dtype=torch.long, device=device)
+        self.log_probs = torch.zeros(count, longest, device=device)
+        self.lengths = torch.full((count,), longest, device=device)
         self.ends = torch.tensor(sorted(ends), dtype=torch.long, device=device)
         self.active = torch.arange(count, device=device)
         self.ended = torch.zeros(count, dtype=torch.bool, device=device)
@@ -338,9 +347,9 @@ class _Rows:
         """Places of the rows that stay, when enough have ended to be worth a copy."""
         if self.ended.float().mean() < share:
             return None
-        kept = (~self.ended).nonzero()[:, 0]
-        self.active, self.ended = self.active[kept], self.ended[kept]
-        return kept
+        places = (~self.ended).nonzero()[:, 0]
+        self.active, self.ended = self.active[places], self.ended[places]
+        return places
 
     def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Tokens and log-probs of every row, up to and with the token it ended at."""

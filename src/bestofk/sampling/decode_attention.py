@@ -30,7 +30,7 @@ def decode_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Softmax attention; query (R, heads, 1, d) here, all else by the backend that was there."""
-    special = any(given is not None for name, given in kwargs.items() if name not in PLAIN)
+    special = any(setting is not None for name, setting in kwargs.items() if name not in PLAIN)
     if query.shape[2] != 1 or special or query.dtype != torch.float32:
         before = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return before(module, query, key, value, attention_mask, **kwargs)
@@ -40,10 +40,9 @@ def decode_attention(
     requested = query.reshape(rows * shared, heads // shared, size) * scale
     scores = torch.bmm(requested, key.flatten(0, 1).transpose(1, 2))
     if attention_mask is not None:
-        seen = attention_mask.expand(rows, shared, 1, -1).reshape(rows * shared, 1, -1)
-        scores = (
-            scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen
-        )
+        mask = attention_mask.expand(rows, shared, 1, -1).reshape(rows * shared, 1, -1)
+        visible = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if visible else scores + mask
     out = torch.bmm(scores.softmax(-1), value.flatten(0, 1))
     return out.view(rows, 1, heads, value.shape[-1]), None
 

@@ -19,8 +19,8 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     if not sampling.truncated:
         return logits.log_softmax(-1)
     if 0 < sampling.top_k < logits.shape[-1]:
-        kept = logits.topk(sampling.top_k, dim=-1)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+        top = logits.topk(sampling.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, top.indices, top.values)
     if sampling.top_p < 1.0:
         ordered, places = logits.log_softmax(-1).sort(dim=-1, descending=True, stable=True)
         chance = ordered.exp()

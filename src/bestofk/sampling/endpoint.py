@@ -395,8 +395,8 @@ class _Drawing:
                 raise
             self.usage.samples += len(samples)
             numbers = {sample.sample for sample in samples}
-            if left := tuple(number for number in job.samples if number not in numbers):
-                self.jobs.append(SamplesToDraw(job.prompt, left))
+            if missing := tuple(number for number in job.samples if number not in numbers):
+                self.jobs.append(SamplesToDraw(job.prompt, missing))
             on_answer(self.usage)
 
     async def ask(self, client: Any, job: SamplesToDraw) -> list[EndpointSample]:

@@ -32,12 +32,12 @@ def encode(tokenizer: Any, prompt: Prompt, tools: Sequence[Any] = ()) -> tuple[i
         )
     else:
         messages = [dict(message) for message in prompt.text]
-        begun = messages[-1]["role"] == "assistant"  # a prefill: the completion continues it
+        prefilled = messages[-1]["role"] == "assistant"  # the completion continues it
         ids = tokenizer.apply_chat_template(
             messages,
             tools=list(tools) or None,
-            add_generation_prompt=not begun,
-            continue_final_message=begun,
+            add_generation_prompt=not prefilled,
+            continue_final_message=prefilled,
             tokenize=True,
             return_dict=True,
         )["input_ids"]
@@ -62,8 +62,8 @@ def uniforms(prompts: Sequence[Prompt], seed: int, n: int, length: int) -> np.nd
 def digests(prompts: Sequence[Prompt], seed: int) -> Iterator[bytes]:
     """What the random numbers of each prompt are made from: the seed, its id, and how often that id
     came before."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for prompt in prompts:
-        text = f"{seed}/{seen[prompt.id]}/{prompt.id}"
-        seen[prompt.id] += 1
+        text = f"{seed}/{occurrences[prompt.id]}/{prompt.id}"
+        occurrences[prompt.id] += 1
         yield hashlib.sha256(text.encode()).digest()

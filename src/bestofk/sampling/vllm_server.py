@@ -96,8 +96,8 @@ class VLLMServer:
         except ServerLost as error:
             raise EngineError(str(error)) from error
         config, mode = base_model(model).config, FIXED["logprobs_mode"]
-        wanted = {"logprobs_mode": mode, "dtype": dtype, **shape_of(config)}
-        for name, value in wanted.items():
+        needed = {"logprobs_mode": mode, "dtype": dtype, **shape_of(config)}
+        for name, value in needed.items():
             if name in about and value is not None and about[name] not in (None, value):
                 raise EngineError(
                     f"the server at {url} has {name} = {about[name]!r}, and this run needs "
@@ -119,15 +119,15 @@ class VLLMServer:
             )
         groups = []
         for prompt, ids, answer in zip(prompts, encoded, answers):
-            drawn = sorted(answer["choices"], key=lambda choice: choice["index"])
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             rows = [
                 (
                     np.array(choice["token_ids"], np.int32),
                     np.array(choice["logprobs"]["token_logprobs"], np.float32),
                 )
-                for choice in drawn
+                for choice in choices
             ]
-            reasons = [choice["finish_reason"] for choice in drawn]
+            reasons = [choice["finish_reason"] for choice in choices]
             groups.append(group(prompt, ids, rows, reasons, sampling, self.tokenizer, self.ends))
         return groups
 
@@ -190,11 +190,11 @@ class VLLMServer:
             ) from error
         if answer.status_code == 200:
             return answer.json() if answer.content else None
-        stated = f"{self.url} answered {answer.status_code} to {path}: {answer.text[:500]}"
+        message = f"{self.url} answered {answer.status_code} to {path}: {answer.text[:500]}"
         if path == "/collective_rpc":
-            raise EngineError(stated + self.start)
+            raise EngineError(message + self.start)
         # What an API server says whose engine is dead.
-        raise (ServerLost if answer.status_code >= 500 else EngineError)(stated)
+        raise (ServerLost if answer.status_code >= 500 else EngineError)(message)
 
 
 def request(sampling: Sampling, seed: int, ends: frozenset[int]) -> dict[str, Any]:
@@ -248,8 +248,8 @@ def group(
             f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {sampling.n} completions, "
             f"which ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
         )
-    done = tuple(trajectory(*row, tokenizer, ends, sampling.stop) for row in rows)
-    return Group(prompt, done, ids, sampling.temperature)
+    trajectories = tuple(trajectory(*row, tokenizer, ends, sampling.stop) for row in rows)
+    return Group(prompt, trajectories, ids, sampling.temperature)
 
 
 def write(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 
 from bestofk.config import Config, EvaluationSection, ModelSection, leaves, to_toml
 from bestofk.devices import card_bytes
+from bestofk.precision import PRECISIONS
 from bestofk.sampling.prompts import encode
 from bestofk.tasks import Task
 from bestofk.training.checks import claim_of_run, repeated_prompts
@@ -204,5 +205,5 @@ def server_line(settings: RunSettings) -> list[str]:
         from bestofk.sampling.vllm_server import start_line
     except ImportError:  # torch is not here: the run is meant for another machine
         return []
-    dtype = {"fp32": "float32", "bf16": "bfloat16"}[settings.model.precision]
+    dtype = PRECISIONS[settings.model.precision].weights
     return ["server: " + start_line(settings.model.path, settings.sampling.server, dtype)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestofk.config import ModelSection, SamplingSection
+from bestofk.precision import PRECISIONS
 
 GIB = 2.0**30
 PROMPT = 256
@@ -113,7 +114,7 @@ def footprint(
         prompt: Tokens of a prompt.
     """
     rank, options = model.lora_rank, model.advanced
-    reduced, weights = model.precision == "bf16", float(described["parameters"])
+    reduced, weights = PRECISIONS[model.precision].reduced, float(described["parameters"])
     shape = Shape.of(described) if "hidden" in described else None
     frozen = bool(rank) and reduced and not options.fsdp
     trained = (shape.adapters(rank) if shape else 0.0) if rank else weights
@@ -164,7 +165,7 @@ def _learning(
     from bestofk.learning.gpu import LOGITS, WORTH
     from bestofk.learning.scorer import CHUNK
 
-    reduced, rank = model.precision == "bf16", model.lora_rank
+    reduced, rank = PRECISIONS[model.precision].reduced, model.lora_rank
     whole = trained == shape.parameters
     on_gpu = card is not None
     compiled = on_gpu and reduced and shape.parameters >= WORTH

@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 from bestofk import models, tasks
 from bestofk.config import ModelSection, SamplingSection
 from bestofk.learning import Learner
+from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampler
 from bestofk.training.processes import Processes, check_shards
 from bestofk.training.resolve import RunSettings
@@ -85,7 +86,7 @@ def load_policy(
     """
     disable_progress_bar()
     options, rank = section.advanced, section.lora_rank
-    lora, reduced = None, section.precision == "bf16"
+    lora, numbers = None, PRECISIONS[section.precision]
     if rank:
         lora = models.Lora(
             rank=rank,
@@ -97,7 +98,7 @@ def load_policy(
     def load(lora: models.Lora | None) -> models.Policy:
         return models.load(
             section.path,
-            dtype="bfloat16" if lora and reduced and not options.fsdp else "float32",
+            dtype=numbers.weights if lora and not options.fsdp else "float32",
             device=device,
             lora=lora,
             trust_remote_code=options.trust_remote_code,
@@ -116,7 +117,7 @@ def make_sampler(
     if sampling.server:
         from bestofk.sampling.vllm_server import VLLMServer, start_line
 
-        dtype = {"fp32": "float32", "bf16": "bfloat16"}[model.precision]
+        dtype = PRECISIONS[model.precision].weights
         start = start_line(model.path, sampling.server, dtype)
         return VLLMServer(sampling.server, policy.model, policy.tokenizer, dtype=dtype, start=start)
     if sampling.engine == "group" and not str(device).startswith("cuda"):

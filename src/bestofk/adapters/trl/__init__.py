@@ -75,7 +75,7 @@ class BestOfKMixin(_Host):
         model: Any,
         reward_funcs: Any = None,
         args: GRPOConfig | None = None,
-        *others: Any,
+        *by_place: Any,
         objective: str | Objective | None = None,
         ess_floor: float = 0.5,
         loss_type: str | None = None,
@@ -84,7 +84,7 @@ class BestOfKMixin(_Host):
     ) -> None:
         """
         Args:
-            model, reward_funcs, args, others, named: the host trainer's, passed on by name.
+            model, reward_funcs, args, by_place, named: the host trainer's, passed on by name.
             objective: "max@8", "max@8/60%/mean", or an Objective of `bestofk.objective`, which
                 has options for several optimiser steps per batch (truncate, trust_region).
             ess_floor: with several optimiser steps per batch, the steps on a batch end when the
@@ -102,8 +102,9 @@ class BestOfKMixin(_Host):
                 f"{type(self).__name__}: BestOfKMixin goes in front of a trainer made from TRL's "
                 "GRPOTrainer, as in class Mine(BestOfKMixin, GRPOTrainer)"
             )
-        given = type(self).training_objective if objective is None else objective
-        self.training_objective: Objective = as_objective(given)
+        self.training_objective: Objective = as_objective(
+            type(self).training_objective if objective is None else objective
+        )
         threshold = self.training_objective.threshold
         self._best_of_k = BestOfKLog(
             self.training_objective.k, passing if threshold is None else threshold
@@ -114,11 +115,11 @@ class BestOfKMixin(_Host):
         self.ess_floor = ess_floor
         cautions = check_trainer(type(self), BestOfKMixin, several_steps=self.exact_steps)
         theirs = inspect.signature(GRPOTrainer.__init__)
-        given_by_place = theirs.bind_partial(self, model, reward_funcs, args, *others).arguments
-        del given_by_place["self"]
-        super().__init__(**given_by_place, **named)
+        arguments = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
+        del arguments["self"]
+        super().__init__(**arguments, **named)
         cautions += check_model(self.model, several_steps=self.exact_steps)
-        cautions += check_data({**given_by_place, **named})
+        cautions += check_data({**arguments, **named})
         for caution in cautions:
             if args.process_index == 0:
                 warnings.warn(caution, ObjectiveWarning, stacklevel=2)
@@ -154,8 +155,8 @@ class BestOfKMixin(_Host):
         """(P, n): False for a row that is unscored, or that TRL leaves out of the loss."""
         live = ~rewards.isnan()
         if self.mask_truncated_completions:
-            kept = self.accelerator.gather(in_loss(output).any(dim=1))
-            live &= kept.cpu().reshape(rewards.shape)
+            trained = self.accelerator.gather(in_loss(output).any(dim=1))
+            live &= trained.cpu().reshape(rewards.shape)
         return live
 
     def _advantages(
@@ -164,8 +165,8 @@ class BestOfKMixin(_Host):
         """(P, n): the objective's advantages of samples that were just drawn."""
         objective, state = self.training_objective, self.state
         inputs: dict[str, Any] = {"progress": progress_of(state)}
-        least = max(term.least for term in objective.at(inputs["progress"]))
-        if rewards.shape[-1] < least and not self.model.training:
+        smallest = max(term.least for term in objective.at(inputs["progress"]))
+        if rewards.shape[-1] < smallest and not self.model.training:
             return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
         if "rng" in objective.needs:
             seed = [self.args.seed, state.global_step, self._step]
@@ -174,8 +175,8 @@ class BestOfKMixin(_Host):
             inputs["entropy"] = self._entropy(output).cpu().reshape(rewards.shape)
         if self.exact_steps:
             inputs["log_ratio"] = torch.zeros_like(rewards)
-        advantages, whole = shared(objective, rewards, live, **inputs)
-        metrics["dropped"].extend((~whole).float().flatten().tolist())
+        advantages, large_enough = shared(objective, rewards, live, **inputs)
+        metrics["dropped"].extend((~large_enough).float().flatten().tolist())
         return advantages
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -229,8 +230,8 @@ class BestOfKMixin(_Host):
                 f"objective {self.training_objective} looks at entropy: text models only"
             )
         spread = score_rows(self, output, compute_entropy=True)[1]
-        kept = in_loss(output)
-        return self.accelerator.gather((spread * kept).sum(1) / kept.sum(1).clamp(min=1))
+        mask = in_loss(output)
+        return self.accelerator.gather((spread * mask).sum(1) / mask.sum(1).clamp(min=1))
 
 
 class BestOfKTrainer(BestOfKMixin, GRPOTrainer):

@@ -104,12 +104,12 @@ def shared(
     TRL's loss divides by all rows. A row that is not live leaves its share to its siblings, and a
     group that is too small to the other groups.
     """
-    least = max(term.least for term in objective.at(inputs.get("progress")))
+    smallest = max(term.least for term in objective.at(inputs.get("progress")))
     ids = torch.arange(len(rewards)).repeat_interleave(rewards.shape[1])
     by_row: Any = {name: value.reshape(-1) if isinstance(value, Tensor) else value
               for name, value in inputs.items()}  # fmt: skip
-    found = group_advantages(rewards.reshape(-1), ids, objective, live=live.reshape(-1), **by_row)
-    return found.reshape(rewards.shape), live.sum(dim=1, keepdim=True) >= least
+    flat = group_advantages(rewards.reshape(-1), ids, objective, live=live.reshape(-1), **by_row)
+    return flat.reshape(rewards.shape), live.sum(dim=1, keepdim=True) >= smallest
 
 
 def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, ...]:
@@ -143,12 +143,12 @@ class BestOfKLog:
         """
         if "unscored" not in metrics:
             self.groups[id(metrics)] = []
-        kept = self.groups[id(metrics)]
-        kept += rewards.tolist()
-        del kept[:-POOLED]
+        pool = self.groups[id(metrics)]
+        pool += rewards.tolist()
+        del pool[:-POOLED]
         metrics["unscored"].extend(rewards.isnan().float().mean(dim=1).tolist())
-        values = [reward for group in kept for reward in group]
-        ids = [place for place, group in enumerate(kept) for _ in group]
+        values = [reward for group in pool for reward in group]
+        ids = [place for place, group in enumerate(pool) for _ in group]
         for name, value in best_of_k_metrics(values, ids, k=self.k, passing=self.passing).items():
             metrics[name] = [value]
 
@@ -214,8 +214,8 @@ def renew_advantages(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
     Returns:
         The effective share of their samples, the same on all processes.
     """
-    known = torch.cat([batch[REWARDS] for batch in batches]).double()
-    mine = torch.stack([known, log_ratios(trainer, batches)], dim=1)
+    own_rewards = torch.cat([batch[REWARDS] for batch in batches]).double()
+    mine = torch.stack([own_rewards, log_ratios(trainer, batches)], dim=1)
     everyone = trainer.accelerator.gather(mine).cpu().reshape(-1, trainer.num_generations, 2)
     rewards, log_ratio = everyone.unbind(dim=-1)
     live = ~rewards.isnan()

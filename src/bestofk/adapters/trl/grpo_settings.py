@@ -56,14 +56,14 @@ NO_DROPOUT = (
 )
 
 
-def as_objective(given: str | Objective | None) -> Objective:
-    """The objective that was given, as an argument or as the class's attribute."""
-    if given is None:
+def as_objective(chosen: str | Objective | None) -> Objective:
+    """The objective of an argument or of the class's attribute."""
+    if chosen is None:
         raise ValueError(
             "objective= is needed, a string such as 'max@8' (`bestofk objectives` lists them), "
             "as an argument or as the attribute `training_objective` of the class"
         )
-    return given if isinstance(given, Objective) else objective(given)
+    return chosen if isinstance(chosen, Objective) else objective(chosen)
 
 
 def prepared(objective: Objective, args: Any, loss_type: str | None) -> Any:
@@ -101,19 +101,19 @@ def prepared(objective: Objective, args: Any, loss_type: str | None) -> Any:
     return args
 
 
-def _loss_type(args: Any, wanted: str | None) -> str:
+def _loss_type(args: Any, chosen: str | None) -> str:
     default = type(args).__dataclass_fields__["loss_type"].default
-    if wanted is not None and wanted not in UNBIASED | BIASED:
-        raise unknown("loss_type", wanted, UNBIASED | BIASED)
-    if wanted is None and args.loss_type == default not in UNBIASED:
+    if chosen is not None and chosen not in UNBIASED | BIASED:
+        raise unknown("loss_type", chosen, UNBIASED | BIASED)
+    if chosen is None and args.loss_type == default not in UNBIASED:
         if args.process_index == 0:
             logger.warning(
                 "loss_type is %r, which %s, instead of TRL's default %r, which %s; "
                 "loss_type=%r as an argument of the trainer keeps it",
                 CHOSEN, UNBIASED[CHOSEN], default, BIASED.get(default, "is not known"), default,
             )  # fmt: skip
-        wanted = CHOSEN
-    return wanted or str(args.loss_type)
+        chosen = CHOSEN
+    return chosen or str(args.loss_type)
 
 
 def on_policy(args: Any) -> bool:
@@ -130,17 +130,20 @@ def exact_steps(objective: Objective, args: Any) -> bool:
 def _errors(objective: Objective, args: Any) -> Iterator[str]:
     """Settings under which the update is not the objective's gradient at all."""
     aggregation, text = args.multi_objective_aggregation, objective.text
-    rules = {
-        "loss_type 'dr_grpo' divides by max_completion_length, got None: give it, or 'luspo'":
-            args.loss_type == "dr_grpo" and args.max_completion_length is None,
-        "scale_rewards='batch' divides by the standard deviation of the whole batch, but the "
-        f"scale belongs to the objective ({text}): leave scale_rewards out, or choose a normalised "
-        "objective such as passk-training@8 or grpo": args.scale_rewards == "batch",
-        f"multi_objective_aggregation={aggregation!r} standardises each reward inside its group "
-        "before they are added, and the best of k by such a sum is not the best of k by reward: "
-        "use 'sum_then_normalize' with reward_weights": aggregation != "sum_then_normalize",
-    }  # fmt: skip
-    yield from (error for error, wrong in rules.items() if wrong)
+    if args.loss_type == "dr_grpo" and args.max_completion_length is None:
+        yield "loss_type 'dr_grpo' divides by max_completion_length, got None: give it, or 'luspo'"
+    if args.scale_rewards == "batch":
+        yield (
+            "scale_rewards='batch' divides by the standard deviation of the whole batch, but the "
+            f"scale belongs to the objective ({text}): leave scale_rewards out, or choose a "
+            "normalised objective such as passk-training@8 or grpo"
+        )
+    if aggregation != "sum_then_normalize":
+        yield (
+            f"multi_objective_aggregation={aggregation!r} standardises each reward inside its "
+            "group before they are added, and the best of k by such a sum is not the best of k by "
+            "reward: use 'sum_then_normalize' with reward_weights"
+        )
     if exact_steps(objective, args):
         for error in [*_split_groups(args), *_inexact(objective, args)]:
             yield f"objective {text} with several optimiser steps per batch: {error}"
@@ -176,19 +179,22 @@ def _split_groups(args: Any) -> Iterator[str]:
 def _inexact(objective: Objective, args: Any) -> Iterator[str]:
     """Settings of the loss that bias the update: errors with several steps, else warnings."""
     threshold, quantile = args.off_policy_mask_threshold, args.top_entropy_quantile
-    corrected = args.use_vllm and args.vllm_importance_sampling_correction
-    rules = {
-        f"loss_type={args.loss_type!r} {BIASED.get(args.loss_type)}; choose "
-        + " or ".join(map(repr, UNBIASED)): args.loss_type in BIASED,
-        f"off_policy_mask_threshold={threshold} leaves samples of negative advantage out of the "
-        "loss; leave it out": threshold is not None,
-        f"top_entropy_quantile={quantile} leaves tokens out of the loss; set it to 1.0":
-            quantile < 1.0,
-        "vllm_importance_sampling_correction=True multiplies the loss with each sample's own "
-        f"ratio, and {objective.text} would need its siblings' too; set it to False, and watch "
-        "that sampler and learner agree": corrected and objective.k > 1,
-    }  # fmt: skip
-    yield from (sentence for sentence, wrong in rules.items() if wrong)
+    if args.loss_type in BIASED:
+        unbiased = " or ".join(map(repr, UNBIASED))
+        yield f"loss_type={args.loss_type!r} {BIASED[args.loss_type]}; choose {unbiased}"
+    if threshold is not None:
+        yield (
+            f"off_policy_mask_threshold={threshold} leaves samples of negative advantage out of "
+            "the loss; leave it out"
+        )
+    if quantile < 1.0:
+        yield f"top_entropy_quantile={quantile} leaves tokens out of the loss; set it to 1.0"
+    if args.use_vllm and args.vllm_importance_sampling_correction and objective.k > 1:
+        yield (
+            "vllm_importance_sampling_correction=True multiplies the loss with each sample's own "
+            f"ratio, and {objective.text} would need its siblings' too; set it to False, and watch "
+            "that sampler and learner agree"
+        )
 
 
 def _biasing(objective: Objective, args: Any) -> Iterator[str]:

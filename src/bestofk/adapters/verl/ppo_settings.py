@@ -6,7 +6,7 @@ other loss they are those of samples that were just drawn: one optimiser step pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -113,104 +113,114 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
         built.require_samples(n)
     except ValueError as error:
         raise ValueError(f"{ROLLOUT}.n={n}: {error}") from error
-    inexact = _holding(_inexact(config, built))
+    inexact = list(_inexact(config, built))
     if exact_loss(config):
-        errors = [*_holding(_unsupported(config, built)), *inexact]
-        errors = [f"{ACTOR}.policy_loss.loss_mode=bestofk: {error}" for error in errors]
+        sentences = [*_unsupported(config, built), *inexact]
+        errors = [f"{ACTOR}.policy_loss.loss_mode=bestofk: {each}" for each in sentences]
     else:
-        errors = _holding(_without_ratios(config, built))
-    for error_ in errors:
-        raise ValueError(error_)
-    return built, [*inexact, *_holding(_biasing(config))]
+        errors = list(_without_ratios(config, built))
+    if errors:
+        raise ValueError(errors[0])
+    return built, [*inexact, *_biasing(config)]
 
 
-def _holding(rules: Mapping[str, Any]) -> list[str]:
-    return [sentence for sentence, holds in rules.items() if holds]
-
-
-def _without_ratios(config: Any, objective: Objective) -> dict[str, Any]:
+def _without_ratios(config: Any, objective: Objective) -> Iterator[str]:
     """Errors where advantages are those of fresh samples, and the loss is not ours."""
     steps, actor = steps_per_batch(config), config.actor_rollout_ref.actor
     options = options_of(config.algorithm)
-    rules = {
-        f"algorithm.bestofk.{name}={options.get(name)} acts on ratios that the loss "
-        f"{actor.policy_loss.loss_mode!r} does not give: leave it out, or set "
-        f"{ACTOR}.policy_loss.loss_mode=bestofk":
-            options.get(name) is not None and (name, options[name]) != ("off_policy", "none")
-        for name in FORMS
-    }  # fmt: skip
-    form = objective.takes_log_ratio
-    exact = f"or set {ACTOR}.policy_loss.loss_mode=bestofk; " if form else ""
-    sentence = (
-        f"verl takes {steps} optimiser steps per batch (data.train_batch_size="
-        f"{config.data.train_batch_size}, {ACTOR}.ppo_mini_batch_size="
-        f"{actor.ppo_mini_batch_size}, ppo_epochs={actor.ppo_epochs}), and the advantages of "
-        f"{objective} are those of the first: set ppo_mini_batch_size to train_batch_size and "
-        f"ppo_epochs=1, {exact}+algorithm.bestofk.off_policy=none accepts the clipped loss"
-    )
-    several = steps > 1 and needs_sibling_ratios(objective) and objective.off_policy != "none"
-    return rules | {sentence: several}
+    for name in FORMS:
+        if options.get(name) is not None and (name, options[name]) != ("off_policy", "none"):
+            yield (
+                f"algorithm.bestofk.{name}={options[name]} acts on ratios that the loss "
+                f"{actor.policy_loss.loss_mode!r} does not give: leave it out, or set "
+                f"{ACTOR}.policy_loss.loss_mode=bestofk"
+            )
+    if steps > 1 and needs_sibling_ratios(objective) and objective.off_policy != "none":
+        exact = f"or set {ACTOR}.policy_loss.loss_mode=bestofk; "
+        yield (
+            f"verl takes {steps} optimiser steps per batch (data.train_batch_size="
+            f"{config.data.train_batch_size}, {ACTOR}.ppo_mini_batch_size="
+            f"{actor.ppo_mini_batch_size}, ppo_epochs={actor.ppo_epochs}), and the advantages of "
+            f"{objective} are those of the first: set ppo_mini_batch_size to train_batch_size and "
+            f"ppo_epochs=1, {exact if objective.takes_log_ratio else ''}"
+            "+algorithm.bestofk.off_policy=none accepts the clipped loss"
+        )
 
 
-def _unsupported(config: Any, objective: Objective) -> dict[str, Any]:
+def _unsupported(config: Any, objective: Objective) -> Iterator[str]:
     """What would keep the advantages of an optimiser step from being exact."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
-    bypass = (config.algorithm.get("rollout_correction") or {}).get("bypass_mode")
     sharded = actor.get("fsdp_config") or {}
     ulysses = max(each.get("ulysses_sequence_parallel_size", 1) for each in (actor, sharded))
     mode = config.trainer.v1.trainer_mode
-    corrected = options_of(config.algorithm).get("correct_sampler")
-    form = "off_policy=none" if objective.takes_log_ratio else "no off-policy form"
-    return {
-        f"objective {objective} has {form}; set loss_mode=vanilla, or choose max@k or mean":
-            not objective.takes_log_ratio or objective.off_policy == "none",
-        f"data.train_batch_size={batch} is not a multiple of {ACTOR}.ppo_mini_batch_size={mini}, "
-        "so groups would not stay whole; change one of them": batch % mini,
-        f"{ACTOR}.shuffle=True scatters groups; set it to False": actor.shuffle,
-        "algorithm.rollout_correction.bypass_mode=True replaces the learner's old "
-        "log-probabilities; set it to False": bypass,
-        f"algorithm.bestofk.correct_sampler needs {ROLLOUT}.calculate_log_probs=True":
-            corrected and not rollout.calculate_log_probs,
-        f"trainer.v1.trainer_mode={mode} is not supported; set it to sync": mode != "sync",
-        f"{ACTOR}.strategy={actor.strategy} is not supported; set it to fsdp2":
-            actor.strategy not in ("fsdp", "fsdp2"),
-        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size={ulysses} is not supported; set it "
-        "to 1": ulysses > 1,
-    }  # fmt: skip
+    if not objective.takes_log_ratio or objective.off_policy == "none":
+        form = "off_policy=none" if objective.takes_log_ratio else "no off-policy form"
+        yield f"objective {objective} has {form}; set loss_mode=vanilla, or choose max@k or mean"
+    if batch % mini:
+        yield (
+            f"data.train_batch_size={batch} is not a multiple of {ACTOR}.ppo_mini_batch_size="
+            f"{mini}, so groups would not stay whole; change one of them"
+        )
+    if actor.shuffle:
+        yield f"{ACTOR}.shuffle=True scatters groups; set it to False"
+    if (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"):
+        yield (
+            "algorithm.rollout_correction.bypass_mode=True replaces the learner's old "
+            "log-probabilities; set it to False"
+        )
+    if options_of(config.algorithm).get("correct_sampler") and not rollout.calculate_log_probs:
+        yield f"algorithm.bestofk.correct_sampler needs {ROLLOUT}.calculate_log_probs=True"
+    if mode != "sync":
+        yield f"trainer.v1.trainer_mode={mode} is not supported; set it to sync"
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        yield f"{ACTOR}.strategy={actor.strategy} is not supported; set it to fsdp2"
+    if ulysses > 1:
+        name = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+        yield f"{name}={ulysses} is not supported; set it to 1"
 
 
-def _inexact(config: Any, objective: Objective) -> dict[str, Any]:
+def _inexact(config: Any, objective: Objective) -> Iterator[str]:
     """Settings of the loss that bias the update: errors with exact steps, else warnings."""
     actor = config.actor_rollout_ref.actor
     own_ratio = (config.algorithm.get("rollout_correction") or {}).get("rollout_is")
     unscaled = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None
-    return {
-        f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode} weighs a sample by sampled lengths; set it "
-        "to seq-mean-token-sum, or to seq-mean-token-sum-norm with actor.loss_scale_factor":
-            actor.loss_agg_mode not in WITHOUT_LENGTHS or unscaled,
-        "algorithm.use_kl_in_reward=True makes the penalty a part of what is maximised over k; "
-        f"use {ACTOR}.use_kl_loss": config.algorithm.use_kl_in_reward,
-        f"algorithm.rollout_correction.rollout_is={own_ratio} multiplies the loss with each "
-        f"sample's own ratio, and {objective} would need its siblings' too; set it to null":
-            own_ratio and (objective.k > 1 or exact_loss(config)),
-    }  # fmt: skip
+    if actor.loss_agg_mode not in WITHOUT_LENGTHS or unscaled:
+        yield (
+            f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode} weighs a sample by sampled lengths; set "
+            "it to seq-mean-token-sum, or to seq-mean-token-sum-norm with actor.loss_scale_factor"
+        )
+    if config.algorithm.use_kl_in_reward:
+        yield (
+            "algorithm.use_kl_in_reward=True makes the penalty a part of what is maximised over k; "
+            f"use {ACTOR}.use_kl_loss"
+        )
+    if own_ratio and (objective.k > 1 or exact_loss(config)):
+        yield (
+            f"algorithm.rollout_correction.rollout_is={own_ratio} multiplies the loss with each "
+            f"sample's own ratio, and {objective} would need its siblings' too; set it to null"
+        )
 
 
-def _biasing(config: Any) -> dict[str, Any]:
+def _biasing(config: Any) -> Iterator[str]:
     """Further settings that make the update a biased one, each by name."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     steps, exact = steps_per_batch(config), exact_loss(config)
-    return {
-        f"{ROLLOUT}.{name}={rollout[name]} changes what is sampled, and the learner assumes it "
-        f"does not; set it to {neutral[0]}": rollout[name] not in neutral
-        for name, neutral in {"top_p": (1, 1.0), "top_k": (-1, 0)}.items()
-    } | {
-        "algorithm.filter_groups.enable=True changes how often each prompt counts":
-            (config.algorithm.get("filter_groups") or {}).get("enable"),
-        f"{ACTOR}.ppo_epochs={actor.ppo_epochs} reuses samples that the policy has already "
-        "learnt from; one pass in mini-batches (ppo_mini_batch_size) is exact":
-            exact and actor.ppo_epochs > 1,
-        f"verl takes {steps} optimiser steps per batch, and the advantages are those of the first":
-            steps > 1 and not exact,
-    }  # fmt: skip
+    for name, neutral in (("top_p", (1, 1.0)), ("top_k", (-1, 0))):
+        if rollout[name] not in neutral:
+            yield (
+                f"{ROLLOUT}.{name}={rollout[name]} changes what is sampled, and the learner "
+                f"assumes it does not; set it to {neutral[0]}"
+            )
+    if (config.algorithm.get("filter_groups") or {}).get("enable"):
+        yield "algorithm.filter_groups.enable=True changes how often each prompt counts"
+    if exact and actor.ppo_epochs > 1:
+        yield (
+            f"{ACTOR}.ppo_epochs={actor.ppo_epochs} reuses samples that the policy has already "
+            "learnt from; one pass in mini-batches (ppo_mini_batch_size) is exact"
+        )
+    if steps > 1 and not exact:
+        yield (
+            f"verl takes {steps} optimiser steps per batch, and the advantages are those of the "
+            "first"
+        )

@@ -203,8 +203,8 @@ def validation_metrics(
         for source in dict.fromkeys(sources):
             here = [i for i, each in enumerate(sources) if each == source]
             values, ids = [infos[name][i] for i in here], [str(uids[i]) for i in here]
-            found = best_of_k_metrics(values, ids, k=k, passing=passing)
-            result |= {f"val-core/{source}/{name}/{key}": one for key, one in found.items()}
+            figures = best_of_k_metrics(values, ids, k=k, passing=passing)
+            result |= {f"val-core/{source}/{name}/{key}": one for key, one in figures.items()}
     return result
 
 
@@ -221,10 +221,10 @@ def training_metrics(trainer: Any, batch: Any) -> dict[str, float]:
         row = RolloutRow.of_key(key.rsplit("_", 2)[0], key)
         if not row.padding:
             last[row[:2]] = max(last.get(row[:2], (-1, 0.0)), (row.part, float(scores.sum())))
-    found = best_of_k_metrics(
+    figures = best_of_k_metrics(
         [reward for _, reward in last.values()], [uid for uid, _ in last], **_logged(options)
     )
-    return {f"bestofk/{name}": value for name, value in found.items()}
+    return {f"bestofk/{name}": value for name, value in figures.items()}
 
 
 def _logged(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def row_advantages(
     last: dict[tuple[str, str], int] = {}
     for i, row in enumerate(rows):
         if not row.padding:
-            seen = last.setdefault(row[:2], i)
-            last[row[:2]] = i if row.part > rows[seen].part else seen
+            latest = last.setdefault(row[:2], i)
+            last[row[:2]] = i if row.part > rows[latest].part else latest
     result = rewards.new_zeros(len(last) + 1)  # the extra one belongs to padding
     place = {rollout: position for position, rollout in enumerate(last)}
     owner = torch.tensor([place.get(row[:2], len(last)) for row in rows], device=rewards.device)
@@ -73,8 +73,8 @@ def row_advantages(
         scored = rewards[list(last.values())]
         uids = np.array([uid for uid, _ in last])
         if log_ratio is not None:
-            whole = log_ratio.new_zeros(len(last) + 1).index_add(0, owner, log_ratio)
-            inputs["log_ratio"] = whole[:-1]
+            by_rollout = log_ratio.new_zeros(len(last) + 1).index_add(0, owner, log_ratio)
+            inputs["log_ratio"] = by_rollout[:-1]
         result[:-1] = group_advantages(
             scored, uids, objective, live=live[:-1], rows=len(rows), **inputs
         )

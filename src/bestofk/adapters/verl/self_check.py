@@ -35,8 +35,8 @@ def check(config: Any = None) -> str:
             f"verl {verl.__version__} has no estimator {NAME!r} here: {_why(result)}"
         )
     check_version("verl", verl.__version__, LEAST)
-    stated = f"bestofk {version('bestofk')} is registered with verl {verl.__version__}"
-    return stated if config is None else f"{stated}: {_checked(config)}"
+    registered = f"bestofk {version('bestofk')} is registered with verl {verl.__version__}"
+    return registered if config is None else f"{registered}: {_checked(config)}"
 
 
 def _why(registered: Any) -> str:
@@ -61,8 +61,10 @@ def _why(registered: Any) -> str:
 def _checked(config: Any) -> str:
     objective, biased = check_settings(config)
     loss = ", exact off-policy advantages" if exact_loss(config) else ""
-    stated = f"objective {objective}, {config.actor_rollout_ref.rollout.n} samples per prompt{loss}"
-    return "\n".join([stated, *(f"biased update: {each}" for each in biased)])
+    trained = (
+        f"objective {objective}, {config.actor_rollout_ref.rollout.n} samples per prompt{loss}"
+    )
+    return "\n".join([trained, *(f"biased update: {each}" for each in biased)])
 
 
 def main(argv: list[str]) -> int:

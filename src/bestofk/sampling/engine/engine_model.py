@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from bestofk.model_facts import base_model
 from bestofk.sampling.engine.attention_interface import BACKEND, CannotRun, engine_attention
@@ -45,12 +45,7 @@ class EngineModel:
     """The policy's modules with weights shared or cast, and its attention layers."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        dtype: torch.dtype,
-        *,
-        copied: bool = False,
-        fused: bool = True,
+        self, model: Any, dtype: torch.dtype, *, copied: bool = False, fused: bool = True
     ) -> None:
         """
         Args:

@@ -50,18 +50,6 @@ def _first_call_errors() -> tuple[type[Exception], ...]:
     return (*plain, CompilationError, TritonError)
 
 
-def can_run(model: PreTrainedModel) -> str | None:
-    """Why the group engine does not run this model, or None if it does.
-
-    Runs two tokens through a copy of its modules that shares its weights.
-    """
-    try:
-        EngineModel(model, next(model.parameters()).dtype)
-    except CannotRun as reason:
-        return str(reason)
-    return None
-
-
 class GroupSampler:
     """Samples a model in this process: a `bestofk.sampling.Sampler`, made for CUDA.
 
@@ -121,7 +109,7 @@ class GroupSampler:
         plan = self.engine.plan
         return {
             "token_bytes": each,
-            "weight_bytes": self.precision.dtype.itemsize,
+            "weight_bytes": self.precision.weight_bytes,
             "bytes": each * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
             "processes_on_the_card": self._processes(),
             "layers": "fused" if self.engine_model.fused_model else "the model's own",
@@ -145,18 +133,18 @@ class GroupSampler:
         if not prompts:
             return
         if self.reason is None:
-            done: set[int] = set()
+            completed: set[int] = set()
             try:
                 for p, group in self._stream(prompts, seed, sampling):
-                    done.add(p)
+                    completed.add(p)
                     yield p, group
                 return
             except CannotRun as error:
-                if done:
+                if completed:
                     raise
                 self._give_up(str(error))
             except _first_call_errors() as error:
-                if done or self.calls > 1 or isinstance(error, torch.AcceleratorError):
+                if completed or self.calls > 1 or isinstance(error, torch.AcceleratorError):
                     raise  # the device is lost, or the engine has worked before
                 message = str(error).strip().partition("\n")[0]
                 self._give_up(f"its first call failed ({type(error).__name__}: {message})")
@@ -247,14 +235,14 @@ class GroupSampler:
         Raises:
             CannotRun: they differ by more than rounding.
         """
-        done = max(group.trajectories, key=lambda one: len(one.tokens))
+        longest = max(group.trajectories, key=lambda one: len(one.tokens))
         with engine.model.plain_attention():
-            drawn = group.prompt_tokens, done.tokens, done.log_probs
+            tokens = group.prompt_tokens, longest.tokens, longest.log_probs
             drawn_with = partial(distribution, sampling=sampling)
-            gap = gap_to_plain(engine.model.model, *drawn, drawn_with)
+            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
-        mean, most = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
-        self.agreement = (mean, most)
+        mean, largest = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
+        self.agreement = (mean, largest)
         limit = ENGINE.limit(reduced=self.precision.reduced)
         if not mean <= limit:
             raise CannotRun(

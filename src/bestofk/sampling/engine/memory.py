@@ -91,12 +91,12 @@ def make_plan(
             f"{SHARE:.0%} of the GPU's memory beside the weights is "
             f"{SHARE * total_bytes / 2**30:.1f} GiB: take fewer new tokens"
         )
-    most = max(new_tokens, min(int(OWN * room), room - longest))
+    own_room = max(new_tokens, min(int(OWN * room), room - longest))
     slots = rounded(min(rows, max_rows))
-    if slots * new_tokens > most:
-        slots = max(1, most // new_tokens)
+    if slots * new_tokens > own_room:
+        slots = max(1, own_room // new_tokens)
         slots -= slots % 16 if slots > 16 else 0
-    own = min(most, slots * new_tokens + slots * new_tokens * 5 // 8)
+    own = min(own_room, slots * new_tokens + slots * new_tokens * 5 // 8)
     prefix = max(longest, min(room - own, max(2 * sum(lengths), 16_384)))
     return MemoryPlan(
         slots=slots,
