@@ -91,8 +91,8 @@ class Checkpoints:
 
     def prune(self, keep_last: int) -> None:
         """Remove all but the newest, and what a killed write left behind."""
-        for left in self.folder.glob(".writing-*"):
-            shutil.rmtree(left)
+        for unfinished in self.folder.glob(".writing-*"):
+            shutil.rmtree(unfinished)
         for old in self.paths()[:-keep_last]:
             shutil.rmtree(old)
 
@@ -132,11 +132,11 @@ class Checkpoints:
 
     @staticmethod
     def _verify(paths: Sequence[Path]) -> None:
-        *others, path = paths
+        *earlier, path = paths
         problem = damage(path)
         if problem is None:
             return
-        good = next((other for other in reversed(others) if damage(other) is None), None)
+        good = next((other for other in reversed(earlier) if damage(other) is None), None)
         way = (
             f"the last good one is {good.name}: --resume {good}"
             if good

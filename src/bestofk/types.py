@@ -213,8 +213,8 @@ class Verdict:
                 f"a score is a number, or -inf for what is never chosen, got {self.score}"
             )
         earned = status_of(self.reward)
-        stated = self.status if self.status in ("correct", "partial") else "incorrect"
-        if earned != stated:
+        claimed = self.status if self.status in ("correct", "partial") else "incorrect"
+        if earned != claimed:
             raise ValueError(
                 'a verdict is "correct" exactly with a reward of at least 1, "partial" between 0 '
                 f"and 1, and any other at 0 and below; got {self.reward} with {self.status!r}"

@@ -173,7 +173,7 @@ def test_unscored_samples_are_not_live_and_groups_with_too_few_are_dropped_whole
     weights = advantages_of(objective("max@2"), batch.rewards, live=live)
     assert weights[2].tolist() == [0, 0, 0, 0]
     assert weights[1].tolist() == [0.0, 2.0, -1.0, -1.0]  # the weights of a group of three
-    told = reward_statistics(batch.rewards, batch.verdicts, k=2, least=3, threshold=1.0)
+    told = reward_statistics(batch.rewards, batch.verdicts, k=2, min_live=3, threshold=1.0)
     assert (told["groups"], told["groups_dropped"], told["unscored"]) == (4, 1, 4)
     assert told["reward"] == pytest.approx(3 / 12)
     assert told["max@2"] == pytest.approx((0.5 + 2 / 3 + 0.0) / 3)

@@ -50,18 +50,18 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     For frozen weights in bfloat16, below adapters: one module's at a time need the memory. Those in
     4 bits are written out by their module, in the dtype that it is told.
     """
-    kept: dict[nn.Parameter, Tensor] = {}
+    originals: dict[nn.Parameter, Tensor] = {}
 
     def cast(module: nn.Module, *_: Any) -> None:
         for parameter in module._parameters.values():
             if parameter is not None and _is_reduced(parameter):
-                kept[parameter] = parameter.data
+                originals[parameter] = parameter.data
                 parameter.data = parameter.data.float()
 
     def restore(module: nn.Module, *_: Any) -> None:
         for parameter in module._parameters.values():
-            if parameter is not None and parameter in kept:
-                parameter.data = kept.pop(parameter)
+            if parameter is not None and parameter in originals:
+                parameter.data = originals.pop(parameter)
 
     reduced = [
         module

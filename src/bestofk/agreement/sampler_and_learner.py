@@ -38,8 +38,8 @@ class Agreement:
 
     def whole_policy(self) -> AbstractContextManager[Any]:
         """What sampling is done inside: the whole model, if that is what is sampled from."""
-        whole: AbstractContextManager[Any] = self.learner.gathered()
-        return nullcontext() if self.weights_to_send else whole
+        gathered: AbstractContextManager[Any] = self.learner.gathered()
+        return nullcontext() if self.weights_to_send else gathered
 
     def probe(self, prompt: Prompt) -> tuple[float, list[Group]]:
         """The gap over a small group drawn now from the whole distribution, and that group."""

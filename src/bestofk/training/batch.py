@@ -56,10 +56,10 @@ class RolloutBatch:
         """(P, n), without penalties; NaN where scoring broke."""
         return rewards_of(self.verdicts)
 
-    def live(self, least: int) -> np.ndarray:
+    def live(self, min_live: int) -> np.ndarray:
         """(P, n): True where a sample counts. A group with too few of them is dropped whole."""
         scored = ~np.isnan(self.rewards)
-        return scored & (scored.sum(axis=1, keepdims=True) >= least)
+        return scored & (scored.sum(axis=1, keepdims=True) >= min_live)
 
     def take(self, rows: Sequence[int]) -> tuple[Group, ...]:
         """Some of the groups."""
@@ -135,8 +135,8 @@ def numbered(answers: Sequence[str | None]) -> list[int]:
     >>> numbered(["5", None, "7", "5"])
     [0, -1, 1, 0]
     """
-    numbers = {answer: i for i, answer in enumerate(dict.fromkeys(filter(None, answers)))}
-    return [numbers.get(answer, -1) for answer in answers]
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(answer, len(numbers)) if answer else -1 for answer in answers]
 
 
 def unscored_without_score(

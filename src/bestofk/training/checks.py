@@ -190,11 +190,11 @@ def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objectiv
 def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     """The metric that picks the best checkpoint."""
     ks, chosen = evaluation.ks, evaluation.best_by
-    known = [f"{name}@{k}" for name in ("max", "pass") for k in ks]
+    names = [f"{name}@{k}" for name in ("max", "pass") for k in ks]
     if chosen is None:
         return f"max@{max(k for k in ks if k <= max(objective.k, 1))}"
-    if chosen not in known and evaluation.every:
-        raise ValueError(f"evaluation.best_by is one of {', '.join(known)}, got {chosen!r}")
+    if chosen not in names and evaluation.every:
+        raise ValueError(f"evaluation.best_by is one of {', '.join(names)}, got {chosen!r}")
     return chosen
 
 
@@ -238,11 +238,11 @@ def cautions(config: Config, objective: Objective, weights: int | None = None) -
             + (f", and the {decay} schedule never starts" if decay != "constant" else "")
         )
     rate, adapters = config.optimizer.learning_rate, bool(config.model.lora_rank)
-    usual = usual_rate(weights, adapters=adapters) if weights else math.inf
-    if rate and rate > FAR * usual:
+    by_size = usual_rate(weights, adapters=adapters) if weights else math.inf
+    if rate and rate > FAR * by_size:
         notes.append(
-            f"optimizer.learning_rate = {rate:g} is {rate / usual:.0f} times what is usual for "
-            f"{weights:,} weights: leave it out for {usual:g}"
+            f"optimizer.learning_rate = {rate:g} is {rate / by_size:.0f} times what is usual for "
+            f"{weights:,} weights: leave it out for {by_size:g}"
         )
     if config.off_policy.ahead and not warmup:
         notes.append(

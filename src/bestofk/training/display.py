@@ -84,8 +84,8 @@ class Pace:
     def seconds_to_go(self, step: int) -> float:
         every = self.evaluate_every
         evaluations = -(-self.steps // every) - step // every if every else 0
-        left = {"step": self.steps - step, "evaluation": evaluations}
-        return sum(self._spent[kind] / max(self._done[kind], 1) * left[kind] for kind in left)
+        to_go = {"step": self.steps - step, "evaluation": evaluations}
+        return sum(self._spent[kind] / max(self._done[kind], 1) * to_go[kind] for kind in to_go)
 
 
 def is_quiet() -> bool:
@@ -147,9 +147,9 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
 
 def speed(line: Mapping[str, Any]) -> str:
     """Sampled tokens per second of the whole step, and of its sampling alone."""
-    whole, sampling = line[metrics.SPEED], line.get(metrics.SAMPLING_SPEED)
-    alone = "" if sampling is None else f" (sampling {sampling:,.0f})"
-    return f"{whole:,.0f} tok/s{alone}"
+    of_step, of_sampling = line[metrics.SPEED], line.get(metrics.SAMPLING_SPEED)
+    alone = "" if of_sampling is None else f" (sampling {of_sampling:,.0f})"
+    return f"{of_step:,.0f} tok/s{alone}"
 
 
 def phases(line: Mapping[str, Any]) -> str:
@@ -177,8 +177,8 @@ def number(value: float | None) -> str:
 
 def clock(seconds: float) -> str:
     """h:mm:ss."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    rounded = round(seconds)
+    return f"{rounded // 3600}:{rounded // 60 % 60:02d}:{rounded % 60:02d}"
 
 
 FIRST_WORD, NEXT_WORD = 5.0, 15.0

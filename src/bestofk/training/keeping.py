@@ -84,8 +84,8 @@ class Recorder:
     def _tell(self, line: Mapping[str, Any]) -> None:
         """Show a line of metrics to the callback, which may end the run."""
         if self.callback is not None:
-            asked = self.context.processes.main and self.callback(json_safe(line)) is True
-            self.ended = self.context.processes.any(asked) or self.ended
+            ends_here = self.context.processes.main and self.callback(json_safe(line)) is True
+            self.ended = self.context.processes.any(ends_here) or self.ended
 
     def evaluation(self, line: Mapping[str, Any], batch: RolloutBatch, name: str) -> None:
         """An evaluation: its figures, and the completions behind them."""

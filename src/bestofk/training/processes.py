@@ -202,7 +202,7 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
     own = os.open(locks / str(processes.rank), os.O_CREAT | os.O_RDWR)
     fcntl.flock(own, fcntl.LOCK_EX)
     processes.wait()
-    others = {
+    locks_of_others = {
         rank: os.open(locks / str(rank), os.O_RDONLY)
         for rank in range(processes.size)
         if rank != processes.rank
@@ -211,7 +211,7 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(WATCH_SECONDS):
-            gone = dead(others)
+            gone = dead(locks_of_others)
             if gone is not None and not over.wait(0.2):
                 message = farewell(gone, processes, folder)
                 print(f"bestofk train: {message}", file=sys.stderr, flush=True)
@@ -224,7 +224,7 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
     except Exception as error:
         # A broken connection is noticed before the death that broke it: look who is left.
         over.wait(0.5)
-        gone = dead(others)
+        gone = dead(locks_of_others)
         if gone is None or isinstance(error, ValueError):
             raise
         raise ProcessDied(farewell(gone, processes, folder)) from error
@@ -233,9 +233,9 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
         os.close(own)
 
 
-def dead(others: Mapping[int, int]) -> int | None:
+def dead(locks: Mapping[int, int]) -> int | None:
     """A process whose lock is free, by rank: the kernel releases it at death."""
-    for rank, handle in others.items():
+    for rank, handle in locks.items():
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(handle, fcntl.LOCK_UN)

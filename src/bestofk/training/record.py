@@ -57,7 +57,7 @@ def metrics_line(
             rewards,
             verdicts,
             k=min(objective.k, rewards.shape[1]),
-            least=max(term.least for term in terms),
+            min_live=max(term.least for term in terms),
             threshold=settings.evaluation.threshold,
             scores=scores_of(verdicts) if "scores" in objective.needs else None,
         ),
@@ -102,7 +102,7 @@ def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> 
 
 def out_of_reach(settings: RunSettings, largest: float, steps: int) -> list[str]:
     """A sentence on each threshold that no reward of the first steps reaches."""
-    stated = {
+    thresholds = {
         "evaluation.threshold": settings.evaluation.threshold,
         "objective_options.threshold": settings.objective.threshold,
     }
@@ -111,7 +111,7 @@ def out_of_reach(settings: RunSettings, largest: float, steps: int) -> list[str]
     return [
         f"{name} = {threshold:g}, and the largest reward in {steps} steps is {largest:g}: nothing "
         "passes; lower it if rewards cannot be that large"
-        for name, threshold in stated.items()
+        for name, threshold in thresholds.items()
         if threshold is not None and not reaches(judged, threshold)
     ]
 
@@ -121,7 +121,7 @@ def reward_statistics(
     verdicts: Sequence[Sequence[Verdict]],
     *,
     k: int,
-    least: int,
+    min_live: int,
     threshold: float | None,
     scores: np.ndarray | None = None,
 ) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def reward_statistics(
         metrics.REWARD_MIN: float(np.nanmin(rewards)) if any_scored else np.nan,
         metrics.REWARD_MAX: float(np.nanmax(rewards)) if any_scored else np.nan,
         metrics.GROUPS: int(rewards.shape[0]),
-        metrics.GROUPS_DROPPED: int((counts < least).sum()),
+        metrics.GROUPS_DROPPED: int((counts < min_live).sum()),
         metrics.UNSCORED: int((~scored).sum()),
         **{f"{metrics.STATUS}{name}": count for name, count in sorted(statuses.items())},
         **({metrics.REWARD_PARTS: parts} if (parts := reward_parts(verdicts)) else {}),
@@ -357,7 +357,9 @@ def _results(section: EvaluationSection, evaluations: Sequence[Mapping[str, Any]
         f"| | step {first['step']} | step {last['step']} |",
         "|---|---|---|",
         *(f"| {name} | {_cell(first, name)} | {_cell(last, name)} |" for name in names),
-        f"| entropy per token (nats) | {first['entropy']:.3f} | {last['entropy']:.3f} |",
+        "| entropy per token (nats) | "
+        + " | ".join(f"{line[metrics.ENTROPY]:.3f}" for line in (first, last))
+        + " |",
     ]
 
 

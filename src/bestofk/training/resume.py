@@ -162,12 +162,12 @@ def unpacked(parts: Sequence[str], processes: ProcessGroup) -> list[RolloutBatch
 
 def own_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Each tensor in memory of its own, as safetensors needs it (tied weights share theirs)."""
-    seen: set[int] = set()
+    storages: set[int] = set()
     own: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        shared = tensor.untyped_storage().data_ptr() in seen
+        shared = tensor.untyped_storage().data_ptr() in storages
         own[name] = tensor.clone() if shared else tensor.contiguous()
-        seen.add(own[name].untyped_storage().data_ptr())
+        storages.add(own[name].untyped_storage().data_ptr())
     return own
 
 

@@ -149,8 +149,8 @@ class Rollouts:
         """Wait for the batches in the queue. Those the server did not finish are left out, and
         drawn again later; what was said of them, the same on every process."""
         lost = [str(each.exception()) if is_server_lost(each) else "" for each in self.queue]
-        whole = min(self.context.processes.gather([*map(bool, lost), True].index(True)))
-        while len(self.queue) > whole:
+        complete = min(self.context.processes.gather([*map(bool, lost), True].index(True)))
+        while len(self.queue) > complete:
             self.queue.pop()
         return self.context.of_any("".join(lost))
 

@@ -145,8 +145,8 @@ class Session:
 
     def _evaluation_due(self) -> bool:
         state, evaluation = self.context.state, self.context.settings.evaluation
-        begun = state.step > 0 or evaluation.at_start
-        return begun and self._due(evaluation.every) and not state.is_validated
+        has_begun = state.step > 0 or evaluation.at_start
+        return has_begun and self._due(evaluation.every) and not state.is_validated
 
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps is due now; always at the end."""

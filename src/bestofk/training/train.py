@@ -252,8 +252,14 @@ def learn(
             stats |= {name: share_of(each, live[rows], processes) for name, each in bounds.items()}
         elif off_policy.correct_sampler:
             advantages = advantages * sampler_correction(old_here, groups, objective.truncate)
-        known: dict[str, Any] = {"old": old_here, "reference": reference and reference.take(rows)}
-        stats |= learner.step(groups, advantages, loss=loss, live=live[rows], **known)
+        stats |= learner.step(
+            groups,
+            advantages,
+            loss=loss,
+            live=live[rows],
+            old=old_here,
+            reference=reference and reference.take(rows),
+        )
         if is_first:
             first[rows] = advantages
     stats = merge_statistics(history) | {metrics.INNER_STEPS: learner.steps - steps_before}
@@ -284,9 +290,9 @@ def inside(
     region = off_policy.trust_region or (FACTOR_OF_TWO if below else None)
     if region is None:
         return advantages, {}
-    kept = trust_region_mask(advantages, log_ratio, *region)
-    found = {metrics.MASKED: ~kept, metrics.BELOW_FLOOR: np.full_like(kept, below)}
-    return np.where(kept, advantages, 0.0), found
+    is_inside = trust_region_mask(advantages, log_ratio, *region)
+    statistics = {metrics.MASKED: ~is_inside, metrics.BELOW_FLOOR: np.full_like(is_inside, below)}
+    return np.where(is_inside, advantages, 0.0), statistics
 
 
 def needs_old_log_probs(objective: Objective, loss: Loss, off_policy: OffPolicySection) -> bool:

@@ -63,7 +63,7 @@ def evaluation_samples(
     nothing is said about answers, and nothing about scores where nobody gave any."""
     answers = [[verdict.answer for verdict in row] for row in verdicts]
     scores = scores_of(verdicts)
-    columns = {} if np.isnan(scores).all() else {"scores": scores}
+    columns: dict[str, Any] = {} if np.isnan(scores).all() else {"scores": scores}
     return samples(
         [[verdict.reward for verdict in row] for row in verdicts],
         name=name,
@@ -75,14 +75,14 @@ def evaluation_samples(
     )
 
 
-def pass_threshold(stated: float | None, rewards: np.ndarray) -> float | None:
+def pass_threshold(threshold: float | None, rewards: np.ndarray) -> float | None:
     """The reward that passes: as stated, else 1, else (where a reward exceeds 1) not known.
 
     >>> pass_threshold(None, np.array([-1.0, 1.0])), pass_threshold(None, np.array([0.0, 7.0]))
     (1.0, None)
     """
-    if stated is not None:
-        return stated
+    if threshold is not None:
+        return threshold
     scored = rewards[~np.isnan(rewards)]
     return None if scored.size and scored.max() > 1.0 else 1.0
 
