@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "types": {"messages"},
     "procedures": {"messages", "types"},
     "objectives": {"messages", "types", "procedures"},
-    "tasks": TYPES,
+    "tasks": TYPES | {"samples"},
     "rewards": TYPES | {"sandbox"},
     "sandbox": set(),
     "agreement": TYPES,

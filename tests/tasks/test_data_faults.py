@@ -56,7 +56,7 @@ def test_numbers_are_written_out(value: Any, expected: str) -> None:
 
 def test_a_short_row_of_a_csv_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("q,a\n1,1\n2\n")
-    with pytest.raises(ValueError, match=r"a\.csv, row 2: field 'a': .* got null"):
+    with pytest.raises(ValueError, match=r"a\.csv, line 3: 1 field, but the header names 2"):
         made(tmp_path / "a.csv")
 
 
@@ -127,15 +127,15 @@ def test_a_prompt_in_csv_may_be_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "raw", "message"),
     [
-        ("a.jsonl", '{"q": 1}'.encode("utf-16"), "is not UTF-8 text"),
-        ("a.csv", "q,a\né,1".encode("latin-1"), "is not UTF-8 text"),
+        ("a.jsonl", '{"q": 1}'.encode("utf-16"), "line 1: not utf-8 text"),
+        ("a.csv", "q,a\né,1".encode("latin-1"), "not utf-8 text"),
         ("a.json", b'[{"q": 1},', "not JSON"),
-        ("a.jsonl.gz", b"no gzip", "is not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(b'{"q": 1}' * 99)[:-9], "is not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "is not a whole gzip file"),
-        ("a.csv", b"q,a\n1,2,3\n", "line 2: more cells than the first line names"),
+        ("a.jsonl.gz", b"no gzip", "line 1: "),
+        ("a.jsonl.gz", gzip.compress(b'{"q": 1}' * 99)[:-9], "cut off or damaged"),
+        ("a.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 20, "cut off or damaged"),
+        ("a.csv", b"q,a\n1,2,3\n", "line 2: 3 fields, but the header names 2"),
         ("a.csv", b'q,a\n"1"2,3\n', "line 2: "),
-        ("a.parquet", b"no parquet", "is not a whole parquet file"),
+        ("a.parquet", b"no parquet", "not a parquet file"),
     ],
     ids=lambda value: value if isinstance(value, str) else "raw",
 )
@@ -146,6 +146,16 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, raw: bytes, message: 
     with pytest.raises(ValueError, match=message) as caught:
         read(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_small_file_does_not_unpack_to_gigabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BESTOFK_MAX_UNPACKED", "1000000")
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"q": "1", "a": "1"}\n' * 100_000))
+    with pytest.raises(ValueError, match="unpack to more than 1,000,000"):
+        read(file)
 
 
 def test_rows_of_programs_are_refused_by_row(tmp_path: Path) -> None:

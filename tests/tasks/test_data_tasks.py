@@ -39,8 +39,8 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", '{"a": 1}\n{"a": ', "line 2: not JSON"),
-        ("a.jsonl", "[1]\n", "line 1: a row is an object"),
+        ("a.jsonl", '{"a": 1}\n{"a": ', "line 2: the line is cut off"),
+        ("a.jsonl", "[1]\n", "line 1: a line is one JSON object"),
         ("a.json", '{"a": 1}', "list of objects"),
         ("a.txt", "hello", "data files end in"),
     ],

@@ -59,8 +59,8 @@ def check_unpacked(path: Path, size: int) -> None:
         raise BadFile(
             path,
             None,
-            f"its {packed:,} bytes unpack to more than {limit:,.0f}, as in no file of samples that "
-            f"a tool wrote: if you trust it, set {LIMIT} to the bytes that it may have",
+            f"its {packed:,} bytes unpack to more than {limit:,.0f}, as in no file that a tool "
+            f"wrote: if you trust it, set {LIMIT} to the bytes that it may have",
         )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bestofk.messages import did_you_mean
+from bestofk.messages import counted, did_you_mean
 
 from .packing import Archive, BadFile, check_unpacked, package, unpacked, unpacking_errors
 from .tool_formats import evalplus_records, inspect_record, openai_matches
@@ -67,16 +67,29 @@ def records(
     if parts:
         return
     kind = kind_of(path)
-    if kind == ".parquet":
-        yield from _parquet(path, progress)
-    elif kind == ".eval":
+    if kind == ".eval":
         yield from _archive(path, progress)
     elif kind == ".json":
         yield from _document(path, encoding)
-    elif kind in (".csv", ".tsv"):
-        yield from _csv(path, encoding, "\t" if kind == ".tsv" else ",", progress)
     else:
-        yield from openai_matches(_jsonl(path, encoding, progress, only))
+        rows = table_rows(path, encoding=encoding, progress=progress, only=only)
+        yield from rows if kind in (".parquet", ".csv", ".tsv") else openai_matches(rows)
+
+
+def table_rows(
+    path: Path,
+    *,
+    encoding: str = "utf-8",
+    progress: Progress = quiet,
+    only: Container[int] | None = None,
+) -> Numbered:
+    """(line, row) of a table, whatever its rows are: JSON lines, CSV, TSV, Parquet."""
+    kind = kind_of(path)
+    if kind == ".parquet":
+        return _parquet(path, progress)
+    if kind in (".csv", ".tsv"):
+        return _csv(path, encoding, "\t" if kind == ".tsv" else ",", progress)
+    return _jsonl(path, encoding, progress, only)
 
 
 def kind_of(path: Path) -> str:
@@ -239,7 +252,7 @@ def _jsonl(
                 path,
                 number,
                 f"a line is one JSON object, got {type(record).__name__}: "
-                "write one sample per line ({...} without [ ] around them)",
+                "write one object per line ({...} without [ ] around them)",
             )
         settled = True
         yield number, record
@@ -247,7 +260,7 @@ def _jsonl(
 
 def _bad_json(path: Path, line: int | None, text: str, error: Exception) -> BadFile:
     if isinstance(error, RecursionError):
-        return BadFile(path, line, "the JSON is nested too deeply to be a sample: remove the line")
+        return BadFile(path, line, "the JSON is nested too deeply to be read: remove the line")
     if not isinstance(error, json.JSONDecodeError):
         return BadFile(path, line, f"a number is too long ({error}): repair the line")
     if line is None and error.msg == "Extra data":
@@ -256,20 +269,24 @@ def _bad_json(path: Path, line: int | None, text: str, error: Exception) -> BadF
         return BadFile(
             path,
             line,
-            "the line is cut off in the middle of a sample, as when its writer was killed: delete "
-            f"it (sed -i '{line}d' FILE), or resume the run that wrote it",
+            "the line is cut off in the middle, as when its writer was killed: delete it "
+            f"(sed -i '{line}d' FILE), or resume the run that wrote it",
         )
     told = f"{error.msg} at column {error.colno}"
     return BadFile(path, line or error.lineno, f"not JSON ({told}): repair it, or is it cut off?")
 
 
-def _document(path: Path, encoding: str) -> Numbered:
-    """A whole JSON document: evalplus results, a log of inspect_ai, or a list of samples."""
+def json_document(path: Path, encoding: str = "utf-8") -> Any:
     text = "".join(text for _, text in lines(path, encoding, quiet))
     try:
-        document = json.loads(text)
+        return json.loads(text)
     except (RecursionError, ValueError) as error:
         raise _bad_json(path, None, text, error) from None
+
+
+def _document(path: Path, encoding: str) -> Numbered:
+    """A whole JSON document: evalplus results, a log of inspect_ai, or a list of samples."""
+    document = json_document(path, encoding)
     if spec := _log_spec(document):
         yield from _log_samples(path, document.get("samples") or [], spec)
         return
@@ -327,8 +344,8 @@ def _csv(path: Path, encoding: str, delimiter: str, progress: Progress) -> Numbe
                 raise BadFile(
                     path,
                     reader.line_num,
-                    f"{len(row)} fields, but the header names {len(header)}: quote fields that "
-                    "hold commas or newlines",
+                    f"{counted(len(row), 'field')}, but the header names {len(header)}: quote "
+                    "those that hold commas or newlines",
                 )
             if row:
                 yield reader.line_num, dict(zip(header, row))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import glob
-import gzip
-import io
+import importlib
 import json
 import os
 import re
-import sys
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bestofk.hub import can_connect
+from bestofk.samples.packing import package
+from bestofk.samples.records import PACKED, json_document, table_rows, without_packing
 
 Made = TypeVar("Made")
 Row = Mapping[str, Any]
@@ -59,8 +57,8 @@ def read(source: Any, split: str = "train") -> list[Row]:
     path = Path(source).expanduser()
     several = sorted(map(Path, glob.glob(str(path)))) if glob.has_magic(str(path)) else []
     if path.is_dir() and not any((path / name).is_file() for name in _SAVED):
-        several = sorted(one for one in path.iterdir() if one.suffix in FORMATS + (".gz",))
-        kinds = {one.name.removesuffix(".gz").rpartition(".")[2] for one in several}
+        several = sorted(one for one in path.iterdir() if _format(one) in FORMATS)
+        kinds = {_format(one)[1:] for one in several}
         if len(kinds) > 1:
             raise ValueError(
                 f"{path} holds files of several formats ({', '.join(sorted(kinds))}); name those "
@@ -78,13 +76,20 @@ def read(source: Any, split: str = "train") -> list[Row]:
             f"no data file {path}; name a file ({', '.join(FORMATS)}), a folder that "
             "datasets.save_to_disk wrote, or hub:owner/name"
         )
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
-    if kind in (".parquet", ".arrow"):
-        return _columns(path, kind)
+    kind = _format(path)
     if kind not in FORMATS:
-        raise ValueError(f"data files end in {', '.join(FORMATS)} (or .gz of a text), got {path}")
-    return _parse(_decoded(path, packed=suffixes[-1] == ".gz"), kind, path)
+        packed = ", ".join(PACKED)
+        raise ValueError(
+            f"data files end in {', '.join(FORMATS)} (text also in {packed}), got {path}"
+        )
+    if kind == ".arrow":
+        return _arrow(path)
+    return _objects(path) if kind == ".json" else [row for _, row in table_rows(path)]
+
+
+def _format(path: Path) -> str:
+    """The suffix that says how a file is read, without that of its packing."""
+    return Path(without_packing(path.name)).suffix.lower()
 
 
 def _from_python(source: Any, split: str) -> list[Row]:
@@ -180,75 +185,27 @@ def each(
     return built
 
 
-def _decoded(path: Path, packed: bool) -> str:
-    raw = path.read_bytes()
+def _objects(path: Path) -> list[Row]:
+    """A JSON document that is a list of objects."""
+    rows = json_document(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"a .json data file is a list of objects, {path} is not")
+    return rows
+
+
+def _arrow(path: Path) -> list[Row]:
+    """An Arrow file in either of its two layouts."""
+    pyarrow = package("pyarrow", "Arrow", path)
+    ipc = importlib.import_module("pyarrow.ipc")
     try:
-        return (gzip.decompress(raw) if packed else raw).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text; convert it, with iconv say: {error}") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file: {error}; fetch it again") from error
-
-
-def _parse(text: str, kind: str, path: Path) -> list[Row]:
-    if kind in (".csv", ".tsv"):
-        return _csv(text, path, "\t" if kind == ".tsv" else ",")
-    if kind == ".json":
-        try:
-            rows = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: not JSON: {error}") from error
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(f"a .json data file is a list of objects, {path} is not")
-        return rows
-    parsed: list[Row] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: a row is an object, got {line[:60]}")
-        parsed.append(row)
-    return parsed
-
-
-def _csv(text: str, path: Path, delimiter: str) -> list[Row]:
-    csv.field_size_limit(sys.maxsize)  # of this process: a prompt may be long
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-    parsed: list[Row] = []
-    try:
-        for row in reader:
-            if None in row:  # where csv puts the cells that have no name
-                raise csv.Error("more cells than the first line names; put quotes around commas")
-            parsed.append(row)
-    except csv.Error as error:
-        line = reader.reader.line_num
-        raise ValueError(f"{path}, line {line}: {error}; or write it as .jsonl") from error
-    return parsed
-
-
-def _columns(path: Path, kind: str) -> list[Row]:
-    """A parquet file, or an Arrow file in either of its two layouts."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(f"{path} needs pyarrow: pip install 'bestofk[data]'") from error
-    try:
-        if kind == ".parquet":
-            return pyarrow.parquet.read_table(path).to_pylist()
         with pyarrow.memory_map(str(path)) as source:
             try:
-                return pyarrow.ipc.open_file(source).read_all().to_pylist()
+                return ipc.open_file(source).read_all().to_pylist()
             except pyarrow.ArrowInvalid:
                 source.seek(0)
-                return pyarrow.ipc.open_stream(source).read_all().to_pylist()
+                return ipc.open_stream(source).read_all().to_pylist()
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not a whole {kind[1:]} file: {error}") from error
+        raise ValueError(f"{path} is not a whole Arrow file: {error}") from error
 
 
 def _from_hub(source: str) -> list[Row]:
