@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from bestofk.environments.limits import TurnLimits
 from bestofk.learning.settings import Loss, Optimizer
 from bestofk.sampling.sampler import Sampling
 from bestofk.sections import (
@@ -100,6 +101,10 @@ class TaskSection(Section):
     where the verifier gives scores itself."""
     scorer_options: Table = {}
     """Options of the scorer."""
+    environment: str | None = None
+    """Answers the model's messages, with tools or text, for several turns: "file.py:Class",
+    "package.module:Class", or python or repair."""
+    limits: TurnLimits = TurnLimits()
     advanced: TaskAdvanced = TaskAdvanced()
 
 

@@ -124,6 +124,11 @@ class Trajectory:
             object.__setattr__(self, name, array)
 
     @property
+    def verdict(self) -> Verdict | None:
+        """Its environment's, where that gives rewards."""
+        return self.conversation.verdict if self.conversation else None
+
+    @property
     def drawn(self) -> int:
         """Tokens that the policy drew."""
         return int(np.count_nonzero(self.own))

@@ -23,6 +23,11 @@ from bestofk.types import Group, Prompt, Trajectory, Verdict
 
 OFF_POLICY = {"objective": "max@4", "off_policy": {"passes": 2, "mini_batches": 2}}
 AHEAD = {"objective": "max@4", "off_policy": {"ahead": 2}}
+TURNS = {
+    **AHEAD,
+    "task": {"environment": "training_judges:Asks", "verifier": "training_judges:counted"},
+    "sampling": {"stop": list("02468"), "max_new_tokens": 40},
+}
 SCHEDULES = {
     "objective": "passk-training@4:bootstrap/50%/grpo",
     "loss": {"name": "clipped"},
@@ -69,9 +74,10 @@ def test_ended_runs_resume_bit_for_bit(end_at):
         off_policy=(off_policy, OFF_POLICY),
         schedules=(["record:3:TERM"], SCHEDULES | late),
         ahead=(ahead, AHEAD | {"run": {"steps": 12, "checkpoint_every": 1}}),
+        turns=(["sample:4:KILL", "learn:2:KILL"], TURNS | {"run": {"checkpoint_every": 1}}),
         asked_with_a_queue=(["record:3:TERM"], AHEAD | late),
     )
-    assert ends == [[-9, -9, -15, 130], [143], [-9] * len(ahead), [143]]
+    assert ends == [[-9, -9, -15, 130], [143], [-9] * len(ahead), [-9, -9], [143]]
 
 
 def test_a_queue_comes_back_as_it_was_on_any_number_of_processes():

@@ -64,3 +64,14 @@ def both(prompt, completion):
     reward = digits(prompt, completion)
     chosen = None if len(completion) < 3 else -float(completion.count("1"))
     return Verdict(reward, status_of(reward), score=chosen)
+
+
+class Asks:
+    """An environment of three turns: each ends with a digit, where its text is cut."""
+
+    def reset(self):
+        self.heard = []
+
+    def __call__(self, text):
+        self.heard.append(text)
+        return f"{len(text)}:" if len(self.heard) < 3 else None

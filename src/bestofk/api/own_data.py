@@ -36,6 +36,7 @@ def data_options(
     *,
     prompt: str | None,
     folder: Path,
+    environment: str | None = None,
 ) -> tuple[dict[str, Any], int | None]:
     """The recipe's [task] for these data, and the number of training rows (None for a task).
 
@@ -47,10 +48,11 @@ def data_options(
     """
     train = sources["train"]
     if isinstance(train, str) and train in TASKS:
-        return {"name": train, **({"verifier": reward} if reward else {})}, None
+        named = {"verifier": reward, "environment": environment}
+        return {"name": train} | {key: value for key, value in named.items() if value}, None
     if train is None:
         raise ValueError("data is needed: rows, a file, or the name of a task such as 'countdown'")
-    if reward is None:
+    if reward is None and environment is None:
         raise ValueError(
             "own data need a reward: a function, or the name of a verifier such as 'maths'"
         )
@@ -61,7 +63,8 @@ def data_options(
     for split, source in sources.items():
         if source is not None:
             options[split] = source_path(source, split, folder)
-    return {"name": "dataset", "options": options, "verifier": reward}, len(rows)
+    section = {"verifier": reward, "environment": environment}
+    return {"name": "dataset", "options": options, **section}, len(rows)
 
 
 def source_path(source: Any, split: str, folder: Path) -> str:

@@ -317,6 +317,11 @@ def sample_run(
     from bestofk.training.task_setup import make_prompts, make_verifier, with_accepted_references
 
     config = read(run / "config.toml")
+    if config.task.environment:
+        raise ValueError(
+            "samples of a trained run are drawn in one turn so far, and this one has "
+            "task.environment: its evaluations are in run.final, run.best and run.start"
+        )
     task = make_prompts(config.task, threshold=config.evaluation.threshold, seed=config.run.seed)
     judge = verifier or make_verifier(config.task, task)
     task = with_accepted_references(task, judge)

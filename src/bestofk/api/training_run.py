@@ -16,6 +16,11 @@ from bestofk.api.result_objects import ReportFile
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe
 from bestofk.devices import silence_compiler
+from bestofk.environments.author_class import (
+    EnvironmentClasses,
+    named_environment,
+    recorded_name,
+)
 from bestofk.evaluation import Curve, plan
 from bestofk.objectives import Objective
 from bestofk.samples import Samples
@@ -129,6 +134,7 @@ def train(
     reward: Any = None,
     objective: str | Objective = "max@1+4+16",
     *,
+    environment: Any = None,
     prompt: str | None = None,
     validation: Any = None,
     test: Any = None,
@@ -154,6 +160,9 @@ def train(
         reward: a function of yours (`bestofk.rewards.from_function` lists the forms), or the name
             of a verifier ("maths", "exact"), which judges by the field `answer`.
         objective: what to train for, a string or an Objective; `bestofk objectives` lists them.
+        environment: a class that answers the model's messages, a list of functions (tools), or a
+            name ("file.py:Class", "python", "repair"); see `bestofk.environments`. One with
+            `get_reward` needs no reward.
         prompt: template over the fields of a row, for example "{question} Answer briefly."; by
             default the field prompt, question, problem or instruction.
         validation, test: data to evaluate on; by default 5 % of `data`, at least about 64 rows.
@@ -181,8 +190,10 @@ def train(
         KeyboardInterrupt, SystemExit: the run was stopped by a signal; resume it.
     """
     verifier, name = named_reward(reward)
+    classes = None if environment is None else named_environment(environment)
     if resume is not None:
-        return run_to_the_end(resumed(resume, settings or {}), verifier, callback=callback)
+        continued = resumed(resume, settings or {})
+        return run_to_the_end(continued, verifier, classes, callback=callback)
     folder = free_folder(dir, str(model), str(objective))
     stated: dict[str, Any] = {
         **objective_settings(objective),
@@ -202,9 +213,10 @@ def train(
         name,
         prompt=prompt,
         folder=folder,
+        environment=None if environment is None else recorded_name(environment),
     )
     config = merged(Config(**stated), settings or {})
-    return run_to_the_end(resolve(config, rows=rows), verifier, callback=callback)
+    return run_to_the_end(resolve(config, rows=rows), verifier, classes, callback=callback)
 
 
 def warn_of_few(problems: int, k: int) -> None:
@@ -223,6 +235,7 @@ def warn_of_few(problems: int, k: int) -> None:
 def run_to_the_end(
     settings: RunSettings,
     verifier: Verifier | None,
+    environment: EnvironmentClasses | None = None,
     *,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainedRun:
@@ -236,7 +249,7 @@ def run_to_the_end(
         split = make_prompts(settings.task).split(evaluation.split)
         warn_of_few(min(len(split), evaluation.prompts), min(settings.objective.k, 16))
     print(f"watch: bestofk report --watch {settings.run.dir}", flush=True)
-    end = run_loop(settings, verifier=verifier, callback=callback)
+    end = run_loop(settings, verifier=verifier, environment=environment, callback=callback)
     if end.signal is not None:
         again = f"bestofk.train(..., resume={str(end.path)!r})"
         stated = f"stopped at step {end.step}; resume with {again}"

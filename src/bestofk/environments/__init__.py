@@ -10,8 +10,3 @@ An environment is a class; each trajectory has an instance of its own.
 It runs as it is in TRL's `environment_factory`. An instance that can be called answers messages
 without a tool call: `__call__(self, text) -> str | None`, where None ends the trajectory.
 """
-
-from bestofk.environments.author_class import EnvironmentClasses, load_environment
-from bestofk.environments.limits import TurnLimits
-
-__all__ = ["EnvironmentClasses", "TurnLimits", "load_environment"]

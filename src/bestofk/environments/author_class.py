@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestofk.messages import unknown
-from bestofk.rewards import load_function
-from bestofk.types import Prompt
+from bestofk.rewards import BatchVerifier, load_function
+from bestofk.types import Prompt, Verdict
 
 SHIPPED = {
     "python": "bestofk.environments.python:Python",
@@ -95,6 +95,15 @@ class EnvironmentClasses:
         return row if takes_all else {name: row[name] for name in named if name in row}
 
 
+class OwnReward(BatchVerifier):
+    """Judges where the environment does: what it left open is unscored."""
+
+    name = "environment"
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        return [Verdict.unscored("get_reward returned None")] * len(texts)
+
+
 def _name(made: Any) -> str:
     return getattr(made, "__name__", type(made).__name__)
 
@@ -134,6 +143,11 @@ def load_environment(stated: str) -> EnvironmentClasses:
             raise unknown("environment", name, SHIPPED)
         found.append(load_function(path, what="environment"))
     return as_environment(found[0] if len(found) == 1 else found)
+
+
+def named_environment(stated: Any) -> EnvironmentClasses:
+    """A name or an environment given in Python, as one object."""
+    return load_environment(stated) if isinstance(stated, str) else as_environment(stated)
 
 
 def recorded_name(stated: Any) -> str:

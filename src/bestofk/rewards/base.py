@@ -263,11 +263,18 @@ def partial(reward: float, passed: int, total: int, detail: str = "") -> Verdict
 
 
 def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
-    """Verdicts of whole groups, judged as one batch: one list per group."""
-    prompts = [group.prompt for group in groups for _ in group.trajectories]
-    texts = [each.text for group in groups for each in group.trajectories]
-    verdicts = checked(verifier(prompts, texts), len(texts), _name_of(verifier))
-    answered = map(with_answer, prompts, texts, verdicts)
+    """Verdicts of whole groups, judged as one batch: one list per group.
+
+    Trajectories that an environment has judged keep its verdict.
+    """
+    drawn = [(group.prompt, each) for group in groups for each in group.trajectories]
+    pairs = [(prompt, each.text) for prompt, each in drawn if each.verdict is None]
+    prompts, texts = [prompt for prompt, _ in pairs], [text for _, text in pairs]
+    judged = verifier(prompts, texts) if pairs else []
+    verdicts = iter(checked(judged, len(pairs), _name_of(verifier)))
+    answered = (
+        with_answer(prompt, each.text, each.verdict or next(verdicts)) for prompt, each in drawn
+    )
     return [[next(answered) for _ in group.trajectories] for group in groups]
 
 

@@ -80,6 +80,16 @@ def _check_sections(config: Config) -> None:
             "sampling.engine = 'vllm' draws from a server that you start: set sampling.server, for "
             "example 'http://127.0.0.1:8000'; --dry-run prints the command that starts it"
         )
+    if config.task.environment and sampling.engine in ("group", "vllm"):
+        raise ValueError(
+            f"sampling.engine = {sampling.engine!r} draws one turn so far, and task.environment "
+            "needs several: set sampling.engine = 'transformers'"
+        )
+    if config.task.environment and config.evaluation.sets:
+        raise ValueError(
+            "evaluation.sets are drawn in one turn, and the run has task.environment: leave them "
+            "out, and evaluate on a split of the task"
+        )
     if zone > limit:
         raise ValueError(
             f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "

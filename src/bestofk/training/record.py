@@ -27,7 +27,7 @@ from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewa
 from bestofk.training.checks import claim_of_run
 from bestofk.training.resolve import RunSettings
 from bestofk.training.validation import pass_threshold
-from bestofk.types import ALMOST_ONE, Verdict, reaches
+from bestofk.types import ALMOST_ONE, ENDINGS, Conversation, Verdict, reaches
 
 
 def metrics_line(
@@ -41,7 +41,8 @@ def metrics_line(
 ) -> dict[str, Any]:
     """The metrics of a step, over all processes."""
     tokens = [[each.drawn for each in group.trajectories] for group in batch.groups]
-    gathered = processes.gather((batch.verdicts, tokens))
+    talks = [each.conversation for group in batch.groups for each in group.trajectories]
+    gathered = processes.gather((batch.verdicts, tokens, turn_counts(talks)))
     verdicts = [row for part in gathered for row in part[0]]
     lengths = np.concatenate([np.array(part[1]) for part in gathered])
     objective, progress = settings.objective, (step - 1) / settings.run.steps
@@ -65,10 +66,33 @@ def metrics_line(
         metrics.LENGTH: float(lengths.mean()),
         metrics.AT_LENGTH_LIMIT: float((lengths >= settings.sampling.max_new_tokens).mean()),
         metrics.SAMPLED_TOKENS: int(lengths.sum()),
+        **turn_statistics(sum((part[2] for part in gathered), Counter())),
         metrics.REFILLED: batch.refilled,
         **stats,
         metrics.SECONDS: dict(seconds),
         **{name: float(lengths.sum() / max(spent, 1e-9)) for name, spent in speeds.items()},
+    }
+
+
+def turn_counts(talks: Iterable[Conversation | None]) -> Counter[str]:
+    """Turns, tool calls, errors and endings of trajectories with an environment."""
+    counts = Counter[str]()
+    for talk in filter(None, talks):
+        counts[talk.ended_by] += 1
+        for name in (metrics.TURNS, metrics.TOOL_CALLS, metrics.TOOL_ERRORS):
+            counts[f"{name} in all"] += getattr(talk, name)
+    return counts
+
+
+def turn_statistics(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Means per trajectory, and the share of each ending; nothing without an environment."""
+    ended = {name: counts[name] for name in ENDINGS if counts.get(name)}
+    rows = sum(ended.values())
+    if not rows:
+        return {}
+    means = (metrics.TURNS, metrics.TOOL_CALLS, metrics.TOOL_ERRORS)
+    return {name: counts.get(f"{name} in all", 0) / rows for name in means} | {
+        metrics.ENDED_BY: {name: count / rows for name, count in ended.items()}
     }
 
 
@@ -197,6 +221,10 @@ def sample_rows(
             }
             if verdict.score is not None:  # JSON has no infinity
                 row["score"] = verdict.score if verdict.score > -math.inf else "-inf"
+            if talk := trajectory.conversation:
+                row["messages"] = talk.messages
+                row |= {"turns": talk.turns, "ended_by": talk.ended_by}
+                row |= {"tool_calls": talk.tool_calls, "tool_errors": talk.tool_errors}
             if verdict.parts:
                 row["parts"] = dict(verdict.parts)
             if verdict.penalty:
@@ -206,6 +234,7 @@ def sample_rows(
             if tokens:
                 row["prompt_token_ids"] = group.prompt_tokens
                 row["token_ids"] = trajectory.tokens.tolist()
+                row["own"] = trajectory.own.tolist()
                 row["logprobs"] = trajectory.log_probs.tolist()
             rows.append(row)
     return rows

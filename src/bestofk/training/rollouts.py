@@ -102,7 +102,8 @@ class Rollouts:
         def ask() -> list[Group]:
             if not prompts:
                 return []
-            return list(self.sampler.sample(prompts, seed=seed, sampling=sampling))
+            source = self.context.parts.environment or self.sampler
+            return list(source.sample(prompts, seed=seed, sampling=sampling))
 
         return self._served(ask) if wait else ask()
 

@@ -14,6 +14,7 @@ import numpy as np
 from bestofk import metrics
 from bestofk.agreement.one_model import unsound_weight
 from bestofk.config import leaves
+from bestofk.environments.author_class import EnvironmentClasses
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
 from bestofk.sampling import ServerLost, WeightHolder
@@ -200,6 +201,7 @@ def open_session(
     settings: RunSettings,
     *,
     verifier: Verifier | None = None,
+    environment: EnvironmentClasses | None = None,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Iterator[Session]:
     """Set a run up, or put it back where it stopped; at the end save the final model."""
@@ -210,7 +212,7 @@ def open_session(
     display = Display(processes, steps, settings.objective.k, evaluation.every)
     try:
         with StopSignal() as stop, watching(run.path, processes):
-            parts = make_parts(settings, processes, verifier)
+            parts = make_parts(settings, processes, verifier, environment)
             if settings.resume:
                 take_plan(parts.sampler, run.path)
             stream = parts.task.split(settings.task.split)

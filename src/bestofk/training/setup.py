@@ -9,8 +9,11 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
-from bestofk.config import ModelSection, SamplingSection
+from bestofk.config import ModelSection, SamplingSection, TaskSection
+from bestofk.environments.author_class import EnvironmentClasses, OwnReward, load_environment
+from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
+from bestofk.models.causal import context_length
 from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampler
 from bestofk.training.processes import Processes, check_shards
@@ -35,14 +38,23 @@ class RunParts:
     policy: models.Policy
     learner: Learner
     sampler: Sampler
+    environment: TurnSampler | None = None
+    """Draws trajectories of several turns with the sampler, where the run has an environment."""
 
 
 def make_parts(
-    settings: RunSettings, processes: Processes, verifier: Verifier | None = None
+    settings: RunSettings,
+    processes: Processes,
+    verifier: Verifier | None = None,
+    environment: EnvironmentClasses | None = None,
 ) -> RunParts:
     """Load the task and the model, whose weights come last: the rest is quick, and may fail."""
     model, evaluation, new = settings.model, settings.evaluation, settings.sampling.max_new_tokens
     options = model.advanced
+    if settings.task.environment and environment is None:
+        environment = load_environment(settings.task.environment)
+    if environment is not None:
+        verifier = judge_of(environment, settings.task, verifier)
     checked = [settings.task.split, *([evaluation.split] if evaluation.every else [])]
     task, judge, chosen = make_task(
         settings.task,
@@ -72,8 +84,44 @@ def make_parts(
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
-    sampler = make_sampler(settings.sampling, model, policy, processes.device)
-    return RunParts(task, judge, sets, policy, learner, sampler)
+    if environment is None:
+        sampler = make_sampler(settings.sampling, model, policy, processes.device)
+        return RunParts(task, judge, sets, policy, learner, sampler)
+    one_turn = settings.sampling.changed(engine="transformers")
+    sampler = make_sampler(one_turn, model, policy, processes.device)
+    turns = TurnSampler(
+        sampler,
+        environment,
+        settings.task.limits,
+        model=model.path,
+        context=context_length(policy.model.config),
+    )
+    turns.text_for(task.split(settings.task.split)[0])  # a template that cannot is an error here
+    return RunParts(task, judge, sets, policy, learner, sampler, turns)
+
+
+def judge_of(
+    environment: EnvironmentClasses, task: TaskSection, verifier: Verifier | None
+) -> Verifier | None:
+    """Who judges a run with this environment; None for the verifier that the section names.
+
+    Raises:
+        ValueError: nobody does, or both the environment and a verifier would.
+    """
+    if not environment.has_rewards:
+        if verifier is None and task.name == "dataset" and not task.verifier:
+            raise ValueError(
+                f"{task.environment} has no get_reward(self), and no verifier is stated: give it "
+                "one, or state a reward function or a verifier"
+            )
+        return verifier
+    if verifier is not None or task.verifier or task.scorer:
+        raise ValueError(
+            f"{task.environment} gives its own rewards (get_reward), and a reward function, a "
+            "verifier or a scorer is stated too: leave it out; get_reward may return "
+            "a bestofk.types.Verdict with a score"
+        )
+    return OwnReward()
 
 
 def load_policy(

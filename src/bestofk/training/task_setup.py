@@ -156,6 +156,8 @@ def make_prompts(
     stated, options = dict(section.options), section.advanced
     if section.name == "dataset" and section.verifier:
         stated.setdefault("verifier", section.verifier)  # its rows keep every field then
+    elif section.name == "dataset" and section.environment:
+        stated.setdefault("verifier", f"environment:{section.environment}")  # so do these
     task = tasks.task(section.name, **stated)
     if options.pass_rates is None:
         return task

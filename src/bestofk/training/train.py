@@ -17,6 +17,7 @@ import numpy as np
 from bestofk import metrics
 from bestofk.agreement.log_prob_gaps import sampler_gap
 from bestofk.config import OffPolicySection
+from bestofk.environments.author_class import EnvironmentClasses
 from bestofk.learning import Learner, LogProbs, Loss
 from bestofk.objectives import Objective, has_signal, trust_region_mask
 from bestofk.training.batch import (
@@ -52,16 +53,20 @@ def train(
     settings: RunSettings,
     *,
     verifier: Verifier | None = None,
+    environment: EnvironmentClasses | None = None,
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainingEnd:
     """Train as the settings say, in the folder they name.
 
     Args:
         verifier: Judges instead of the verifier that the settings name.
+        environment: Answers instead of the one that the settings name.
         callback: Gets every line of metrics once it is written; where it returns True, the run ends
             there as if that step were the last.
     """
-    with open_session(settings, verifier=verifier, callback=callback) as session:
+    with open_session(
+        settings, verifier=verifier, environment=environment, callback=callback
+    ) as session:
         context, rollouts = session.context, session.rollouts
         for step in session.steps():  # between steps it evaluates and saves
             draw(rollouts, step)

@@ -1,0 +1,131 @@
+"""Training with an environment, from Python and from a recipe, on policies of random weights."""
+
+from __future__ import annotations
+
+import pytest
+
+import bestofk
+from bestofk.models import Policy, save, tiny
+from bestofk.runs import read_jsonl
+from bestofk.training.batch import RolloutBatch
+from bestofk.training.resume import QUEUE
+from bestofk.types import Conversation, Group, Prompt, Trajectory, Verdict
+from environments.chat_models import Guess, model, tokenizer
+
+
+class Digits:
+    """Three turns of plain text; pays for each that begins with a digit, where the turn ends."""
+
+    def reset(self, question: str) -> None:
+        self.heard: list[str] = []
+
+    def __call__(self, text: str) -> str | None:
+        self.heard.append(text)
+        return "b=" if len(self.heard) < 3 else None
+
+    def get_reward(self) -> float:
+        return self.heard.count("") / 3
+
+
+ROWS = [{"question": f"{number}=", "secret": number} for number in range(32)]
+SETTINGS = {
+    "task.options.style": "text", "sampling.stop": list("0123456789"),
+    "optimizer.learning_rate": 1e-2, "model.device": "cpu", "evaluation.prompts": 24,
+    "sampling.max_new_tokens": 60,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "small"
+    save(
+        Policy(tiny.untrained(hidden=32, layers=2, heads=2, inner=64), tiny.tokenizer(), "s"),
+        folder,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "chat"
+    save(Policy(model(length=2048), tokenizer(), "chat"), folder)
+    return folder
+
+
+def test_a_policy_learns_over_several_turns(small, tmp_path):
+    run = bestofk.train(
+        small, ROWS, environment=Digits, objective="max@4", samples_per_prompt=8, steps=12,
+        evaluate_every=12, dir=tmp_path / "run", settings=SETTINGS,
+    )  # fmt: skip
+    lines = [line for line in run.metrics if line["kind"] == "train"]
+    assert run.config.task.environment == f"{__name__}:Digits"
+    assert run.final.rewards.mean() > run.start.rewards.mean() + 0.2
+    for line in lines:
+        assert sum(line["ended_by"].values()) == pytest.approx(1.0)
+        assert line["unscored"] == 0
+        assert 1.0 <= line["turns"] <= 3.0
+        assert line["sampler_gap_max"] < 1e-3
+    assert lines[-1]["ended_by"]["environment"] > 0.8
+    rows = [row for file in (run.path / "samples").glob("*") for row in read_jsonl(file)]
+    talks = [row for row in rows if row["turns"] == 3]
+    assert [message["role"] for message in talks[0]["messages"]] == ["assistant", "user"] * 2 + [
+        "assistant"
+    ]
+    assert talks[0]["completion"] == talks[0]["messages"][-1]["content"]
+    with pytest.raises(ValueError, match="drawn in one turn so far"):
+        run.sample()
+
+
+def test_tools_train_with_a_chat_model_off_policy_and_by_name(chat, tmp_path, monkeypatch):
+    """The group's weights are exact for batches drawn ahead, in passes of mini-batches."""
+    settings = {
+        "sampling.max_new_tokens": 80, "off_policy.ahead": 1, "off_policy.mini_batches": 2,
+        "task.limits.turn_tokens": 40, "model.device": "cpu", "evaluation.prompts": 4,
+        "run.checkpoint_every": 1,
+    }  # fmt: skip
+    name = "environments.chat_models:Guess"
+    run = bestofk.train(
+        chat, ROWS, environment=name, objective="max@2", samples_per_prompt=4, prompts_per_step=4,
+        steps=3, evaluate_every=0, dir=tmp_path / "run", settings=settings,
+    )  # fmt: skip
+    lines = [line for line in run.metrics if line["kind"] == "train"]
+    assert len(lines) == 3
+    assert all(line["tool_calls"] == 0 and line["turns"] == 1.0 for line in lines)
+    assert {"answer", "turn_tokens"} >= set(lines[0]["ended_by"]) > set()
+
+
+def test_a_batch_with_conversations_comes_back_from_a_checkpoint_as_it_was():
+    talk = Conversation(
+        ({"role": "assistant", "content": "a"}, {"role": "tool", "name": "f", "content": "b"}),
+        "turns", 2, 3, 1, Verdict.unscored("no disk"),
+    )  # fmt: skip
+    each = Trajectory([1, 2, 3], [True, False, True], [-0.5, 0.0, -1 / 3], "a", "length", talk)
+    group = Group(Prompt("p", "x", "t"), (each,), (4,))
+    batch = RolloutBatch((group,), ((Verdict(1.0, "correct"),),))
+    (back,) = QUEUE.validate_json(QUEUE.dump_json([batch]))
+    assert back.groups == batch.groups
+    assert repr(talk) in repr(back)
+
+
+def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp_path):
+    def begin(folder, environment, **named):
+        settings = {"model.device": "cpu", **named.pop("settings", {})}
+        bestofk.train(folder, ROWS, environment=environment, steps=1, samples_per_prompt=32,
+                      dir=tmp_path / "run", settings=settings, **named)  # fmt: skip
+
+    for environment, named, said in (
+        (Guess, {"settings": {"task.options.style": "text"}}, "the prompts for .* are plain text"),
+        (Guess, {"reward": len_of}, "gives its own rewards .* leave it out"),
+        ([Guess().guess], {}, "has no get_reward"),
+        (Guess, {"settings": {"sampling.engine": "group"}}, "set sampling.engine = 'transformers'"),
+        (Guess, {"settings": {"evaluation.sets": {"maze": "maze"}}}, "drawn in one turn"),
+        ("pyton", {}, "unknown environment 'pyton'; did you mean 'python'"),
+        ("nowhere.py:Guess", {}, "no file"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            begin(chat, environment, **named)
+        assert not list((tmp_path / "run").glob("metrics.jsonl"))
+
+
+def len_of(completion):
+    return len(completion)
