@@ -30,18 +30,18 @@ _USE = {"all": "Use every number exactly once.", "any": "Use each number at most
 Term = tuple[int, str, int]  # value, text, rank of its outermost operator (3: a number)
 
 
-def join(left: Term, operator: str, right: Term) -> Term | None:
-    """left operator right with as few parentheses as needed; None unless a natural number."""
-    a, b = left[0], right[0]
+def join(one: Term, operator: str, other: Term) -> Term | None:
+    """`one operator other` with as few parentheses as needed; None unless a natural number."""
+    a, b = one[0], other[0]
     if operator == "/" and (b == 0 or a % b):
         return None
     value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[operator]
     if value < 0:
         return None
     rank = _RANK[operator]
-    first = left[1] if left[2] >= rank else f"({left[1]})"
+    first = one[1] if one[2] >= rank else f"({one[1]})"
     strict = operator in "-/"
-    second = right[1] if right[2] > rank or (right[2] == rank and not strict) else f"({right[1]})"
+    second = other[1] if other[2] > rank or (other[2] == rank and not strict) else f"({other[1]})"
     return value, f"{first}{operator}{second}", rank
 
 

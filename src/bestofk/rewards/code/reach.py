@@ -85,16 +85,16 @@ def _names(*nodes: ast.AST | None) -> frozenset[str]:
     )
 
 
-def refuse_programs_as_judges(nodes: Sequence[ast.AST], reach: Reach) -> None:
+def refuse_programs_as_judges(nodes: Sequence[ast.AST], dependence: Reach) -> None:
     """In `assert isclose(f(1), 2.0)` the program would supply `isclose` too, and judge itself."""
     for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         judge = node.func.id
-        if judge not in reach.program:
+        if judge not in dependence.program:
             continue
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        judged = frozenset().union(*map(reach.of, arguments)) - {judge}
+        judged = frozenset().union(*map(dependence.of, arguments)) - {judge}
         if judged:
             raise ValueError(
                 f"the tests hand the program's {judge} what its own {min(judged)} gave, so that it "

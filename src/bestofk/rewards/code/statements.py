@@ -95,13 +95,13 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
     free = _free_names(nodes) - names.keys()
     modules = (free & sys.stdlib_module_names) - _called(nodes)
     names = names | {name: name for name in sorted(free - modules)}
-    reach = Reach(nodes, names)
-    refuse_programs_as_judges(nodes, reach)
+    dependence = Reach(nodes, names)
+    refuse_programs_as_judges(nodes, dependence)
     helpers = _asserting_helpers(nodes)
     cut = [(setup, False)] if setup.strip() else []
     unseen: ast.stmt | None = None
     for statement in body:
-        touches = bool(reach.of(statement))
+        touches = bool(dependence.of(statement))
         if touches and not _is_vacuous(statement) and _is_test(statement, helpers):
             cut.append((ast.unparse(statement), True))
             unseen = None

@@ -36,6 +36,8 @@ _UNLOADED = {
 }
 
 
+_NAP = 0.005
+"""Seconds for an answer beyond what waking two processes takes."""
 BLOCKED = ("blocked", "wall")
 """Limits after which a program is not tried again: it would sleep again."""
 _LIMITS = {
@@ -84,6 +86,54 @@ def _exception(name: str, text: str) -> Exception:
         return ProgramError(f"{name}: {text}")
 
 
+class AnswerClock:
+    """How long the program takes to answer: it has so much CPU time for each test, and the server
+    counts how long it was blocked meanwhile, and ends it in time."""
+
+    def __init__(self, control: _socket.socket) -> None:
+        self.control = control
+        self.pid = 0
+        self.cpu_limit = self.since = 0.0
+        self.answered = 0.0
+        """Seconds in which it owed answers that came before the clocks were looked at."""
+
+    def start(self, pid: int, cpu: float) -> None:
+        """It is asked now, and has so many CPU seconds to answer."""
+        self.pid = pid
+        self.cpu_limit, self.since = self._cpu() + cpu, time.monotonic()
+
+    def is_over(self) -> bool:
+        """Once a tick: whether it has used up its CPU time."""
+        now = time.monotonic()
+        seconds = now - self.since
+        if seconds < wire.TICK:
+            return False
+        if self._cpu() > self.cpu_limit:
+            return True
+        self.since = now
+        self._report(seconds, answered=False)
+        return False
+
+    def stop(self) -> None:
+        """It answered. Who naps for less than a tick in each of many calls does not escape."""
+        seconds = time.monotonic() - self.since
+        if seconds > _NAP:
+            self.answered += seconds
+        if self.answered >= wire.TICK:
+            self._report(self.answered, answered=True)
+            self.answered = 0.0
+
+    def _report(self, seconds: float, *, answered: bool) -> None:
+        owed = min(seconds, 2 * wire.TICK)  # more: this process was not scheduled
+        wire.send(self.control, wire.pack({"do": "wait", "seconds": owed, "answered": answered}))
+
+    def _cpu(self) -> float:
+        try:
+            return kernel.cpu_seconds(self.pid)
+        except OSError:
+            return 0.0
+
+
 class Remote:
     """The program in its process, restarted when it dies, as long as it has CPU time left."""
 
@@ -96,9 +146,7 @@ class Remote:
         self.channel = -1
         self.pid = self.number = 0
         self.failed: Gone | None = None
-        self.cpu_limit = self.waiting_since = 0.0
-        self.answered = 0.0
-        """Seconds in which it owed answers that came before the clocks were looked at."""
+        self.clock = AnswerClock(control)
         self.held = 0
         """Bytes of answers since the program was last ended by us."""
         self.gone: Gone | TaskFault | None = None
@@ -119,7 +167,7 @@ class Remote:
         if self.channel < 0:
             self._start()
         self.number += 1
-        self._allow(self.limits["cpu_per_test"])
+        self.clock.start(self.pid, self.limits["cpu_per_test"])
         try:
             self.frames.send(self.number, by_marshal, request)
         except OSError:
@@ -161,7 +209,7 @@ class Remote:
         self.channel, self.pid = self.first or self._spawn()
         self.first = None
         self.frames = wire.Frames(self.channel, self.frame, self._waiting)
-        self._allow(self.limits["cpu_per_test"])
+        self.clock.start(self.pid, self.limits["cpu_per_test"])
         try:
             kind, value = self._answer(0)
         except Gone as gone:  # it cannot even be loaded: no further test can change that
@@ -201,43 +249,12 @@ class Remote:
             raise self._ended("crashed", "", closed=True) from None
         except CodecError as error:
             raise self._ended("crashed", f"its answer is no value: {error}") from None
-        self._count_answered()
+        self.clock.stop()
         return kind, value
 
-    def _allow(self, cpu: float) -> None:
-        self.cpu_limit = self._cpu() + cpu
-        self.waiting_since = time.monotonic()
-
-    def _cpu(self) -> float:
-        try:
-            return kernel.cpu_seconds(self.pid)
-        except OSError:
-            return 0.0
-
     def _waiting(self) -> None:
-        """Once a tick: has the program used up this test's budget? The server counts how long it
-        was blocked meanwhile, and ends it in time."""
-        now = time.monotonic()
-        seconds = now - self.waiting_since
-        if seconds < wire.TICK:
-            return
-        if self._cpu() > self.cpu_limit:
+        if self.clock.is_over():
             raise self._ended("timeout", "more CPU time than one test may use")
-        self.waiting_since = now
-        self._report(seconds, answered=False)
-
-    def _count_answered(self) -> None:
-        """Who naps for less than a tick in each of many calls does not escape the clocks."""
-        seconds = time.monotonic() - self.waiting_since
-        if seconds > _NAP:
-            self.answered += seconds
-        if self.answered >= wire.TICK:
-            self._report(self.answered, answered=True)
-            self.answered = 0.0
-
-    def _report(self, seconds: float, *, answered: bool) -> None:
-        owed = min(seconds, 2 * wire.TICK)  # more: this process was not scheduled
-        wire.send(self.control, wire.pack({"do": "wait", "seconds": owed, "answered": answered}))
 
     def _ended(self, status: str, detail: str, closed: bool = False) -> Gone:
         """End the process for good; the verdict of the server, if it has one, comes first."""
@@ -296,8 +313,6 @@ class Remote:
 
 
 _CONTROL = 3
-_NAP = 0.005
-"""Seconds for an answer beyond what waking two processes takes."""
 _MOST_HELD = 16 << 20
 """Bytes of answers that wait to be compared: as values they take ten times that."""
 
