@@ -274,7 +274,7 @@ def test_what_is_public_is_listed_and_loads_when_used():
         "from bestofk import *; print(len(dir(bestofk)))"
     )
     done = ran(code)
-    assert done.stdout == "12\n", done.stderr
+    assert done.stdout == "13\n", done.stderr
 
 
 def test_two_notes_of_the_compiler_are_silent_and_no_others():

@@ -36,6 +36,7 @@ GROUPS = {
     },
     "Deploy": {
         "solve": "draw up to k samples a problem, keep the best, say what it cost",
+        "serve": "an OpenAI-compatible server that answers with the best of k",
     },
     "Other": {
         "doctor": "check what this machine supports and what is missing",
@@ -143,7 +144,8 @@ EXTRAS = {
     "torch": "train", "transformers": "train", "peft": "train", "huggingface_hub": "train",
     "safetensors": "train",
     "gguf": "train", "datasets": "data", "pyarrow": "data",
-    "httpx": "api", "matplotlib": "plot", "trl": "trl", "vllm": "vllm",
+    "httpx": "api", "starlette": "serve", "uvicorn": "serve", "matplotlib": "plot",
+    "trl": "trl", "vllm": "vllm",
 }  # fmt: skip
 
 

@@ -39,10 +39,9 @@ class SolveOptions(SampleOptions):
     )
 
     groups: ClassVar = {
-        "What": ("target", "task", "data", "verifier", "n", "by", "scorer", "out"),
-        "Sampling": ("temperature", "max_new_tokens", "seed"),
+        "What": ("target", "task", "data", "verifier", "n", "by", "out"),
+        "Sampling": ("model", "max_new_tokens"),
         "Cost": ("planned", "max_tokens"),
-        "Endpoint": ("model",),
     }
 
     n: int = Field(16, json_schema_extra={"metavar": "N", "words": ["--k", "--n"]})

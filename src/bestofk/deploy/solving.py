@@ -176,7 +176,7 @@ def best_of(
             )
 
     about = {
-        "model": model.model if remote else str(model),
+        "model": model.model if isinstance(model, Endpoint) else str(model),
         "sampling": sampling.model_dump(exclude={"samples_per_prompt"}),
     }
     shaped = [about, [[p.text, p.spec] for p in by_id.values()], seed]

@@ -434,7 +434,9 @@ class _Drawing:
             self.in_flight += len(job.samples)
             try:
                 async with asyncio.timeout(self.endpoint.timeout):
-                    status, headers, content = await _post(client, self.endpoint.url, body, largest)
+                    status, headers, content = await fetch(
+                        client, self.endpoint.url, json.dumps(body).encode(), largest
+                    )
                 if status == 200:
                     return self.samples(job, read_answer(content, len(job.samples)), seed)
                 told = content.decode("utf-8", "replace") or headers.get("location", "")
@@ -448,7 +450,7 @@ class _Drawing:
                 self.failures.repeat(
                     "429 too many requests" if status == 429 else str(status), cause
                 )
-            except _transient() as error:
+            except transient() as error:
                 reason = reason_of(error)
                 cause = self.failures.printed(f"{reason}: {error}").removesuffix(
                     ":"
@@ -504,16 +506,23 @@ class _Drawing:
         return samples
 
 
-async def _post(
-    client: Any, url: str, body: Mapping[str, Any], largest: int
+async def fetch(
+    client: Any,
+    url: str,
+    body: bytes | None,
+    largest: int,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and content of an answer; of an error, the beginning of the content.
+    """Status, headers and content of an answer; of an error, the beginning of the content. Without
+    a body it is a GET.
 
     Raises:
         BadAnswer: more than `largest` bytes, or a compression that was not asked for.
     """
     content = bytearray()
-    async with client.stream("POST", url, content=json.dumps(body)) as answer:
+    async with client.stream(
+        "GET" if body is None else "POST", url, content=body, headers=headers
+    ) as answer:
         encoding = answer.headers.get("content-encoding", "identity").lower()
         if encoding not in ENCODINGS:
             raise BadAnswer(f"an answer compressed by {encoding!r}, which was not asked for")
@@ -529,7 +538,7 @@ async def _post(
         return answer.status_code, answer.headers, bytes(content)
 
 
-def _transient() -> tuple[type[Exception], ...]:
+def transient() -> tuple[type[Exception], ...]:
     """Failures worth a repeat: cut connections, timeouts, answers that are no completions."""
     import httpx
 

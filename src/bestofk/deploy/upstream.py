@@ -1,0 +1,133 @@
+"""The server that draws for `serve`: one request a sample, repeated while that can help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from bestofk.deploy.racing import DrawFailed
+from bestofk.messages import printable
+from bestofk.sampling.endpoint import (
+    ANSWER_BYTES,
+    CONNECT_SECONDS,
+    ENCODINGS,
+    FATAL,
+    REJECTED,
+    fetch,
+    transient,
+)
+from bestofk.sampling.openai_wire import (
+    NO_CONNECTION,
+    Choice,
+    backoff,
+    read_answer,
+    reason_of,
+    retry_after,
+)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample as it came."""
+
+    choice: Choice
+    raw: Mapping[str, Any]
+    """The choice as the server wrote it."""
+    response: Mapping[str, Any]
+    usage: Mapping[str, int]
+
+
+class Upstream:
+    """An OpenAI-compatible server, asked by many requests at once. Use as a context."""
+
+    def __init__(self, base_url: str, *, concurrency: int, retries: int) -> None:
+        """
+        Args:
+            base_url: up to and including the version.
+            concurrency: requests in flight at once.
+            retries: times that a request is repeated after 429, 5xx, a cut connection or an answer
+                that is no completion.
+        """
+        self.base_url, self.retries, self.concurrency = base_url.rstrip("/"), retries, concurrency
+        self.slots = asyncio.Semaphore(concurrency)
+        self.not_before = 0.0
+        self.stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Upstream:
+        import httpx
+
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": ", ".join(ENCODINGS[1:])}
+        self.client = await self.stack.enter_async_context(
+            httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
+
+    async def draw(self, path: str, body: bytes, authorization: str) -> Completion:
+        """One sample.
+
+        Raises:
+            DrawFailed: the server rejects the request, or keeps failing. No message holds the key.
+        """
+        url = f"{self.base_url}/{path}"
+        headers = {"Authorization": authorization} if authorization else {}
+        key = authorization.partition(" ")[2]
+        failure = DrawFailed("")
+        for attempt in range(self.retries + 1):
+            pause = backoff(attempt)
+            while (wait := self.not_before - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            try:
+                async with self.slots:
+                    status, told, content = await fetch(
+                        self.client, url, body, ANSWER_BYTES, headers
+                    )
+                if status == 200:
+                    answer = read_answer(content, 1)
+                    (choice,) = answer.choices
+                    assert choice is not None
+                    response = json.loads(content)
+                    return Completion(choice, response["choices"][0], response, answer.usage)
+                cause = self.printed(content.decode("utf-8", "replace"), key)
+                if status in FATAL | REJECTED:
+                    raise DrawFailed(f"upstream answered {status}: {cause}", status, is_final=True)
+                failure = DrawFailed(
+                    f"upstream answered {status}: {cause}", 429 if status == 429 else 502
+                )
+                asked = retry_after(told.get("retry-after"))
+                pause = pause if asked is None else asked
+                if status == 429:
+                    self.not_before = time.monotonic() + pause
+            except transient() as error:
+                reason = reason_of(error)
+                failure = DrawFailed(
+                    f"upstream: {self.printed(f'{reason}: {error}', key)}".removesuffix(":"),
+                    503 if reason == NO_CONNECTION else 502,
+                )
+            if attempt < self.retries:
+                await asyncio.sleep(pause)
+        raise failure
+
+    async def models(self, authorization: str) -> tuple[int, bytes]:
+        """What the server answers to GET /models."""
+        headers = {"Authorization": authorization} if authorization else {}
+        try:
+            async with self.slots, asyncio.timeout(CONNECT_SECONDS):
+                url = f"{self.base_url}/models"
+                status, _, content = await fetch(self.client, url, None, ANSWER_BYTES, headers)
+        except transient() as error:
+            raise DrawFailed(f"upstream: {reason_of(error)}", 503) from None
+        return status, content
+
+    def printed(self, text: str, key: str) -> str:
+        """A text from outside, without the key."""
+        return printable(text.replace(key, "***") if key else text)[:300].strip()
