@@ -26,6 +26,7 @@ EXTRAS = {
     "nf4": (("bitsandbytes",), "LoRA over weights in 4 bits"),
     "trl": (("trl",), "the objectives inside TRL"),
     "api": (("httpx",), "sample from an OpenAI-compatible endpoint"),
+    "serve": (("starlette", "uvicorn", "httpx"), "serve the best of k"),
     "plot": (("matplotlib",), "figures for papers"),
     "trackio": (("trackio",), "log to trackio"),
     "wandb": (("wandb",), "log to Weights & Biases"),
