@@ -25,7 +25,7 @@ import pytest
 from bestofk.cli import main
 from bestofk.deploy.racing import DrawFailed, race
 from bestofk.deploy.requests import Rules
-from bestofk.deploy.server import Limits, Service, server_of
+from bestofk.deploy.server import ServerLimits, Service, server_of
 from bestofk.rewards import BatchVerifier, from_function, scored_by, verifier
 from deploy.scripted_upstream import ScriptedUpstream, running, with_probability
 from evaluation.faulty_server import FaultyServer, send
@@ -49,7 +49,12 @@ def served(
     rules, judges = Rules(k=k, **stated), more.pop("judges", 4)
     said = more.pop("say", lambda line: None)
     service = Service(
-        upstream, judge or from_function(right), rules, Limits(**more), judges=judges, say=said
+        upstream,
+        judge or from_function(right),
+        rules,
+        ServerLimits(**more),
+        judges=judges,
+        say=said,
     )
     with running(server_of(service)) as address:
         yield address

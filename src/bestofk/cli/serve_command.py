@@ -17,7 +17,7 @@ from bestofk.types import Prompt
 
 if TYPE_CHECKING:
     from bestofk.deploy.choosing import Chooser
-    from bestofk.deploy.server import Limits
+    from bestofk.deploy.server import ServerLimits
 
 
 class ServeOptions(VerbOptions):
@@ -36,7 +36,7 @@ class ServeOptions(VerbOptions):
     groups: ClassVar = {
         "What": ("upstream", "k", "verifier", "scorer", "vote", "fields"),
         "Where": ("host", "port", "token_variable"),
-        "Limits": ("timeout", "requests"),
+        "ServerLimits": ("timeout", "requests"),
     }
 
     upstream: str = option("URL")
@@ -96,13 +96,13 @@ class ServeOptions(VerbOptions):
         return "vote" if self.vote else "verifier" if self.verifier else "score"
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ServerLimits:
         """What the server allows and who may ask.
 
         Raises:
             ValueError: anybody on the network could ask, or a variable has no key.
         """
-        from bestofk.deploy.server import LOOPBACK, Limits
+        from bestofk.deploy.server import LOOPBACK, ServerLimits
 
         token = os.environ.get(self.token_variable, "")
         if self.host not in LOOPBACK and not token:
@@ -114,7 +114,7 @@ class ServeOptions(VerbOptions):
         if self.key_variable and not key:
             raise ValueError(f"${self.key_variable} is empty: it has no key for {self.upstream}")
         everywhere = self.host in ("0.0.0.0", "::") and not self.hosts
-        return Limits(
+        return ServerLimits(
             timeout=self.timeout,
             requests=self.requests,
             concurrency=self.concurrency,

@@ -57,7 +57,7 @@ SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """What the server allows and who may ask."""
 
     timeout: float = 600.0
@@ -129,7 +129,7 @@ class Service:
         upstream: str,
         verifier: BatchVerifier,
         rules: Rules,
-        limits: Limits,
+        limits: ServerLimits,
         *,
         judges: int = 16,
         say: Callable[[str], None] = lambda line: None,
@@ -322,7 +322,7 @@ async def while_connected(request: Request, answering: Any) -> Any:
         await asyncio.gather(answer, gone, return_exceptions=True)
 
 
-def checked_access(app: Any, limits: Limits) -> Any:
+def checked_access(app: Any, limits: ServerLimits) -> Any:
     """The application for those who may ask: the right Host, no page of another site, the token.
 
     Another name for loopback, or another origin, is another site's attempt to ask through a
