@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from bestofk.deploy.server import listening
+from bestofk.deploy.serving import listening
 
 
 @contextlib.contextmanager

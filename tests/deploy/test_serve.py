@@ -25,7 +25,7 @@ import pytest
 from bestofk.cli import main
 from bestofk.deploy.racing import DrawFailed, race
 from bestofk.deploy.requests import Rules
-from bestofk.deploy.server import ServerLimits, Service, server_of
+from bestofk.deploy.serving import ServerLimits, Service, server_of
 from bestofk.rewards import BatchVerifier, from_function, scored_by, verifier
 from deploy.scripted_upstream import ScriptedUpstream, running, with_probability
 from evaluation.faulty_server import FaultyServer, send

@@ -17,7 +17,7 @@ from bestofk.types import Prompt
 
 if TYPE_CHECKING:
     from bestofk.deploy.choosing import Chooser
-    from bestofk.deploy.server import ServerLimits
+    from bestofk.deploy.serving import ServerLimits
 
 
 class ServeOptions(VerbOptions):
@@ -102,7 +102,7 @@ class ServeOptions(VerbOptions):
         Raises:
             ValueError: anybody on the network could ask, or a variable has no key.
         """
-        from bestofk.deploy.server import LOOPBACK, ServerLimits
+        from bestofk.deploy.serving import LOOPBACK, ServerLimits
 
         token = os.environ.get(self.token_variable, "")
         if self.host not in LOOPBACK and not token:
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
     for module in ("starlette", "uvicorn", "httpx"):
         importlib.import_module(module)  # its absence is one sentence
     from bestofk.deploy.requests import Rules
-    from bestofk.deploy.server import Service, listening, run
+    from bestofk.deploy.serving import Service, listening, run
 
     rules = Rules(
         k=options.k,
