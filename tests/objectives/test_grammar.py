@@ -171,11 +171,17 @@ def test_an_objective_knows_what_it_needs():
         objective("mean/50%/max@8").require_samples(8)
 
 
+def spread(rewards, scores, answers):
+    """What three samples are worth to somebody."""
+    return float(np.ptp(rewards)) + len(set(answers.tolist())) + scores.max()
+
+
 @pytest.mark.filterwarnings("ignore::bestofk.objectives.ObjectiveWarning")
 def test_every_row_of_the_catalog_runs_and_is_documented():
     special: dict[str, dict[str, Any]] = {
         "drop-easy": {"accuracy_threshold": 0.9},
         "retry": {"price": 0.1},
+        "subsets": {"value": spread},
         "lstat": {"coefficients": (0.5, 0.5, 1.0)},
     }
     for name, variants in CATALOG.items():

@@ -11,6 +11,7 @@ import torch
 
 from bestofk import advantages, objective
 from bestofk.procedures import PROCEDURES
+from bestofk.procedures.subsets import design
 
 RNG = np.random.default_rng(7)
 NAN = math.nan
@@ -155,7 +156,7 @@ def test_a_vote_of_one_or_two_is_the_mean_and_a_vote_that_nobody_can_turn_has_no
     for given, message in (
         ({}, "objective maj@3 needs answers=, one per sample"),
         ({"answers": [1, 2]}, "answers must have the shape of rewards"),
-        ({"answers": [1] * 7, "check": False}, "cannot be traced"),
+        ({"answers": [1] * 7, "check": False}, "which cannot be traced"),
     ):
         with pytest.raises(ValueError, match=message):
             advantages(right, "maj@3", **given)
@@ -209,6 +210,58 @@ def test_counts_of_passes_are_their_definition_and_silent_where_nothing_can_chan
         assert got.any() == (len(values) > 1)
     with pytest.raises(ValueError, match="takes rewards that are 0, 1 or NaN"):
         advantages([0.3] * 7, text)
+
+
+def second_best(rewards, scores, answers):
+    return float(np.sort(rewards)[-2]) + 0.1 * (scores is not None and scores.max())
+
+
+@pytest.mark.parametrize("old", [NOW, OLD], ids=["on policy", "off policy"])
+@pytest.mark.parametrize("sets", [4, 512])
+@pytest.mark.parametrize("control", [None, "select"])
+def test_a_function_of_subsets_is_unbiased_by_enumeration_for_a_design_that_is_not_complete(
+    old, sets, control
+):
+    rewards, scores = ANSWERS.values()
+    ratio = np.log(softmax(NOW) / softmax(old))
+    made = objective("subsets@2", value=second_best, sets=sets, control=control)
+    assert len(design(4, 2, sets)) == min(sets, 6)
+
+    def weights(draws):
+        off = {} if old is NOW else {"log_ratio": ratio[draws]}
+        return made(rewards[draws], scores=scores[draws], **off)
+
+    def worth(draw):
+        return second_best(rewards[draw], scores[draw], None)
+
+    expected = gradient_of(worth, 2, NOW)
+    np.testing.assert_allclose(expected_update(weights, 4, old, NOW), expected, atol=1e-13)
+
+
+def test_a_function_of_subsets_agrees_with_exact_objectives_and_is_silent_without_signal():
+    rewards, answers = RNG.random((3, 9)), np.array(list("aabbbccda") * 3).reshape(3, 9)
+    exact = advantages(rewards, "max@3")
+    made = objective("subsets@3", value=lambda r, s, a: r.max())
+    np.testing.assert_allclose(made(rewards), exact, atol=1e-12)  # all 84 subsets
+    few = objective("subsets@3", value=lambda r, s, a: r.max() + len(set(a)), sets=20)
+    np.testing.assert_array_equal(few(rewards, answers=answers), few(rewards, answers=answers))
+    assert few(rewards, answers=answers).any()
+    same = objective("subsets@3", value=lambda r, s, a: 0.1)
+    assert not same(rewards, log_ratio=rewards).any()
+    controlled = objective("subsets@3", value=lambda r, s, a: r.max(), sets=20, control="max")
+    exact = advantages(rewards, "max@3", log_ratio=rewards)
+    np.testing.assert_allclose(controlled(rewards, log_ratio=rewards), exact, atol=1e-12)
+    for options, message in (
+        ({}, "needs value="),
+        ({"value": 3}, "value is a function"),
+        ({"value": max, "control": "best"}, "unknown control 'best'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            objective("subsets@3", **options)
+    with pytest.raises(ValueError, match="must return a finite number, got nan"):
+        objective("subsets@3", value=lambda r, s, a: NAN)(rewards)
+    with pytest.raises(ValueError, match="control='select' needs scores=, one per sample"):
+        objective("subsets@3", value=lambda r, s, a: 1.0, control="select")(rewards)
 
 
 @pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from bestofk.procedures import MAJ, MAX, RETRY, SELECT, Procedure
+from bestofk.procedures import MAJ, MAX, RETRY, SELECT, SUBSETS, Procedure
 from bestofk.procedures.arrays import Array
 
 from . import on_policy, passk_training
@@ -133,6 +133,8 @@ def _rows_of(procedure: Procedure, source: str, **options: Any) -> dict[str, Ent
         why="the leave-one-out baseline averages over subsets without the sample",
         baseline="canonical",
     )
+    if procedure.weights.keys() == {"canonical"}:
+        return {"": centred}
     return {
         "": centred,
         "canonical": centred,
@@ -318,6 +320,13 @@ CATALOG: dict[str, dict[str, Entry]] = {
     "select": _rows_of(SELECT, "the theorem of docs/objectives.md, ties by symmetry"),
     "retry": _rows_of(RETRY, "a mixture of max@1 to max@k", price=..., stop=1.0),
     "maj": _rows_of(MAJ, "the theorem of docs/objectives.md, votes by class"),
+    "subsets": _rows_of(
+        SUBSETS,
+        "the theorem of docs/objectives.md, random subsets",
+        value=...,
+        sets=512,
+        control=None,
+    ),
     "passk-training": _PASSK_DESIGNS,
     **_alone("bon-max-mean bon-max-second maxrl tailrl rs-grpo"),
     **_alone("topM bottomM median min lstat all atleastM"),

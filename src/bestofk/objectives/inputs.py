@@ -44,8 +44,12 @@ class Inputs:
         if "entropy" in needed:
             by_group = needed["entropy"]["entropy"]
             needed["entropy"] = {**needed["entropy"], "entropy": in_bucket(by_group, bucket)}
-        if "answers" in needed:
-            needed["answers"] = {"answers": gather(needed["answers"]["answers"], bucket)}
+        for name in ("answers", "samples"):
+            if name in needed:
+                needed[name] = {
+                    what: None if each is None else gather(each, bucket)
+                    for what, each in needed[name].items()
+                }
         if "scores" in needed:
             scores = gather(needed["scores"]["scores"], bucket)
             if check:
@@ -102,11 +106,17 @@ def read_inputs(
             )
         arguments["scores"] = {"scores": per_sample(scores, rewards, "scores")}
     if "answers" in needed:
-        if not check:
-            raise ValueError(
-                f"objective {text} counts answers, which cannot be traced: leave check=False out"
-            )
-        arguments["answers"] = {"answers": _labels(text, answers, tuple(rewards.shape))}
+        arguments["answers"] = {"answers": numbered(_labels(text, answers, rewards))}
+    if "samples" in needed:
+        arguments["samples"] = {
+            "scores": None if scores is None else per_sample(scores, rewards, "scores"),
+            "answers": None if answers is None else _labels(text, answers, rewards),
+        }
+    if not check and {"answers", "samples"} & needed:
+        raise ValueError(
+            f"objective {text} looks at samples on the host, which cannot be traced: leave "
+            "check=False out"
+        )
     alpha = None
     if sample_weights is not None:
         alpha = off_policy.weights_of_samples(sample_weights, rewards)
@@ -115,17 +125,19 @@ def read_inputs(
     return Inputs(ratios, alpha, arguments)
 
 
-def _labels(text: str, answers: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Answers as whole numbers on the host."""
+def _labels(text: str, answers: Any, rewards: Array) -> np.ndarray:
+    """Answers on the host."""
     if answers is None:
         raise ValueError(
             f"objective {text} needs answers=, one per sample: equal ones vote together, None does "
             "not vote"
         )
     labels = as_numpy(answers) if is_array(answers) else np.array(answers, dtype=object)
-    if labels.shape != shape:
-        raise ValueError(f"answers must have the shape of rewards, {shape}, got {labels.shape}")
-    return numbered(labels)
+    if labels.shape != tuple(rewards.shape):
+        raise ValueError(
+            f"answers must have the shape of rewards, {tuple(rewards.shape)}, got {labels.shape}"
+        )
+    return labels
 
 
 def _require_scores(scores: Array) -> None:

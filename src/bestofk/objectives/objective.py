@@ -62,11 +62,11 @@ class Objective:
     def needs(self) -> frozenset[str]:
         """Inputs to pass beside rewards, by the names of `__call__`'s arguments.
 
-        Of "scores" (P, n), "answers" (P, n), "entropy", "rng" and "progress". A caller such as a
-        training loop reads this before a run, so that a missing scorer is an error then, and passes
-        `scores=` from `Verdict.score`, `answers=` from `Verdict.answer`, in the shape of rewards.
-        Samples that are not live may have any score. Inputs that are not needed are ignored, so a
-        loop may always pass them.
+        Of "scores" (P, n), "answers" (P, n), "samples" (both where there are any), "entropy", "rng"
+        and "progress". A caller such as a training loop reads this before a run, so that a missing
+        scorer is an error then, and passes `scores=` from `Verdict.score`, `answers=` from
+        `Verdict.answer`, in the shape of rewards. Samples that are not live may have any score.
+        Inputs that are not needed are ignored, so a loop may always pass them.
         """
         inputs = {name for term in self.terms for name in term.entry.needs}
         return frozenset(inputs | ({"progress"} if len(self.stages) > 1 else set()))
@@ -253,7 +253,8 @@ def objective(
             log-ratio has risen above high and it pushes the sample further up, or has fallen below
             -low and it pushes further down. Needs log_ratio; biased where it masks.
         options: of the objective itself: beta (rs-grpo), accuracy_threshold (drop-easy),
-            coefficients (lstat), sets (bootstrap), price and stop (retry: what a draw costs, and
+            coefficients (lstat), sets (bootstrap), value, sets and control (subsets: your
+            function, how many, an exact objective), price and stop (retry: what a draw costs, and
             the reward that ends it).
 
     Raises:

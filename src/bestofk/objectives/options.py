@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bestofk.messages import choices
+from bestofk.messages import choices, unknown
 from bestofk.procedures.arrays import positive_integer
+from bestofk.procedures.subsets import CONTROLS
 
 from .grammar import Stage, Term
 
@@ -65,6 +66,13 @@ def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> M
             raise ValueError(f"objective {text} needs {name}=")
         if name == "sets" and value is not None:
             chosen[name] = positive_integer(value, name)
+        elif name == "value" and not callable(value):
+            raise ValueError(
+                "value is a function (rewards, scores, answers) of k samples that returns what "
+                f"they are worth, got {value!r}"
+            )
+        elif name == "control" and value not in (None, *CONTROLS):
+            raise unknown("control", value, list(CONTROLS))
         elif name == "price":
             what = "what one draw costs, a number of at least 0"
             chosen[name] = finite_number(name, value, what, lambda x: x >= 0)

@@ -9,7 +9,8 @@ from .maximum import MAX
 from .procedure import Procedure
 from .retries import RETRY
 from .selection import SELECT
+from .subsets import SUBSETS
 
-PROCEDURES = {each.name: each for each in (MAX, SELECT, RETRY, MAJ)}
+PROCEDURES = {each.name: each for each in (MAX, SELECT, RETRY, MAJ, SUBSETS)}
 
-__all__ = ["MAJ", "MAX", "PROCEDURES", "RETRY", "SELECT", "Procedure"]
+__all__ = ["MAJ", "MAX", "PROCEDURES", "RETRY", "SELECT", "SUBSETS", "Procedure"]

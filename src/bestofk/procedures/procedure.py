@@ -34,6 +34,7 @@ class Procedure:
     All arrays are float64, one group of n live samples a row, (g, n). `needs` names the inputs
     beside rewards, each of their shape and passed by name: "scores", which sort (-inf loses to
     every other), or "answers", whole numbers that are equal for equal answers; -1 does not vote.
+    "samples" is whichever of the two was passed, answers as they are.
     """
 
     name: str

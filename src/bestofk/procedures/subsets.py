@@ -1,0 +1,144 @@
+"""subsets@k: what k samples are worth is your function, evaluated on a fixed design of k-subsets.
+
+    A_i = k ( mean_{I∋i} w_I f(I) - mean_{I∋i} w_I · Σ_{I∌i} w_I f(I) / Σ_{I∌i} w_I ),
+
+over the evaluated sets I, with w_I the product of the set's ratios (1 on policy), is unbiased for
+∇E[f] for any design in which each sample is in and out at least once: the first factor of what is
+subtracted has ρ_i and else, like the second, nothing of sample i. It is 0 where f is the same on
+all sets. Where there are few k-subsets all are evaluated, and on policy this is the canonical form.
+An exact procedure g as control lowers the variance: A = A_exact(g) + A_sets(f - g).
+
+The design depends on n, k and the number of sets alone, so that runs repeat and resume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from .arrays import Array, as_numpy
+from .majority import MAJ, numbered
+from .maximum import MAX
+from .procedure import ByBaseline, Procedure
+from .selection import SELECT
+
+CONTROLS = {each.name: each for each in (MAX, SELECT, MAJ)}
+Worth = Callable[..., float]
+"""(rewards, scores, answers) of k samples, in any order → a number; None for what is not given."""
+
+
+@lru_cache(128)
+def design(n: int, k: int, sets: int) -> np.ndarray:
+    """k-subsets of n samples, (sets, k): all, or random ones with each sample in some, not all."""
+    if math.comb(n, k) <= sets:
+        return np.array(list(combinations(range(n), k)))
+    rng = np.random.default_rng([n, k, sets])
+    while True:
+        chosen = np.sort(np.argsort(rng.random((sets, n)), axis=1)[:, :k], axis=1)
+        counts = np.bincount(chosen.reshape(-1), minlength=n)
+        if counts.min() > 0 and (counts.max() < sets or k == n):
+            return chosen
+
+
+def _worths(
+    rewards: np.ndarray, sets: np.ndarray, value: Worth, beside: dict[str, Any]
+) -> np.ndarray:
+    """value of every set: (g, sets)."""
+    worths = np.empty((len(rewards), len(sets)))
+    for row, group in enumerate(rewards):
+        own = [None if each is None else each[row] for each in beside.values()]
+        for place, chosen in enumerate(sets):
+            parts = (None if each is None else each[chosen] for each in own)
+            worths[row, place] = value(group[chosen], *parts)
+    if not np.isfinite(worths).all():
+        raise ValueError(
+            "value= of subsets@k must return a finite number, got "
+            f"{worths[~np.isfinite(worths)][0]}"
+        )
+    return worths
+
+
+def _control(
+    name: str, rewards: np.ndarray, k: int, sets: np.ndarray, beside: dict[str, Any], logs: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The control's exact advantages (g, n), and its value of every set (g, sets)."""
+    procedure = CONTROLS[name]
+    for each in procedure.needs:
+        if beside[each] is None:
+            raise ValueError(f"control={name!r} needs {each}=, one per sample")
+    needed = {each: beside[each] for each in procedure.needs}
+    if "answers" in needed:
+        needed["answers"] = numbered(needed["answers"])
+    parts = {each: values[:, sets].reshape(-1, k) for each, values in needed.items()}
+    of_sets = procedure.curve(rewards[:, sets].reshape(-1, k), k, **parts)[:, -1]
+    if logs is None:
+        exact = procedure.weights["canonical"](rewards, k, **needed)
+    else:
+        assert procedure.off_policy is not None
+        exact = procedure.off_policy(rewards, logs, k, baseline="canonical", **needed)
+    return exact, of_sets.reshape(len(rewards), -1)
+
+
+def weights(
+    rewards: Array,
+    k: int,
+    *,
+    value: Worth,
+    sets: int = 512,
+    control: str | None = None,
+    scores: Array | None = None,
+    answers: np.ndarray | None = None,
+    log_ratio: Array | None = None,
+    baseline: str = "canonical",
+) -> Array:
+    """Advantages (g, n), k < n, on policy or with log-ratios; computed on the host."""
+    host, logs = as_numpy(rewards), None if log_ratio is None else as_numpy(log_ratio)
+    chosen = design(host.shape[-1], k, sets)
+    inside = np.zeros((len(chosen), host.shape[-1]))
+    np.put_along_axis(inside, chosen, 1.0, axis=1)
+    beside = {"scores": None if scores is None else as_numpy(scores), "answers": answers}
+    worth, exact = _worths(host, chosen, value, beside), np.zeros(host.shape)
+    if control is not None:
+        exact, of_sets = _control(control, host, k, chosen, beside, logs)
+        worth = worth - of_sets
+    worth = worth - worth[:, :1]  # a constant changes nothing; equal values become zeros
+    product = np.ones(worth.shape) if logs is None else np.exp(logs[:, chosen].sum(axis=-1))
+    outside = 1.0 - inside
+    others = ((product * worth) @ outside) / (product @ outside)
+    found = ((product * worth) @ inside - (product @ inside) * others) / inside.sum(axis=0)
+    xp = array_namespace(rewards)
+    return xp.asarray(exact + k * found, device=device(rewards))
+
+
+def off_policy(
+    rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool, check: bool, **options: Any
+) -> Array:
+    """The same with log-ratios; there is no self-normalised form."""
+    if self_normalise:
+        raise ValueError("subsets@k has no self-normalised form: use truncate= to bound the ratios")
+    return weights(rewards, k, log_ratio=log_ratio, **options)
+
+
+def value_by_k(
+    rewards: Array, k_max: int, *, value: Worth, sets: int = 512, **beside: Any
+) -> np.ndarray:
+    """The mean of value over the design, for k = 1..k_max: (g, k_max)."""
+    host, both = as_numpy(rewards), {name: beside.get(name) for name in ("scores", "answers")}
+    designs = [design(host.shape[-1], k, sets) for k in range(1, k_max + 1)]
+    return np.stack([_worths(host, each, value, both).mean(axis=1) for each in designs], axis=1)
+
+
+SUBSETS = Procedure(
+    name="subsets",
+    meaning="the expected value of a function of k samples",
+    curve=value_by_k,
+    weights={"canonical": ByBaseline(weights, "canonical")},
+    off_policy=off_policy,
+    needs=("samples",),
+)
