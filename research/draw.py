@@ -67,7 +67,7 @@ def draw_hero(tiny: tuple[Runs, np.ndarray], real: tuple[Runs, np.ndarray]) -> N
     figure.tight_layout()
 
 
-CONSTRUCT_LINES = {
+CONSTRUCT_LINES: dict[str, Any] = {
     "start": ("before training", BEFORE, 4, (8, -14), "left", "start"),
     "one sample, chosen by max@16": ("one sample", GRPO, 32, (4, -16), "right", ("mean", "grpo")),
     "`max@1+4+16`": ("max@1+4+16", "#6699cc", 4, (-6, 7), "right", "max@1+"),

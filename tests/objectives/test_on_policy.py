@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from math import comb
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -332,7 +333,9 @@ def test_max_at_k_canonical_is_what_the_estimate_owes_to_each_sample():
 
 @pytest.mark.parametrize("name", ["min@8", "top2@8", "bottom3@8", "median@7", "lstat@8"])
 def test_groups_whose_subsets_all_have_one_l_statistic_get_exact_zeros(name):
-    options = {"coefficients": [0, 0, 0.3, 0, 0.1, 0.6, 0, 0]} if name == "lstat@8" else {}
+    options: dict[str, Any] = (
+        {"coefficients": [0, 0, 0.3, 0, 0.1, 0.6, 0, 0]} if name == "lstat@8" else {}
+    )
     chosen = objective(name, **options)
     alphas = np.array(options.get("coefficients") or chosen.terms[0].coefficients)
     first, last = np.flatnonzero(alphas)[[0, -1]]

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from itertools import combinations, permutations, product
+from typing import Any
 
 import jax
 import numpy as np
@@ -103,8 +104,8 @@ def test_select_is_unbiased_by_enumeration(text, parts, old):
     ratio = np.log(softmax(NOW) / softmax(old))
 
     def weights(draws):
-        off = {} if old is NOW else {"log_ratio": ratio[draws]}
-        return advantages(rewards[draws], text, scores=scores[draws], **off)
+        off = None if old is NOW else ratio[draws]
+        return advantages(rewards[draws], text, scores=scores[draws], log_ratio=off)
 
     def worth(draw):
         return chosen(rewards[draw], scores[draw], range(len(draw)))
@@ -184,10 +185,10 @@ def test_retrying_is_its_definition_over_the_orders_of_all_subsets(levels):
 
 def test_retrying_for_zero_one_rewards_is_a_mixture_on_and_off_policy():
     rewards, logs = RNG.integers(0, 2, (4, 9)) * 1.0, RNG.normal(size=(4, 9)) * 0.3
-    for off, baseline in product(({}, {"log_ratio": logs}), ("", ":loo-1", ":none")):
+    for off, baseline in product((None, logs), ("", ":loo-1", ":none")):
         mixture = f"pass@1+2+3+4{baseline}"
-        expected = advantages(rewards, mixture, weights=[0.1, 0.1, 0.1, 1.0], **off)
-        got = advantages(rewards, f"retry@4{baseline}", price=0.1, **off)
+        expected = advantages(rewards, mixture, weights=[0.1, 0.1, 0.1, 1.0], log_ratio=off)
+        got = advantages(rewards, f"retry@4{baseline}", price=0.1, log_ratio=off)
         np.testing.assert_allclose(got, expected, atol=1e-13)
     with pytest.raises(ValueError, match="objective retry@4 needs price="):
         objective("retry@4")
@@ -267,11 +268,11 @@ def test_a_function_of_subsets_agrees_with_exact_objectives_and_is_silent_withou
 @pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])
 def test_equal_scores_are_the_mean_and_scores_equal_to_rewards_are_max_at_k(baseline):
     rewards, logs = RNG.choice([0.0, 0.2, 0.9], (6, 7)), RNG.normal(size=(6, 7)) * 0.4
-    for k, off in product((1, 2, 5), ({}, {"log_ratio": logs})):
-        best = advantages(rewards, f"max@{k}{baseline}", **off)
-        same = advantages(rewards, f"select@{k}{baseline}", scores=rewards, **off)
+    for k, off in product((1, 2, 5), (None, logs)):
+        best = advantages(rewards, f"max@{k}{baseline}", log_ratio=off)
+        same = advantages(rewards, f"select@{k}{baseline}", scores=rewards, log_ratio=off)
         np.testing.assert_allclose(same, best, atol=2e-14)
-        if not baseline and not off:
+        if not baseline and off is None:
             tied = advantages(rewards, f"select@{k}", scores=np.full((6, 7), 3.0))
             np.testing.assert_allclose(tied, advantages(rewards, "mean"), atol=2e-15)
 
@@ -302,8 +303,9 @@ def test_libraries_agree_also_while_jax_traces(text, library):
     arrays = {"scores": scores, "log_ratio": RNG.normal(size=(4, 9)) * 0.3}
     try:
         for names in (("scores",), ("scores", "log_ratio")):
-            inputs = {name: to(arrays[name]) for name in names}
-            expected = advantages(rewards, text, progress=0.5, **{n: arrays[n] for n in names})
+            inputs: dict[str, Any] = {name: to(arrays[name]) for name in names}
+            plain: dict[str, Any] = {name: arrays[name] for name in names}
+            expected = advantages(rewards, text, progress=0.5, **plain)
             got = advantages(to(rewards), text, progress=0.5, **inputs)
             np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
             if library == "jax":

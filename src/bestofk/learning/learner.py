@@ -123,7 +123,7 @@ class Learner:
         scorer.fused = fast.fused and scorer.can_fuse and not sharded
         if fast.compiled if compiled is None else compiled:
             gpu.compile_layers(model)
-        frozen = reference and reference_scorer(reference, scorer, self.batching.layout)
+        frozen = reference_scorer(reference, scorer, self.batching.layout) if reference else None
         self.passes = Passes(scorer, numbers, frozen, sharded=sharded)
         self.policy = self.passes.policy
         self.update = Update(model, optimizer or Optimizer(), total_steps, stop_grad_norm)

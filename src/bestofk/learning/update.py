@@ -34,7 +34,7 @@ class Update:
             rate = usual_rate(weights, adapters=hasattr(model, "disable_adapter"))
             self.settings = settings.changed(learning_rate=rate)
         self.settings.learning_rate_at(self.settings.warmup_steps, total_steps)
-        self.optimizer = adamw(model, self.settings)
+        self.optimizer: torch.optim.Optimizer = adamw(model, self.settings)
 
     def forget(self) -> None:
         """Drop the gradient."""

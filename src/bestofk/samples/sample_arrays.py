@@ -145,7 +145,7 @@ def samples(
         problems: their ids; by default "0", "1", ...
         answers: the same layout; None = no answer.
         clusters: the source, topic or template of each problem, where problems of one are alike.
-        columns: `scores`, `tokens`, `logprobs`, in the same layout.
+        columns: `scores`, `tokens`, `logprobs`, in the same layout, or None.
 
     Raises:
         ValueError: lengths that do not fit; an id that occurs twice; infinite rewards.
@@ -174,6 +174,7 @@ def samples(
     extra: dict[str, Any] = {
         key: np.concatenate([np.asarray(column[i], dtype=float) for i in order])
         for key, column in columns.items()
+        if column is not None
     }
     for key, column in {**extra, **({} if numbered is None else {"answers": numbered})}.items():
         if len(column) != len(flat):

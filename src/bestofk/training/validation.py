@@ -63,7 +63,6 @@ def evaluation_samples(
     nothing is said about answers, and nothing about scores where nobody gave any."""
     answers = [[verdict.answer for verdict in row] for row in verdicts]
     scores = scores_of(verdicts)
-    columns: dict[str, Any] = {} if np.isnan(scores).all() else {"scores": scores}
     return samples(
         [[verdict.reward for verdict in row] for row in verdicts],
         name=name,
@@ -71,7 +70,7 @@ def evaluation_samples(
         answers=answers if any(map(any, answers)) else None,
         tokens=[[each.drawn for each in group.trajectories] for group in groups],
         logprobs=[[each.log_prob for each in group.trajectories] for group in groups],
-        **columns,
+        scores=None if np.isnan(scores).all() else scores,
     )
 
 
