@@ -127,7 +127,7 @@ class CodeVerifier(BatchVerifier):
         verdicts = self._judged_by_tests(prompts, texts)
         if not self.score_by:
             return verdicts
-        shown = {id(prompt): _with_shown_tests(prompt) for prompt in prompts}
+        shown = {id(prompt): with_shown_tests(prompt) for prompt in prompts}
         scores = self._judged_by_tests([shown[id(prompt)] for prompt in prompts], texts)
         return with_scores(verdicts, scores)
 
@@ -230,7 +230,7 @@ class CodeVerifier(BatchVerifier):
         return _verdict(run, tests.total, tier, self.all_or_nothing)
 
 
-def _with_shown_tests(prompt: Prompt) -> Prompt:
+def with_shown_tests(prompt: Prompt) -> Prompt:
     """The prompt judged by the tests that it shows."""
     form = next(name for name in FORMS if prompt.spec.get(name) is not None)
     return replace(prompt, spec={**prompt.spec, form: prompt.spec["shown"], "shown": None})

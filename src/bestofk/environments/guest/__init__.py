@@ -1,0 +1,1 @@
+"""What runs inside the sandbox for an environment."""
