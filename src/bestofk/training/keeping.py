@@ -19,12 +19,12 @@ from bestofk.storage import json_safe
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.context import StepContext
 from bestofk.training.record import (
-    failure_writer,
     metrics_line,
-    model_writer,
     nothing_learnt,
     out_of_reach,
     sample_rows,
+    write_failure,
+    write_model,
 )
 from bestofk.training.resume import keep_plan, save_checkpoint
 
@@ -51,14 +51,7 @@ class Recorder:
     def step(self, batch: RolloutBatch, weights: np.ndarray, stats: Mapping[str, float]) -> None:
         """The metrics of the step just done, and the completions of all processes with weights."""
         context = self.context
-        line = metrics_line(
-            context.state.step,
-            batch,
-            stats,
-            context.settings,
-            context.processes,
-            seconds=context.seconds,
-        )
+        line = metrics_line(context, batch, stats)
         rows = context.processes.gather(sample_rows(context.state.step, batch, weights))
         if context.processes.main:
             keep_plan(context.parts.sampler, self.run.path)
@@ -103,23 +96,14 @@ class Recorder:
         rows = self.context.processes.gather(sample_rows(step, batch, tokens=True))
         if not self.context.processes.main:
             return self.run.path
-        return self.run.save_failure(step, failure_writer(rows, error))
+        return self.run.save_failure(step, partial(write_failure, rows, error))
 
     def checkpoint(self, queue: Sequence[RolloutBatch]) -> None:
         """A checkpoint, unless this step has one or nothing was done yet."""
         context = self.context
-        if not 0 < context.state.step != self.saved:
-            return
-        save_checkpoint(
-            self.run,
-            context.state,
-            context.settings,
-            context.learner,
-            context.processes,
-            queue=queue,
-            progress=context.progress,
-        )
-        self.saved = context.state.step
+        if 0 < context.state.step != self.saved:
+            save_checkpoint(self.run, context, queue)
+            self.saved = context.state.step
 
     def best_model(self, value: float, metric: str) -> None:
         """The model as the best so far."""
@@ -131,9 +115,8 @@ class Recorder:
     def _model(self, place: Any) -> None:
         """Let the run folder put the whole model in a place."""
         context, policy = self.context, self.context.parts.policy
-        write = model_writer(context.settings, policy, context.parts.task, self.run)
         with context.learner.gathered():
             ids = encode(policy.tokenizer, context.prompt_at(0))
             check_output(policy.model, ids, context.state.step)
             if context.processes.main:
-                place(write)
+                place(partial(write_model, context, self.run.path))

@@ -11,7 +11,7 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,26 +23,24 @@ from bestofk.config import EvaluationSection, to_toml
 from bestofk.objectives import max_at_k
 from bestofk.procedures import SELECT
 from bestofk.tasks import Task
-from bestofk.training.batch import ProcessGroup, RolloutBatch, rewards_for, rewards_of, scores_of
+from bestofk.training.batch import RolloutBatch, rewards_for, rewards_of, scores_of
 from bestofk.training.checks import claim_of_run
+from bestofk.training.context import StepContext
+from bestofk.training.processes import Processes
 from bestofk.training.resolve import RunSettings
+from bestofk.training.setup import RunParts
 from bestofk.training.validation import pass_threshold
 from bestofk.types import ALMOST_ONE, ENDINGS, Conversation, Verdict, reaches
 
 
 def metrics_line(
-    step: int,
-    batch: RolloutBatch,
-    stats: Mapping[str, Any],
-    settings: RunSettings,
-    processes: ProcessGroup,
-    *,
-    seconds: Mapping[str, float],
+    context: StepContext, batch: RolloutBatch, stats: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The metrics of a step, over all processes."""
+    """The metrics of the step just done, over all processes."""
+    settings, step, seconds = context.settings, context.state.step, context.seconds
     tokens = [[each.drawn for each in group.trajectories] for group in batch.groups]
     talks = [each.conversation for group in batch.groups for each in group.trajectories]
-    gathered = processes.gather((batch.verdicts, tokens, turn_counts(talks)))
+    gathered = context.processes.gather((batch.verdicts, tokens, turn_counts(talks)))
     verdicts = [row for part in gathered for row in part[0]]
     lengths = np.concatenate([np.array(part[1]) for part in gathered])
     objective, progress = settings.objective, (step - 1) / settings.run.steps
@@ -240,50 +238,32 @@ def sample_rows(
     return rows
 
 
-def title(
-    settings: RunSettings, *, weights: int, processes: int, device: str, rate: float | None
-) -> str:
+def title(settings: RunSettings, parts: RunParts, processes: Processes) -> str:
     """The run in a line."""
-    sampling = settings.sampling
+    sampling, rate = settings.sampling, parts.learner.update.settings.learning_rate
+    weights = sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad)
     return (
         f"{settings.objective.text} on {settings.task.name}: {settings.model.path}, {weights:,} "
         f"trained weights, {sampling.prompts_per_step} prompts × {sampling.samples_per_prompt} "
         f"samples a step, learning rate {rate:g}, "
-        f"{processes} process{'es' if processes > 1 else ''} on {device}, in {settings.run.dir}"
+        f"{processes.size} process{'es' * (processes.size > 1)} on {processes.device}, in "
+        f"{settings.run.dir}"
     )
 
 
-def model_writer(
-    settings: RunSettings, policy: models.Policy, task: Task, run: runs.Run
-) -> Callable[[Path], None]:
-    """A function that writes the model and its card into a folder."""
-
-    def write(folder: Path) -> None:
-        models.save(policy, folder)
-        lines = list(runs.read_metrics(run.path))
-        text = model_card(
-            settings,
-            steps=max((line["step"] for line in lines), default=0),
-            evaluations=[line for line in lines if line["kind"] == "evaluation"],
-            license=task.licence,
-            data=f"{task.name} ({task.summary or settings.task.name})",
-            versions=package_versions(),
-        )
-        (folder / "README.md").write_text(text, encoding="utf-8")
-
-    return write
+def write_model(context: StepContext, run: Path, folder: Path) -> None:
+    """The model and its card, with the results that the run's folder holds."""
+    models.save(context.parts.policy, folder)
+    text = model_card(context.settings, context.parts.task, list(runs.read_metrics(run)))
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def failure_writer(
-    rows: Iterable[Sequence[Mapping[str, Any]]], error: Exception
-) -> Callable[[Path], None]:
-    """A function that writes the batch a step failed on, and why, into a folder."""
-
-    def write(folder: Path) -> None:
-        runs.write_jsonl(folder / "batch.jsonl", chain.from_iterable(rows))
-        (folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
-
-    return write
+def write_failure(
+    rows: Iterable[Sequence[Mapping[str, Any]]], error: Exception, folder: Path
+) -> None:
+    """The batch a step failed on, and why."""
+    runs.write_jsonl(folder / "batch.jsonl", chain.from_iterable(rows))
+    (folder / "error.txt").write_text(f"{type(error).__name__}: {error}\n", encoding="utf-8")
 
 
 PACKAGES = ("bestofk", "numpy", "torch", "transformers", "peft", "safetensors",
@@ -319,16 +299,17 @@ def environment() -> dict[str, Any]:
     return facts
 
 
-def model_card(
-    settings: RunSettings,
-    *,
-    steps: int,
-    evaluations: Sequence[Mapping[str, Any]],
-    license: str,
-    data: str,
-    versions: Mapping[str, str],
-) -> str:
-    """README.md of the final model."""
+def model_card(settings: RunSettings, task: Task, lines: Sequence[Mapping[str, Any]]) -> str:
+    """README.md of the final model.
+
+    Args:
+        lines: metrics of the run.
+    """
+    steps = max((line["step"] for line in lines), default=0)
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    data = f"{task.name} ({task.summary or settings.task.name})"
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    best = "best-scored" if "scores" in settings.objective.needs else "best"
     path, rank = settings.model.path, settings.model.lora_rank
     objective, sampling = settings.objective, settings.sampling
     base = f"base_model: {path}\n" if re.fullmatch(r"[^./~][^/]*/[^/]+", path) else ""
@@ -342,12 +323,12 @@ tags: [bestofk, reinforcement-learning, best-of-n]
 
 # {path}, trained for {objective.text}
 
-Trained with bestofk for **{objective.text}** (k = {objective.k}; its expected update is {claim}: {why}) on {data} (licence of the data: {license}).
+Trained with bestofk for **{objective.text}** (k = {objective.k}; its expected update is {claim}: {why}) on {data} (licence of the data: {task.licence}).
 
 - start: `{path}`{f", LoRA of rank {rank}" if rank else ""}
 - rollouts: {steps} steps × {sampling.prompts_per_step} prompts × n = {sampling.samples_per_prompt} samples, temperature {sampling.temperature:g}
 - loss: {settings.loss.name}, {settings.off_policy.inner_steps} optimiser step(s) per batch, off-policy weights: {objective.off_policy}
-- seed {settings.run.seed}; {", ".join(f"{name} {version}" for name, version in versions.items())}
+- seed {settings.run.seed}; {versions}
 
 ## Results
 
@@ -362,7 +343,7 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```
 
-It was trained to be sampled {objective.k} times at temperature {sampling.temperature:g}, the best answer kept.
+It was trained to be sampled {objective.k} times at temperature {sampling.temperature:g}, the {best} answer kept.
 
 ## Config
 

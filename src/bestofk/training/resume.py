@@ -18,7 +18,7 @@ from bestofk.learning import Learner
 from bestofk.storage import write_atomically
 from bestofk.training.batch import ProcessGroup, RolloutBatch, slots_of
 from bestofk.training.checks import check_resumed
-from bestofk.training.context import RunState
+from bestofk.training.context import RunState, StepContext
 from bestofk.training.processes import Processes
 from bestofk.training.record import environment
 from bestofk.training.resolve import RunSettings
@@ -101,30 +101,22 @@ def restore(
     return state, queue
 
 
-def save_checkpoint(
-    run: runs.Run,
-    state: RunState,
-    settings: RunSettings,
-    learner: Learner,
-    processes: Processes,
-    *,
-    queue: Sequence[RolloutBatch],
-    progress: float,
-) -> None:
+def save_checkpoint(run: runs.Run, context: StepContext, queue: Sequence[RolloutBatch]) -> None:
     """Write a checkpoint of this moment; all processes call it, the first one writes."""
-    trainer = learner.state_dict()
+    settings, processes = context.settings, context.processes
+    trainer = context.learner.state_dict()
     trainer["queue"] = processes.gather(QUEUE.dump_json(list(queue)).decode())
     if not processes.main:
         return
     weights = own_memory(trainer.pop("model"))
     trainer["rng"] = torch.get_rng_state()
     about = {
-        "state": asdict(state),
+        "state": asdict(context.state),
         "config": settings.recipe.model_dump(),
         "processes": processes.size,
-        "objective": {"text": settings.objective.text, "progress": progress},
+        "objective": {"text": settings.objective.text, "progress": context.progress},
     }
-    run.save(state.step, tensors=weights, trainer=trainer, state=about)
+    run.save(context.state.step, tensors=weights, trainer=trainer, state=about)
     run.checkpoints.prune(settings.run.advanced.keep_last)
 
 
@@ -175,20 +167,12 @@ PLAN = "engine.json"
 """In the run's folder: the sizes of the engine's memory, which a resumed run takes again."""
 
 
-def plan_of(sampler: Any) -> dict[str, Any] | None:
-    """The sampler's sizes, where it plans any."""
+def keep_plan(sampler: Any, folder: Path) -> None:
+    """Write the sampler's plan, where it has one, unless the run's folder holds it already."""
     plan = getattr(sampler, "plan", None)
     if plan is None:
-        return None
-    return {**asdict(plan), **sampler.about}
-
-
-def keep_plan(sampler: Any, folder: Path) -> None:
-    """Write the plan into the run's folder where it is not what stands there."""
-    plan = plan_of(sampler)
-    if plan is None:
         return
-    text = json.dumps(plan, indent=1) + "\n"
+    text = json.dumps({**asdict(plan), **sampler.about}, indent=1) + "\n"
     path = Path(folder) / PLAN
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text)

@@ -225,14 +225,8 @@ def open_session(
             session = Session(
                 context, rollouts, Recorder(context, run, saved, callback=callback), stop
             )
-            about = title(
-                settings,
-                weights=sum(p.numel() for p in parts.policy.model.parameters() if p.requires_grad),
-                processes=processes.size,
-                device=processes.device,
-                rate=parts.learner.update.settings.learning_rate,
-            )
             notes = [*settings.notes, *repeated_prompts(settings.sampling, len(stream))]
+            about = title(settings, parts, processes)
             display.start(about, notes, dict(leaves(settings.recipe)))
             try:
                 yield session
