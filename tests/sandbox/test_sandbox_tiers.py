@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bestofk.rewards.code.judge_programs import CodeVerifier
-from bestofk.sandbox import Limits, Sandbox, SandboxError, pool
+from bestofk.sandbox import Limits, Sandbox, SandboxError, tiers
 from bestofk.sandbox import worker as worker_module
 from bestofk.sandbox.selftest import attack
 from bestofk.types import Prompt
@@ -88,7 +88,7 @@ def test_a_tier_that_fails_its_self_test_is_not_used(
     def leaky(worker: worker_module.Worker, limits: Limits) -> list[str]:
         return ["read a file of the host"]
 
-    monkeypatch.setattr(pool, "attack", leaky)
+    monkeypatch.setattr(tiers, "attack", leaky)
     with pytest.raises(SandboxError, match="a hostile program could read a file of the host"):
         new_sandbox(workers=1)
 

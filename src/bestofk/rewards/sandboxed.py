@@ -16,11 +16,7 @@ from bestofk.rewards.functions import arguments_of
 from bestofk.sandbox import CallOutcome, Limits, Sandbox
 from bestofk.types import Prompt, Status, Verdict
 
-CAUSED_BY_TEXT: dict[str, Status] = {
-    "timeout": "timeout",
-    "memory": "memory",
-    "crashed": "crashed",
-}
+CAUSED_BY_TEXT: tuple[Status, ...] = ("timeout", "memory", "crashed")
 
 
 class LazySandbox:
@@ -111,13 +107,9 @@ class SandboxedVerifier(BatchVerifier):
 
 def caused_by_text(outcome: CallOutcome) -> Verdict:
     """Zero for an outcome that the judged text brought about."""
-    return Verdict(
-        0.0,
-        CAUSED_BY_TEXT.get(outcome.status, "crashed"),
-        cpu_seconds=outcome.cpu_seconds,
-        tier=outcome.tier,
-        detail=outcome.detail[:500],
-    )
+    status = next((each for each in CAUSED_BY_TEXT if each == outcome.status), "crashed")
+    detail = outcome.detail[:500]
+    return Verdict(0.0, status, cpu_seconds=outcome.cpu_seconds, tier=outcome.tier, detail=detail)
 
 
 def _root(judge: Any, module: str) -> Path:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -51,23 +52,18 @@ def limited_call(function: Callable[..., R], seconds: float, name: str, *args: A
 
 
 def _in_thread(function: Callable[..., R], seconds: float, args: tuple[Any, ...]) -> R:
-    results: list[R] = []
-    errors: list[BaseException] = []
+    outcome: Future[R] = Future()
 
     def run() -> None:
         try:
-            results.append(function(*args))
+            outcome.set_result(function(*args))
         except BaseException as error:
-            errors.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True, name="bestofk reward function")
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, daemon=True, name="bestofk reward function").start()
+    if not wait([outcome], seconds).done:
         raise CallTimeout(f"no answer within {seconds:g} s")
-    return results[0]
+    return outcome.result()
 
 
 def limited_wait(awaitable: Awaitable[R], seconds: float | None) -> R:

@@ -37,15 +37,11 @@ _BINDS = re.compile(
     r"|from[ \t]++[\w.]++[ \t]++import[ \t]++(?P<parts>[^\n;#]++))",
     re.MULTILINE,
 )
-_ACTS = re.compile(
-    r"^(?!\s|$|[#@)\]}]|(?:async|def|class|import|from)\b|\w++[ \t]*+(?::[^=\n]*+)?=(?!=))"
-    r"|\binput\b|\bstdin\b",
-    re.MULTILINE,
-)
 _TOP_LEVEL = re.compile(
     r"^(?!\s|$|[#@)\]}]|(?:async|def|class|import|from)\b|\w++[ \t]*+(?::[^=\n]*+)?=(?!=))",
     re.MULTILINE,
 )
+_ACTS = re.compile(_TOP_LEVEL.pattern + r"|\binput\b|\bstdin\b", re.MULTILINE)
 _WORD = re.compile(r"[^\W\d]\w*+")
 _QUOTED = re.compile(r"""\#.*|'''|\"\"\"|'(?:[^'\\]|\\.)*+(?:'|\\?$)|"(?:[^"\\]|\\.)*+(?:"|\\?$)""")
 

@@ -1,6 +1,6 @@
 """The process in which algebra is done on what a model wrote.
 
-Reads one JSON request a line, writes one JSON answer a line. It may be killed at any moment: each
+Gets requests and gives answers in JSON. It may be killed at any moment: each
 request runs on a budget of CPU time after which the kernel ends the process, whatever C code it is
 stuck in, and within an address-space limit.
 """
@@ -11,9 +11,8 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
-import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 import sympy
@@ -175,8 +174,8 @@ def respond(request: dict[str, Any]) -> dict[str, str]:
         return {"result": "crashed", "detail": f"{type(error).__name__}: {error}"[:200]}
 
 
-def serve(memory_bytes: int) -> None:
-    """Answer requests until the input closes or the parent is gone."""
+def serve(memory_bytes: int, descriptor: int) -> None:
+    """Answer requests until the channel closes or the parent is gone."""
     if memory_bytes:
         import resource
 
@@ -186,26 +185,14 @@ def serve(memory_bytes: int) -> None:
         file.write("1000")  # when memory is short, this goes and not the training run
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
-    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints must not disturb the answers
+    channel = Connection(descriptor)
     _parse("1+1")  # warm the parser before the first budget starts
-    print(json.dumps({"result": "ready"}), file=output, flush=True)
-    pending = b""
-    while os.getppid() == parent:
-        if not select.select([0], [], [], 10.0)[0]:
-            continue
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            return
-        pending += chunk
-        while b"\n" in pending:
-            line, pending = pending.split(b"\n", 1)
-            request = json.loads(line)
-            signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # SIGPROF ends us
-            answer = respond(request)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            print(json.dumps(answer), file=output, flush=True)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    channel.send_bytes(json.dumps({"result": "ready"}).encode())
+    with contextlib.suppress(EOFError):
+        while os.getppid() == parent:
+            if channel.poll(10.0):
+                request = json.loads(channel.recv_bytes())
+                signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # SIGPROF ends us
+                answer = respond(request)
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                channel.send_bytes(json.dumps(answer).encode())

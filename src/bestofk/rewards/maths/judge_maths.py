@@ -7,12 +7,11 @@ in microseconds. The rest is algebra (latex2sympy2 and sympy) in processes that 
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import TypeAlias
 
 from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
 from bestofk.rewards.maths.equality import same
@@ -22,6 +21,8 @@ from bestofk.rewards.maths.quantities import other_measure
 from bestofk.rewards.maths.worker_pool import AlgebraPool, AlgebraWorkerLost, Reply
 from bestofk.types import Prompt, Status, Verdict, plain_text
 
+Question: TypeAlias = tuple[str, str]
+"""Two plain answers, the expected one first."""
 _REMEMBERED = 20_000
 _STATUS: dict[str, Status] = {
     "different": "incorrect",
@@ -34,7 +35,7 @@ _STATUS: dict[str, Status] = {
 plain_gold = lru_cache(maxsize=4096)(plain)
 
 
-def judge_text(gold: str, text: str) -> Verdict | tuple[str, str]:
+def judge_text(gold: str, text: str) -> Verdict | Question:
     """The verdict where text and numbers decide; else the two plain answers to be compared."""
     answer = extract(text)
     if answer is None:
@@ -73,8 +74,7 @@ class MathsVerifier(BatchVerifier):
             raise ValueError("judging maths needs latex2sympy2: pip install 'bestofk[math]'")
         self._settings = (workers, cpu_seconds, memory_mb)
         self._pool = AlgebraPool(workers, cpu_seconds, memory_mb << 20)
-        self._known: OrderedDict[tuple[str, str], Reply] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compare = lru_cache(_REMEMBERED)(self._pool.compare)
 
     def __reduce__(self) -> tuple[type[MathsVerifier], tuple[int, float, int]]:
         return MathsVerifier, self._settings  # a copy in another process has workers of its own
@@ -84,54 +84,36 @@ class MathsVerifier(BatchVerifier):
         open_questions = {entry for entry in judged if isinstance(entry, tuple)}
         answers = self._ask(sorted(open_questions))
         return [
-            answers[entry](prompt) if isinstance(entry, tuple) else entry
+            _verdict(prompt, answers[entry]) if isinstance(entry, tuple) else entry
             for prompt, entry in zip(prompts, judged, strict=True)
         ]
 
-    def _ask(self, questions: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _Answer]:
+    def _ask(self, questions: Sequence[Question]) -> dict[Question, Reply | AlgebraWorkerLost]:
         if not questions:
             return {}
         with ThreadPoolExecutor(min(len(questions), self._settings[0])) as waiting:
             return dict(zip(questions, waiting.map(self._answer, questions), strict=True))
 
-    def _answer(self, question: tuple[str, str]) -> _Answer:
-        with self._lock:
-            reply = self._known.get(question)
-        if reply is None:
-            try:
-                reply = self._pool.compare(*question, retries=RETRIES)
-            except AlgebraWorkerLost as error:
-                return _Answer(None, error)
-            with self._lock:
-                self._known[question] = reply
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
-        return _Answer(reply, None)
+    def _answer(self, question: Question) -> Reply | AlgebraWorkerLost:
+        try:
+            return self._compare(*question, RETRIES)
+        except AlgebraWorkerLost as lost:
+            return lost
 
     def close(self) -> None:
         self._pool.close()
 
 
-class _Answer:
-    """What came of a question: a reply, or the failure that left it unscored."""
-
-    def __init__(self, reply: Reply | None, error: AlgebraWorkerLost | None) -> None:
-        self.reply, self.error = reply, error
-
-    def __call__(self, prompt: Prompt) -> Verdict:
-        if self.reply is None:
-            return broken("maths", prompt, self.error or AlgebraWorkerLost("no reply"))
-        if self.reply.result == "equal":
-            return right()
-        return Verdict(
-            0.0,
-            _STATUS[self.reply.result],
-            cpu_seconds=self.reply.cpu_seconds,
-            detail=self.reply.detail or "another value",
-        )
+def _verdict(prompt: Prompt, reply: Reply | AlgebraWorkerLost) -> Verdict:
+    if isinstance(reply, AlgebraWorkerLost):
+        return broken("maths", prompt, reply)
+    if reply.result == "equal":
+        return right()
+    status, detail = _STATUS[reply.result], reply.detail or "another value"
+    return Verdict(0.0, status, cpu_seconds=reply.cpu_seconds, detail=detail)
 
 
-def _judge_safely(prompt: Prompt, text: str) -> Verdict | tuple[str, str]:
+def _judge_safely(prompt: Prompt, text: str) -> Verdict | Question:
     try:
         return judge_text(plain_text(prompt.spec["expected"]), text)
     except Exception as error:  # the boundary: a prompt without an expected answer, a bug of ours

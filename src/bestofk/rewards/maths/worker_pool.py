@@ -6,22 +6,21 @@ a fresh interpreter (never a fork of the caller, who may hold CUDA); calls may c
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 _START = """import sys
 sys.path[:] = {path!r}
 from bestofk.rewards.maths.algebra_worker import serve
-serve({memory})
+serve({memory}, {channel})
 """
 _ENDED_BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
 START_SECONDS = 120.0
@@ -41,19 +40,23 @@ class AlgebraWorkerLost(RuntimeError):
 
 
 class AlgebraWorker:
-    """One process and the pipe to it."""
+    """One process and the channel to it."""
 
     def __init__(self, memory_bytes: int) -> None:
-        code = _START.format(path=[p for p in sys.path if p], memory=memory_bytes)
         environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-        )
-        self._pending = b""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path, channel = [p for p in sys.path if p], theirs.fileno()
+            code = _START.format(path=path, memory=memory_bytes, channel=channel)
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code],
+                pass_fds=[channel],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment | {"OMP_NUM_THREADS": "1"},
+            )
+        self._channel = Connection(ours.detach())
         if self._read(START_SECONDS) != {"result": "ready"}:
             self.kill()
             raise AlgebraWorkerLost(
@@ -63,14 +66,12 @@ class AlgebraWorker:
     def ask(self, gold: str, answer: str, cpu_seconds: float) -> Reply:
         """One comparison. Raises AlgebraWorkerLost when it is nobody's fault but ours."""
         request = {"gold": gold, "answer": answer, "cpu_seconds": cpu_seconds}
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-            reply = self._read(50.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
+            self._channel.send_bytes(json.dumps(request).encode())
         except OSError as error:
             self.kill()
-            raise AlgebraWorkerLost(f"the pipe to a maths worker broke: {error}") from error
+            raise AlgebraWorkerLost(f"the channel to a maths worker broke: {error}") from error
+        reply = self._read(50.0 * cpu_seconds + 60.0)  # a backstop: the budget is CPU time
         if reply is not None:
             return Reply(reply["result"], reply.get("detail", ""))
         status = self.kill()
@@ -81,40 +82,21 @@ class AlgebraWorker:
         return Reply("died", f"the worker ended with status {status}")
 
     def _read(self, seconds: float) -> dict[str, str] | None:
-        """One line of JSON; None when the process closed its output or time is up."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return None
-                chunk = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not chunk:
-                    return None
-                self._pending += chunk
-        line, self._pending = self._pending.split(b"\n", 1)
-        return json.loads(line)
+        """One message; None when the process closed its end or time is up."""
+        try:
+            return json.loads(self._channel.recv_bytes()) if self._channel.poll(seconds) else None
+        except (EOFError, OSError):
+            return None
 
     def kill(self) -> int:
-        """End the process and reap it; its exit status (its own, where it had ended already)."""
+        """End the process and reap it; its exit status: its own, where it had ended already, or is
+        about to, since its end of the channel is closed."""
         try:
-            self.process.wait(0.5 if self.process.poll() is None and not self._open() else 0)
+            self.process.wait(0.5 if self._channel.poll(0) else 0)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        status = self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was unsent stays unsent
-                    pipe.close()
-        return status
-
-    def _open(self) -> bool:
-        """Whether the output is still open: a process whose output closed is about to end."""
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            return not selector.select(0)
+        self._channel.close()
+        return self.process.wait()
 
 
 class AlgebraPool:

@@ -356,7 +356,7 @@ def _split_readable(folders: list[str], hidden: list[str]) -> list[str]:
 # Which files a process may open, without any privilege. It does not hide that a file exists (stat
 # still answers); it stops opening, listing, writing, executing, and from ABI 4 on TCP, from ABI 6
 # on abstract sockets and signals to outside.
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_WRITE_FILE, _READ_FILE, _READ_DIR = 2, 4, 8
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _FS_RIGHTS_5 = (1 << 16) - 1
 _NET_RIGHTS = 3  # bind and connect TCP
@@ -380,15 +380,8 @@ def landlock_abi() -> int:
         return 0
 
 
-def ruleset(
-    readable: Iterable[str],
-    writable: Iterable[str] = (),
-    sinks: Iterable[str] = (),
-) -> int:
-    """A descriptor of rules.
-
-    Read below `readable`; make, write and remove below `writable`; write to the files `sinks`.
-    """
+def ruleset(readable: Iterable[str], sinks: Iterable[str]) -> int:
+    """A descriptor of rules: read below `readable`, write to the files `sinks`."""
     version = landlock_abi()
     if not version:
         raise OSError(38, "no Landlock in this kernel")
@@ -407,9 +400,6 @@ def ruleset(
     )
     for path in readable:
         _allow(rules, path, _READ_FILE | _READ_DIR)
-    for path in writable:
-        # making devices and sockets stays forbidden, executing too
-        _allow(rules, path, handled & ~(_EXECUTE | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 15))
     for path in sinks:
         _allow(rules, path, _READ_FILE | _WRITE_FILE)
     return rules
