@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "procedures": {"messages", "types"},
     "objectives": {"messages", "types", "procedures"},
     "tasks": TYPES | {"samples"},
-    "rewards": TYPES | {"sandbox"},
+    "rewards": TYPES | {"sandbox", "sampling"},
     "sandbox": set(),
     "agreement": TYPES,
     "sampling": TYPES | {"agreement"},

@@ -153,7 +153,6 @@ def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
     ("words", "said"),
     [
         (["--data", "pilot.jsonl"], "--data FILE needs --verifier NAME, and no --task"),
-        (["--verifier", "maths"], "task 'countdown' has a verifier"),
         (["--out", "pilot.jsonl"], "are not beside it (pilot.samples.jsonl): choose another"),
         (["--k", "0"], "samples_per_prompt"),
         (["--out", "nowhere/a.jsonl"], "there is no folder"),

@@ -50,8 +50,6 @@ class SolveOptions(SampleOptions):
     """Your problems instead of a task: rows as for `--task dataset`."""
     temperature: tuple[float, ...] = (1.0,)
     """Sampling temperature."""
-    verifier: str = option("NAME", default="")
-    """Judges the rows of --data: maths, exact, or a function of yours, file.py:function."""
     scorer: str = option("NAME", default="")
     """A second verifier, whose rewards are the scores that choose."""
     by: Chooser = "verifier"
@@ -85,15 +83,11 @@ class SolveOptions(SampleOptions):
             ValueError: rows and another task, rows without a verifier.
         """
         if self.data is None:
-            if self.verifier and self.task not in ("", "dataset"):
-                raise ValueError(f"--verifier is for --data; task {self.task!r} has a verifier")
-            return self.with_run()
+            return self
         if self.task not in ("", "dataset") or not self.verifier:
             raise ValueError("--data FILE needs --verifier NAME, and no --task")
-        pairs = (f"test={json.dumps(str(self.data))}", f"verifier={json.dumps(self.verifier)}")
-        return self.model_copy(
-            update={"task": "dataset", "task_option": (*self.task_option, *pairs)}
-        )
+        rows = f"test={json.dumps(str(self.data))}"
+        return self.model_copy(update={"task": "dataset", "task_option": (*self.task_option, rows)})
 
     def check(self) -> None:
         super().check()

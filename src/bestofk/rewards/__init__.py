@@ -62,10 +62,20 @@ VERIFIERS = {
     "maze": "bestofk.rewards.puzzles.judge_maze:verifier",
 }
 
+LEARNED = {
+    "reward-model": "bestofk.rewards.learned:reward_model",
+    "judge": "bestofk.rewards.learned:judge",
+}
+"""Judges that are models, by what stands before the colon."""
+
 
 def verifier(name: str, /, **options: Any) -> BatchVerifier:
     """The verifier of that name; or your own function or verifier: "package.module:name" or
-    "folder/myreward.py:name"."""
+    "folder/myreward.py:name"; or a model that judges: "reward-model:FOLDER", "reward-model:M@URL",
+    "judge:M@URL"."""
+    kind, colon, source = name.partition(":")
+    if colon and kind in LEARNED:
+        return load_function(LEARNED[kind])(source, **options)
     if name in VERIFIERS:
         factory = load_function(VERIFIERS[name])
         check_options(f"verifier {name}", factory, options)
