@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import pytest
 import bestofk
 from bestofk import evaluation
 from bestofk.api.own_data import data_options, objective_settings
-from bestofk.api.training_run import warn_of_few
 from bestofk.config import EvaluationSection
 from bestofk.runs import read_metrics
+from bestofk.training.checks import few_problems
 from bestofk.training.resolve import held_out
 
 REWARDS = np.random.default_rng(0).integers(0, 2, size=(12, 8)).astype(float)
@@ -227,12 +227,35 @@ def test_enough_rows_are_held_out_to_show_something(
     assert ("evaluation.split" in decided) == (rows == 100)
 
 
-def test_few_problems_are_warned_of_with_the_number_that_would_do() -> None:
-    with pytest.warns(UserWarning, match=r"on 9 problems can hardly show .* about (\d+) problems"):
-        warn_of_few(9, 8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_few(64, 8)
+def test_few_problems_are_noted_with_the_number_that_would_do() -> None:
+    (note,) = few_problems(9, 8)
+    found = re.search(r"on 9 problems can hardly show .* about (\d+) problems", note)
+    assert found is not None
+    assert not few_problems(int(found[1]), 8)
+    assert few_problems(int(found[1]) - 1, 8)
+    assert not few_problems(64, 8)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        ({"objective": "mx@2"}, "unknown objective"),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"data": [{"colour": "red"}] * 9}, "colour"),
+        ({"reward": lambda completion, missing: 1.0}, "missing"),
+    ],
+)
+def test_no_folder_is_made_before_objective_data_and_model_are_known_to_be_good(
+    tmp_path: Path, faulty: dict[str, Any], said: str
+) -> None:
+    rows = [{"prompt": f"{i} 2 3 = {i + 5}:"} for i in range(8)]
+    whole: dict[str, Any] = {
+        "model": "tiny-countdown", "data": rows, "reward": lambda completion: 0.5,
+        "objective": "max@2", "samples_per_prompt": 4, "max_new_tokens": 8, "steps": 1,
+    }  # fmt: skip
+    with pytest.raises((ValueError, OSError), match=said):
+        bestofk.train(**{**whole, **faulty}, dir=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

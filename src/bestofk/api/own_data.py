@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bestofk.objectives import Objective
 from bestofk.objectives import objective as make_objective
 from bestofk.rewards import from_function
 from bestofk.rewards import verifier as verifier_by_name
+from bestofk.runs import refuse_begun
 from bestofk.tasks import TASKS
 from bestofk.tasks.data_rows import read
 from bestofk.types import Verifier
@@ -37,11 +39,10 @@ def data_options(
     prompt: str | None,
     folder: Path,
     environment: str | None = None,
-) -> tuple[dict[str, Any], int | None]:
-    """The recipe's [task] for these data, and the number of training rows (None for a task).
-
-    Rows given in Python are written to data/ in the run's folder, so that the run can be resumed
-    and repeated from its folder.
+) -> tuple[dict[str, Any], int | None, dict[Path, str]]:
+    """The recipe's [task] for these data, the number of training rows (None for a task), and the
+    files, by path, that hold rows given in Python: in data/ of the run's folder, so that the run
+    can be resumed and repeated from there.
 
     Raises:
         ValueError: no data or no reward.
@@ -49,39 +50,56 @@ def data_options(
     train = sources["train"]
     if isinstance(train, str) and train in TASKS:
         named = {"verifier": reward, "environment": environment}
-        return {"name": train} | {key: value for key, value in named.items() if value}, None
+        return {"name": train} | {key: value for key, value in named.items() if value}, None, {}
     if train is None:
         raise ValueError("data is needed: rows, a file, or the name of a task such as 'countdown'")
     if reward is None and environment is None:
         raise ValueError(
             "own data need a reward: a function, or the name of a verifier such as 'maths'"
         )
-    rows = read(train)
-    if not rows:
-        raise ValueError("data has no rows")
     options: dict[str, Any] = {"prompt": prompt} if prompt else {}
+    files: dict[Path, str] = {}
     for split, source in sources.items():
-        if source is not None:
-            options[split] = source_path(source, split, folder)
+        if isinstance(source, str | PathLike):
+            text = str(source)
+            is_hub = text.startswith("hub:")
+            options[split] = text if is_hub else str(Path(text).expanduser().absolute())
+        elif source is not None:
+            path = folder / "data" / f"{split}.jsonl"
+            files[path], options[split] = as_lines(read(source, split)), str(path)
+    count = len(read(train))
+    if not count:
+        raise ValueError("data has no rows")
     section = {"verifier": reward, "environment": environment}
-    return {"name": "dataset", "options": options, **section}, len(rows)
+    return {"name": "dataset", "options": options, **section}, count, files
 
 
-def source_path(source: Any, split: str, folder: Path) -> str:
-    """A source as a path that the run's config can hold."""
-    if isinstance(source, str | PathLike):
-        text = str(source)
-        return text if text.startswith("hub:") else str(Path(text).expanduser().absolute())
-    target = folder / "data" / f"{split}.jsonl"
-    target.parent.mkdir(parents=True, exist_ok=True)
+def as_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as the text of a JSONL file."""
     try:
-        lines = [json.dumps(dict(row), ensure_ascii=False) for row in read(source, split)]
+        return "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
     except TypeError as error:
         raise ValueError(
             f"rows of data hold JSON values (text, numbers, lists, dicts): {error}"
         ) from error
-    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(target)
+
+
+@contextlib.contextmanager
+def files_of(rows: Mapping[Path, str], folder: Path) -> Iterator[None]:
+    """Rows given in Python as files in the run's folder, for as long as no run begins there; then
+    they stay."""
+    if rows:
+        refuse_begun(folder)
+    for path, text in rows.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    try:
+        yield
+    finally:
+        if rows and not (folder / "config.toml").exists():
+            shutil.rmtree(folder / "data")
+            with contextlib.suppress(OSError):  # it may hold other files
+                folder.rmdir()
 
 
 def objective_settings(objective: str | Objective) -> dict[str, Any]:

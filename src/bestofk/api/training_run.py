@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -11,7 +10,13 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from bestofk.api.own_data import data_options, free_folder, named_reward, objective_settings
+from bestofk.api.own_data import (
+    data_options,
+    files_of,
+    free_folder,
+    named_reward,
+    objective_settings,
+)
 from bestofk.api.result_objects import ReportFile
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe
@@ -21,14 +26,11 @@ from bestofk.environments.author_class import (
     named_environment,
     recorded_name,
 )
-from bestofk.evaluation import Curve, plan
+from bestofk.evaluation import Curve
 from bestofk.objectives import Objective
 from bestofk.samples import Samples
 from bestofk.training.resolve import RunSettings, resolve, resumed
 from bestofk.types import Verifier
-
-EFFECT, POWER = 0.2, 0.8
-"""A gain that an evaluation should show, and how surely."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,28 +210,16 @@ def train(
         stated["sampling"]["max_new_tokens"] = max_new_tokens
     if prompts_per_step is not None:
         stated["sampling"]["prompts_per_step"] = prompts_per_step
-    stated["task"], rows = data_options(
+    stated["task"], count, rows = data_options(
         {"train": data, "validation": validation, "test": test},
         name,
         prompt=prompt,
         folder=folder,
         environment=None if environment is None else recorded_name(environment),
     )
-    config = merged(Config(**stated), settings or {})
-    return run_to_the_end(resolve(config, rows=rows), verifier, classes, callback=callback)
-
-
-def warn_of_few(problems: int, k: int) -> None:
-    """Say before the training where the evaluation's problems cannot show what it gains."""
-    need = plan(k, power=POWER, effect=EFFECT, n=[4 * k], at=True).best.problems
-    if problems < need:
-        warnings.warn(
-            f"an evaluation on {problems} problems can hardly show a gain of {EFFECT} in "
-            f"pass@{k}: about {need} problems can ({POWER:.0%} power); give more rows, or "
-            "validation=",
-            UserWarning,
-            stacklevel=4,
-        )
+    resolved = resolve(merged(Config(**stated), settings or {}), rows=count)
+    with files_of(rows, folder):
+        return run_to_the_end(resolved, verifier, classes, callback=callback)
 
 
 def run_to_the_end(
@@ -240,14 +230,9 @@ def run_to_the_end(
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> TrainedRun:
     """Run the training loop; a signal that stopped it is raised, not returned."""
-    from bestofk.training.task_setup import make_prompts
     from bestofk.training.train import train as run_loop
 
     silence_compiler()
-    evaluation = settings.evaluation
-    if not settings.resume and evaluation.every and settings.task.name == "dataset":
-        split = make_prompts(settings.task).split(evaluation.split)
-        warn_of_few(min(len(split), evaluation.prompts), min(settings.objective.k, 16))
     print(f"watch: bestofk report --watch {settings.run.dir}", flush=True)
     end = run_loop(settings, verifier=verifier, environment=environment, callback=callback)
     if end.signal is not None:

@@ -120,6 +120,11 @@ class SampleOptions(VerbOptions):
             )
         config = read(folder / "config.toml")
         task, sampling = config.task, config.sampling
+        if task.environment:
+            raise ValueError(
+                f"{folder} was trained with task.environment = {task.environment!r}, and samples "
+                f"are drawn in one turn so far: its evaluations are in {folder}/evaluations"
+            )
         own = tuple(f"{key}={json.dumps(value)}" for key, value in task.options.items())
         judged = tuple(f"{key}={json.dumps(value)}" for key, value in task.verifier_options.items())
         of_run: dict[str, Any] = {

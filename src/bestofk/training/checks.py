@@ -17,6 +17,7 @@ from bestofk.config import (
     differences,
     leaves,
 )
+from bestofk.evaluation import plan
 from bestofk.learning.settings import Loss, usual_rate
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.options import INPUTS
@@ -271,6 +272,22 @@ def repeated_prompts(sampling: SamplingSection, prompts: int) -> list[str]:
     return [
         f"sampling.prompts_per_step = {sampling.prompts_per_step} and the training split has "
         f"{prompts} prompts: a step holds some of them more than once"
+    ]
+
+
+EFFECT, POWER = 0.2, 0.8
+"""A gain that an evaluation should show, and how surely."""
+
+
+def few_problems(problems: int, k: int) -> list[str]:
+    """A sentence where an evaluation on so many problems cannot show what a run gains."""
+    k = min(k, 16)
+    need = plan(k, power=POWER, effect=EFFECT, n=[4 * k], at=True).best.problems
+    if problems >= need:
+        return []
+    return [
+        f"an evaluation on {problems} problems can hardly show a gain of {EFFECT} in pass@{k}: "
+        f"about {need} problems can ({POWER:.0%} power); give more rows, or a validation set"
     ]
 
 

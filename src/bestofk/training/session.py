@@ -14,12 +14,13 @@ import numpy as np
 from bestofk import metrics
 from bestofk.agreement.one_model import unsound_weight
 from bestofk.config import leaves
-from bestofk.environments.author_class import EnvironmentClasses
+from bestofk.environments.author_class import EnvironmentClasses, load_environment
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
+from bestofk.runs import refuse_begun
 from bestofk.sampling import ServerLost, WeightHolder
 from bestofk.training.batch import RolloutBatch
-from bestofk.training.checks import best_metric, repeated_prompts
+from bestofk.training.checks import best_metric, few_problems, repeated_prompts
 from bestofk.training.context import StepContext, memory_named
 from bestofk.training.display import Display
 from bestofk.training.keeping import Recorder
@@ -28,7 +29,7 @@ from bestofk.training.record import title
 from bestofk.training.resolve import RunSettings
 from bestofk.training.resume import keep_settings, open_folder, restore, take_plan
 from bestofk.training.rollouts import Rollouts, done
-from bestofk.training.setup import make_parts
+from bestofk.training.setup import make_parts, make_sets
 from bestofk.training.validation import evaluate
 from bestofk.types import Verifier
 
@@ -205,43 +206,50 @@ def open_session(
     callback: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Iterator[Session]:
     """Set a run up, or put it back where it stopped; at the end save the final model."""
-    evaluation, steps = settings.evaluation, settings.run.steps
+    run_section, evaluation = settings.run, settings.evaluation
+    if not settings.resume:
+        refuse_begun(run_section.dir)
     processes = Processes(device=settings.model.device)
     processes.check_share(settings.sampling.prompts_per_step, settings.off_policy.mini_batches)
-    run, stored = open_folder(settings, processes)
-    display = Display(processes, steps, settings.objective.k, evaluation.every)
-    try:
-        with StopSignal() as stop, watching(run.path, processes):
-            parts = make_parts(settings, processes, verifier, environment)
-            if settings.resume:
-                take_plan(parts.sampler, run.path)
-            stream = parts.task.split(settings.task.split)
-            state, queue = restore(stored, settings, parts.learner, stream.at, processes)
-            if settings.resume and processes.main:
-                keep_settings(settings.recipe, run.path)
-            context = StepContext(settings, processes, parts, display, state)
-            rollouts = Rollouts(context, deque(map(done, queue)))
-            saved = state.step if stored else -1
-            session = Session(
-                context, rollouts, Recorder(context, run, saved, callback=callback), stop
-            )
-            notes = [*settings.notes, *repeated_prompts(settings.sampling, len(stream))]
-            about = title(settings, parts, processes)
-            display.start(about, notes, dict(leaves(settings.recipe)))
-            try:
-                yield session
-            except ServerLost as error:
-                raise session.server_lost(error) from None
-            finally:
-                if isinstance(parts.sampler, WeightHolder):
-                    parts.sampler.close()
-                for each in parts.sets:
-                    if each.verifier is not verifier and isinstance(each.verifier, BatchVerifier):
-                        each.verifier.close()
-            if session.is_complete:
-                session.recorder.final_model()
-            processes.wait()
+    with contextlib.ExitStack() as ends:
+        if environment is None and settings.task.environment:
+            environment = load_environment(settings.task.environment)
+        # data may be faulty: no folder before they are read
+        sets = make_sets(settings, processes, verifier, environment)
+        for each in sets:
+            if each.verifier is not verifier and isinstance(each.verifier, BatchVerifier):
+                ends.callback(each.verifier.close)
+        run, stored = open_folder(settings, processes)
+        ends.callback(run.close)
+        stop = ends.enter_context(StopSignal())
+        ends.enter_context(watching(run.path, processes))
+        parts = make_parts(settings, processes, sets, environment)
+        if settings.resume:
+            take_plan(parts.sampler, run.path)
+        stream = parts.task.split(settings.task.split)
+        state, queue = restore(stored, settings, parts.learner, stream.at, processes)
+        if settings.resume and processes.main:
+            keep_settings(settings.recipe, run.path)
+        display = Display(processes, run_section.steps, settings.objective.k, evaluation.every)
+        context = StepContext(settings, processes, parts, display, state)
+        rollouts = Rollouts(context, deque(map(done, queue)))
+        recorder = Recorder(context, run, state.step if stored else -1, callback=callback)
+        session = Session(context, rollouts, recorder, stop)
+        notes = [*settings.notes, *repeated_prompts(settings.sampling, len(stream))]
+        if evaluation.every and settings.task.name == "dataset":
+            count = min(evaluation.prompts, len(parts.task.split(evaluation.split)))
+            notes += few_problems(count, settings.objective.k)
+        about = title(settings, parts, processes)
+        display.start(about, notes, dict(leaves(settings.recipe)))
+        try:
+            yield session
+        except ServerLost as error:
+            raise session.server_lost(error) from None
+        finally:
+            if isinstance(parts.sampler, WeightHolder):
+                parts.sampler.close()
+        if session.is_complete:
+            session.recorder.final_model()
+        processes.wait()
         display.close()
         processes.close()
-    finally:
-        run.close()

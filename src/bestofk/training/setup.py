@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
 from bestofk.config import ModelSection, SamplingSection, TaskSection
-from bestofk.environments.author_class import EnvironmentClasses, OwnReward, load_environment
+from bestofk.environments.author_class import EnvironmentClasses, OwnReward
 from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
 from bestofk.models.causal import context_length
@@ -31,8 +31,6 @@ from bestofk.types import Verifier
 class RunParts:
     """What a run works with."""
 
-    task: tasks.Task
-    judge: JudgeGroups
     sets: tuple[EvaluationSet, ...]
     """That the policy is evaluated on; the first is of the task itself."""
     policy: models.Policy
@@ -41,18 +39,23 @@ class RunParts:
     environment: TurnSampler | None = None
     """Draws trajectories of several turns with the sampler, where the run has an environment."""
 
+    @property
+    def task(self) -> tasks.Task:
+        return self.sets[0].task
 
-def make_parts(
+    @property
+    def judge(self) -> JudgeGroups:
+        return self.sets[0].judge
+
+
+def make_sets(
     settings: RunSettings,
     processes: Processes,
     verifier: Verifier | None = None,
     environment: EnvironmentClasses | None = None,
-) -> RunParts:
-    """Load the task and the model, whose weights come last: the rest is quick, and may fail."""
-    model, evaluation, new = settings.model, settings.evaluation, settings.sampling.max_new_tokens
-    options = model.advanced
-    if settings.task.environment and environment is None:
-        environment = load_environment(settings.task.environment)
+) -> tuple[EvaluationSet, ...]:
+    """The run's task, and the further sets that it is evaluated on."""
+    evaluation, new = settings.evaluation, settings.sampling.max_new_tokens
     if environment is not None:
         verifier = judge_of(environment, settings.task, verifier)
     checked = [settings.task.split, *([evaluation.split] if evaluation.every else [])]
@@ -67,7 +70,17 @@ def make_parts(
         seed=settings.run.seed,
     )
     own = EvaluationSet("", task, judge, chosen, evaluation.split)
-    sets = (own, *evaluation_sets(evaluation, settings.task, task, verifier, settings.facts, new))
+    return own, *evaluation_sets(evaluation, settings.task, task, verifier, settings.facts, new)
+
+
+def make_parts(
+    settings: RunSettings,
+    processes: Processes,
+    sets: tuple[EvaluationSet, ...],
+    environment: EnvironmentClasses | None = None,
+) -> RunParts:
+    """Load the model, and make what learns and samples with it."""
+    model, options = settings.model, settings.model.advanced
     check_shards(options.fsdp, processes.device, torch.cuda.device_count())
     policy, reference = load_policy(model, processes.device, with_reference=settings.loss.kl > 0)
     learner = Learner(
@@ -75,7 +88,7 @@ def make_parts(
         optimizer=settings.optimizer,
         total_steps=settings.run.steps * settings.off_policy.inner_steps,
         stop_grad_norm=settings.run.advanced.stop_grad_norm,
-        max_new_tokens=new,
+        max_new_tokens=settings.sampling.max_new_tokens,
         temperature=settings.sampling.temperature,
         tokens_per_micro_batch=options.tokens_per_micro_batch,
         precision=model.precision,
@@ -86,7 +99,7 @@ def make_parts(
     policy = replace(policy, model=learner.policy)
     if environment is None:
         sampler = make_sampler(settings.sampling, model, policy, processes.device)
-        return RunParts(task, judge, sets, policy, learner, sampler)
+        return RunParts(sets, policy, learner, sampler)
     one_turn = settings.sampling.changed(engine="transformers")
     sampler = make_sampler(one_turn, model, policy, processes.device)
     turns = TurnSampler(
@@ -96,8 +109,9 @@ def make_parts(
         model=model.path,
         context=context_length(policy.model.config),
     )
-    turns.text_for(task.split(settings.task.split)[0])  # a template that cannot is an error here
-    return RunParts(task, judge, sets, policy, learner, sampler, turns)
+    first = sets[0].task.split(settings.task.split)[0]
+    turns.text_for(first)  # a template that cannot is an error here
+    return RunParts(sets, policy, learner, sampler, turns)
 
 
 def judge_of(
