@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bestofk.rewards import combined, from_function, gated, prepare, weighted
 from bestofk.rewards.base import BatchVerifier
+from bestofk.rewards.combine import scored_by
 from bestofk.types import Prompt, Verdict
 
 PROMPT = Prompt("p", "say", "test", {"expected": "7"}, reference="<answer>7</answer>")
@@ -45,6 +46,28 @@ def test_the_parts_of_a_reward_are_known_by_name() -> None:
     short, passing = gated(from_function(long), both)([PROMPT] * 2, ["x", "xy"])
     assert (short.reward, short.parts) == (0.0, {"long": 0.0})
     assert (passing.reward, passing.parts) == (0.5, {"long": 1.0, "half 1": 0.5, "half 2": 0.5})
+
+
+def test_a_whole_says_what_its_parts_say() -> None:
+    class Noting(BatchVerifier):
+        def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+            return [Verdict(1.0, "correct")] * len(texts)
+
+        def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+            return ["note"]
+
+        def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+            return {"p": "doubt"}
+
+    plain, noting = fixed(1.0), Noting()
+    for whole in (
+        gated(plain, noting),
+        weighted((1, noting), (1, plain)),
+        scored_by(noting, plain),
+    ):
+        assert whole.notes([PROMPT]) == ["note"]
+        assert whole.doubts([PROMPT]) == {"p": "doubt"}
+    assert scored_by(plain, noting).doubts([PROMPT]) == {}  # what chooses need not be what pays
 
 
 @pytest.mark.parametrize("weight", [-1, 0, math.nan, math.inf, 10**400, True, "1", [1]])

@@ -24,16 +24,35 @@ def checked_weight(weight: Any, name: str) -> float:
     return float(weight)
 
 
-def _checked_part(part: Any) -> BatchVerifier:
-    if not isinstance(part, BatchVerifier):
-        raise ValueError(
-            f"rewards are made of verifiers, got {part!r}; "
-            "bestofk.rewards.from_function makes one of a function"
-        )
-    return part
+class Combined(BatchVerifier):
+    """A verifier made of others: what it asks of them besides verdicts, it asks of each."""
+
+    def __init__(self, *verifiers: Any) -> None:
+        for verifier in verifiers:
+            if not isinstance(verifier, BatchVerifier):
+                raise ValueError(
+                    f"rewards are made of verifiers, got {verifier!r}; "
+                    "bestofk.rewards.from_function makes one of a function"
+                )
+        self.verifiers: tuple[BatchVerifier, ...] = verifiers
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        for verifier in self.verifiers:
+            verifier.check_prompts(prompts)
+
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        found = [verifier.doubts(prompts) for verifier in self.verifiers]
+        return {id: why for doubts in found for id, why in doubts.items()}
+
+    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        return [line for verifier in self.verifiers for line in verifier.notes(prompts)]
+
+    def close(self) -> None:
+        for verifier in self.verifiers:
+            verifier.close()
 
 
-class Weighted(BatchVerifier):
+class Weighted(Combined):
     """The weighted mean of several rewards: sum of w * r over sum of w.
 
     Unscored where any part is; `passed` counts the parts that are fully right.
@@ -42,11 +61,9 @@ class Weighted(BatchVerifier):
     def __init__(self, parts: Sequence[tuple[float, BatchVerifier]]) -> None:
         if not parts:
             raise ValueError("a weighted reward needs at least one (weight, verifier), got none")
-        self.parts = tuple(
-            (checked_weight(weight, _checked_part(part).name), part) for weight, part in parts
-        )
-        largest = max(weight for weight, _ in self.parts)
-        self._shares = [weight / largest for weight, _ in self.parts]  # sums of these are finite
+        super().__init__(*(part for _, part in parts))
+        weights = [checked_weight(weight, part.name) for weight, part in parts]
+        self._shares = [weight / max(weights) for weight in weights]  # sums of these are finite
         self.name = " + ".join(f"{weight:g} {part.name}" for weight, part in parts)
         names = [part.name for _, part in parts]
         self._names = [
@@ -54,22 +71,8 @@ class Weighted(BatchVerifier):
         ]
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
-        columns = [part(prompts, texts) for _, part in self.parts]
+        columns = [verifier(prompts, texts) for verifier in self.verifiers]
         return [_mean(self._shares, row, self._names) for row in zip(*columns, strict=True)]
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        for _, part in self.parts:
-            part.check_prompts(prompts)
-
-    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        reasons: dict[str, str] = {}
-        for _, part in self.parts:
-            reasons |= part.doubts(prompts)
-        return reasons
-
-    def close(self) -> None:
-        for _, part in self.parts:
-            part.close()
 
 
 def _mean(weights: Sequence[float], row: Sequence[Verdict], names: Sequence[str]) -> Verdict:
@@ -103,14 +106,15 @@ def _mean(weights: Sequence[float], row: Sequence[Verdict], names: Sequence[str]
     )
 
 
-class Gated(BatchVerifier):
+class Gated(Combined):
     """The second reward where the first is 1, else 0 with the gate's status.
 
     Only what passes the gate is judged further; an unscored gate makes an unscored verdict.
     """
 
     def __init__(self, gate: BatchVerifier, then: BatchVerifier) -> None:
-        self.gate, self.then = _checked_part(gate), _checked_part(then)
+        super().__init__(gate, then)
+        self.gate, self.then = gate, then
         self.name = f"{gate.name} or 0, {then.name}"
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
@@ -131,24 +135,13 @@ class Gated(BatchVerifier):
             for verdict, own in zip(judged, parts, strict=True)
         ]
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        self.gate.check_prompts(prompts)
-        self.then.check_prompts(prompts)
-
-    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        return self.gate.doubts(prompts) | self.then.doubts(prompts)
-
-    def close(self) -> None:
-        self.gate.close()
-        self.then.close()
-
 
 def _closed(verdict: Verdict) -> Verdict:
     status: Status = "incorrect" if verdict.status in ("correct", "partial") else verdict.status
     return wrong(f"gate: {verdict.detail}".rstrip(": "), status)
 
 
-class Scored(BatchVerifier):
+class Scored(Combined):
     """A verifier's rewards beside a scorer's, which are the scores that choose.
 
     Without a verifier no sample is paid: its reward is NaN, and its answer is looked for, for a
@@ -156,9 +149,9 @@ class Scored(BatchVerifier):
     """
 
     def __init__(self, verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> None:
+        super().__init__(*(each for each in (verifier, scorer) if each is not None))
         self.verifier, self.scorer = verifier, scorer
-        self.parts = [_checked_part(part) for part in (verifier, scorer) if part is not None]
-        self.name = " chosen by ".join(part.name for part in self.parts) or "vote"
+        self.name = " chosen by ".join(each.name for each in self.verifiers) or "vote"
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         verdicts = [
@@ -168,13 +161,9 @@ class Scored(BatchVerifier):
             verdicts = self.verifier(prompts, texts)
         return with_scores(verdicts, self.scorer(prompts, texts)) if self.scorer else verdicts
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        for part in self.parts:
-            part.check_prompts(prompts)
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        """Of what pays: few shown tests choose well, although a constant may pass them."""
+        return {} if self.verifier is None else self.verifier.doubts(prompts)
 
 
 def with_scores(verdicts: Sequence[Verdict], scored: Sequence[Verdict]) -> list[Verdict]:
