@@ -197,7 +197,7 @@ class Verdict:
     penalty: float = 0.0
     """What training takes off the reward for length, except where passes are counted."""
     answer: str | None = None
-    """What a vote counts, where the verifier finds one."""
+    """What a vote counts, where the verifier finds one; empty where it says that there is none."""
     score: float | None = None
     """What a selector sorts by, where there is one; -inf is never chosen."""
 

@@ -100,3 +100,32 @@ def test_scores_that_nobody_gives_are_one_clear_sentence(recipe: Any, tmp_path: 
     ):
         train(resolve(read(path)))
     assert not list(read_samples(tmp_path / "run"))
+
+
+def majority(rewards: list[float], answers: list[str | None]) -> float:
+    """The reward of the most frequent answer, those that are as frequent by lot; 0 without any."""
+    votes = [answers.count(answer) if answer is not None else 0 for answer in answers]
+    leading = {a: r for a, r, v in zip(answers, rewards, votes) if v == max(votes) and v}
+    return float(np.mean(list(leading.values()))) if leading else 0.0
+
+
+def vote_of_three(rows: list[dict[str, Any]]) -> float:
+    """The mean over all 3-subsets."""
+    sets = [list(each) for each in combinations(rows, 3)]
+    return float(
+        np.mean([majority([r["reward"] for r in s], [r["answer"] for r in s]) for s in sets])
+    )
+
+
+def test_the_answers_that_the_verifier_finds_vote(recipe: Any, tmp_path: Path) -> None:
+    """Samples without an answer do not vote; the weights are those of all 3-subsets."""
+    path = recipe(objective="maj@3", task={"verifier": "training_judges:last_character"},
+                  run={"steps": 3}, **SMALL)  # fmt: skip
+    train(resolve(read(path)))
+    groups = groups_of(tmp_path / "run")
+    for group in groups:
+        without = [vote_of_three([*group[:i], *group[i + 1 :]]) for i in range(6)]
+        expected = [6 * (vote_of_three(group) - each) for each in without]
+        np.testing.assert_allclose([row["weight"] for row in group], expected, atol=1e-12)
+    assert any(row["answer"] is None for group in groups for row in group)
+    assert any(row["weight"] for group in groups for row in group)

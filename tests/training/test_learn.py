@@ -19,7 +19,7 @@ from bestofk.sampling.decode import ModelSampler
 from bestofk.training.batch import (
     RolloutBatch,
     advantages_of,
-    choices_for,
+    choices_of,
     merge_statistics,
     ratio_statistics,
     sampler_log_probs,
@@ -120,8 +120,10 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
     known: dict[str, dict[str, Any]] = {
         "lstat@8": {"coefficients": (0.0,) * 6 + (0.5, 0.5)},
         "passk-training@8:drop-easy": {"accuracy_threshold": 0.8},
+        "retry@8": {"price": 0.05},
+        "subsets@8": {"value": lambda rewards, scores, answers: float(max(rewards)), "sets": 64},
     }
-    options = known.get(text, {})
+    options = known.get(text) or known.get(text.partition(":")[0], {})
     goal, learner = (
         objective(text, **options),
         Learner(model, optimizer=Optimizer(learning_rate=1e-4)),
@@ -133,7 +135,7 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
         weights, stats = learn(learner, goal, data, Alone(), progress=0.3, seed=(step,), **how)
         if not goal.needs & {"rng", "entropy"}:
             inputs: dict[str, Any] = {"progress": 0.3} if "progress" in goal.needs else {}
-            inputs |= choices_for(goal, data.verdicts)
+            inputs |= choices_of(data.verdicts)
             np.testing.assert_allclose(
                 weights, advantages_of(goal, data.rewards, **inputs), atol=1e-12
             )

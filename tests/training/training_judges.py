@@ -1,7 +1,9 @@
 """Judging functions for small runs: rewards that a random policy sometimes gets."""
 
 import time
+from dataclasses import replace
 
+from bestofk.rewards.base import as_verdict
 from bestofk.types import Verdict, status_of
 
 
@@ -75,3 +77,10 @@ class Asks:
     def __call__(self, text):
         self.heard.append(text)
         return f"{len(text)}:" if len(self.heard) < 3 else None
+
+
+def last_character(prompt, completion):
+    """Right where the last character is a digit, which is the answer; no answer without one."""
+    last = completion[-1:]
+    is_digit = last.isdigit()
+    return replace(as_verdict(is_digit), answer=last if is_digit or last in "+-*" else "")

@@ -279,13 +279,14 @@ def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
 
 
 def with_answer(prompt: Prompt, text: str, verdict: Verdict) -> Verdict:
-    """The verdict with the answer that a vote counts, where the verifier did not say it."""
+    """The verdict with the answer that a vote counts, where the verifier did not say it; one that
+    the verifier says is empty is none."""
     from bestofk.rewards.maths.extract_answer import given_answer
 
-    if verdict.answer is not None:
-        return verdict
-    answer = given_answer(prompt, text, verdict)
-    return verdict if answer is None else replace(verdict, answer=answer)
+    answer = given_answer(prompt, text, verdict) if verdict.answer is None else verdict.answer
+    return (
+        verdict if verdict.answer == (answer or None) else replace(verdict, answer=answer or None)
+    )
 
 
 def _name_of(verifier: Any) -> str:

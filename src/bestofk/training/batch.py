@@ -112,31 +112,19 @@ def rewards_for(
     return rewards - np.array([[verdict.penalty for verdict in row] for row in verdicts])
 
 
-def choices_for(
-    objective: Objective, verdicts: Sequence[Sequence[Verdict]]
-) -> dict[str, np.ndarray]:
-    """What chooses among a group's samples, (P, n), where the objective asks for it: scores, or the
-    answers that vote as whole numbers, -1 for none."""
-    choices: dict[str, np.ndarray] = {}
-    if "scores" in objective.needs:
-        choices["scores"] = scores_of(verdicts)
-    if "answers" in objective.needs:
-        choices["answers"] = np.array([numbered([v.answer for v in row]) for row in verdicts])
-    return choices
+def choices_of(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, np.ndarray]:
+    """What may choose among a group's samples, (P, n): the scores, where there are any, and the
+    answers that vote. Objectives that do not need them ignore them."""
+    answers = np.empty((len(verdicts), len(verdicts[0]) if verdicts else 0), dtype=object)
+    for row, judged in zip(answers, verdicts):
+        row[:] = [verdict.answer for verdict in judged]
+    scores = scores_of(verdicts)
+    return {"answers": answers} | ({} if np.isnan(scores).all() else {"scores": scores})
 
 
 def scores_of(verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
     """(P, n); NaN where nobody gave a score."""
     return np.array([[np.nan if v.score is None else v.score for v in row] for row in verdicts])
-
-
-def numbered(answers: Sequence[str | None]) -> list[int]:
-    """
-    >>> numbered(["5", None, "7", "5"])
-    [0, -1, 1, 0]
-    """
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(answer, len(numbers)) if answer else -1 for answer in answers]
 
 
 def unscored_without_score(
