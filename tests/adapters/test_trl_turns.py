@@ -21,8 +21,14 @@ import bestofk
 from adapters.trl_runs import Inner, config, prompts, trainer
 from bestofk.adapters.trl import BestOfKTrainer, log_best_of_k
 from bestofk.adapters.trl.grpo_rows import log_ratios
+from bestofk.environments.author_class import as_environment
+from bestofk.environments.limits import TurnLimits
+from bestofk.environments.rollout import TurnSampler
 from bestofk.models import tiny
 from bestofk.objectives import ObjectiveWarning
+from bestofk.sampling import Sampling
+from bestofk.types import Prompt
+from environments.chat_models import Guess, Script
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are using '(environment_factory|rollout_func)'"),
@@ -219,6 +225,51 @@ def test_an_environment_that_gets_its_problem_from_the_row_forms_groups(tmp_path
         assert own == call("play", guess=40 + 5 * row) + "<|im_end|>done<|im_end|>"
         assert ("not high" in told) == (40 + 5 * row <= products[row])
     assert_exact(run, inner, rewards)
+
+
+def test_the_same_class_gives_the_same_trajectories_and_advantages_as_bestofk_train(tmp_path):
+    """Token for token, with the same script: prompts, own tokens, rewards, advantages."""
+    secrets = [7, 2]
+
+    def first(row, _):
+        return call("guess", number=row % 5 + 4) if row % 4 else "No idea."
+
+    class ByRow(Script):
+        def continue_from(self, texts, draws, sampling):
+            for place, text in enumerate(texts):
+                shown = self.tokenizer.decode(text)
+                rows = range(place * sampling.n, (place + 1) * sampling.n)
+                if "<tool_response>" in shown:
+                    written = ["done" for _ in rows]
+                else:
+                    written = [first(row, shown) for row in rows]
+                ids = [self.tokenizer(each + "<|im_end|>")["input_ids"] for each in written]
+                yield place, [(np.array(each), np.zeros(len(each))) for each in ids]
+
+    run, inner = made(
+        scripted(first, lambda _: "done"), tmp_path, [], columns={"secret": secrets},
+        environment_factory=Guess,
+    )  # fmt: skip
+    run.train()
+    script = ByRow(lambda _: "")
+    script.tokenizer = chat_model()[1]
+    script.ends = frozenset({script.tokenizer.eos_token_id})
+    source = TurnSampler(script, as_environment(Guess), TurnLimits(), model="m")
+    asked = [
+        Prompt(text, ({"role": "user", "content": text},), "t", {"secret": secret})
+        for text, secret in zip(QUESTIONS, secrets, strict=True)
+    ]
+    sampling = Sampling(samples_per_prompt=N, max_new_tokens=512)
+    groups = source.sample(asked, seed=0, sampling=sampling)
+    ours = [(group.prompt_tokens, each) for group in groups for each in group.trajectories]
+    for (prompt, each), (asked_ids, ids, own) in zip(ours, rows_of(run), strict=True):
+        assert list(prompt) == asked_ids.tolist()
+        assert each.tokens.tolist() == ids.tolist()
+        assert each.own.tolist() == own.tolist()
+    rewards = np.reshape([each.verdict.reward for _, each in ours], (2, N))
+    weights = bestofk.advantages(rewards, "max@2").reshape(-1)
+    np.testing.assert_allclose(inner.seen[0], weights, rtol=1e-3, atol=1e-4)
+    assert np.abs(weights).max() > 0.01
 
 
 def test_environments_that_own_their_data_are_an_error_that_names_the_way_out(tmp_path):

@@ -30,9 +30,11 @@ def run_cells(cells: list[str]) -> str:
 
 def _run(cell: str, names: dict[str, object]) -> None:
     parsed = ast.parse(cell, "<cell>")
-    last = parsed.body.pop() if parsed.body and isinstance(parsed.body[-1], ast.Expr) else None
+    last = parsed.body[-1] if parsed.body else None
+    if isinstance(last, ast.Expr):
+        parsed.body.pop()
     exec(compile(parsed, "<cell>", "exec"), names)
-    if last is not None:
+    if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
         if value is not None:
             print(repr(value))
