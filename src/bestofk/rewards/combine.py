@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,8 +42,8 @@ class Combined(BatchVerifier):
             verifier.check_prompts(prompts)
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
-        found = [verifier.doubts(prompts) for verifier in self.verifiers]
-        return {id: why for doubts in found for id, why in doubts.items()}
+        reasons = [verifier.doubts(prompts) for verifier in self.verifiers]
+        return dict(ChainMap(*reversed(reasons)))
 
     def notes(self, prompts: Sequence[Prompt]) -> list[str]:
         return [line for verifier in self.verifiers for line in verifier.notes(prompts)]
