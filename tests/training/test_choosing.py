@@ -129,3 +129,16 @@ def test_the_answers_that_the_verifier_finds_vote(recipe: Any, tmp_path: Path) -
         np.testing.assert_allclose([row["weight"] for row in group], expected, atol=1e-12)
     assert any(row["answer"] is None for group in groups for row in group)
     assert any(row["weight"] for group in groups for row in group)
+
+
+def test_a_function_of_k_samples_that_the_recipe_names(recipe: Any, tmp_path: Path) -> None:
+    """All 2-subsets of 6 samples are evaluated, so the weights are exact."""
+    options = {"value": "training_judges:worse_of_two"}
+    path = recipe(objective="subsets@2", objective_options=options, run={"steps": 2}, **SMALL)
+    train(resolve(read(path)))
+    groups = groups_of(tmp_path / "run")
+    for group in groups:
+        rewards = np.array([row["reward"] for row in group])
+        expected = by_enumeration(rewards, -rewards, 2)  # the worst is chosen
+        np.testing.assert_allclose([row["weight"] for row in group], expected, atol=1e-12)
+    assert any(row["weight"] for group in groups for row in group)

@@ -84,3 +84,8 @@ def last_character(prompt, completion):
     last = completion[-1:]
     is_digit = last.isdigit()
     return replace(as_verdict(is_digit), answer=last if is_digit or last in "+-*" else "")
+
+
+def worse_of_two(rewards, scores, answers):
+    """What two samples are worth where the worse one counts."""
+    return float(min(rewards))

@@ -21,6 +21,7 @@ from bestofk.evaluation import plan
 from bestofk.learning.settings import Loss, usual_rate
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.options import INPUTS
+from bestofk.rewards import load_function
 from bestofk.sampling.openai_wire import local
 from bestofk.tasks import TASKS
 
@@ -187,7 +188,10 @@ def check_installed(config: Config) -> None:
 
 
 def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objective:
-    """The objective by its string, with its options; weights by ratio with the exact loss only."""
+    """The objective by its string, with its options; weights by ratio with the exact loss only.
+
+    `value` of subsets@k is a function, which a recipe names: "package.module:name", "file.py:name".
+    """
     form = "exact" if loss == "exact" else "none"
     for name in options.keys() & {*INPUTS, "trust_region"}:
         way = "set off_policy.trust_region" if name == "trust_region" else "leave it out"
@@ -195,7 +199,8 @@ def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objectiv
             f"objective_options.{name} is not an option of the objective, the run itself gives it "
             f"at every step: {way}"
         )
-    return objective(text, **{"off_policy": form, **options})
+    functions = {"value": load_function(options["value"], "function")} if "value" in options else {}
+    return objective(text, **{"off_policy": form, **options, **functions})
 
 
 def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
