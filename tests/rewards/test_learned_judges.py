@@ -34,7 +34,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]
         vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, num_labels=1, pad_token_id=0,
         max_position_embeddings=64,
@@ -104,12 +104,14 @@ def pooled(value: Any) -> Any:
 
 
 def test_a_served_reward_model_gives_one_number_or_is_unscored() -> None:
-    for value, reward in (([1.5], 1.5), ([[-2.0]], -2.0), (0.25, 0.25)):
+    values: list[tuple[Any, float]] = [([1.5], 1.5), ([[-2.0]], -2.0), (0.25, 0.25)]
+    for value, reward in values:
         with FaultyServer(always={"": pooled(value)}) as server:
             with verifier(f"reward-model:rm@{server.url}") as judge:
                 (verdict,) = judge([PROMPT], ["x"])
             assert (verdict.reward, verdict.score) == (reward, reward)
-    for value in ([1.0, 2.0], "high", [], float("nan"), None, True):
+    wrong: list[Any] = [[1.0, 2.0], "high", [], float("nan"), None, True]
+    for value in wrong:
         with FaultyServer(always={"": pooled(value)}) as server:
             with verifier(f"reward-model:rm@{server.url}") as judge:
                 (verdict,) = judge([PROMPT], ["x"])

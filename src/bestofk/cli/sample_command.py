@@ -36,7 +36,7 @@ class SampleOptions(VerbOptions):
     An interrupted run resumes where it stopped: run the same command again.
     """
 
-    examples: ClassVar = (
+    examples: ClassVar[tuple[str, ...]] = (
         "bestofk sample MODEL --task countdown --n 64 --out a.jsonl",
         "bestofk sample runs/a --temperature 1 0.8 0.6    # a run has its task",
         "bestofk sample http://localhost:8000/v1 --model M --task countdown",
