@@ -54,6 +54,9 @@ class ModelAdvanced(Section):
     chat_template: Table = {}
     """Values for variables of the chat template, for example {enable_thinking = false}. The saved
     model keeps them."""
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of the GPU's memory for the run, sampler and learner together; by default what other
+    processes leave when the run starts. State it for runs that start beside each other."""
     fsdp: bool = False
     """Shards the weights over the processes (FSDP2) instead of copying them (DDP)."""
 
@@ -243,8 +246,8 @@ RESUMABLE = {
     "run.dir", "run.steps", "run.checkpoint_every", "run.trackers", "run.advanced.keep_last",
     "run.advanced.keep_best", "run.advanced.samples_megabytes", "run.advanced.stop_grad_norm",
     "task.advanced.unscored_share",
-    "model.device", "model.advanced.fsdp", "sampling.server", "sampling.advanced.max_rows",
-    "sampling.advanced.agreement",
+    "model.device", "model.advanced.fsdp", "model.advanced.memory_share", "sampling.server",
+    "sampling.advanced.max_rows", "sampling.advanced.agreement",
 }  # fmt: skip
 """Settings that did not affect any completed step, so that a resumed run may change them; those of
 evaluations are others."""

@@ -25,9 +25,56 @@ def card_bytes(device: Any) -> float:
     was given, over the processes of this run that are on it."""
     import torch
 
-    total = float(torch.cuda.get_device_properties(device).total_memory)
-    share = torch.cuda.get_per_process_memory_fraction(device)
+    number = _number(device)
+    total = float(torch.cuda.get_device_properties(number).total_memory)
+    share = torch.cuda.get_per_process_memory_fraction(number)
     return total * share / processes_per_card(torch.cuda.device_count())
+
+
+def _number(device: Any) -> int:
+    """The number of a GPU; "cuda" is the present one."""
+    import torch
+
+    number = torch.device(device).index
+    return torch.cuda.current_device() if number is None else number
+
+
+def limit_memory(device: Any, share: float) -> None:
+    """Let this process take at most this part of a GPU's memory; an earlier limit stays."""
+    import torch
+
+    number = _number(device)
+    before = torch.cuda.get_per_process_memory_fraction(number)
+    torch.cuda.set_per_process_memory_fraction(min(share, before), number)
+
+
+OWN_CONTEXT = 2.0 * 2**30
+"""What a GPU holds when nobody else computes on it, at most: CUDA itself, a screen."""
+
+
+def share_left(free: float, total: float) -> float | None:
+    """The part of a GPU's memory that other processes leave, less a twentieth; None where there
+    are none, or nothing is left.
+
+    >>> share_left(139e9, 140e9), share_left(70e9, 140e9), share_left(1e9, 140e9)
+    (None, 0.47, None)
+    """
+    if total - free < OWN_CONTEXT:
+        return None
+    return int(95 * free / total) / 100 or None
+
+
+def share_left_on(name: str) -> float | None:
+    """`share_left` on the GPU that a device names; None without one, and for one of several
+    processes, which share its memory by their number."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if name == "cpu" or not torch.cuda.is_available() or "LOCAL_RANK" in os.environ:
+        return None
+    device = torch.device("cuda" if name == "auto" else name)
+    return share_left(*torch.cuda.mem_get_info(device)) if device.type == "cuda" else None
 
 
 def keep_compiled() -> None:

@@ -149,6 +149,28 @@ def test_a_dry_run_says_for_which_device_it_counts_and_how_long_prompts_are() ->
     assert line.endswith(f"; prompts of {mean:.0f} tokens")
 
 
+def test_a_run_with_a_share_of_the_gpu_plans_for_that(tmp_path: Path) -> None:
+    """The keys and the micro-batch shrink with it; all of a run is within its share."""
+    Qwen2Config(
+        hidden_size=896, intermediate_size=4_864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    config = merged(
+        Config(),
+        {"model": {"path": str(tmp_path), "device": "cuda", "precision": "bf16"},
+         "sampling.max_new_tokens": 512, "task.options.style": "text"},
+    )  # fmt: skip
+    totals = {}
+    for share in (0.25, 0.5, 1.0):
+        shared = merged(config, {"model.advanced.memory_share": share})
+        line = memory_lines(resolve(shared, dry=True), None)[1]
+        size, total = map(float, re.findall(r"of (\d+) GiB.*about ([\d.]+) GiB", line)[0])
+        assert size == round(80 * share)
+        assert total < size
+        totals[share] = total
+    assert totals[0.25] < totals[0.5] < totals[1.0]
+
+
 def test_a_model_too_large_for_the_gpu_is_told_what_takes_less(tmp_path: Path) -> None:
     """14 billion weights: 16 bytes each fit on no card."""
     Qwen2Config(

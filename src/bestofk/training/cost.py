@@ -124,7 +124,7 @@ def memory_lines(settings: RunSettings, prompt: int | None) -> list[str]:
             f"sampling.max_new_tokens = {new}, and {model.path} has positions for {context} "
             "tokens, prompt and completion together: lower it"
         )
-    card, where = device_of(model.device)
+    card, where = card_of(model.device, model.advanced.memory_share or 1.0)
     count = partial(
         footprint,
         sampling=settings.sampling,
@@ -170,8 +170,8 @@ def _less(
     return ", or ".join([*ways, "take a smaller model"])
 
 
-def device_of(name: str) -> tuple[float | None, str]:
-    """Bytes of the GPU that a run of this config takes, None on CPU; and the device in words."""
+def card_of(name: str, share: float = 1.0) -> tuple[float | None, str]:
+    """Bytes of the GPU that a run may take there, None on CPU; and the device in words."""
     try:
         import torch
     except ImportError:  # the run is meant for another machine
@@ -180,8 +180,9 @@ def device_of(name: str) -> tuple[float | None, str]:
     if not name.startswith("cuda") and not (name == "auto" and here):
         return None, "on CPU"
     if not here:
-        return ASSUMED, f"on a GPU of {ASSUMED / GIB:.0f} GiB (there is none here)"
-    card = card_bytes(torch.device(name if name != "auto" else "cuda"))
+        card = ASSUMED * share
+        return card, f"on a GPU of {card / GIB:.0f} GiB (there is none here)"
+    card = card_bytes(name if name != "auto" else "cuda") * share
     return card, f"on this GPU with {card / GIB:.1f} GiB"
 
 

@@ -27,6 +27,7 @@ from bestofk.config import (
     merged,
     read,
 )
+from bestofk.devices import share_left_on
 from bestofk.hub import check_hub_id
 from bestofk.learning.settings import Loss, Optimizer, usual_rate
 from bestofk.objectives import Objective
@@ -119,6 +120,7 @@ def resolve(
     facts = look_at_model(config.model, dry=dry)
     decide(by_model(config, facts))
     decide(by_data(config, rows, dry=dry))
+    decide(by_machine(config))
     sections: dict[str, Any] = {name: each for name, each in config if isinstance(each, Section)}
     return RunSettings(
         recipe=config,
@@ -212,6 +214,15 @@ def by_data(config: Config, rows: int | None, *, dry: bool) -> Decisions:
         decisions |= held_out(rows, config.evaluation)
     stated = {f"task.options.{name}" for name in options}
     return {name: decision for name, decision in decisions.items() if name not in stated}
+
+
+def by_machine(config: Config) -> Decisions:
+    """The part of the GPU's memory that other processes leave."""
+    if config.model.advanced.memory_share is not None:
+        return {}
+    share = share_left_on(config.model.device)
+    why = "other processes hold the rest of the GPU's memory"
+    return {} if share is None else {"model.advanced.memory_share": (share, why)}
 
 
 def held_out(rows: int, evaluation: EvaluationSection) -> Decisions:

@@ -14,6 +14,7 @@ import numpy as np
 from bestofk import metrics
 from bestofk.agreement.one_model import unsound_weight
 from bestofk.config import leaves
+from bestofk.devices import limit_memory
 from bestofk.environments.author_class import EnvironmentClasses, load_environment
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
@@ -210,6 +211,9 @@ def open_session(
     if not settings.resume:
         refuse_begun(run_section.dir)
     processes = Processes(device=settings.model.device)
+    share = settings.model.advanced.memory_share
+    if share is not None and processes.device.startswith("cuda"):
+        limit_memory(processes.device, share)
     processes.check_share(settings.sampling.prompts_per_step, settings.off_policy.mini_batches)
     with contextlib.ExitStack() as ends:
         if environment is None and settings.task.environment:
