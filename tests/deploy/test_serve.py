@@ -23,6 +23,7 @@ import httpx
 import pytest
 
 from bestofk.cli import main
+from bestofk.cli.serve_command import threads_of
 from bestofk.deploy.racing import DrawFailed, race
 from bestofk.deploy.requests import Rules
 from bestofk.deploy.serving import ServerLimits, Service, server_of
@@ -477,3 +478,13 @@ def test_a_failure_that_all_share_ends_a_race_at_once() -> None:
     drawing = race(draw, 5, "vote", threshold=1.0, at_once=1, seconds=60.0)
     with pytest.raises(DrawFailed, match="no such model"):
         asyncio.run(drawing)
+
+
+def test_plain_functions_are_called_by_one_thread_and_async_ones_by_many(tmp_path: Any) -> None:
+    async def waits(completion: str) -> float:
+        return 0.0
+
+    plain, waiting = from_function(right), from_function(waits)
+    assert [threads_of(each) for each in (plain, waiting, verifier("exact"))] == [1, 16, 1]
+    both = scored_by(waiting, plain)
+    assert min(map(threads_of, both.verifiers)) == 1  # type: ignore[attr-defined]

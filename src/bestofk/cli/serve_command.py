@@ -145,7 +145,9 @@ def main(argv: list[str]) -> int:
     limits, address = options.limits, options.base_url
     with ExitStack() as stack:
         judge = stack.enter_context(judge_of(options))
-        threads = options.judges or getattr(getattr(judge, "verifier", judge), "threads", 16)
+        threads = options.judges or min(
+            map(threads_of, getattr(judge, "verifiers", [judge])), default=16
+        )
         service = Service(address, judge, rules, limits, judges=threads, say=say_aside)
         listener = listening(options.host, options.port)
         name = f"[{options.host}]" if ":" in options.host else options.host
@@ -155,6 +157,14 @@ def main(argv: list[str]) -> int:
         )
         run(service, listener)
     return 0
+
+
+def threads_of(judge: Any) -> int:
+    """Calls that a verifier supports at once: a plain function of a user's may not be called by two
+    threads."""
+    from bestofk.rewards import BatchFunctionVerifier
+
+    return 1 if isinstance(judge, BatchFunctionVerifier) else getattr(judge, "threads", 16)
 
 
 def judge_of(options: ServeOptions) -> Any:
