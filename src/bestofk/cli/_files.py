@@ -58,7 +58,12 @@ class FileOptions(ReadingOptions):
     k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
-    """pass@k, max@k, maj@k, pass^k or mean; by default pass@k for 0/1 rewards, else max@k."""
+    """pass@k, max@k, maj@k, select@k, retry@k, pass^k or mean; by default pass@k for 0/1 rewards,
+    else max@k."""
+    scores: str = option("COLUMN", default="")
+    """Column of the scores that choose one of k samples (select@k)."""
+    price: float = 0.0
+    """What one draw costs, in units of reward (retry@k)."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
     judge: str = ""
@@ -72,10 +77,17 @@ class FileOptions(ReadingOptions):
     """Show all columns: bands, intervals for these problems only, wins and losses."""
 
     def numbers(self) -> dict[str, Any]:
-        return super().numbers() | {"k_max": max(self.ks(), default=None), "small": self.small}
+        return super().numbers() | {
+            "k_max": max(self.ks(), default=None),
+            "small": self.small,
+            "price": self.price,
+        }
 
     def reading(self) -> dict[str, Any]:
-        return super().reading() | {"judge": self.judge or None}
+        given = super().reading()
+        if self.scores:
+            given["columns"] = {**given["columns"], "score": self.scores}
+        return given | {"judge": self.judge or None}
 
     def ks(self) -> list[int]:
         return whole_numbers(self.k, "--k")

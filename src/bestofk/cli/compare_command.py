@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
 from bestofk.cli._options import argument, option, parsed
@@ -11,14 +12,18 @@ from bestofk.cli._options import argument, option, parsed
 class CompareOptions(FileOptions):
     """Compare runs on the same problems, paired by problem, at every k.
 
-    The others are compared with the first.
+    The others are compared with the first. Two metrics compare two ways to use the samples of one
+    file: is the reward model better than a vote?
     """
 
-    examples: ClassVar = ("bestofk compare base=a.jsonl trained=b.jsonl",)
+    examples: ClassVar = (
+        "bestofk compare base=a.jsonl trained=b.jsonl",
+        "bestofk compare a.jsonl --metric maj@k,select@k --scores reward_model",
+    )
 
     groups: ClassVar = {
         "Files": ("runs", "map", "where"),
-        "Test": ("at", "all_pairs", "cluster", "metric", "threshold", "bounds"),
+        "Test": ("at", "all_pairs", "cluster", "metric", "scores", "price", "threshold", "bounds"),
         "Output": ("wide", "k", "latex", "methods"),
     }
 
@@ -40,9 +45,13 @@ def main(argv: list[str]) -> int:
     if at and chosen.k:
         raise ValueError("--at chooses the k that are tested and shown: leave --k out")
     runs = read_all(chosen.runs, chosen)
+    metrics: Any = chosen.metric.split(",")
+    metrics = metrics if len(metrics) > 1 else metric_of(chosen, runs)
+    if len(runs) == 1 and isinstance(metrics, list):
+        runs = [replace(runs[0], name=each) for each in metrics]
     result = compare(
         runs,
-        metric_of(chosen, runs),
+        metrics,
         at=at or None,
         pairs="all" if chosen.all_pairs else "first",
         **chosen.numbers(),

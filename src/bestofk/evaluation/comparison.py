@@ -23,7 +23,7 @@ from bestofk.samples.sample_arrays import in_clusters
 
 from .curves import check_confidence, reward_bounds, select
 from .intervals import bounds_of_means, by_cluster, draws_for, log_grid, tail_rank
-from .per_problem import check_metric, passes_and_samples, values_by_k
+from .per_problem import check_metric, is_zero_one, passes_and_samples, values_by_k
 from .rare_losses import rare_loss_test
 from .results import Comparison, Crossing, Interval, Metric
 from .sign_flips import LEAST_FLIPS, SAME, FlipTests, sign_flip_tests
@@ -37,7 +37,7 @@ LEAST_OVERLAP = 0.5
 
 def compare(
     runs: Sequence[Samples],
-    metric: Metric = "pass@k",
+    metric: Metric | Sequence[Metric] = "pass@k",
     *,
     k_max: int | None = None,
     at: Sequence[int] | None = None,
@@ -48,6 +48,7 @@ def compare(
     confidence: float = 0.95,
     resamples: int | None = None,
     seed: int = 0,
+    price: float = 0.0,
 ) -> list[Comparison]:
     """Compare runs pair by pair, over the problems that all of them have.
 
@@ -58,7 +59,9 @@ def compare(
         pairs: "first" compares each later run with the first, "all" every two runs; the
             correction is over all of them.
         resamples: sign flips; by default as many as the printed digits need.
-        metric, k_max, threshold, bounds, small, confidence, seed: as in `curve`.
+        metric: as in `curve`; or one for each of two runs, which may be the same samples: is voting
+            better than the reward model at k = 8?
+        k_max, threshold, bounds, small, confidence, seed, price: as in `curve`.
 
     Raises:
         ValueError: fewer than two runs, no common problem, n < k.
@@ -69,21 +72,30 @@ def compare(
     >>> compare([a, b], at=[1])[0].verdict
     'b is better at k = 1 (+0.500 at k = 1) than a (12 problems, p ≤ 0.05).'
     """
-    check_metric(metric)
+    metrics = [metric] * len(runs) if isinstance(metric, str) else list(metric)
+    for each in metrics:
+        check_metric(each)
     if len(runs) < 2:
         raise ValueError(f"a comparison takes at least two runs, got {len(runs)}")
-    wanted = _chosen_k(at, metric)
+    if len(metrics) != len(runs) or (len({*metrics}) > 1 and len(runs) > 2):
+        raise ValueError(
+            f"{len(metrics)} metrics for {len(runs)} runs: name one, or one for each of two runs"
+        )
+    label = metrics[0] if len({*metrics}) == 1 else f"{metrics[1]} against {metrics[0]}"
+    wanted = _chosen_k(at, metrics)
     k_max = k_max if wanted is None else max(int(wanted[-1]), k_max or 0)
-    common, kept, k_max, notes = _common(runs, metric, k_max, small)
+    common, kept, k_max, notes = _common(runs, metrics, k_max, small)
     k = np.arange(1, k_max + 1) if wanted is None else wanted
     resamples = draws_for(len(common), LEAST_FLIPS) if resamples is None else resamples
     check_confidence(confidence, resamples)
     tables = [
-        values_by_k(run, metric, rows, k_max, threshold=threshold, seed=seed)[:, k - 1]
-        for run, rows in zip(runs, kept)
+        values_by_k(run, each, rows, k_max, threshold=threshold, seed=seed, price=price)[:, k - 1]
+        for run, each, rows in zip(runs, metrics, kept)
     ]
-    (lowest, highest), assumed = reward_bounds(runs, metric, bounds)
-    size = highest - lowest
+    found = [reward_bounds(runs, each, bounds) for each in dict.fromkeys(metrics)]
+    assumed = next((notes for _, notes in found if notes), ())
+    size = max(high for (_, high), _ in found) - min(low for (low, _), _ in found)
+    size += price * k_max
     clusters = _clusters(runs, kept, common)
     couples = [
         (a, b) for a, b in itertools.combinations(range(len(runs)), 2) if a == 0 or pairs == "all"
@@ -94,7 +106,7 @@ def compare(
     largest = size if sizes is None else size * float((sizes**2).mean())
     rng = np.random.default_rng(seed)
     tests = sign_flip_tests(units, confidence, resamples, rng, largest)
-    solved = [_solved(run, rows, threshold, metric) for run, rows in zip(runs, kept)]
+    solved = [_solved(*each, threshold) for each in zip(runs, kept, metrics)]
     result = []
     for number, (a, b) in enumerate(couples):
         columns = slice(number * len(k), (number + 1) * len(k))
@@ -114,7 +126,7 @@ def compare(
             Comparison(
                 a=names[0],
                 b=names[1],
-                metric=metric,
+                metric=label,
                 k=k,
                 values_a=tables[a],
                 values_b=tables[b],
@@ -137,13 +149,13 @@ def compare(
     return result
 
 
-def _chosen_k(at: Sequence[int] | None, metric: Metric) -> np.ndarray | None:
+def _chosen_k(at: Sequence[int] | None, metrics: Sequence[Metric]) -> np.ndarray | None:
     if at is None:
         return None
     wanted = np.unique(np.asarray(list(at), dtype=np.int64))
     if not wanted.size or wanted[0] < 1:
         raise ValueError(f"at takes one or more k of at least 1, got {list(at)}")
-    if metric == "mean" and wanted.tolist() != [1]:
+    if "mean" in metrics and wanted.tolist() != [1]:
         raise ValueError(f"the mean reward has no k: leave at={list(at)} out")
     return wanted
 
@@ -225,7 +237,7 @@ def _held_back(problems: str, k: np.ndarray, mask: np.ndarray, level: float) -> 
 
 
 def _common(
-    runs: Sequence[Samples], metric: Metric, k_max: int | None, small: str
+    runs: Sequence[Samples], metrics: Sequence[Metric], k_max: int | None, small: str
 ) -> tuple[tuple[str, ...], list[np.ndarray], int, tuple[str, ...]]:
     """Problems that count in every run, their rows in each, the largest k, and notes."""
     shared = set.intersection(*(set(run.problems) for run in runs))
@@ -237,7 +249,7 @@ def _common(
         )
     chosen: list[set[str]] = []
     limits, notes = [], list[str]()
-    for run in runs:
+    for run, metric in zip(runs, metrics):
         here = _subset(run, shared)
         rows, limit, reported = select(here, metric, k_max, small)
         chosen.append({here.problems[row] for row in rows})
@@ -317,9 +329,10 @@ def crossings(curves: np.ndarray, k: np.ndarray, start: float) -> np.ndarray:
     return np.where(left.any(axis=1) & (start != 0), inside, np.inf)
 
 
-def _solved(run: Samples, rows: np.ndarray, threshold: float | None, metric: Metric) -> np.ndarray:
+def _solved(run: Samples, rows: np.ndarray, metric: Metric, threshold: float | None) -> np.ndarray:
     """(P',) whether any sample passes; nobody where "pass" is not defined."""
-    if metric in ("max@k", "mean") and threshold is None:
+    undefined = metric in ("max@k", "mean") or (metric == "select@k" and not is_zero_one(run))
+    if undefined and threshold is None:
         return np.zeros(len(rows), dtype=bool)
     return passes_and_samples(run, threshold)[0][rows] > 0
 

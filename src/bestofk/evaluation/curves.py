@@ -22,12 +22,14 @@ from .intervals import (
 )
 from .per_problem import (
     check_metric,
+    draws_by_k,
+    pass_curve,
     passes_and_samples,
     values_by_k,
-    variance_of_best,
+    variance_of_one,
 )
 from .results import Curve, Interval, Metric
-from .verdict_words import ASSUMED, percent
+from .verdict_words import ASSUMED, percent, powers_of_two
 
 
 def curve(
@@ -41,12 +43,14 @@ def curve(
     confidence: float = 0.95,
     resamples: int | None = None,
     seed: int = 0,
+    price: float = 0.0,
 ) -> Curve:
     """The unbiased estimate of a metric for k = 1..k_max, with its intervals.
 
     Args:
         samples: one run.
-        metric: "pass@k", "max@k", "maj@k", "pass^k" (all k right) or "mean".
+        metric: "pass@k", "max@k", "maj@k", "select@k" (the best-scored of k is used), "retry@k"
+            (draws until one passes, at most k), "pass^k" (all k right) or "mean".
         k_max: the largest k; by default the fewest scored samples of any problem that has one.
         threshold: reward ≥ threshold passes; without it rewards must be 0 or 1.
         bounds: the least and greatest reward there can be; by default [0, 1] where all rewards lie
@@ -55,6 +59,7 @@ def curve(
             out of the whole curve and counted ("drop").
         resamples: bootstrap draws; by default as many as the printed digits need.
         confidence, seed: of the intervals.
+        price: what one draw costs, in units of reward: retry@k is the reward less that.
 
     Raises:
         ValueError: n < k; rewards that need a threshold; no scored sample at all.
@@ -63,8 +68,12 @@ def curve(
     kept, k_max, notes = select(samples, metric, k_max, small)
     resamples = draws_for(len(kept)) if resamples is None else resamples
     check_confidence(confidence, resamples)
-    values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed)
+    values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed, price=price)
     ends, guessed = reward_bounds([samples], metric, bounds)
+    if price:
+        ends = (ends[0] - price * k_max, ends[1] - price)
+    if metric == "retry@k":
+        notes += _cost_notes(samples, kept, k_max, threshold, price)
     clusters = samples.cluster_of(kept)
     spread = over_problems(
         values,
@@ -74,7 +83,7 @@ def curve(
         rng=np.random.default_rng(seed),
         clusters=clusters,
     )
-    fixed = fixed_set(samples, metric, kept, values, ends, threshold, confidence)
+    fixed = fixed_set(samples, metric, kept, values, ends, threshold, confidence, price)
     live = samples.live
     gone = sorted(set(range(len(samples.problems))) - set(kept.tolist()))
     return Curve(
@@ -99,6 +108,27 @@ def curve(
         clusters=None if clusters is None else int(clusters.max()) + 1,
         notes=notes + guessed + _warnings(samples, spread.informative),
     )
+
+
+def _cost_notes(
+    samples: Samples, kept: np.ndarray, k_max: int, threshold: float | None, price: float
+) -> tuple[str, ...]:
+    """Draws, and tokens where the file has them, until a sample passes."""
+    passes, live = passes_and_samples(samples, threshold)
+    rate = pass_curve(passes[kept], live[kept], k_max).mean(axis=0)
+    notes: tuple[str, ...] = (f"a draw costs {price:g}",) if price else ()
+    costs: dict[str, np.ndarray | None] = {"draws": None}
+    if samples.tokens is not None and not np.isnan(samples.tokens).any():
+        costs["tokens"] = samples.tokens
+    for name, each in costs.items():
+        spent = draws_by_k(samples, kept, k_max, threshold, each).mean(axis=0)
+        shown = (
+            f"{spent[k - 1]:.4g} at k = {k}"
+            + f" ({spent[k - 1] / rate[k - 1]:.4g} per solved problem)" * bool(rate[k - 1] > 0)
+            for k in powers_of_two(np.arange(1, k_max + 1))
+        )
+        notes += (f"{name} per problem until the first pass: {', '.join(shown)}",)
+    return notes
 
 
 def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
@@ -245,12 +275,13 @@ def fixed_set(
     bounds: tuple[float, float],
     threshold: float | None,
     confidence: float,
+    price: float = 0.0,
 ) -> Interval:
     """An interval for the mean over *these* problems: estimate ± z √(Σ_p Var_p) / P.
 
     pass@k and pass^k: Var_p is the exact variance of the estimator over c ~ Binomial(n, p),
-    averaged over what an empirical-Bayes beta-binomial says about p; it is never zero. max@k and
-    maj@k: Hoeffding's bound Var_p ≤ (k/n) Var(statistic of one k-subset), which is conservative,
+    averaged over what an empirical-Bayes beta-binomial says about p; it is never zero. All
+    others: Hoeffding's bound Var_p ≤ (k/n) Var(statistic of one k-subset), which is conservative,
     and exact at k = 1. Where no variance was seen, a rule-of-three term keeps the width above zero.
     """
     live = samples.live[kept].astype(float)
@@ -265,7 +296,7 @@ def fixed_set(
         if metric == "maj@k":
             single = values * (1.0 - values)
         else:
-            single = variance_of_best(samples, kept, values.shape[1])
+            single = variance_of_one(samples, metric, kept, values.shape[1], threshold, price)
         # single is short by Var_p itself; n/(n-k) makes that good, up to half of the samples
         at = np.minimum(k, np.maximum(live[:, None] // 2, 1)).astype(int)
         one = np.take_along_axis(single, at - 1, axis=1)

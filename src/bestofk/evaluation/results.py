@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -16,15 +16,15 @@ from bestofk.samples.sample_arrays import in_clusters
 
 from .verdict_words import decimals, latex, methods, one_or_range, percent, powers_of_two, quote
 
-Metric: TypeAlias = Literal["pass@k", "max@k", "maj@k", "pass^k", "mean"]
-METRICS: tuple[Metric, ...] = ("pass@k", "max@k", "maj@k", "pass^k", "mean")
+Metric: TypeAlias = Literal["pass@k", "max@k", "maj@k", "select@k", "retry@k", "pass^k", "mean"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 class Shown:
     """A result at every k that shows itself: short in a terminal, with table and figure in a
     notebook."""
 
-    metric: Metric
+    metric: str
     k: np.ndarray
     confidence: float
     shown: tuple[int, ...]
@@ -226,7 +226,8 @@ class Comparison(Shown):
 
     a: str
     b: str
-    metric: Metric
+    metric: str
+    """One metric, or "select@k against maj@k" where the two runs have metrics of their own."""
     k: np.ndarray
     difference: np.ndarray
     """(K,) mean over problems of b - a."""

@@ -139,6 +139,8 @@ FAMILY = {
     "pass@k": "the chance that at least one of k samples passes",
     "max@k": "the expected best reward among k samples",
     "maj@k": "the chance that the most frequent answer among k samples is right",
+    "select@k": "the expected reward of the best-scored among k samples",
+    "retry@k": "the reward of drawing until a sample passes, at most k, less the draws' price",
     "pass^k": "the chance that all k samples pass",
     "mean": "the mean reward",
 }
@@ -147,7 +149,8 @@ FAMILY = {
 def methods(result: Any) -> str:
     """A paragraph for a paper: what was estimated and how, from what was computed."""
     unbiased = ", by the unbiased estimator over all k-subsets of a problem's samples"
-    what = FAMILY[result.metric] + unbiased * (result.metric not in ("maj@k", "mean"))
+    what = " against ".join(FAMILY[each] for each in result.metric.split(" against "))
+    what += unbiased * (result.metric not in ("maj@k", "mean"))
     problems = in_clusters(len(result.problems), result.clusters)
     limit = result.threshold
     passes = "" if limit is None else f" A reward of {limit:g} or more passes."

@@ -19,20 +19,13 @@ from bestofk.evaluation.results import (
     Interval,
     Measure,
 )
-from bestofk.evaluation.verdict_words import effects
+from bestofk.evaluation.verdict_words import FAMILY, effects
 
 from .chosen_samples import Excerpts
 from .report_results import Findings
 from .sources import Source
 from .training import evaluation_curves, training_curves
 
-SUBSETS = "by the unbiased estimate over all k-subsets"
-ABOUT = {
-    "pass@k": f"The chance that at least one of k samples passes, {SUBSETS}",
-    "max@k": f"The expected best reward among k samples, {SUBSETS}",
-    "maj@k": "The chance that the most frequent answer among k samples passes",
-    "pass^k": "The chance that all k samples pass",
-}
 DIVERSITY = (
     ("distinct", "distinct answers", "in a draw of m samples"),
     ("effective", "effective number of answers", "1 / Σ share²; 1 = always the same"),
@@ -125,7 +118,7 @@ def run_facts(source: Source) -> dict[str, Any]:
 
 def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str, Any]:
     rewards = key == "max@k" and any(curve.bounds != (0.0, 1.0) for curve in curves)
-    about = ABOUT[key]
+    about = FAMILY[key][0].upper() + FAMILY[key][1:]
     threshold = curves[0].threshold
     if threshold is not None and key != "max@k":
         about += f"; a sample passes when its reward is at least {threshold:g}"

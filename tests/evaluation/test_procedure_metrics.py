@@ -1,0 +1,93 @@
+"""select@k and retry@k as metrics, and two procedures compared on one file: against enumeration."""
+
+import json
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+
+from bestofk.cli import main
+from bestofk.evaluation import compare, curve, samples
+
+RNG = np.random.default_rng(3)
+REWARDS = [RNG.choice([0.0, 0.3, 1.0], n) for n in (5, 6, 5)]
+SCORES = [RNG.choice([-np.inf, 1.0, 2.0], len(row)) for row in REWARDS]
+TOKENS = [RNG.integers(1, 9, len(row)).astype(float) for row in REWARDS]
+RUN = samples(REWARDS, scores=SCORES, tokens=TOKENS)
+
+
+def over_subsets(worth, rows, k):
+    """Mean over problems of the mean over all k-subsets."""
+    return np.mean(
+        [np.mean([worth(p, each) for each in combinations(range(n), k)]) for p, n in rows]
+    )
+
+
+@pytest.mark.parametrize("threshold", [None, 0.3])
+def test_select_is_the_reward_of_the_best_scored_over_all_subsets(threshold):
+    found = curve(RUN, "select@k", threshold=threshold)
+
+    def worth(p, subset):
+        best = max(SCORES[p][j] for j in subset)
+        used = np.array([REWARDS[p][j] for j in subset if SCORES[p][j] == best])
+        return used.mean() if threshold is None else (used >= threshold).mean()
+
+    for k in range(1, 6):
+        expected = over_subsets(worth, list(enumerate(map(len, REWARDS))), k)
+        assert found.at(k).value == pytest.approx(expected, abs=1e-14)
+    assert (found.fixed.low <= found.estimate).all()
+    assert (found.fixed.high >= found.estimate).all()
+
+
+def test_retry_is_reward_draws_and_tokens_over_all_orders():
+    found = curve(RUN, "retry@k", threshold=1.0, price=0.05)
+    notes = " ".join(found.notes)
+    for k in (1, 2, 4):
+        total = np.zeros(3)
+        for rewards, tokens in zip(REWARDS, TOKENS):
+            orders = []
+            for order in permutations(range(len(rewards)), k):
+                draws = next((at for at, j in enumerate(order, 1) if rewards[j] >= 1), k)
+                drawn = list(order[:draws])
+                orders.append((rewards[drawn].max(), draws, tokens[drawn].sum()))
+            total += np.mean(orders, axis=0) / len(REWARDS)
+        reward, draws, spent = total
+        assert found.at(k).value == pytest.approx(reward - 0.05 * draws, abs=1e-14)
+        assert f"{draws:.4g} at k = {k} (" in notes
+        assert f"{spent:.4g} at k = {k} (" in notes
+    assert "a draw costs 0.05" in notes
+
+
+def test_two_procedures_on_one_file_are_paired_by_problem(tmp_path, capsys):
+    answers, scores = RNG.integers(0, 3, (30, 6)), RNG.random((30, 6))
+    rewards = (answers == 0).astype(float)
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps({"problem_id": str(p), "reward": rewards[p, j], "answer": str(answers[p, j]),
+                        "judge": scores[p, j]})
+            for p in range(30) for j in range(6)
+        )
+    )  # fmt: skip
+    asked = ["--metric", "maj@k,select@k", "--scores", "judge", "--json"]
+    assert main(["compare", str(path), *asked]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
+    run = samples(rewards, scores=scores, answers=answers.tolist())
+    vote, judge = curve(run, "maj@k").estimate, curve(run, "select@k").estimate
+    np.testing.assert_allclose(shown["difference"], judge - vote, atol=1e-9)
+    assert shown["metric"] == "select@k against maj@k"
+    assert main(["eval", str(path), "--metric", "select@k", "--scores", "judge", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    np.testing.assert_allclose(one["curves"][0]["estimate"], judge, atol=1e-9)
+
+
+def test_bad_scores_and_metrics_are_one_sentence():
+    with pytest.raises(ValueError, match="name it with --scores COLUMN"):
+        curve(samples(REWARDS), "select@k")
+    gap = [[np.nan, *row[1:]] for row in SCORES]
+    with pytest.raises(ValueError, match="select@k needs a score for every scored sample"):
+        curve(samples(REWARDS, scores=gap), "select@k")
+    with pytest.raises(ValueError, match="needs a definition of pass"):
+        curve(RUN, "retry@k")
+    with pytest.raises(ValueError, match="3 metrics for 2 runs"):
+        compare([RUN, RUN], ["max@k", "mean", "max@k"])
