@@ -114,3 +114,15 @@ def test_no_two_modules_import_each_other():
     """Inside functions neither: a circle of two files is one file cut in the wrong place."""
     used = {name: imports(name) & MODULES.keys() for name in MODULES if "__" not in name}
     assert not {(a, b) for a in used for b in used[a] & used.keys() if a < b and a in used[b]}
+
+
+def test_settings_are_decided_in_one_place():
+    """Only what states, checks and resolves settings takes a whole Config; all else gets parts."""
+    taking = set()
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                kinds = {ast.unparse(each.annotation) for each in given if each.annotation}
+                taking |= {name} if kinds & {"Config", "Config | None"} else set()
+    assert taking == {"config", "training.checks", "training.resolve", "cli.train_command"}

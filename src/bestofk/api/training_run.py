@@ -197,27 +197,29 @@ def train(
         continued = resumed(resume, settings or {})
         return run_to_the_end(continued, verifier, classes, callback=callback)
     folder = free_folder(dir, str(model), str(objective))
-    stated: dict[str, Any] = {
-        **objective_settings(objective),
-        "model": {"path": str(model), "lora_rank": lora_rank},
-        "sampling": {"samples_per_prompt": samples_per_prompt},
-        "evaluation": {"every": evaluate_every},
-        "run": {"dir": str(folder), "steps": steps, "seed": seed},
-    }
-    if learning_rate is not None:
-        stated["optimizer"] = {"learning_rate": learning_rate}
-    if max_new_tokens is not None:
-        stated["sampling"]["max_new_tokens"] = max_new_tokens
-    if prompts_per_step is not None:
-        stated["sampling"]["prompts_per_step"] = prompts_per_step
-    stated["task"], count, rows = data_options(
+    task, count, rows = data_options(
         {"train": data, "validation": validation, "test": test},
         name,
         prompt=prompt,
         folder=folder,
         environment=None if environment is None else recorded_name(environment),
     )
-    resolved = resolve(merged(Config(**stated), settings or {}), rows=count)
+    arguments = {
+        "task": task,
+        "model.path": str(model),
+        "model.lora_rank": lora_rank,
+        "sampling.samples_per_prompt": samples_per_prompt,
+        "sampling.prompts_per_step": prompts_per_step,
+        "sampling.max_new_tokens": max_new_tokens,
+        "optimizer.learning_rate": learning_rate,
+        "evaluation.every": evaluate_every,
+        "run.dir": str(folder),
+        "run.steps": steps,
+        "run.seed": seed,
+        **objective_settings(objective),
+    }
+    config = merged(Config(), {name: each for name, each in arguments.items() if each is not None})
+    resolved = resolve(merged(config, settings or {}), rows=count)
     with files_of(rows, folder):
         return run_to_the_end(resolved, verifier, classes, callback=callback)
 
@@ -237,7 +239,7 @@ def run_to_the_end(
     end = run_loop(settings, verifier=verifier, environment=environment, callback=callback)
     if end.signal is not None:
         again = f"bestofk.train(..., resume={str(end.path)!r})"
-        stated = f"stopped at step {end.step}; resume with {again}"
-        print(stated)
-        raise KeyboardInterrupt(stated) if end.signal == SIGINT else SystemExit(128 + end.signal)
+        message = f"stopped at step {end.step}; resume with {again}"
+        print(message)
+        raise KeyboardInterrupt(message) if end.signal == SIGINT else SystemExit(128 + end.signal)
     return TrainedRun(end.path, read_recipe(end.path / "config.toml"), verifier)

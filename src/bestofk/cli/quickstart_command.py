@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bestofk.cli._options import VerbOptions, option, parsed
 from bestofk.cli._terminal import in_columns
 from bestofk.cli.train_command import stated_by
-from bestofk.config import Config, leaves, read
+from bestofk.config import leaves, read
 
 if TYPE_CHECKING:
     from bestofk.evaluation import Comparison, Estimate
@@ -96,7 +96,7 @@ def run(settings: Mapping[str, RunSettings], folder: Path, *, again: str) -> int
     from bestofk.training.train import train
 
     runs = {name: Path(chosen.run.dir) for name, chosen in settings.items()}
-    states = {name: state_of(runs[name], chosen.recipe) for name, chosen in settings.items()}
+    states = {name: state_of(chosen) for name, chosen in settings.items()}
     page = folder / "report.html"
     if set(states.values()) == {"finished"} and page.is_file():
         states = dict.fromkeys(states, "other")  # a finished quickstart starts over
@@ -129,13 +129,14 @@ def opening(names: Sequence[str]) -> str:
     )
 
 
-def state_of(path: Path, recipe: Config) -> str:
+def state_of(chosen: RunSettings) -> str:
     """Whether the folder of a run is new, begun or finished with these settings, or another's."""
+    path = Path(chosen.run.dir)
     if not path.exists():
         return "new"
     if not (path / "config.toml").is_file():
         raise FileExistsError(f"{path} is not a run: name another --dir")
-    if dict(leaves(read(path / "config.toml"))) != dict(leaves(recipe)):
+    if dict(leaves(read(path / "config.toml"))) != dict(leaves(chosen.recipe)):
         return "other"
     return "finished" if (path / "final").is_dir() else "begun"
 

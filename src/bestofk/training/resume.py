@@ -49,9 +49,9 @@ def open_folder(
     return run, result
 
 
-def keep_settings(recipe: Config, folder: Path) -> None:
+def keep_settings(settings: RunSettings, folder: Path) -> None:
     """Write what a resume has changed about a run, for the next one to read."""
-    write_atomically(folder / "config.toml", to_toml(recipe))
+    write_atomically(folder / "config.toml", to_toml(settings.recipe))
 
 
 def check_checkpoints_are_there(run: runs.Run, every: int) -> None:

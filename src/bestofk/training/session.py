@@ -233,7 +233,7 @@ def open_session(
         stream = parts.task.split(settings.task.split)
         state, queue = restore(stored, settings, parts.learner, stream.at, processes)
         if settings.resume and processes.main:
-            keep_settings(settings.recipe, run.path)
+            keep_settings(settings, run.path)
         display = Display(processes, run_section.steps, settings.objective.k, evaluation.every)
         context = StepContext(settings, processes, parts, display, state)
         rollouts = Rollouts(context, deque(map(done, queue)))
