@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -23,6 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import bestofk
 from bestofk.models import tiny
@@ -153,6 +157,51 @@ def best_of(model: Any, start: Start, ks: tuple[int, ...]) -> dict[str, float]:
     return table
 
 
+def fit(
+    model: LlamaForCausalLM,
+    pairs: Iterator[tuple[str, str]],
+    *,
+    steps: int,
+    batch: int,
+    lr: float = 4e-3,
+    warmup: int = 50,
+) -> Iterator[float]:
+    """Supervised learning of completions given prompts; yields the loss of every step.
+
+    AdamW, the learning rate on a cosine down to a twentieth. Only completions are learned.
+    """
+    small, device = tiny.tokenizer(), model.device
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), fused=True)
+    for step in range(steps):
+        ids, labels = _batch(small, list(islice(pairs, batch)))
+        hidden = model.model(input_ids=ids[:, :-1].to(device), use_cache=False).last_hidden_state
+        targets = labels[:, 1:].to(device)
+        learned = targets >= 0
+        loss = cross_entropy(model.lm_head(hidden[learned]), targets[learned])
+        falling = 0.05 + 0.475 * (1 + math.cos(math.pi * step / steps))
+        for group in optimiser.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / warmup) * falling
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        yield loss.item()
+
+
+def _batch(small: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+    """Ids and labels (−1 where nothing is learned), padded on the right."""
+    prompts = small([prompt for prompt, _ in pairs])["input_ids"]
+    answers = small([answer for _, answer in pairs])["input_ids"]
+    rows = [[*prompt, *answer, small.eos_token_id] for prompt, answer in zip(prompts, answers)]
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), small.pad_token_id)
+    labels = torch.full((len(rows), width), -1)
+    for at, (row, prompt) in enumerate(zip(rows, prompts)):
+        ids[at, : len(row)] = torch.tensor(row)
+        labels[at, len(prompt) : len(row)] = ids[at, len(prompt) : len(row)]
+    return ids, labels
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=STARTS)
@@ -167,7 +216,7 @@ def main() -> None:
     model = tiny.untrained().to(asked.device)
     schedule = asked.steps or start.schedule or steps
     pairs = demonstrations(asked.task, start)
-    losses = tiny.fit(model, pairs, steps=schedule, batch=start.batch)
+    losses = fit(model, pairs, steps=schedule, batch=start.batch)
     for step, loss in enumerate(islice(losses, steps), 1):
         if step % 100 == 0:
             print(f"step {step}/{steps}  loss {loss:.3f}", file=sys.stderr)
@@ -181,7 +230,8 @@ def main() -> None:
         "validation": best_of(model.eval(), start, (1, 4, 16, 64)),
     }
     folder = asked.out or home
-    tiny.ship(model, folder)
+    model.float().cpu().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
     (folder / "made.json").write_text(json.dumps(card, indent=2) + "\n")
     print(json.dumps(card["validation"]))
 

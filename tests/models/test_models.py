@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.sampling.prompts import encode
 from bestofk.tasks import task
 from bestofk.types import Prompt
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.just("\n")))
@@ -105,7 +108,8 @@ def test_the_guests_that_are_invited_depend_on_the_problem() -> None:
 def test_supervised_learning_teaches_a_tiny_policy() -> None:
     model = tiny.untrained(hidden=32, layers=1, inner=32)
     pairs = ((f"{i % 7}:", "abcdefg"[i % 7]) for i in range(10**6))
-    losses = list(tiny.fit(model, pairs, steps=80, batch=28, lr=2e-2, warmup=5))
+    fit = runpy.run_path(str(RECIPES / "tiny-start" / "pretrain.py"))["fit"]
+    losses = list(fit(model, pairs, steps=80, batch=28, lr=2e-2, warmup=5))
     assert losses[0] > 3.0
     assert losses[-1] < 0.1
 

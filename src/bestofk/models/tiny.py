@@ -5,15 +5,10 @@ They make a run on two CPU cores meaningful: a countdown problem is a dozen toke
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from itertools import islice, product
-from pathlib import Path
+from itertools import product
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PAD, END = "<pad>", "<end>"
@@ -86,54 +81,3 @@ def untrained(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
-
-
-def fit(
-    model: LlamaForCausalLM,
-    pairs: Iterator[tuple[str, str]],
-    *,
-    steps: int,
-    batch: int,
-    lr: float = 4e-3,
-    warmup: int = 50,
-) -> Iterator[float]:
-    """Supervised learning of completions given prompts; yields the loss of every step.
-
-    AdamW, the learning rate on a cosine down to a twentieth. Only completions are learned.
-    """
-    small, device = tokenizer(), model.device
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), fused=True)
-    for step in range(steps):
-        ids, labels = _batch(small, list(islice(pairs, batch)))
-        hidden = model.model(input_ids=ids[:, :-1].to(device), use_cache=False).last_hidden_state
-        targets = labels[:, 1:].to(device)
-        learned = targets >= 0
-        loss = cross_entropy(model.lm_head(hidden[learned]), targets[learned])
-        falling = 0.05 + 0.475 * (1 + math.cos(math.pi * step / steps))
-        for group in optimiser.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / warmup) * falling
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        yield loss.item()
-
-
-def _batch(small: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Ids and labels (−1 where nothing is learned), padded on the right."""
-    prompts = small([prompt for prompt, _ in pairs])["input_ids"]
-    answers = small([answer for _, answer in pairs])["input_ids"]
-    rows = [[*prompt, *answer, small.eos_token_id] for prompt, answer in zip(prompts, answers)]
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), small.pad_token_id)
-    labels = torch.full((len(rows), width), -1)
-    for at, (row, prompt) in enumerate(zip(rows, prompts)):
-        ids[at, : len(row)] = torch.tensor(row)
-        labels[at, len(prompt) : len(row)] = ids[at, len(prompt) : len(row)]
-    return ids, labels
-
-
-def ship(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write a starting checkpoint: model and tokenizer, in float32."""
-    model.float().cpu().save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
