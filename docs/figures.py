@@ -46,47 +46,7 @@ def eta_against_accuracy(n: int = 32) -> None:
     save("eta-against-accuracy.svg")
 
 
-def off_policy_error(n: int = 5, k: int = 3) -> None:
-    """Relative error of the expected gradient, by enumeration, as the policy moves away."""
-    import itertools
-
-    logits, step = np.array([0.2, -0.3, 0.1]), np.array([0.7, -0.9, 0.4])
-    rewards = np.array([0.0, 0.4, 1.0])
-
-    def softmax(x: np.ndarray) -> np.ndarray:
-        return np.exp(x) / np.exp(x).sum()
-
-    draws = np.array(list(itertools.product(range(3), repeat=n)))
-    tuples = np.array(list(itertools.product(range(3), repeat=k)))
-    sizes = np.linspace(0.01, 1.0, 25)
-    forms = ("exact", "first-order", "own-ratio", "none")
-    errors: dict[str, list[float]] = {form: [] for form in forms}
-    for size in sizes:
-        new, old = softmax(logits + size * step), softmax(logits)
-        score = np.eye(3) - new
-        truth = np.einsum(
-            "o,o,okd->d", new[tuples].prod(-1), rewards[tuples].max(-1), score[tuples]
-        )
-        for form in forms:
-            weights = advantages(
-                rewards[draws], f"max@{k}:none", log_ratio=np.log(new / old)[draws], off_policy=form
-            )
-            got = np.einsum("o,on,ond->d", old[draws].prod(-1), weights, score[draws]) / n
-            errors[form].append(float(np.linalg.norm(got - truth) / np.linalg.norm(truth)))
-    spread = [
-        np.sqrt(softmax(logits) @ (s * step - softmax(logits) @ (s * step)) ** 2) for s in sizes
-    ]
-    for form in forms:
-        plt.plot(spread, np.maximum(errors[form], 1e-16), label=form)
-    plt.yscale("log")
-    plt.xlabel("standard deviation of the log-ratio")
-    plt.ylabel("relative error of E[gradient]")
-    plt.legend(frameon=False)
-    save("off-policy-error.svg")
-
-
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     weight_against_rank()
     eta_against_accuracy()
-    off_policy_error()
