@@ -1,6 +1,6 @@
 """Break the mathematics by hand, one way at a time, and see a test die.
 
-    python tools/mutants.py [--write research/mutants.md] [--only WORDS]
+    python tools/mutants.py [--write FILE] [--only WORDS]
 
 Each row names a file of src/bestofk/objectives or procedures, what is broken, the text and its
 replacement. The tree is copied first, so nothing here is ever changed in place. A mutant that
