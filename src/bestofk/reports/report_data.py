@@ -157,13 +157,14 @@ def curve_data(curve: Curve, run: int) -> dict[str, Any]:
         "band": ends(curve.band),
         "fixed": ends(curve.fixed),
         "n": curve.n,
-        "problems": len(curve.problems),
-        "clusters": curve.clusters,
-        "confidence": curve.confidence,
-        "resamples": curve.resamples,
-        "seed": curve.seed,
-        "notes": list(curve.notes),
+        **about(curve),
     }
+
+
+def about(result: Curve | Comparison) -> dict[str, Any]:
+    """What its figure states beside k and n."""
+    shared = ("clusters", "confidence", "resamples", "seed", "notes")
+    return {"problems": len(result.problems)} | {name: getattr(result, name) for name in shared}
 
 
 def difference_data(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
@@ -191,14 +192,9 @@ def difference_data(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
         },
         "verdict": one.verdict,
         "effects": effects(one),
-        "problems": len(one.problems),
-        "clusters": one.clusters,
         "n_a": one.n_a,
         "n_b": one.n_b,
-        "confidence": one.confidence,
-        "resamples": one.resamples,
-        "seed": one.seed,
-        "notes": list(one.notes),
+        **about(one),
     }
 
 

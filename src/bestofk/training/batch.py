@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -336,15 +336,12 @@ class JudgingAside:
     def __init__(self, judge: Callable[[Sequence[Group]], list[list[Verdict]]]) -> None:
         self.judge = judge
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bestofk-judge")
-        self._lock = Lock()
-        self._waiting: list[Group] = []
-        self._running: list[Future[None]] = []
-        self._verdicts: dict[int, list[Verdict]] = {}
+        self._waiting = deque[Group]()
+        self._running: list[Future[dict[int, list[Verdict]]]] = []
 
     def submit(self, group: Group) -> None:
         """Judge it when the thread is free."""
-        with self._lock:
-            self._waiting.append(group)
+        self._waiting.append(group)
         self._running.append(self._thread.submit(self._judge_waiting))
 
     def collect(self, groups: Sequence[Group]) -> list[list[Verdict]]:
@@ -354,22 +351,12 @@ class JudgingAside:
             Exception: the first that the verifier raised.
         """
         running, self._running = self._running, []
-        try:
-            for each in running:
-                each.result()
-            missing = [group for group in groups if id(group) not in self._verdicts]
-            if missing:
-                self._keep(missing)
-            return [self._verdicts[id(group)] for group in groups]
-        finally:
-            self._verdicts.clear()
+        verdicts = {place: row for each in running for place, row in each.result().items()}
+        verdicts |= self._judged([group for group in groups if id(group) not in verdicts])
+        return [verdicts[id(group)] for group in groups]
 
-    def _judge_waiting(self) -> None:
-        with self._lock:
-            batch, self._waiting = self._waiting, []
-        if batch:
-            self._keep(batch)
+    def _judge_waiting(self) -> dict[int, list[Verdict]]:
+        return self._judged([self._waiting.popleft() for _ in range(len(self._waiting))])
 
-    def _keep(self, batch: Sequence[Group]) -> None:
-        for group, verdicts in zip(batch, self.judge(batch), strict=True):
-            self._verdicts[id(group)] = verdicts
+    def _judged(self, batch: Sequence[Group]) -> dict[int, list[Verdict]]:
+        return dict(zip(map(id, batch), self.judge(batch), strict=True)) if batch else {}
