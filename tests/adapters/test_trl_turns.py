@@ -266,7 +266,7 @@ def test_the_same_class_gives_the_same_trajectories_and_advantages_as_bestofk_tr
         assert list(prompt) == asked_ids.tolist()
         assert each.tokens.tolist() == ids.tolist()
         assert each.own.tolist() == own.tolist()
-    rewards = np.reshape([each.verdict.reward for _, each in ours], (2, N))
+    rewards = np.reshape([each.verdict.reward for _, each in ours if each.verdict], (2, N))
     weights = bestofk.advantages(rewards, "max@2").reshape(-1)
     np.testing.assert_allclose(inner.seen[0], weights, rtol=1e-3, atol=1e-4)
     assert np.abs(weights).max() > 0.01

@@ -6,6 +6,7 @@ import pytest
 
 import bestofk
 from bestofk.models import Policy, save, tiny
+from bestofk.rewards import from_function, judge
 from bestofk.runs import read_jsonl
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.resume import QUEUE
@@ -105,6 +106,23 @@ def test_a_batch_with_conversations_comes_back_from_a_checkpoint_as_it_was():
     (back,) = QUEUE.validate_json(QUEUE.dump_json([batch]))
     assert back.groups == batch.groups
     assert repr(talk) in repr(back)
+
+
+def test_a_reward_function_may_read_the_whole_conversation():
+    talk = ({"role": "assistant", "content": "a"}, {"role": "user", "content": "b"})
+    rows = (
+        Trajectory([1], text="a", conversation=Conversation(talk, "turns", 1)),
+        Trajectory([1], text="a"),
+        Trajectory(
+            [1], conversation=Conversation(talk, "turns", 1, verdict=Verdict(0.5, "partial"))
+        ),
+    )
+
+    def both(completion, messages=()):
+        return sum(message["content"] == "b" for message in messages)
+
+    (verdicts,) = judge([Group(Prompt("p", "x", "t"), rows)], from_function(both))
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.5]
 
 
 def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp_path):

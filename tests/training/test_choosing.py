@@ -82,7 +82,7 @@ def test_a_sample_without_a_score_is_unscored_where_scores_choose(
         path = recipe(objective="select@2", task=both, off_policy={"ahead": 1}, **SMALL,
                       run={"dir": str(folder), "steps": 4, "checkpoint_every": 1})  # fmt: skip
         for number, step in enumerate(steps):
-            ends = {
+            ends: dict[str, Any] = {
                 "callback": lambda line, step=step: line["kind"] == "train" and line["step"] == step
             }
             train(resolve(read(path), resume=number > 0), **(ends if step < 4 else {}))

@@ -32,6 +32,11 @@ SELDOM = {
     "task": {"verifier": "training_judges:seldom"},
     "sampling": {"prompts_per_step": 2},
 }
+SEVERAL_TURNS = {
+    "objective": "max@4",
+    "task": {"environment": "training_judges:Asks", "verifier": "training_judges:counted"},
+    "sampling": {"stop": list("02468"), "max_new_tokens": 40},
+}
 CLIPPED = {"objective": "max@4", "optimizer": {"max_grad_norm": 0.01, "learning_rate": 1e-3}}
 WAYS = {
     "one": [(1, False, 4)],
@@ -61,7 +66,16 @@ def apart(one, other):
         pytest.param(EXACT, IN_TURN, id="exact"),
         *(
             pytest.param(sections, WAYS, marks=pytest.mark.slow)
-            for sections in (EXACT, ADAPTIVE, REFILL, DRAWN, ADAPTERS, SELDOM, CLIPPED)
+            for sections in (
+                EXACT,
+                ADAPTIVE,
+                REFILL,
+                DRAWN,
+                ADAPTERS,
+                SELDOM,
+                CLIPPED,
+                SEVERAL_TURNS,
+            )
         ),
     ],
 )
@@ -86,7 +100,7 @@ def test_the_same_batch_gives_the_same_updates_however_it_is_shared(
     one, start = weights(tmp_path / "one"), load_file(small_model / "model.safetensors")
     assert apart(one, start) > 5e-4  # it did move
     whole = [line for line in read_metrics(tmp_path / "one") if line["kind"] == "train"]
-    if "task" in sections:
+    if "seldom" in str(sections):
         signal = [line["groups_with_signal"] for line in whole]
         assert 0 in signal[signal.index(max(signal)) :], signal  # a silent step after a loud one
     drawn = [(row["prompt_id"], row["completion"]) for row in read_samples(tmp_path / "one")]

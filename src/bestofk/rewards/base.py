@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
-from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Verdict, status_of
+from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Trajectory, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
 """What a judging function may return; NaN means that it could not tell."""
@@ -268,7 +268,11 @@ def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
     Trajectories that an environment has judged keep its verdict.
     """
     drawn = [(group.prompt, each) for group in groups for each in group.trajectories]
-    pairs = [(prompt, each.text) for prompt, each in drawn if each.verdict is None]
+    pairs = [
+        (_with_messages(prompt, each, verifier), each.text)
+        for prompt, each in drawn
+        if each.verdict is None
+    ]
     prompts, texts = [prompt for prompt, _ in pairs], [text for _, text in pairs]
     judged = verifier(prompts, texts) if pairs else []
     verdicts = iter(checked(judged, len(pairs), _name_of(verifier)))
@@ -276,6 +280,14 @@ def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
         with_answer(prompt, each.text, each.verdict or next(verdicts)) for prompt, each in drawn
     )
     return [[next(answered) for _ in group.trajectories] for group in groups]
+
+
+def _with_messages(prompt: Prompt, drawn: Trajectory, verifier: Any) -> Prompt:
+    """The prompt with the conversation as a field, for a function with a parameter `messages`."""
+    arguments = getattr(verifier, "arguments", None)
+    if drawn.conversation is None or "messages" not in getattr(arguments, "fields", ()):
+        return prompt
+    return replace(prompt, spec={**prompt.spec, "messages": list(drawn.conversation.messages)})
 
 
 def with_answer(prompt: Prompt, text: str, verdict: Verdict) -> Verdict:
