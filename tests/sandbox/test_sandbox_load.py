@@ -167,6 +167,21 @@ def test_nobody_waits_in_step_with_the_clocks(at_tier: New, name: str) -> None:
     assert "blocked" in verdict.detail, verdict
 
 
+def test_a_program_that_sleeps_is_stopped_although_its_tests_had_threads(new_sandbox: New) -> None:
+    """Time of threads that are gone is in no table: whose time it was cannot be told any more."""
+    spec = {
+        "setup": "import threading, time\ndef burn():\n    end = time.thread_time() + .1\n"
+        "    while time.thread_time() < end: pass\nt = threading.Thread(target=burn)\nt.start()\n"
+        "t.join()",
+        "asserts": ["assert f(1) == 2"],
+    }
+    nap = "import time\ndef f(x):\n    time.sleep(60)\n    return x + 1"
+    with new_sandbox(workers=1, limits=Limits(blocked_per_program=0.4)) as sandbox:
+        verdict = CodeVerifier(sandbox=sandbox)(prompts(1, spec), [nap])[0]
+    assert verdict.status == "timeout"
+    assert "blocked" in verdict.detail
+
+
 def test_threads_that_compute_do_not_count_as_blocked(new_sandbox: New) -> None:
     text = (
         "import threading, time\ndef burn():\n"

@@ -178,7 +178,7 @@ class CheckJob(WatchedJob):
         super().__init__(table, request, files)
         self.checker = checker
         self.checker_cpu = kernel.cpu_seconds(checker.pid)
-        self.checker_awake = 0.0
+        self.checker_awake: float | None = None
         self.reason: str | None = None
         self.done = False
         self.by_calls = bool(request["eager"])
@@ -241,9 +241,11 @@ class CheckJob(WatchedJob):
     def _waited_for(self, seconds: float) -> float:
         """Of the seconds in which a program owed an answer, those in which the checker slept: while
         it runs or waits for a core itself, no program keeps it waiting."""
-        awake = self.table.proc.on_cpu_or_queued(self.checker.pid) or 0.0
+        awake = self.table.proc.on_cpu_or_queued(self.checker.pid)
         before, self.checker_awake = self.checker_awake, awake
-        return max(0.0, seconds - (awake - before)) if before else 0.0
+        if awake is None or before is None:
+            return seconds
+        return max(0.0, seconds - (awake - before))
 
     def _start_with(self, packet: bytes) -> None:
         ours = self._program([], self.allowance)
