@@ -58,12 +58,11 @@ class FileOptions(ReadingOptions):
     k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
-    """pass@k, max@k, maj@k, select@k, retry@k, pass^k or mean; by default pass@k for 0/1 rewards,
-    else max@k."""
+    """pass@k, max@k, maj@k, select@k, retry@k, pass^k or mean; by default pass@k or max@k."""
     scores: str = option("COLUMN", default="")
-    """Column of the scores that choose one of k samples (select@k)."""
+    """Column that chooses one of k, for select@k."""
     price: float = 0.0
-    """What one draw costs, in units of reward (retry@k)."""
+    """Price of a draw in reward, for retry@k."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
     judge: str = ""

@@ -21,6 +21,8 @@ USUAL = {
     "passk-training@8": "best of 8 or more, as published; little pass@1 gain",
     "max@1+4+16": "one sample now, several later; a good first choice",
     "maxrl": "the same, rewards 0 and 1",
+    "select@8": "a score that errs picks one of 8; pass scores=",
+    "pass^8": "all of 8 must pass",
     "max@1+16+64 1:2:4": "no loss at any k; n above 64, loss.kl = 0.01",
     "max@8..1": "k falls over the run: explore first, pass@1 last",
     "max@8/60%/mean": "max@8 first, the mean from 60% of the run on",
@@ -70,11 +72,12 @@ def listing() -> str:
     head = (
         "Weights A_i of a group's n samples, in the mean convention: (1/n) Σ A_i ∇log π(y_i).\n"
         "ρ_k(B) estimates max@k from the group; q_i averages the best over the k-subsets with "
-        "sample i.\n"
+        "sample i. U_k(B) is the mean over k-subsets of what select@k, maj@k, … get, and q_i the "
+        "same with sample i.\n"
     )
     aliases = ", ".join(f"{name} = {meaning}" for name, meaning in ALIASES.items())
     tail = (
-        f"\nAliases: {aliases} (with its k). top2, bottom2: any m. L-statistics: lstat@k with "
+        f"\nAliases: {aliases} (with its k). top2, bottom2, atleast2: any m. pass^8 = all@8. L-statistics: lstat@k with "
         "coefficients=.\nCombine: max@1+8, max@8+grpo (mixtures), max@1+8 1:2 (with weights), "
         "max@8/60%/mean (switch), max@8..1 (anneal)."
     )
