@@ -12,28 +12,27 @@ from bestofk.cli._options import argument, option, parsed
 class CompareOptions(FileOptions):
     """Compare runs on the same problems, paired by problem, at every k.
 
-    The others are compared with the first. Two metrics compare two ways to use the samples of one
-    file: is the reward model better than a vote?
+    The others are compared with the first; two metrics, two uses of one file.
     """
 
     examples: ClassVar = (
         "bestofk compare base=a.jsonl trained=b.jsonl",
-        "bestofk compare a.jsonl --metric maj@k,select@k --scores reward_model",
+        "bestofk compare a.jsonl --metric maj@k,select@k --scores judge",
     )
 
     groups: ClassVar = {
         "Files": ("runs", "map", "where"),
-        "Test": ("at", "all_pairs", "cluster", "metric", "scores", "price", "threshold", "bounds"),
+        "Test": ("at", "all_pairs", "cluster", "metric", "scores", "threshold", "bounds"),
         "Output": ("wide", "k", "latex", "methods"),
     }
 
     runs: tuple[str, ...] = argument("FILE FILE ...")
-    """Two or more files of samples or run folders, each PATH or NAME=PATH."""
+    """Files or run folders, each PATH or NAME=PATH."""
     at: str = option("K", default="")
     """Test this k alone (or these, separated by commas), chosen before the data were seen: finds
     smaller differences than the test over every k."""
     all_pairs: bool = False
-    """Compare every two runs, not only each with the first; corrected over all pairs."""
+    """Compare every two runs; corrected over all."""
 
 
 def main(argv: list[str]) -> int:

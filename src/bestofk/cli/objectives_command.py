@@ -77,8 +77,9 @@ def listing() -> str:
     )
     aliases = ", ".join(f"{name} = {meaning}" for name, meaning in ALIASES.items())
     tail = (
-        f"\nAliases: {aliases} (with its k). top2, bottom2, atleast2: any m. pass^8 = all@8. L-statistics: lstat@k with "
-        "coefficients=.\nCombine: max@1+8, max@8+grpo (mixtures), max@1+8 1:2 (with weights), "
+        f"\nAliases: {aliases} (with its k), pass^8 = all@8. top2, bottom2, atleast2: any m. "
+        "L-statistics: lstat@k with coefficients=.\n"
+        "Combine: max@1+8, max@8+grpo (mixtures), max@1+8 1:2 (with weights), "
         "max@8/60%/mean (switch), max@8..1 (anneal)."
     )
     return "\n".join([head, *(show(text, entry) for text, entry in rows()), tail])
