@@ -1,4 +1,4 @@
-"""Make the pictures of docs/reports.md, but for the training curves: simulated samples, Chromium.
+"""Make the picture of docs/reports.md: simulated samples, Chromium.
 
 python docs/report_pictures.py
 """
@@ -60,20 +60,10 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-
-        def view(width: int, height: int, scheme: str) -> Any:
-            opened = browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            )
-            opened.goto(page.as_uri())
-            opened.wait_for_timeout(800)
-            return opened
-
-        light = view(1200, 940, "light")
-        light.screenshot(path=IMAGES / "report-light.png")
-        light.locator("#samples").scroll_into_view_if_needed()
-        light.evaluate("document.querySelector('#samples').scrollIntoView()")
-        light.screenshot(path=IMAGES / "report-samples.png")
+        opened = browser.new_page(viewport={"width": 1200, "height": 940}, color_scheme="light")
+        opened.goto(page.as_uri())
+        opened.wait_for_timeout(800)
+        opened.screenshot(path=IMAGES / "report-light.png")
         browser.close()
 
 
