@@ -15,7 +15,7 @@ import pytest
 
 import bestofk as bk
 from bestofk.cli import main
-from bestofk.deploy.choosing import answer_line, choose, planned, rounds
+from bestofk.deploy.choosing import Chooser, answer_line, choose, planned, rounds
 from bestofk.evaluation import samples
 from bestofk.sampling.endpoint import EndpointError
 from bestofk.sampling.openai_wire import sample_seed
@@ -31,22 +31,27 @@ def line(number: int, reward: float | None, answer: str | None = None, **more: A
 
 REWARDS = [[1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 1]]
 ANSWERS = ["abbac", "abcde", "aabac", "aaaaa", "baabc"]
+SCORES = [[3, 3, 1, 0, 2], [0, 1, 2, 3, 4], [1, 1, 1, 1, 1], [5, 4, 3, 2, 1], [2, 1, 2, 2, 0]]
 
 
 def in_order(problem: int, order: Sequence[int]) -> list[Any]:
     """A problem's samples as if they had been drawn in this order."""
-    return [line(i, REWARDS[problem][s], ANSWERS[problem][s]) for i, s in enumerate(order)]
+    return [
+        line(i, REWARDS[problem][s], ANSWERS[problem][s], score=SCORES[problem][s])
+        for i, s in enumerate(order)
+    ]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 def test_what_is_planned_is_the_mean_over_all_orders_of_the_samples(k: int) -> None:
-    pilot = samples(REWARDS, answers=ANSWERS)
-    for by in ("verifier", "vote"):
+    pilot = samples(REWARDS, answers=ANSWERS, scores=SCORES)
+    choosers: tuple[Chooser, ...] = ("verifier", "vote", "score")
+    for by in choosers:
         passes, draws = [], []
         for problem, order in itertools.product(range(5), itertools.permutations(range(5), k)):
             drawn: list[Any] = []
             for numbers in rounds(k, by):
-                if by == "vote" or not any(each["reward"] for each in drawn):
+                if by != "verifier" or not any(each["reward"] for each in drawn):
                     drawn += in_order(problem, order)[numbers.start : numbers.stop]
             kept = answer_line(drawn, by)
             passes.append(kept["reward"])
@@ -156,7 +161,7 @@ def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
         (["--out", "pilot.jsonl"], "are not beside it (pilot.samples.jsonl): choose another"),
         (["--k", "0"], "samples_per_prompt"),
         (["--out", "nowhere/a.jsonl"], "there is no folder"),
-        (["--by", "score", "--planned", "pilot.jsonl"], "--by verifier and --by vote"),
+        (["--by", "score", "--planned", "pilot.jsonl", "--k", "2"], "needs the scores that choose"),
         (["--planned", "pilot.jsonl"], "needs at least 6 scored samples"),
     ],
 )

@@ -78,6 +78,14 @@ def answer_line(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> d
     }
 
 
+METRICS: Mapping[Chooser, Literal["pass@k", "maj@k", "select@k"]] = {
+    "verifier": "pass@k",
+    "vote": "maj@k",
+    "score": "select@k",
+}
+"""What each chooser is worth."""
+
+
 @dataclass(frozen=True)
 class Planned:
     """What an earlier evaluation says of a procedure, before it is run."""
@@ -96,13 +104,11 @@ def planned(pilot: Samples, k: int, by: Chooser, threshold: float | None = None)
     A round is drawn where all before it failed, so its cost is its size times 1 - pass@(before).
 
     Raises:
-        ValueError: fewer than k samples; a choice by score, which the file says nothing about.
+        ValueError: fewer than k samples; a choice by scores that the file does not have.
     """
-    if by == "score":
-        raise ValueError("a plan is for --by verifier and --by vote: scores are not in the file")
     from bestofk.evaluation import curve
 
-    metric: Literal["pass@k", "maj@k"] = "pass@k" if by == "verifier" else "maj@k"
+    metric = METRICS[by]
     result = curve(pilot, metric, k_max=k, threshold=threshold)
     failed = np.concatenate([[1.0], 1.0 - np.asarray(result.estimate)])
     draws = sum(len(numbers) * failed[numbers.start] for numbers in rounds(k, by))
