@@ -183,8 +183,8 @@ class EvaluationSection(Section):
     """Further sets to evaluate on, by name: {aime = "aime.jsonl"}, a file with the columns of the
     run's own data, or {maze = "maze"}, a task."""
     best_by: str | None = None
-    """Metric that picks the best checkpoint: max@k or pass@k at an evaluated k. By default max@k at
-    the largest evaluated k that does not exceed the objective's."""
+    """Metric that picks the best checkpoint: max@k, pass@k or, where scores choose, select@k at an
+    evaluated k. By default max@k (select@k) at the largest that does not exceed the objective's."""
 
     @property
     def ks(self) -> tuple[int, ...]:

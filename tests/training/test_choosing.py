@@ -1,5 +1,6 @@
 """Runs in which scores choose among the samples and rewards pay: select@k from the recipe on."""
 
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def test_the_scorer_chooses_and_the_verifier_pays(recipe: Any, tmp_path: Path) -
     evaluated = samples_of(tmp_path / "run" / "evaluations" / "000002.jsonl")
     assert evaluated.scores is not None
     assert not np.isnan(evaluated.scores).any()
+    last = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "evaluation"][-1]
+    problems = [(evaluated.rewards[at], evaluated.scores[at]) for at in map(evaluated.of, (0, 1))]
+    sets = [[*each] for each in combinations(range(4), 2)]
+    value = np.mean([chosen(r[each], s[each]) for r, s in problems for each in sets])
+    assert last["results"]["select@2"]["value"] == pytest.approx(value, abs=1e-12)
+    best = json.loads((tmp_path / "run" / "best.json").read_text())
+    assert best["metric"] == "select@2"  # as the policy is used; the largest k that was evaluated
 
 
 def test_a_sample_without_a_score_is_unscored_where_scores_choose(

@@ -206,9 +206,10 @@ def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objectiv
 def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     """The metric that picks the best checkpoint."""
     ks, chosen = evaluation.ks, evaluation.best_by
-    names = [f"{name}@{k}" for name in ("max", "pass") for k in ks]
+    best = "select" if "scores" in objective.needs else "max"
+    names = [f"{name}@{k}" for name in dict.fromkeys((best, "max", "pass")) for k in ks]
     if chosen is None:
-        return f"max@{max(k for k in ks if k <= max(objective.k, 1))}"
+        return f"{best}@{max(k for k in ks if k <= max(objective.k, 1))}"
     if chosen not in names and evaluation.every:
         raise ValueError(f"evaluation.best_by is one of {', '.join(names)}, got {chosen!r}")
     return chosen

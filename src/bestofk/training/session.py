@@ -170,6 +170,7 @@ class Session:
                     self.rollouts.draw,
                     each,
                     settings.evaluation,
+                    settings.objective,
                     settings.sampling,
                     context.processes,
                     step=step,

@@ -12,9 +12,10 @@ import numpy as np
 from bestofk import metrics
 from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, curve, diversity
+from bestofk.objectives import Objective
 from bestofk.samples import Samples, samples
 from bestofk.sampling import Sampling
-from bestofk.training.batch import RolloutBatch, scores_of
+from bestofk.training.batch import RolloutBatch, scores_of, unscored_without_score
 from bestofk.training.processes import Processes
 from bestofk.training.task_setup import EvaluationSet
 from bestofk.types import Group, Prompt, Verdict
@@ -24,6 +25,7 @@ def evaluate(
     draw: Callable[[Sequence[Prompt], int, Sampling], list[Group]],
     chosen: EvaluationSet,
     section: EvaluationSection,
+    objective: Objective,
     sampling: Sampling,
     processes: Processes,
     *,
@@ -31,7 +33,8 @@ def evaluate(
     seed: int,
     bootstrap_seed: int,
 ) -> tuple[dict[str, Any], RolloutBatch]:
-    """pass@k and max@k of the policy as it is, over all processes; and the groups behind them.
+    """pass@k and max@k of the policy as it is, and select@k where there are scores, over all
+    processes; and the groups behind them.
 
     The draws are fixed by the seed alone: two steps, or two runs with one seed, differ by their
     weights and not by their luck.
@@ -44,9 +47,10 @@ def evaluate(
     pairs = list(zip(groups, chosen.judge(groups)))
     judged = [pair for part in processes.gather(pairs) for pair in part]
     judged.sort(key=lambda pair: pair[0].prompt.id)
-    batch = RolloutBatch(
-        tuple(group for group, _ in judged), tuple(tuple(verdicts) for _, verdicts in judged)
-    )
+    rows = [verdicts for _, verdicts in judged]
+    if "scores" in objective.needs and not np.isnan(scores_of(rows)).all():
+        rows = unscored_without_score(rows, objective)
+    batch = RolloutBatch(tuple(group for group, _ in judged), tuple(map(tuple, rows)))
     table = evaluation_samples(batch.groups, batch.verdicts)
     result = evaluation_results(table, section.ks, section.threshold, bootstrap_seed)
     seconds = {"validate": time.perf_counter() - began}
@@ -98,8 +102,10 @@ def evaluation_results(
     counted = 0
     passing = pass_threshold(threshold, table.rewards)
     if (table.live >= max(ks)).any():
-        both: tuple[Metric, ...] = ("pass@k", "max@k")
-        for metric in both if passing is not None else both[1:]:
+        shown: list[Metric] = ["max@k"] if passing is None else ["pass@k", "max@k"]
+        if table.scores is not None and not np.isnan(table.scores[~np.isnan(table.rewards)]).any():
+            shown.append("select@k")
+        for metric in shown:
             line = curve(
                 table,
                 metric,
