@@ -261,7 +261,7 @@ def read(path: str | Path) -> Config:
             the wrong kind or out of bounds.
     """
     try:
-        stated = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except IsADirectoryError:
         raise IsADirectoryError(f"{path} is a folder; a recipe is its run.toml") from None
     except FileNotFoundError:
@@ -269,7 +269,7 @@ def read(path: str | Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
-        return Config(**stated)
+        return Config(**tables)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -323,9 +323,9 @@ def merged(config: Config, changes: Mapping[str, Any]) -> Config:
             return new
         return {**old, **{key: join(old.get(key), value) for key, value in new.items()}}
 
-    stated = config.model_dump(exclude_unset=True)  # the rest stays open: see training.resolve
+    tables = config.model_dump(exclude_unset=True)  # the rest stays open: see training.resolve
     for name, value in changes.items():
         for key in reversed(name.split(".")):
             value = {key: value}
-        stated = join(stated, value)
-    return Config(**stated)
+        tables = join(tables, value)
+    return Config(**tables)

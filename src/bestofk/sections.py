@@ -73,14 +73,14 @@ def plain(annotation: Any) -> Any:
 
 def settings(kind: type[BaseModel], where: str = "") -> dict[str, FieldInfo]:
     """Every field by its dotted name, those of sections inside too; an open table is one field."""
-    found: dict[str, FieldInfo] = {}
+    fields: dict[str, FieldInfo] = {}
     for name, field in kind.model_fields.items():
         inside = plain(field.annotation)
         if isinstance(inside, type) and issubclass(inside, BaseModel):
-            found |= settings(inside, f"{where}{name}.")
+            fields |= settings(inside, f"{where}{name}.")
         else:
-            found[where + name] = field
-    return found
+            fields[where + name] = field
+    return fields
 
 
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -96,10 +96,10 @@ def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, 
                 continue
             raise unknown(f"option of {what}", option, parameters)
         if not fits(value, hints.get(option, Any)):
-            wanted = parameters[option]
-            message = f"option {option} of {what} is of type {wanted.annotation}, got {value!r}"
-            if wanted.default is not wanted.empty:
-                message += f"; it is {wanted.default!r} unless stated"
+            parameter = parameters[option]
+            message = f"option {option} of {what} is of type {parameter.annotation}, got {value!r}"
+            if parameter.default is not parameter.empty:
+                message += f"; it is {parameter.default!r} unless stated"
             raise ValueError(message)
 
 
@@ -164,7 +164,7 @@ RULES = {
 def in_words(kind: type[BaseModel], error: ValidationError) -> str:
     """The first error as the field, its rule, the value and the way out."""
     first = error.errors(include_url=False)[0]
-    reason, given, told = first["type"], first["input"], first.get("ctx", {})
+    reason, value, told = first["type"], first["input"], first.get("ctx", {})
     keys = [str(key) for key in first["loc"] if not isinstance(key, int)]
     where = ".".join(keys)
     if reason == "value_error":
@@ -172,19 +172,19 @@ def in_words(kind: type[BaseModel], error: ValidationError) -> str:
     if reason == "extra_forbidden":
         return _unknown_key(kind, keys)
     if reason == "model_type":
-        return f"{where} is a section, [{where}] with keys, got {given!r}"
+        return f"{where} is a section, [{where}] with keys, got {value!r}"
     inside = plain(settings(kind)[where].annotation) if where in settings(kind) else None
     if reason == "literal_error":
         if get_origin(inside) is tuple:
             inside = get_args(inside)[0]
         words = list(map(str, get_args(inside)))
-        guess = did_you_mean(given, words).rstrip()
-        message = f"{where} is one of {', '.join(words)}, got {given!r}"
+        guess = did_you_mean(value, words).rstrip()
+        message = f"{where} is one of {', '.join(words)}, got {value!r}"
         return f"{message}; {guess}" if guess else message
     if reason in ("missing", "too_long"):
-        return f"{where} is a list of {len(get_args(inside))} values, got {given!r}"
+        return f"{where} is a list of {len(get_args(inside))} values, got {value!r}"
     rule = RULES[reason].format(**told) if reason in RULES else first["msg"]
-    return f"{where} is {rule}, got {given!r}"
+    return f"{where} is {rule}, got {value!r}"
 
 
 def _unknown_key(kind: type[BaseModel], keys: list[str]) -> str:

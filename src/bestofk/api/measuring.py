@@ -83,21 +83,21 @@ def evaluate(
     >>> evaluate([[1, 0, 0, 1], [0, 0, 0, 0]]).at(2).value.__round__(3)
     0.417
     """
-    wanted = None if k is None else sorted({k} if isinstance(k, int) else set(k))
+    ks = None if k is None else sorted({k} if isinstance(k, int) else set(k))
     if isinstance(what, SampledRun):
-        what = what.sample(n=max(wanted) if wanted else None)
+        what = what.sample(n=max(ks) if ks else None)
     samples = read(what, **({"cluster": cluster} if cluster else {}))
     chosen = metric or default_metric([samples], threshold)
     result = evaluation.curve(
         samples,
         chosen,
-        k_max=max(wanted) if wanted else None,
+        k_max=max(ks) if ks else None,
         threshold=threshold,
         confidence=confidence,
         seed=seed,
         **options,
     )
-    return replace(result, shown=tuple(wanted or ()))
+    return replace(result, shown=tuple(ks or ()))
 
 
 def compare(

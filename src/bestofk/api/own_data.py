@@ -110,17 +110,17 @@ def objective_settings(objective: str | Objective) -> dict[str, Any]:
     """
     if isinstance(objective, str):
         return {"objective": objective}
-    usual = make_objective(objective.text)
+    plain = make_objective(objective.text)
     names = ("truncate", "self_normalise", "clamp", "threshold", "small_groups", "trust_region")
     options = {name: getattr(objective, name) for name in ("off_policy", *names)}
     options |= objective.options
-    options = {name: value for name, value in options.items() if value != usual_of(usual, name)}
-    if objective.stages != usual.stages:
+    options = {key: value for key, value in options.items() if value != usual_of(plain, key)}
+    if objective.stages != plain.stages:
         options["weights"] = [term.weight for term in objective.terms]
     with contextlib.suppress(ValueError):
         if make_objective(objective.text, **options) == objective:
-            plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-            return {"objective": objective.text, "objective_options": plain}
+            as_lists = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+            return {"objective": objective.text, "objective_options": as_lists}
     raise ValueError(
         f"a run records its objective as a string with options, and bestofk.objective("
         f"{objective.text!r}) gives another one: make it with bestofk.objective(...)"
@@ -131,10 +131,10 @@ def usual_of(objective: Objective, name: str) -> Any:
     return objective.options.get(name, getattr(objective, name, ...))
 
 
-def free_folder(stated: str | PathLike[str] | None, model: str, objective: str) -> Path:
+def free_folder(directory: str | PathLike[str] | None, model: str, objective: str) -> Path:
     """The run's folder: as stated, else the first that is free in runs/."""
-    if stated is not None:
-        return Path(stated)
+    if directory is not None:
+        return Path(directory)
     words = f"{Path(model).name}-{objective}"
     plain = "".join(c if c.isalnum() or c in "-.@" else "-" for c in words)
     number, folder = 1, Path("runs") / plain

@@ -36,9 +36,9 @@ class ReportFile:
         return "\n".join([f"{self.path} ({self.size / 1e6:.1f} MB)", *self.verdicts])
 
     def _repr_html_(self) -> str:
-        stated = "".join(f"<p>{html.escape(text)}</p>" for text in self.verdicts)
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self.verdicts)
         path = html.escape(str(self.path), quote=True)
-        return f'<p><a href="{path}">{path}</a></p>{stated}'
+        return f'<p><a href="{path}">{path}</a></p>{paragraphs}'
 
 
 class SignalResult(Signal):

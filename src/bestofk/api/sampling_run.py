@@ -103,8 +103,8 @@ class SampleFile:
 
     def missing(self, n: int) -> dict[str, tuple[int, ...]]:
         """Numbers of the samples that are still to be drawn, of the prompts that lack some."""
-        left = {p: tuple(s for s in range(n) if (p, s) not in self.done) for p in self.prompts}
-        return {prompt: samples for prompt, samples in left.items() if samples}
+        numbers = {p: tuple(s for s in range(n) if (p, s) not in self.done) for p in self.prompts}
+        return {prompt: samples for prompt, samples in numbers.items() if samples}
 
     def take(self, **sample: Any) -> None:
         """Keep a sample that arrived: problem_id, sample_id, completion and what is known of it.
@@ -331,8 +331,8 @@ def sample_run(
     count = n or config.evaluation.samples_per_prompt
     sampling = config.sampling.changed(samples_per_prompt=count)
     model, file = str(run / "final"), run / "evaluations-final" / f"{name}-n{count}.jsonl"
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    about = {"model": model, "sampling": drawn, "run_id": f"{run.name}-final"}
+    distribution = sampling.model_dump(include={"temperature", "top_p", "top_k"})
+    about = {"model": model, "sampling": distribution, "run_id": f"{run.name}-final"}
     file.unlink(missing_ok=True)  # of a model that may have been trained further
     selected = {prompt.id: prompt for prompt in task.split(name)[: prompts or None]}
     with SampleFile(file, about, selected, judge) as samples:

@@ -83,21 +83,21 @@ def flags_of(kind: type[BaseModel]) -> list[Flag]:
 
 
 def _flag(name: str, field: FieldInfo, is_verb: bool) -> Flag:
-    stated: Any = field.json_schema_extra or {}
+    extra: Any = field.json_schema_extra or {}
     kind, default = plain(field.annotation), field.get_default(call_default_factory=True)
     count = -1 if kind is bool else None
     if get_origin(kind) is tuple:
         count = 0 if get_args(kind)[-1] is Ellipsis else len(get_args(kind))
         kind = plain(get_args(kind)[0])
-    metavar = stated.get("metavar", "")
+    metavar = extra.get("metavar", "")
     if not metavar and kind is not bool:
         choice = "|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
         metavar = choice or METAVARS.get(kind, "TEXT")
         metavar = " ".join([metavar] * count) if count else metavar + " ..." * (count == 0)
-    usual = "--" + ("no-" * (default is True) + _hyphens(name) if is_verb else name)
+    word = "--" + ("no-" * (default is True) + _hyphens(name) if is_verb else name)
     return Flag(
         name=name,
-        words=tuple(stated.get("words", [usual, *stated.get("further", [])])),
+        words=tuple(extra.get("words", [word, *extra.get("further", [])])),
         kind=kind,
         count=count,
         default=None if field.is_required() else default,
@@ -115,20 +115,20 @@ def collect(
     Raises:
         ValueError: An unknown flag, a missing value.
     """
-    known = {_hyphens(word): flag for flag in flags for word in flag.words}
+    by_word = {_hyphens(word): flag for flag in flags for word in flag.words}
     values, loose, words = dict[str, Any](), list[str](), list(argv)
     while words:
-        shown, joined, given = words.pop(0).partition("=")
+        shown, joined, value_text = words.pop(0).partition("=")
         if not _is_flag(shown):
-            loose.append(shown + joined + given)
+            loose.append(shown + joined + value_text)
             continue
-        flag = known.get(_hyphens(shown)) or _table(flags, shown)
+        flag = by_word.get(_hyphens(shown)) or _table(flags, shown)
         if flag is None:
             raise ValueError(
                 f"unknown option {shown}; {_meant(flags, shown)}{prog} --help-all lists all"
             )
         end = next((at for at, word in enumerate(words) if _is_flag(word)), len(words))
-        value, used = _value(flag, shown, [given] if joined else words[:end], bool(joined))
+        value, used = _value(flag, shown, [value_text] if joined else words[:end], bool(joined))
         del words[: 0 if joined else used]
         name = flag.name
         if flag.is_table:
@@ -155,26 +155,27 @@ def _table(flags: Sequence[Flag], shown: str) -> Flag | None:
     return next(begins, None)
 
 
-def _value(flag: Flag, shown: str, given: list[str], joined: bool) -> tuple[Any, int]:
+def _value(flag: Flag, shown: str, inputs: list[str], joined: bool) -> tuple[Any, int]:
     """The value of a flag, and how many words it used."""
     if flag.is_table and _hyphens(shown) == _hyphens(flag.words[0]):
         raise ValueError(f"{shown} is a table: write {shown}.NAME value")
     if flag.count == -1:
         bare = flag.default is not True or not flag.words[0].startswith("--no-")
-        if given and given[0] in ("true", "false"):
-            return (given[0] == "true") is bare, 1
+        if inputs and inputs[0] in ("true", "false"):
+            return (inputs[0] == "true") is bare, 1
         if joined:
-            raise ValueError(f"{shown} takes no value, got {given[0]!r}")
+            raise ValueError(f"{shown} takes no value, got {inputs[0]!r}")
         return bare, 0
     need = 1 if flag.count is None else flag.count
-    if given and given[0] == "None" and flag.default is None:
+    if inputs and inputs[0] == "None" and flag.default is None:
         return None, 1
-    if given and flag.count is not None and given[0].startswith("["):
-        return literal(given[0]), 1  # a list as one word, "[0.2, 0.3]"
-    values = [_read(flag.kind, word) for word in given[: need or None]]
+    if inputs and flag.count is not None and inputs[0].startswith("["):
+        return literal(inputs[0]), 1  # a list as one word, "[0.2, 0.3]"
+    values = [_read(flag.kind, word) for word in inputs[: need or None]]
     if len(values) < max(need, 1):
-        wanted = "a value" if need < 2 else f"{need} values"
-        raise ValueError(f"{shown} needs {wanted}" + (f", got {' '.join(given)}" if given else ""))
+        count = "a value" if need < 2 else f"{need} values"
+        got = f", got {' '.join(inputs)}" if inputs else ""
+        raise ValueError(f"{shown} needs {count}{got}")
     return (values[0] if flag.count is None else tuple(values)), len(values)
 
 
@@ -211,16 +212,17 @@ def completed(
     kind: type[Options], values: dict[str, Any], loose: Sequence[str], prog: str
 ) -> Options:
     """The options, with the loose words as arguments; nothing may be missing or left over."""
-    left, flags = list(loose), flags_of(kind)
+    arguments, flags = list(loose), flags_of(kind)
     for flag in flags:
-        if not flag.words and (flag.count == 0 or left):
-            taken, left = (left, []) if flag.count == 0 else (left[:1], left[1:])
-            values[flag.name] = tuple(taken) if flag.count == 0 else taken[0]
+        if not flag.words and (flag.count == 0 or arguments):
+            end = len(arguments) if flag.count == 0 else 1
+            values[flag.name] = tuple(arguments[:end]) if flag.count == 0 else arguments[0]
+            arguments = arguments[end:]
         if flag.required and flag.name not in values:
             name = flag.words[0] if flag.words else flag.metavar
             raise ValueError(f"{name} is missing; {prog} --help says what it takes")
-    if left:
-        raise ValueError(f"unexpected argument {left[0]!r}; {prog} --help says what it takes")
+    if arguments:
+        raise ValueError(f"unexpected argument {arguments[0]!r}; {prog} --help says what it takes")
     try:
         return kind(**values)
     except ValidationError as error:
@@ -239,16 +241,16 @@ def help_text(kind: type[VerbOptions], prog: str, *, everything: bool) -> str:
     about = "\n\n".join(filter(None, [first, examples, rest]))
     lines = [" ".join(["usage:", prog, *words, "[options]"]), "", about]
     groups = dict(kind.groups) or ({"Options": tuple(flags)} if flags else {})
-    usual = {name for names in groups.values() for name in names}
-    left = tuple(name for name in flags if name not in usual)
-    if everything and left:
-        groups["More"] = left
+    in_groups = {name for names in groups.values() for name in names}
+    ungrouped = tuple(name for name in flags if name not in in_groups)
+    if everything and ungrouped:
+        groups["More"] = ungrouped
     for heading, names in groups.items():
         lines += ["", f"{heading}:"]
         for name in names:
             lines += row(flags[name], " ".join([*flags[name].words[:1], flags[name].metavar]))
     lines.append("")
-    if left and not everything:
+    if ungrouped and not everything:
         lines.append(f"{prog} --help-all explains all {len(flags)} options.")
     return "\n".join([*lines, EVERY_VERB])
 
@@ -256,12 +258,12 @@ def help_text(kind: type[VerbOptions], prog: str, *, everything: bool) -> str:
 def row(flag: Flag, begin: str, text: str = "", column: int = 30) -> list[str]:
     """A flag and its text within 80 columns; the text stands at a column."""
     default = shown(flag.default) if flag.count != -1 else ""
-    left = f"{begin.strip()} [{default}]" if default else begin.strip()
+    head = f"{begin.strip()} [{default}]" if default else begin.strip()
     right = textwrap.wrap(text or flag.text, WIDTH - column, break_on_hyphens=False)
-    if len(left) + 3 > column:
-        return [f"  {left}", *(" " * column + line for line in right)]
+    if len(head) + 3 > column:
+        return [f"  {head}", *(" " * column + line for line in right)]
     rest = [" " * column + line for line in right[1:]]
-    return [f"{f'  {left}':<{column}}{right[0]}", *rest]
+    return [f"{f'  {head}':<{column}}{right[0]}", *rest]
 
 
 def shown(default: Any) -> str:

@@ -136,14 +136,14 @@ class SampleOptions(VerbOptions):
             **{name: getattr(sampling, name) for name in ("top_p", "top_k", "stop")},
             "max_new_tokens": sampling.max_new_tokens,
         }
-        stated = {name: getattr(self, name) for name in self.model_fields_set - {"target"}}
+        on_command_line = {name: getattr(self, name) for name in self.model_fields_set - {"target"}}
         further = {
             "task_option": (*own, *self.task_option),
             "verifier_option": (*judged, *self.verifier_option),
         }
-        if stated.get("task", task.name) != task.name:  # another task has its own options
+        if on_command_line.get("task", task.name) != task.name:  # another task has its own options
             further, of_run["verifier"] = {}, ""
-        return self.model_copy(update=of_run | stated | further)
+        return self.model_copy(update=of_run | on_command_line | further)
 
     def by_temperature(self) -> list[Self]:
         """The options for each temperature, and its file."""
@@ -250,9 +250,10 @@ def sample(job: SampleOptions) -> Path:
         SampleFile(job.file, run_of(job), prompts, judge) as file,
     ):
         missing, total = file.missing(job.n), len(prompts) * job.n
-        left = sum(map(len, missing.values()))
-        say_aside(f"{len(prompts)} problems × {job.n} samples; {total - left:,} of {total:,} there")
-        with bar("sampling", left) as advance:
+        to_draw = sum(map(len, missing.values()))
+        there = f"{total - to_draw:,} of {total:,} there"
+        say_aside(f"{len(prompts)} problems × {job.n} samples; {there}")
+        with bar("sampling", to_draw) as advance:
             if missing:
                 draw = drawer_of(job, missing, file)
                 draw(file, missing, sampling=job.sampling, seed=job.seed, advance=advance)

@@ -112,8 +112,8 @@ def split(argv: list[str]) -> tuple[TrainOptions, dict[str, Any]]:
     """
     own = flags_of(TrainOptions)
     values, loose = collect([*own, *recipe_flags()], argv, "bestofk train")
-    stated = {flag.name: values.pop(flag.name) for flag in own if flag.name in values}
-    return completed(TrainOptions, stated, loose, "bestofk train"), values
+    own_values = {flag.name: values.pop(flag.name) for flag in own if flag.name in values}
+    return completed(TrainOptions, own_values, loose, "bestofk train"), values
 
 
 RECIPES = (Path(bestofk.__file__).parent / "recipes", Path(bestofk.__file__).parents[2] / "recipes")
@@ -132,8 +132,8 @@ def find_recipe(text: str) -> Path:
     for folder in RECIPES:
         if (folder / text / "run.toml").is_file():
             return folder / text / "run.toml"
-    known = shipped_recipes()
-    raise FileNotFoundError(f"no recipe file {text}; shipped recipes: {choices(text, known)}")
+    names = shipped_recipes()
+    raise FileNotFoundError(f"no recipe file {text}; shipped recipes: {choices(text, names)}")
 
 
 def beside_recipe(config: Config, folder: Path) -> Config:
@@ -146,9 +146,9 @@ def beside_recipe(config: Config, folder: Path) -> Config:
         result = _found(file, folder)
         config = merged(config, {"task.verifier": f"{result}:{function}"})
     for key in ("train", "validation", "test", "path", "checker"):
-        given = config.task.options.get(key)
-        if isinstance(given, str):
-            config = merged(config, {f"task.options.{key}": _found(given, folder)})
+        source = config.task.options.get(key)
+        if isinstance(source, str):
+            config = merged(config, {f"task.options.{key}": _found(source, folder)})
     return config
 
 

@@ -166,28 +166,28 @@ def _learning(
     from bestofk.learning.scorer import CHUNK
 
     reduced, rank = PRECISIONS[model.precision].reduced, model.lora_rank
-    whole = trained == shape.parameters
+    all_trained = trained == shape.parameters
     on_gpu = card is not None
     compiled = on_gpu and reduced and shape.parameters >= WORTH
     layer = _kept(shape, work, reduced=reduced, frozen=bool(rank), compiled=compiled)
     if not (on_gpu and reduced):  # keys and values are gathered for each row
         context = work.rows * (work.prompt + work.new)
         layer += context * (2 * shape.queries + work.new) * (2 if reduced else 4)
-    kept, made = layer * (shape.layers + 1), 0.0  # one more: what a backward pass makes of a layer
+    saved, recomputed = layer * (shape.layers + 1), 0.0  # one more: what backward makes of one
     if model.advanced.gradient_checkpointing:
         state = 2 if rank and reduced else 4
-        kept, made = work.tokens * state * shape.hidden * shape.layers, 2 * layer
-    casts = 2.0 * shape.linear if reduced and whole else 0.0
+        saved, recomputed = work.tokens * state * shape.hidden * shape.layers, 2 * layer
+    casts = 2.0 * shape.linear if reduced and all_trained else 0.0
     at_once = min(LOGITS if on_gpu else CHUNK, work.rows * work.new * shape.vocabulary)
     logits = at_once * (20.0 if not on_gpu else 6.0 if reduced else 8.0)
-    head = 4.0 * shape.head if whole else 0.0
-    if on_gpu and reduced and whole:
+    head = 4.0 * shape.head if all_trained else 0.0
+    if on_gpu and reduced and all_trained:
         head += 2.0 * shape.head  # its weights in bfloat16
     there = 4.0 * trained if work.several else 0.0
-    twice = 4.0 * shape.head if whole and shape.tied else 0.0  # the embedding's, to be added
+    twice = 4.0 * shape.head if all_trained and shape.tied else 0.0  # the embedding's, to be added
     return [
-        {"gradients": there, "activations": kept + casts, "logits and head": logits + head},
-        {"gradients": there or head, "activations": kept + made + casts},
+        {"gradients": there, "activations": saved + casts, "logits and head": logits + head},
+        {"gradients": there or head, "activations": saved + recomputed + casts},
         {"gradients": 4.0 * trained + twice, "activations": layer + casts},
     ]
 

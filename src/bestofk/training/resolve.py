@@ -186,9 +186,10 @@ def style_for(model: str, task: str, tokenizer: Callable[[], Any]) -> str | None
         return None
     if model == f"tiny-{task}":
         return "compact"  # all that it has ever read
-    if (found := tokenizer()) is None:
+    reader = tokenizer()
+    if reader is None:
         return None
-    return "chat" if getattr(found, "chat_template", None) else "text"
+    return "chat" if getattr(reader, "chat_template", None) else "text"
 
 
 def by_data(config: Config, rows: int | None, *, dry: bool) -> Decisions:
@@ -206,14 +207,14 @@ def by_data(config: Config, rows: int | None, *, dry: bool) -> Decisions:
     decisions: dict[str, tuple[Any, str]] = {}
     if "prompts_per_step" not in config.sampling.model_fields_set:
         parts = config.off_policy.mini_batches
-        usual = config.sampling.prompts_per_step
-        size = max(parts, min(usual, rows) // parts * parts)
-        if size != usual:
+        default = config.sampling.prompts_per_step
+        size = max(parts, min(default, rows) // parts * parts)
+        if size != default:
             decisions["sampling.prompts_per_step"] = size, f"the data have {rows} rows"
     if "validation" not in options and "validation_share" not in options:
         decisions |= held_out(rows, config.evaluation)
-    stated = {f"task.options.{name}" for name in options}
-    return {name: decision for name, decision in decisions.items() if name not in stated}
+    names = {f"task.options.{name}" for name in options}
+    return {name: decision for name, decision in decisions.items() if name not in names}
 
 
 def by_machine(config: Config) -> Decisions:

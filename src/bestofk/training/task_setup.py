@@ -106,35 +106,34 @@ def evaluation_sets(
         section, task: the run's own.
     """
     sets = []
-    style = section.options.get("style")
     for name, source in evaluation.sets.items() if evaluation.every else ():
-        options: dict[str, Any] = {}
-        if source in tasks.TASKS:
-            if style and "style" in inspect.signature(tasks.factory(source)).parameters:
-                options = {"style": style}
-            further, judge = TaskSection(name=source, options=options), None
-        elif section.name == "dataset":
-            options = {k: v for k, v in section.options.items() if k not in SOURCES}
-            further, judge = section.changed(options={**options, "test": source}), own
-        else:
-            further, judge = (
-                section.changed(
-                    name="dataset",
-                    options={"test": source, "style": "chat" if style == "chat" else "text"},
-                    verifier=section.verifier or task.verifier,
-                    verifier_options={
-                        **({} if section.verifier else task.verifier_options),
-                        **section.verifier_options,
-                    },
-                ),
-                own,
-            )
-        splits = tasks.task(source, **options).splits if source in tasks.TASKS else ("test",)
+        is_task = source in tasks.TASKS
+        further = section_of(source, section, task)
+        splits = tasks.task(source, **further.options).splits if is_task else ("test",)
         split = "test" if "test" in splits else splits[-1]
         further = further.changed(split=split, advanced=TaskAdvanced())
-        made = make_task(further, judge, splits=[split], facts=facts, new_tokens=new_tokens)
-        sets.append(EvaluationSet(name, *made, split))
+        judge = None if is_task else own
+        parts = make_task(further, judge, splits=[split], facts=facts, new_tokens=new_tokens)
+        sets.append(EvaluationSet(name, *parts, split))
     return tuple(sets)
+
+
+def section_of(source: str, section: TaskSection, task: tasks.Task) -> TaskSection:
+    """A further set as a section of its own, from the run's section and task."""
+    style = section.options.get("style")
+    if source in tasks.TASKS:
+        has_style = style and "style" in inspect.signature(tasks.factory(source)).parameters
+        return TaskSection(name=source, options={"style": style} if has_style else {})
+    if section.name == "dataset":
+        options = {k: v for k, v in section.options.items() if k not in SOURCES}
+        return section.changed(options={**options, "test": source})
+    own_options = {} if section.verifier else task.verifier_options
+    return section.changed(
+        name="dataset",
+        options={"test": source, "style": "chat" if style == "chat" else "text"},
+        verifier=section.verifier or task.verifier,
+        verifier_options={**own_options, **section.verifier_options},
+    )
 
 
 SOURCES = ("train", "validation", "test")
@@ -153,12 +152,12 @@ def make_prompts(
         threshold, seed: a reward that passes there; of the order of what is kept.
         say: prints a line.
     """
-    stated, options = dict(section.options), section.advanced
+    chosen, options = dict(section.options), section.advanced
     if section.name == "dataset" and section.verifier:
-        stated.setdefault("verifier", section.verifier)  # its rows keep every field then
+        chosen.setdefault("verifier", section.verifier)  # its rows keep every field then
     elif section.name == "dataset" and section.environment:
-        stated.setdefault("verifier", f"environment:{section.environment}")  # so do these
-    task = tasks.task(section.name, **stated)
+        chosen.setdefault("verifier", f"environment:{section.environment}")  # so do these
+    task = tasks.task(section.name, **chosen)
     if options.pass_rates is None:
         return task
     low, high = options.pass_rate_range
@@ -215,25 +214,25 @@ def with_pass_rates(
         built = task.make(name)
         if name != split:
             return built
-        known = [prompt for prompt in built if prompt.id in rate_of]
-        kept = [prompt for prompt in known if low <= rate_of[prompt.id] <= high]
+        rated = [prompt for prompt in built if prompt.id in rate_of]
+        in_range = [prompt for prompt in rated if low <= rate_of[prompt.id] <= high]
         missing = {prompt.id: f"it is not in {file}" for prompt in built}
         outside = f"its pass rate in {file} is outside [{low:g}, {high:g}]"
-        task.left_out.update(missing | dict.fromkeys((each.id for each in known), outside))
-        for prompt in kept:
+        task.left_out.update(missing | dict.fromkeys((each.id for each in rated), outside))
+        for prompt in in_range:
             del task.left_out[prompt.id]
-        if not kept:
+        if not in_range:
             raise ValueError(
-                f"task.advanced.pass_rates: {len(known)} of {len(built)} prompts of split "
+                f"task.advanced.pass_rates: {len(rated)} of {len(built)} prompts of split "
                 f"{split!r} are in {file}, and none has a pass rate in [{low:g}, {high:g}]: widen "
                 "task.advanced.pass_rate_range, or sample this split again"
             )
         if say:
             say(
-                f"{task.name}, {split}: {len(kept):,} of {len(built):,} prompts kept: {file} has "
-                f"{len(known):,} of them, {len(kept):,} with a pass rate in [{low:g}, {high:g}]"
+                f"{task.name}, {split}: {len(in_range):,} of {len(built):,} prompts kept: {file} "
+                f"has {len(rated):,} of them, and these a pass rate in [{low:g}, {high:g}]"
             )
-        return Split(kept, len(kept), seed=seed)
+        return Split(in_range, len(in_range), seed=seed)
 
     return replace(task, make=make, _cache={})
 
@@ -254,12 +253,12 @@ def with_fitting_prompts(task: Task, model_config: Any, tokenizer: Any, new: int
 
     def make(name: str) -> Split:
         split = task.make(name)
-        seen, long = 0, dict[str, int]()
+        count, long = 0, dict[str, int]()
         template = len(encode(tokenizer, split[0]))
 
         def fits(prompt: Prompt) -> bool:
-            nonlocal seen
-            seen += 1
+            nonlocal count
+            count += 1
             if template + _bytes(prompt) <= room:  # a token holds a byte at least
                 return True
             length = len(encode(tokenizer, prompt))
@@ -267,7 +266,7 @@ def with_fitting_prompts(task: Task, model_config: Any, tokenizer: Any, new: int
                 return True
             long[prompt.id] = length
             task.left_out[prompt.id] = "the prompt is too long for the model"
-            of = max(seen, 10) if split.is_lazy else len(split)
+            of = max(count, 10) if split.is_lazy else len(split)
             if len(long) > MOST_LEFT_OUT * of:
                 lower = (
                     f"lower it to at most {limit - length}, or take" if limit > length else "take"
@@ -349,24 +348,24 @@ def _refused(
     place = cache_folder() / "references" / f"{name}.json"
     settings = repr((source_of_judges(), platform.python_version(), judge.settings))
     keys = {prompt.id: _key(settings, prompt) for prompt in prompts}
-    known = _stored(place)
-    unknown = [prompt for prompt in prompts if keys[prompt.id] not in known]
+    stored = _stored(place)
+    unknown = [prompt for prompt in prompts if keys[prompt.id] not in stored]
     if len(unknown) > 200:
         say(f"{name}: judging {len(unknown):,} reference solutions, once")
     mine = unknown[processes.rank :: processes.size] if processes else unknown
     verdicts = judge(mine, [str(prompt.reference) for prompt in mine])
-    found: dict[str, str | None] = {
+    reasons: dict[str, str | None] = {
         prompt.id: None if verdict.reward >= 1 else _why(verdict)
         for prompt, verdict in zip(mine, verdicts, strict=True)
     }
-    parts = processes.gather(found) if processes else [found]
+    parts = processes.gather(reasons) if processes else [reasons]
     judged = {id: why for part in parts for id, why in part.items()}
     if judged and not (processes and processes.rank):
         fresh = {keys[id]: why for id, why in judged.items() if not str(why).startswith("unscored")}
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(place, json.dumps({**_stored(place), **fresh}), sync=False)
-    whole = {prompt.id: known.get(keys[prompt.id]) for prompt in prompts} | judged
-    return {id: why for id, why in whole.items() if why is not None}
+    all_reasons = {prompt.id: stored.get(keys[prompt.id]) for prompt in prompts} | judged
+    return {id: why for id, why in all_reasons.items() if why is not None}
 
 
 @cache
