@@ -409,6 +409,7 @@ def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:
         (["--vote", "--key-variable", "NO_KEY"], "$NO_KEY is empty"),
         (["--verifier", "nope"], "unknown verifier 'nope'"),
         (["--verifier", "keyed.py:reward"], "--fields names what a request brings"),
+        (["--verifier", "maths"], "'expected'; --fields names what a request brings"),
         (["--vote", "--k", "0"], "--k takes"),
         (["--vote", "--port", "70000"], "cannot listen on 127.0.0.1:70000"),
     ],

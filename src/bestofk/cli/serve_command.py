@@ -173,7 +173,7 @@ def judge_of(options: ServeOptions) -> Any:
     Raises:
         ValueError: no such verifier, or one that needs a field which --fields does not name.
     """
-    from bestofk.rewards import scored_by, verifier
+    from bestofk.rewards import VERIFIERS, scored_by, verifier
 
     own = json_pairs(options.verifier_option)
     if own and not options.verifier:
@@ -183,8 +183,13 @@ def judge_of(options: ServeOptions) -> Any:
         verifier(options.scorer) if options.scorer else None,
     ]
     judge = scored_by(*parts)
+    request = Prompt("a request", "", "serve", dict.fromkeys(options.fields, ""))
     try:
-        judge.check_prompts([Prompt("a request", "", "serve", dict.fromkeys(options.fields, ""))])
+        judge.check_prompts([request])
+        if options.verifier in VERIFIERS and not options.fields:
+            (verdict,) = judge([request], ["<answer>1</answer>"])
+            if verdict.status == "unscored":
+                raise ValueError(verdict.detail)
     except ValueError as error:
         raise ValueError(f"{error}; --fields names what a request brings in its metadata") from None
     return judge
