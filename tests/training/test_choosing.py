@@ -1,6 +1,8 @@
 """Runs in which scores choose among the samples and rewards pay: select@k from the recipe on."""
 
 import json
+from collections.abc import Mapping
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,11 @@ def by_enumeration(rewards: np.ndarray, scores: np.ndarray, k: int) -> list[floa
 
     places = list(range(len(rewards)))
     return [len(places) * (value(places) - value([j for j in places if j != i])) for i in places]
+
+
+def is_at(step: int, line: Mapping[str, Any]) -> bool:
+    """Ends a run there."""
+    return line["kind"] == "train" and line["step"] == step < 4
 
 
 def groups_of(folder: Path) -> list[list[dict[str, Any]]]:
@@ -90,10 +97,7 @@ def test_a_sample_without_a_score_is_unscored_where_scores_choose(
         path = recipe(objective="select@2", task=both, off_policy={"ahead": 1}, **SMALL,
                       run={"dir": str(folder), "steps": 4, "checkpoint_every": 1})  # fmt: skip
         for number, step in enumerate(steps):
-            ends: dict[str, Any] = {
-                "callback": lambda line, step=step: line["kind"] == "train" and line["step"] == step
-            }
-            train(resolve(read(path), resume=number > 0), **(ends if step < 4 else {}))
+            train(resolve(read(path), resume=number > 0), callback=partial(is_at, step))
         runs.append(list(read_samples(folder)))
     assert runs[0] == runs[1]
     for row in runs[0]:

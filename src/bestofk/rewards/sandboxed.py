@@ -107,7 +107,7 @@ class SandboxedVerifier(BatchVerifier):
 
 def caused_by_text(outcome: CallOutcome) -> Verdict:
     """Zero for an outcome that the judged text brought about."""
-    status = next((each for each in CAUSED_BY_TEXT if each == outcome.status), "crashed")
+    status: Status = next((each for each in CAUSED_BY_TEXT if each == outcome.status), "crashed")
     detail = outcome.detail[:500]
     return Verdict(0.0, status, cpu_seconds=outcome.cpu_seconds, tier=outcome.tier, detail=detail)
 
