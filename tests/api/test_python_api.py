@@ -310,3 +310,15 @@ def test_a_stopped_run_does_not_return_to_the_script(
         done = script()
         assert "returned run: max@2, 6 steps" in done.stdout, done.stderr
         assert (tmp_path / "run" / "final" / "config.json").is_file()
+
+
+def test_an_objective_with_options_that_it_needs_is_recorded_with_them():
+    for made, options in (
+        (bestofk.objective("retry@8", price=0.02), {"price": 0.02}),
+        (bestofk.objective("lstat@2", coefficients=[0.25, 0.75]), {"coefficients": [0.25, 0.75]}),
+        (bestofk.objective("subsets@2", value=np.ptp), {"value": f"{np.ptp.__module__}:ptp"}),
+    ):
+        found = objective_settings(made)
+        assert found == {"objective": made.text, "objective_options": options}
+    with pytest.raises(TypeError, match=r"objective_options.value = 'file.py:name'"):
+        objective_settings(bestofk.objective("subsets@2", value=lambda r, s, a: 0.0))

@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from bestofk.cli import main
 from bestofk.evaluation import compare, curve, samples
 
 RNG = np.random.default_rng(3)
-REWARDS = [RNG.choice([0.0, 0.3, 1.0], n) for n in (5, 6, 5)]
+REWARDS: list[Any] = [RNG.choice([0.0, 0.3, 1.0], n) for n in (5, 6, 5)]
 SCORES = [RNG.choice([-np.inf, 1.0, 2.0], len(row)) for row in REWARDS]
 TOKENS = [RNG.integers(1, 9, len(row)).astype(float) for row in REWARDS]
 RUN = samples(REWARDS, scores=SCORES, tokens=TOKENS)
@@ -50,7 +51,7 @@ def test_retry_is_reward_draws_and_tokens_over_all_orders():
                 draws = next((at for at, j in enumerate(order, 1) if rewards[j] >= 1), k)
                 drawn = list(order[:draws])
                 orders.append((rewards[drawn].max(), draws, tokens[drawn].sum()))
-            total += np.mean(orders, axis=0) / len(REWARDS)
+            total = total + np.mean(orders, axis=0) / len(REWARDS)
         reward, draws, spent = total
         assert found.at(k).value == pytest.approx(reward - 0.05 * draws, abs=1e-14)
         assert f"{draws:.4g} at k = {k} (" in notes

@@ -110,21 +110,42 @@ def objective_settings(objective: str | Objective) -> dict[str, Any]:
     """
     if isinstance(objective, str):
         return {"objective": objective}
-    plain = make_objective(objective.text)
+    required = {
+        name: objective.options[name]
+        for term in objective.terms
+        for name, default in term.entry.options.items()
+        if default is ...
+    }
+    plain = make_objective(objective.text, **required)
     names = ("truncate", "self_normalise", "clamp", "threshold", "small_groups", "trust_region")
     options = {name: getattr(objective, name) for name in ("off_policy", *names)}
     options |= objective.options
-    options = {key: value for key, value in options.items() if value != usual_of(plain, key)}
+    options = {name: value for name, value in options.items() if value != usual_of(plain, name)}
+    options |= required
     if objective.stages != plain.stages:
         options["weights"] = [term.weight for term in objective.terms]
     with contextlib.suppress(ValueError):
         if make_objective(objective.text, **options) == objective:
-            as_lists = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-            return {"objective": objective.text, "objective_options": as_lists}
+            recorded = {
+                k: list(v) if isinstance(v, tuple) else name_of(v) if callable(v) else v
+                for k, v in options.items()
+            }
+            return {"objective": objective.text, "objective_options": recorded}
     raise ValueError(
         f"a run records its objective as a string with options, and bestofk.objective("
         f"{objective.text!r}) gives another one: make it with bestofk.objective(...)"
     )
+
+
+def name_of(function: Any) -> str:
+    """A function as a recipe names it: "module:name"."""
+    module, name = function.__module__, function.__qualname__
+    if module == "__main__" or not name.isidentifier():
+        raise TypeError(
+            f"a run records its objective's function by name, and {name} has none: put it into a "
+            "file and name it as objective_options.value = 'file.py:name'"
+        )
+    return f"{module}:{name}"
 
 
 def usual_of(objective: Objective, name: str) -> Any:

@@ -36,11 +36,11 @@ class ReportOptions(ReadingOptions):
     """Where the page goes. An existing file is replaced."""
     title: str | None = None
     """Title of the page; by default the runs' names."""
-    metrics: tuple[Literal["pass@k", "max@k", "maj@k", "pass^k"], ...] | None = option(
+    metrics: tuple[Literal["pass@k", "max@k", "maj@k", "select@k", "pass^k"], ...] | None = option(
         "METRIC ...", default=None
     )
-    """Curves to show, of pass@k, max@k, maj@k and pass^k; by default pass@k, and max@k where
-    rewards are graded."""
+    """Curves to show, of pass@k, max@k, maj@k, select@k and pass^k; by default pass@k, and max@k
+    where rewards are graded."""
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     samples: int = SAMPLES

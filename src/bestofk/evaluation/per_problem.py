@@ -109,7 +109,7 @@ def _what_is_used(
     if samples.scores is None:
         raise ValueError(
             f"{samples.name}: select@k needs the scores that choose, and the file has no such "
-            "column: name it with --scores COLUMN"
+            "column: name it with --scores COLUMN, or --map score=COLUMN"
         )
     scores = samples.scores[live]
     if np.isnan(scores).any():

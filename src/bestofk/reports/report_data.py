@@ -117,7 +117,7 @@ def run_facts(source: Source) -> dict[str, Any]:
 
 
 def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str, Any]:
-    rewards = key == "max@k" and any(curve.bounds != (0.0, 1.0) for curve in curves)
+    rewards = any(curve.bounds != (0.0, 1.0) for curve in curves)
     about = FAMILY[key][0].upper() + FAMILY[key][1:]
     threshold = curves[0].threshold
     if threshold is not None and key != "max@k":
