@@ -148,6 +148,7 @@ def jobs_of(options: argparse.Namespace) -> list[dict[str, Any]]:
 def run(job: dict[str, Any], seconds: float, steps: int | None) -> dict[str, Any]:
     """Train one run for at most so many seconds; the line it is remembered by."""
     from bestofk.config import merged, read
+    from bestofk.training.resolve import resolve
     from bestofk.training.train import train
 
     folder = Path(tempfile.mkdtemp(prefix="inner-steps-"))
@@ -173,7 +174,7 @@ def run(job: dict[str, Any], seconds: float, steps: int | None) -> dict[str, Any
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1))
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            train(config)
+            train(resolve(config))
     except TimeoutError:
         failure = "out of time"
     except Exception:

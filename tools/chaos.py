@@ -36,6 +36,7 @@ from safetensors.torch import load_file
 from bestofk.config import Config, merged
 from bestofk.models import Policy, save, tiny
 from bestofk.runs import damage, read_jsonl, read_metrics
+from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -103,7 +104,7 @@ def life(config: Config, folder: Path, log: Path, faults: bool) -> int:
             os.environ["CHAOS_BREAKS"] = "0.01"
             jump_clock(random.Random(os.getpid()))
         resume = (folder / "config.toml").exists()
-        outcome = train(merged(config, {"run.dir": str(folder)}), resume=resume)
+        outcome = train(resolve(merged(config, {"run.dir": str(folder)}), resume=resume))
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
