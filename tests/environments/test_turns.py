@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from bestofk.environments.author_class import as_environment
+from bestofk.environments.author_class import (
+    as_environment,
+    load_environment,
+    recorded_name,
+    tools_of,
+)
 from bestofk.environments.limits import TurnLimits
 from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
@@ -336,6 +341,16 @@ def test_a_row_chooses_among_environments():
     assert ends == ["answer", "environment"]
     with pytest.raises(ValueError, match="unknown environment of 'p2' 'ecko'; did you mean 'echo'"):
         source.sample([asked(2, environment="ecko")], seed=1, sampling=SAMPLING)
+
+
+def test_what_a_run_records_of_an_environment_names_it_again():
+    for source in (Guess, {"guess": Guess, "echo": Echo}, [call, asked]):
+        again = load_environment(recorded_name(source))
+        assert again.makers.keys() == as_environment(source).makers.keys()
+        for name, make in again.makers.items():
+            assert tools_of(make()).keys() == tools_of(as_environment(source).makers[name]()).keys()
+    with pytest.raises(ValueError, match="an environment is a class, a list of functions"):
+        as_environment([Guess, Echo])
 
 
 def test_plain_text_is_continued_as_it_is():

@@ -23,7 +23,7 @@ from bestofk.config import read as read_recipe
 from bestofk.devices import silence_compiler
 from bestofk.environments.author_class import (
     EnvironmentClasses,
-    named_environment,
+    as_environment,
     recorded_name,
 )
 from bestofk.evaluation import Curve
@@ -192,7 +192,7 @@ def train(
         KeyboardInterrupt, SystemExit: the run was stopped by a signal; resume it.
     """
     verifier, name = named_reward(reward)
-    classes = None if environment is None else named_environment(environment)
+    classes = None if environment is None else as_environment(environment)
     if resume is not None:
         continued = resumed(resume, settings or {})
         return run_to_the_end(continued, verifier, classes, callback=callback)

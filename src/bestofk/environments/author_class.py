@@ -108,53 +108,58 @@ def _name(made: Any) -> str:
     return getattr(made, "__name__", type(made).__name__)
 
 
-def as_environment(stated: Any) -> EnvironmentClasses:
-    """A class, a list of functions (tools), or a dict of those by name, as one object.
+def as_environment(source: Any) -> EnvironmentClasses:
+    """A class, a list of functions (tools), a name, or a dict of those by name, as one object.
 
     A function with parameters is a tool; one without makes an instance.
 
     Raises:
         ValueError: anything else.
     """
-    if isinstance(stated, EnvironmentClasses):
-        return stated
-    if isinstance(stated, Mapping):
-        makers = {str(name): as_environment(each).makers[""] for name, each in stated.items()}
+    if isinstance(source, EnvironmentClasses):
+        return source
+    if isinstance(source, str):
+        return load_environment(source)
+    if isinstance(source, Mapping):
+        makers = {str(name): as_environment(each).makers[""] for name, each in source.items()}
         return EnvironmentClasses(makers)
-    if inspect.isfunction(stated) and inspect.signature(stated).parameters:
-        stated = [stated]
-    if isinstance(stated, Sequence) and not isinstance(stated, str) and all(map(callable, stated)):
-        functions = tuple(stated)
+    if inspect.isfunction(source) and inspect.signature(source).parameters:
+        source = [source]
+    if isinstance(source, Sequence) and all(map(inspect.isroutine, source)):
+        functions = tuple(source)
         return EnvironmentClasses({"": lambda: PlainTools(functions)})
-    if not callable(stated):
+    if not callable(source):
         raise ValueError(
-            f"an environment is a class, a list of functions, or a dict of those, got {stated!r}"
+            f"an environment is a class, a list of functions, or a dict of those, got {source!r}"
         )
-    return EnvironmentClasses({"": stated})
+    return EnvironmentClasses({"": source})
 
 
-def load_environment(stated: str) -> EnvironmentClasses:
-    """What a recipe names: "file.py:Class", "package.module:Class", or one that is shipped;
-    several functions (tools) separated by commas."""
-    found = []
-    for name in stated.split(","):
-        path = SHIPPED.get(name.strip(), name.strip())
+def load_environment(names: str) -> EnvironmentClasses:
+    """What a recipe names: "file.py:Class", "package.module:Class", or one that is shipped.
+
+    Several functions (tools) are separated by commas, and so are environments among which rows
+    choose: "a=file.py:A,b=file.py:B".
+    """
+    loaded = []
+    for each in names.split(","):
+        key, _, name = each.strip().rpartition("=")
+        path = SHIPPED.get(name, name)
         if ":" not in path:
             raise unknown("environment", name, SHIPPED)
-        found.append(load_function(path, what="environment"))
-    return as_environment(found[0] if len(found) == 1 else found)
+        loaded.append((key, load_function(path, what="environment")))
+    if loaded[0][0]:
+        return as_environment(dict(loaded))
+    sources = [source for _, source in loaded]
+    return as_environment(sources[0] if len(sources) == 1 else sources)
 
 
-def named_environment(stated: Any) -> EnvironmentClasses:
-    """A name or an environment given in Python, as one object."""
-    return load_environment(stated) if isinstance(stated, str) else as_environment(stated)
-
-
-def recorded_name(stated: Any) -> str:
+def recorded_name(source: Any) -> str:
     """What a recipe records of an environment that was given in Python."""
-    if isinstance(stated, str):
-        return stated
-    each = list(stated.values()) if isinstance(stated, Mapping) else stated
-    if isinstance(each, Sequence):
-        return ",".join(map(recorded_name, each))
-    return f"{each.__module__}:{each.__qualname__}"
+    if isinstance(source, str):
+        return source
+    if isinstance(source, Mapping):
+        return ",".join(f"{name}={recorded_name(each)}" for name, each in source.items())
+    if isinstance(source, Sequence):
+        return ",".join(map(recorded_name, source))
+    return f"{source.__module__}:{source.__qualname__}"

@@ -54,10 +54,10 @@ class OpenTrajectory:
         """Bring the environment to the problem of the row. One that fails ends the trajectory
         after its first turn, unscored: a trajectory without tokens is none."""
         try:
-            found = self._limited(self.environment.reset, arguments)
-            if not isinstance(found, str | None):
-                raise TypeError(f"reset returns text or None, got {type(found).__name__}")
-            self.observation = found
+            added = self._limited(self.environment.reset, arguments)
+            if not isinstance(added, str | None):
+                raise TypeError(f"reset returns text or None, got {type(added).__name__}")
+            self.observation = added
         except (Exception, CallTimeout) as error:
             self.ended_by = "broken"
             self.verdict = broken(f"{type(self.environment).__name__}.reset", self.prompt, error)
@@ -249,8 +249,8 @@ class TurnSampler:
                         ids, log_probs, self.sampler.tokenizer, self.sampler.ends, sampling.stop
                     )
                     raw = str(self.sampler.tokenizer.decode(ids.tolist()))
-                    left = room[at // n] - len(row.tokens)
-                    work.append((row, drawn, raw, left, self.sampler.ends))
+                    free = room[at // n] - len(row.tokens)
+                    work.append((row, drawn, raw, free, self.sampler.ends))
                 list(threads.map(lambda each: each[0].answer(*each[1:]), work))
                 active = [at for at in active if flat[at].ended_by is None]
             list(threads.map(OpenTrajectory.finish, flat))
@@ -280,23 +280,23 @@ class TurnSampler:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and log-probs of the next turn of the active rows."""
         n, longest = sampling.n, self.limits.turn_tokens or sampling.max_new_tokens
-        left = [min(longest, room[at // n] - len(rows[at].tokens)) for at in active]
+        free = [min(longest, room[at // n] - len(rows[at].tokens)) for at in active]
         first = not rows[active[0]].tokens  # all rows are there: siblings share their prompt
         if first:
-            texts, each = list(starts), draws[:, :, : max(left)]
+            texts, each = list(starts), draws[:, :, : max(free)]
         else:
             texts = [(*starts[at // n], *rows[at].tokens) for at in active]
-            each = np.zeros((len(active), 1, max(left)))
+            each = np.zeros((len(active), 1, max(free)))
             for place, at in enumerate(active):
                 used = sum(rows[at].own)
-                own = draws[at // n, at % n, used : used + left[place]]
+                own = draws[at // n, at % n, used : used + free[place]]
                 each[place, 0, : len(own)] = own
         options = sampling.changed(samples_per_prompt=each.shape[1], max_new_tokens=each.shape[2])
-        found = dict(self.sampler.continue_from(texts, each, options))
-        turns = [turn for place in range(len(texts)) for turn in found[place]]
+        drawn = dict(self.sampler.continue_from(texts, each, options))
+        turns = [turn for place in range(len(texts)) for turn in drawn[place]]
         return [
             (ids[:most], log_probs[:most])
-            for (ids, log_probs), most in zip(turns, left, strict=True)
+            for (ids, log_probs), most in zip(turns, free, strict=True)
         ]
 
 
