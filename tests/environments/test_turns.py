@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -344,7 +345,8 @@ def test_a_row_chooses_among_environments():
 
 
 def test_what_a_run_records_of_an_environment_names_it_again():
-    for source in (Guess, {"guess": Guess, "echo": Echo}, [call, asked]):
+    sources: list[Any] = [Guess, {"guess": Guess, "echo": Echo}, [call, asked]]
+    for source in sources:
         again = load_environment(recorded_name(source))
         assert again.makers.keys() == as_environment(source).makers.keys()
         for name, make in again.makers.items():
