@@ -41,9 +41,17 @@ def test_bool_float_and_verdict_are_verdicts() -> None:
 
 @pytest.mark.parametrize("bad", [None, "1.0", math.inf, -math.inf, [1]])
 def test_what_is_no_reward_is_unscored_not_zero(bad: Any) -> None:
-    (verdict,) = from_function(lambda completion: bad)([PROMPT], ["x"])
+    judge = from_function(lambda completion: bad if completion == "x" else 1.0)
+    right, verdict = judge([PROMPT] * 2, ["y", "x"])
+    assert right.reward == 1.0
     assert verdict.status == "unscored"
     assert math.isnan(verdict.reward)
+
+
+@pytest.mark.parametrize("bad", [None, "1.0", [1]])
+def test_a_function_that_never_gave_a_reward_ends_the_run(bad: Any) -> None:
+    with pytest.raises(ValueError, match="returns a number, a bool or a Verdict"):
+        from_function(lambda completion: bad)([PROMPT], ["x"])
 
 
 def test_lengths_and_types_of_a_batch_are_checked() -> None:
