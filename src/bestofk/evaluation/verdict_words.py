@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bestofk.procedures import PROCEDURES
 from bestofk.samples.sample_arrays import in_clusters, per_problem
 
 POWER = 0.84
@@ -136,11 +137,9 @@ def _drawn(result: Any) -> str:
 
 
 FAMILY = {
+    **{f"{name}@k": PROCEDURES[name].meaning for name in ("max", "select", "retry")},
     "pass@k": "the chance that at least one of k samples passes",
-    "max@k": "the expected best reward among k samples",
     "maj@k": "the chance that the most frequent answer among k samples is right",
-    "select@k": "the expected reward of the best-scored among k samples",
-    "retry@k": "the reward of drawing until a sample passes, at most k, less the draws' price",
     "pass^k": "the chance that all k samples pass",
     "mean": "the mean reward",
 }
