@@ -50,7 +50,7 @@ def test_retry_is_reward_draws_and_tokens_over_all_orders():
             for order in permutations(range(len(rewards)), k):
                 draws = next((at for at, j in enumerate(order, 1) if rewards[j] >= 1), k)
                 drawn = list(order[:draws])
-                orders.append((rewards[drawn].max(), draws, tokens[drawn].sum()))
+                orders.append([rewards[drawn].max(), draws, tokens[drawn].sum()])
             total = total + np.mean(orders, axis=0) / len(REWARDS)
         reward, drawn_on_average, spent = total
         expected = reward - 0.05 * drawn_on_average

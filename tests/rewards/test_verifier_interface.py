@@ -42,8 +42,9 @@ def test_bool_float_and_verdict_are_verdicts() -> None:
 @pytest.mark.parametrize("bad", [None, "1.0", math.inf, -math.inf, [1]])
 def test_what_is_no_reward_is_unscored_not_zero(bad: Any) -> None:
     judge = from_function(lambda completion: bad if completion == "x" else 1.0)
-    right, verdict = judge([PROMPT] * 2, ["y", "x"])
+    [right] = judge([PROMPT], ["y"])
     assert right.reward == 1.0
+    [verdict] = judge([PROMPT], ["x"])  # a first value of this kind ends a run
     assert verdict.status == "unscored"
     assert math.isnan(verdict.reward)
 
