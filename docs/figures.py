@@ -34,19 +34,6 @@ def weight_against_rank(n: int = 16) -> None:
     save("weight-against-rank.svg")
 
 
-def eta_against_accuracy(n: int = 32) -> None:
-    """The summed size of a group's weights under Pass@k Training."""
-    correct = np.tril(np.ones((n + 1, n)), -1)  # row c has c ones
-    for k in (1, 2, 4, 8, 16):
-        eta = np.abs(advantages(correct, f"passk-training@{k}")).sum(axis=-1)
-        plt.plot(np.arange(n + 1) / n, eta, label=f"k = {k}")
-    plt.xlabel(f"accuracy c/n of the group, n = {n}")
-    plt.ylabel("η = N₊|A₊| + N₋|A₋|")
-    plt.legend(frameon=False)
-    save("eta-against-accuracy.svg")
-
-
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     weight_against_rank()
-    eta_against_accuracy()
