@@ -256,5 +256,6 @@ def open_session(
         if session.is_complete:
             session.recorder.final_model()
         processes.wait()
-        display.close()
-        processes.close()
+    # The watch over the other processes ends with a last word between them: the group outlives it.
+    display.close()
+    processes.close()
