@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import os
+import subprocess
 import sys
 import threading
 import time
@@ -215,16 +215,26 @@ def test_an_interrupt_ends_the_run_and_not_the_event_loop() -> None:
     assert from_function(reward)([PROMPT], ["4"])[0].reward == 1.0
 
 
+FORKS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from test_async_rewards import PROMPT, from_function, reward
+judge = from_function(reward)
+assert judge([PROMPT], ["4"])[0].reward == 1.0
+child = os.fork()
+if not child:
+    try:
+        os._exit(0 if judge([PROMPT] * 2, ["4", "5"])[0].reward == 1.0 else 3)
+    finally:
+        os._exit(4)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 def test_a_forked_process_has_an_event_loop_of_its_own() -> None:
-    judge = from_function(reward)
-    assert judge([PROMPT], ["4"])[0].reward == 1.0
-    child = os.fork()
-    if not child:
-        try:
-            os._exit(0 if judge([PROMPT] * 2, ["4", "5"])[0].reward == 1.0 else 3)
-        finally:
-            os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """In a process of its own: other tests may have loaded libraries with threads here."""
+    command = [sys.executable, "-c", FORKS, str(Path(__file__).parent)]
+    assert subprocess.run(command, timeout=120).returncode == 0
 
 
 def test_an_async_function_is_judged_from_asyncio_and_in_the_sandbox() -> None:
