@@ -232,6 +232,70 @@ def test_a_rejected_request_is_asked_once_and_its_reason_comes_back_without_the_
         assert len(upstream.requests) <= 8
 
 
+def models_are_said_with_the_key(handler: Any) -> None:
+    send(handler, 401, f"wrong: {handler.headers['Authorization']}".encode())
+
+
+@pytest.mark.parametrize("authorization", ["Bearer sk-secret", "sk-secret", "Bearer  sk-secret"])
+def test_no_error_of_the_upstream_brings_a_key(authorization: str) -> None:
+    def reject(handler: Any, body: dict[str, Any]) -> None:
+        models_are_said_with_the_key(handler)
+
+    with FaultyServer(always={"": reject}) as upstream:
+        upstream.http.RequestHandlerClass.do_GET = models_are_said_with_the_key  # type: ignore[attr-defined]
+        for own in ("", "sk-secret"):
+            with served(upstream.url, upstream_key=own) as address:
+                headers = {"Authorization": authorization}
+                for answer in (
+                    ask(address, headers=headers),
+                    httpx.get(f"{address}/v1/models", headers=headers),
+                ):
+                    message = answer.json()["error"]["message"]
+                    assert answer.status_code == 401
+                    assert message.startswith("upstream answered 401: wrong: ")
+                    assert "sk-secret" not in message
+
+
+NO_CHOICES: list[dict[str, Any]] = [
+    {"text": "right"},
+    {"message": None, "text": "right"},
+    {"message": {"content": "right", "tool_calls": "abc"}},
+    {"message": {"content": "right", "tool_calls": [1]}},
+]
+
+
+@pytest.mark.parametrize("choice", NO_CHOICES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_of_another_kind_is_a_failed_draw(choice: dict[str, Any], stream: bool) -> None:
+    def answer(handler: Any, body: dict[str, Any]) -> None:
+        send(handler, 200, json.dumps({"id": "c", "choices": [choice]}).encode())
+
+    with FaultyServer(always={"": answer}) as upstream, served(upstream.url, retries=0) as address:
+        response = ask(address, stream=stream)
+        assert response.status_code == 502
+        assert "an answer that is not a completion" in response.json()["error"]["message"]
+
+
+def test_a_redirect_is_no_answer_and_a_stream_is_json_where_the_upstream_wrote_nan() -> None:
+    def redirect(handler: Any, body: dict[str, Any]) -> None:
+        send(handler, 302, b"", {"Location": "http://127.0.0.1:9/"})
+
+    def with_nan(handler: Any, body: dict[str, Any]) -> None:
+        send(handler, 200, b'{"x": NaN, "choices": [{"message": {"content": "right"}}]}')
+
+    with FaultyServer(always={"": redirect}) as upstream, served(upstream.url) as address:
+        response = ask(address)
+        assert response.status_code == 502
+        assert response.json()["error"]["message"] == "upstream answered 302"
+    with FaultyServer(always={"": with_nan}) as upstream, served(upstream.url) as address:
+        first = ask(address, stream=True).text.partition("\n\n")[0].removeprefix("data: ")
+
+    def not_json(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads(first, parse_constant=not_json)["x"] is None
+
+
 def test_when_the_time_is_up_the_best_of_what_came_is_the_answer() -> None:
     late = ScriptedUpstream(lambda body, number: ("wrong", 0.02) if number == 0 else ("right", 60))
     with late.running() as url, served(url, k=3, timeout=1.0) as address:
@@ -325,6 +389,21 @@ def test_who_may_ask() -> None:
         assert upstream.keys[3:] == [None]
 
 
+def test_headers_that_are_no_addresses_and_keys_that_are_no_ascii() -> None:
+    upstream = ScriptedUpstream(lambda body, number: ("right", 0.0))
+    with upstream.running() as url, served(url, k=1, hosts=("127.0.0.1", "MyBox")) as address:
+        for header, status in (("Host", 421), ("Origin", 403)):
+            for name in ("http://[::1", "[::1", "]["):
+                assert ask(address, headers={header: name}).status_code == status
+        assert ask(address, headers={"Host": "mybox:8001"}).status_code == 200
+        key: Any = {"Authorization": "Bearer sk-é".encode("latin-1")}
+        assert ask(address, headers=key).status_code == 200
+        missed = httpx.post(f"{address}/chat/completions", json={})
+        assert missed.status_code == 404
+        assert "POST /chat/completions is not served here" in missed.json()["error"]["message"]
+    assert upstream.keys == [None, "Bearer sk-é"]
+
+
 def test_a_verifier_that_breaks_is_unscored_and_noted_once() -> None:
     notes: list[str] = []
 
@@ -411,6 +490,7 @@ def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:
         (["--verifier", "keyed.py:reward"], "--fields names what a request brings"),
         (["--verifier", "maths"], "'expected'; --fields names what a request brings"),
         (["--vote", "--k", "0"], "--k takes"),
+        (["--vote", "--key-variable", "ODD_KEY"], "$ODD_KEY has a character that no key has"),
         (["--vote", "--port", "70000"], "cannot listen on 127.0.0.1:70000"),
     ],
 )
@@ -419,6 +499,7 @@ def test_the_command_says_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BESTOFK_TOKEN", raising=False)
+    monkeypatch.setenv("ODD_KEY", "sk-a\nb")
     (tmp_path / "keyed.py").write_text("def reward(completion, key):\n    return 1.0\n")
     assert main(["serve", "--upstream", "http://127.0.0.1:1", *words]) == 2
     assert said in capsys.readouterr().err

@@ -219,7 +219,7 @@ def second_best(rewards, scores, answers):
 
 @pytest.mark.parametrize("old", [NOW, OLD], ids=["on policy", "off policy"])
 @pytest.mark.parametrize("sets", [4, 512])
-@pytest.mark.parametrize("control", [None, "select"])
+@pytest.mark.parametrize("control", [None, "select", "maj"])
 def test_a_function_of_subsets_is_unbiased_by_enumeration_for_a_design_that_is_not_complete(
     old, sets, control
 ):
@@ -230,7 +230,8 @@ def test_a_function_of_subsets_is_unbiased_by_enumeration_for_a_design_that_is_n
 
     def weights(draws):
         off = {} if old is NOW else {"log_ratio": ratio[draws]}
-        return made(rewards[draws], scores=scores[draws], **off)
+        answers = rewards[draws].astype(str)
+        return made(rewards[draws], scores=scores[draws], answers=answers, **off)
 
     def worth(draw):
         return second_best(rewards[draw], scores[draw], None)
@@ -263,6 +264,38 @@ def test_a_function_of_subsets_agrees_with_exact_objectives_and_is_silent_withou
         objective("subsets@3", value=lambda r, s, a: NAN)(rewards)
     with pytest.raises(ValueError, match="control='select' needs scores=, one per sample"):
         objective("subsets@3", value=lambda r, s, a: 1.0, control="select")(rewards)
+    for worth in ("much", None):
+        with pytest.raises(ValueError, match=f"must return a finite number, got {worth!r}"):
+            objective("subsets@3", value=lambda r, s, a, worth=worth: worth)(rewards)
+    with pytest.raises(ValueError, match=r"sets=2 is too few for 3 of 9 samples.*at least 3"):
+        objective("subsets@3", value=lambda r, s, a: 1.0, sets=2)(rewards)
+    with pytest.raises(ValueError, match="answers must be texts, numbers, tuples or None"):
+        advantages(rewards[0], "maj@3", answers=[{"a"}] * 9)
+    with pytest.raises(ValueError, match="control='maj' needs one reward for each answer"):
+        objective("subsets@3", value=lambda r, s, a: 1.0, control="maj")(rewards, answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(6, 2), (7, 2), (7, 6), (9, 5), (10, 5), (512, 2), (512, 511)]
+)
+def test_the_smallest_design_has_every_sample_in_some_sets_and_out_of_others(n, k):
+    least = math.ceil(n / min(k, n - k))
+    sets = design(n, k, least)
+    assert sets.shape == (min(least, math.comb(n, k)), k)
+    counts = np.bincount(sets.reshape(-1), minlength=n)
+    assert all(len(set(each)) == k for each in sets.tolist())
+    assert 0 < counts.min() <= counts.max() < len(sets)
+
+
+def test_log_ratios_of_any_size_scale_a_function_of_subsets():
+    rewards, logs = RNG.random(8), RNG.normal(size=8)
+    made = objective("subsets@3", value=lambda r, s, a: r.max(), sets=20)
+    once = made(rewards, log_ratio=logs)
+    far = made(rewards, log_ratio=logs - 200.0)
+    np.testing.assert_allclose(far, once * math.exp(-600.0), rtol=1e-9)
+    assert not made(rewards, log_ratio=logs - 900.0).any()
+    with pytest.raises(ValueError, match=r"do not fit into float64.*truncate="):
+        made(rewards, log_ratio=logs + 900.0)
 
 
 @pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])

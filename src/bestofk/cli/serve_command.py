@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -103,14 +102,15 @@ class ServeOptions(VerbOptions):
             ValueError: anybody on the network could ask, or a variable has no key.
         """
         from bestofk.deploy.serving import LOOPBACK, ServerLimits
+        from bestofk.sampling.endpoint import key_in
 
-        token = os.environ.get(self.token_variable, "")
+        token = key_in(self.token_variable)
         if self.host not in LOOPBACK and not token:
             raise ValueError(
                 f"on {self.host} others than this machine can ask, so a token is needed: export "
                 f"{self.token_variable}=$(openssl rand -hex 16)"
             )
-        key = os.environ.get(self.key_variable, "") if self.key_variable else ""
+        key = key_in(self.key_variable) if self.key_variable else ""
         if self.key_variable and not key:
             raise ValueError(f"${self.key_variable} is empty: it has no key for {self.upstream}")
         everywhere = self.host in ("0.0.0.0", "::") and not self.hosts

@@ -15,6 +15,7 @@ from typing import Any
 from bestofk.deploy.choosing import Chooser
 from bestofk.deploy.racing import Race
 from bestofk.messages import unknown
+from bestofk.storage import json_safe
 from bestofk.types import Prompt, reaches
 
 MOST_DEPTH = 64
@@ -220,5 +221,5 @@ def events_of(question: Question, answer: Mapping[str, Any]) -> Iterator[str]:
     if question.with_usage:
         chunks.append({"choices": [], "usage": usage})
     for chunk in chunks:
-        yield f"data: {json.dumps({**about, **chunk})}\n\n"
+        yield f"data: {json.dumps(json_safe({**about, **chunk}))}\n\n"
     yield "data: [DONE]\n\n"

@@ -274,10 +274,10 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         try:
-            status, content = await self.upstream.models(self.authorization(request))
+            listed = await self.upstream.models(self.authorization(request))
         except DrawFailed as error:
             return self.failed(str(error), error.status)
-        return Response(content, status, media_type="application/json")
+        return as_json(listed, 200)
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(self.tally.text(), media_type="text/plain; version=0.0.4")
@@ -300,7 +300,19 @@ class Service:
                 ("/health", self.health),
             )
         ]
-        return checked_access(Starlette(routes=[*post, *get], lifespan=self.running), self.limits)
+        app = Starlette(
+            routes=[*post, *get],
+            lifespan=self.running,
+            exception_handlers={404: self.no_such_path, 405: self.no_such_path},
+        )
+        return checked_access(app, self.limits)
+
+    async def no_such_path(self, request: Request, error: Any) -> Response:
+        paths = "/v1/chat/completions, /v1/completions, /v1/models, /metrics and /health"
+        return self.failed(
+            f"{request.method} {request.url.path[:100]} is not served here: {paths} are",
+            error.status_code,
+        )
 
 
 async def while_connected(request: Request, answering: Any) -> Any:
@@ -329,16 +341,18 @@ def checked_access(app: Any, limits: ServerLimits) -> Any:
     browser.
     """
 
+    hosts = {name.lower() for name in limits.hosts}
+
     async def checked(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-            host = urlsplit(f"//{headers.get(b'host', '')}").hostname or ""
+            host = host_in(f"//{headers.get(b'host', '')}")
             origin = headers.get(b"origin")
             token = headers.get(b"authorization", "").removeprefix("Bearer ")
             fault: Response | None = None
-            if limits.hosts and host not in limits.hosts:
+            if hosts and host not in hosts:
                 fault = refusal("the Host header names another machine", 421)
-            elif origin is not None and urlsplit(origin).hostname not in limits.hosts:
+            elif origin is not None and host_in(origin) not in hosts:
                 fault = refusal("a page of another site may not ask", 403)
             elif limits.token and scope["path"] != "/health":
                 right = hmac.compare_digest(token.encode(), limits.token.encode())
@@ -349,6 +363,14 @@ def checked_access(app: Any, limits: ServerLimits) -> Any:
         await app(scope, receive, send)
 
     return checked
+
+
+def host_in(address: str) -> str:
+    """The host of an address, in lower case; empty where it has none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
 
 
 def refusal(message: str, status: int) -> Response:

@@ -17,12 +17,14 @@ from bestofk.sampling.endpoint import (
     CONNECT_SECONDS,
     ENCODINGS,
     FATAL,
+    REDIRECTS,
     REJECTED,
     fetch,
     transient,
 )
 from bestofk.sampling.openai_wire import (
     NO_CONNECTION,
+    BadAnswer,
     Choice,
     backoff,
     read_answer,
@@ -40,6 +42,24 @@ class Completion:
     """The choice as the server wrote it."""
     response: Mapping[str, Any]
     usage: Mapping[str, int]
+
+
+def key_header(authorization: str) -> dict[str, bytes]:
+    """The header as the client sent it, where it sent one."""
+    return {"Authorization": authorization.encode("latin-1")} if authorization else {}
+
+
+def check_choice(choice: Mapping[str, Any], *, is_chat: bool) -> None:
+    """
+    Raises:
+        BadAnswer: a choice of the other kind, or tool calls that are none.
+    """
+    holder = choice.get("message") if is_chat else choice
+    if not isinstance(holder, dict) or not (is_chat or "text" in holder):
+        raise BadAnswer(f"a choice without a {'message' if is_chat else 'text'}")
+    calls = holder.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadAnswer("tool_calls that are not a list of objects")
 
 
 class Upstream:
@@ -79,8 +99,7 @@ class Upstream:
             DrawFailed: the server rejects the request, or keeps failing. No message holds the key.
         """
         url = f"{self.base_url}/{path}"
-        headers = {"Authorization": authorization} if authorization else {}
-        key = authorization.partition(" ")[2]
+        headers, key = key_header(authorization), authorization.rpartition(" ")[2]
         failure = DrawFailed("")
         for attempt in range(self.retries + 1):
             pause = backoff(attempt)
@@ -96,13 +115,14 @@ class Upstream:
                     (choice,) = answer.choices
                     assert choice is not None
                     response = json.loads(content)
-                    return Completion(choice, response["choices"][0], response, answer.usage)
+                    raw = response["choices"][0]
+                    check_choice(raw, is_chat=path.startswith("chat/"))
+                    return Completion(choice, raw, response, answer.usage)
                 cause = self.printed(content.decode("utf-8", "replace"), key)
+                says = f"upstream answered {status}: {cause}".removesuffix(": ")
                 if status in FATAL | REJECTED:
-                    raise DrawFailed(f"upstream answered {status}: {cause}", status, is_final=True)
-                failure = DrawFailed(
-                    f"upstream answered {status}: {cause}", 429 if status == 429 else 502
-                )
+                    raise DrawFailed(says, 502 if status in REDIRECTS else status, is_final=True)
+                failure = DrawFailed(says, 429 if status == 429 else 502)
                 asked = retry_after(told.get("retry-after"))
                 pause = pause if asked is None else asked
                 if status == 429:
@@ -117,16 +137,27 @@ class Upstream:
                 await asyncio.sleep(pause)
         raise failure
 
-    async def models(self, authorization: str) -> tuple[int, bytes]:
-        """What the server answers to GET /models."""
-        headers = {"Authorization": authorization} if authorization else {}
+    async def models(self, authorization: str) -> Any:
+        """What the server answers to GET /models.
+
+        Raises:
+            DrawFailed: it gives no JSON. No message holds the key.
+        """
+        headers, key = key_header(authorization), authorization.rpartition(" ")[2]
         try:
             async with self.slots, asyncio.timeout(CONNECT_SECONDS):
                 url = f"{self.base_url}/models"
                 status, _, content = await fetch(self.client, url, None, ANSWER_BYTES, headers)
         except transient() as error:
             raise DrawFailed(f"upstream: {reason_of(error)}", 503) from None
-        return status, content
+        if status != 200:
+            cause = self.printed(content.decode("utf-8", "replace"), key)
+            says = f"upstream answered {status}: {cause}".removesuffix(": ")
+            raise DrawFailed(says, status if status >= 400 else 502)
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            raise DrawFailed("upstream: its list of models is not JSON") from None
 
     def printed(self, text: str, key: str) -> str:
         """A text from outside, without the key."""

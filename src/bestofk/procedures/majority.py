@@ -34,14 +34,22 @@ from .symmetric_sums import Tosses, scaled, toss, with_and_without
 def numbered(answers: np.ndarray) -> np.ndarray:
     """Answers (...,) as whole numbers, equal for equal ones; None and NaN, which do not vote, -1.
 
+    Raises:
+        ValueError: an answer is a list, a dict or a set.
+
     >>> numbered(np.array(["4", None, "5", "4"], dtype=object))
     array([ 0, -1,  1,  0])
     """
     numbers: dict[Any, int] = {}
-    found = [
-        -1 if each is None or each != each else numbers.setdefault(each, len(numbers))
-        for each in answers.reshape(-1).tolist()
-    ]
+    try:
+        found = [
+            -1 if each is None or each != each else numbers.setdefault(each, len(numbers))
+            for each in answers.reshape(-1).tolist()
+        ]
+    except TypeError as error:
+        raise ValueError(
+            f"answers must be texts, numbers, tuples or None ({error}): turn others into texts"
+        ) from None
     return np.array(found, dtype=np.int64).reshape(answers.shape)
 
 
@@ -110,11 +118,11 @@ def vote_by_k(rewards: Array, k_max: int, answers: np.ndarray) -> np.ndarray:
     """U_k for k = 1..k_max, ties shared evenly: (g, k_max). An answer counts by its mean reward."""
     rows = []
     for row, labels in zip(as_numpy(rewards), answers):
-        rows.append(votes_by_k(labels, _means(row, labels), k_max, k_max / len(row)))
+        rows.append(votes_by_k(labels, means_of_answers(row, labels), k_max, k_max / len(row)))
     return np.array(rows)
 
 
-def _means(rewards: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def means_of_answers(rewards: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The mean reward of each sample's answer."""
     places = labels + 1
     sums, counts = np.bincount(places, rewards), np.bincount(places)
@@ -156,7 +164,7 @@ def _with_and_without(
     """Σ over sets of chance × (worth - reference), as `symmetric_sums.with_and_without`, and the
     reference: the reward of the most frequent answer, so that groups without signal give zeros."""
     classes = [labels == -1, *(labels == each for each in np.unique(labels[labels >= 0]))]
-    means = _means(rewards, labels)
+    means = means_of_answers(rewards, labels)
     pay = np.array([0.0, *(means[each][0] for each in classes[1:])])
     sizes = [int(each.sum()) for each in classes]
     reference = float(pay[1 + int(np.argmax(sizes[1:]))]) if len(classes) > 1 else 0.0

@@ -23,10 +23,11 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import Array, as_numpy
-from .majority import MAJ, numbered
+from .majority import MAJ, means_of_answers, numbered
 from .maximum import MAX
 from .procedure import ByBaseline, Procedure
 from .selection import SELECT
+from .symmetric_sums import scaled
 
 CONTROLS = {each.name: each for each in (MAX, SELECT, MAJ)}
 Worth = Callable[..., float]
@@ -35,15 +36,29 @@ Worth = Callable[..., float]
 
 @lru_cache(128)
 def design(n: int, k: int, sets: int) -> np.ndarray:
-    """k-subsets of n samples, (sets, k): all, or random ones with each sample in some, not all."""
+    """k-subsets of n samples, (sets, k): all, or random ones with each sample in some, not all.
+
+    Raises:
+        ValueError: too few sets for that.
+    """
     if math.comb(n, k) <= sets:
         return np.array(list(combinations(range(n), k)))
+    part = min(k, n - k)
+    parts = math.ceil(n / part)
+    if sets < parts:
+        raise ValueError(
+            f"sets={sets} is too few for {k} of {n} samples: each must be in a set and out of "
+            f"another, so take at least {parts}"
+        )
     rng = np.random.default_rng([n, k, sets])
-    while True:
-        chosen = np.sort(np.argsort(rng.random((sets, n)), axis=1)[:, :k], axis=1)
-        counts = np.bincount(chosen.reshape(-1), minlength=n)
-        if counts.min() > 0 and (counts.max() < sets or k == n):
-            return chosen
+    chosen = np.sort(np.argsort(rng.random((sets, n)), axis=1)[:, :k], axis=1)
+    counts = np.bincount(chosen.reshape(-1), minlength=n)
+    if counts.min() == 0 or counts.max() == sets:  # a few sets that cut all samples into parts
+        cut = rng.permutation(n)[np.arange(parts * part) % n].reshape(parts, part)
+        is_in = np.zeros((parts, n), dtype=bool)
+        np.put_along_axis(is_in, cut, True, axis=1)
+        chosen[:parts] = np.nonzero(is_in == (part == k))[1].reshape(parts, k)
+    return chosen
 
 
 def _worths(
@@ -55,13 +70,24 @@ def _worths(
         own = [None if each is None else each[row] for each in beside.values()]
         for place, chosen in enumerate(sets):
             parts = (None if each is None else each[chosen] for each in own)
-            worths[row, place] = value(group[chosen], *parts)
-    if not np.isfinite(worths).all():
-        raise ValueError(
-            "value= of subsets@k must return a finite number, got "
-            f"{worths[~np.isfinite(worths)][0]}"
-        )
+            worths[row, place] = _number(value(group[chosen], *parts))
     return worths
+
+
+def _number(worth: Any) -> float:
+    try:
+        number = float(worth)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"value= of subsets@k must return a finite number, got {worth!r:.80}")
+    return number
+
+
+def _weighted_mean(values: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Means of rows under weights e^logs, of any size."""
+    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return (shares * values).sum(axis=1) / shares.sum(axis=1)
 
 
 def _control(
@@ -75,6 +101,12 @@ def _control(
     needed = {each: beside[each] for each in procedure.needs}
     if "answers" in needed:
         needed["answers"] = numbered(needed["answers"])
+        for row, labels in zip(rewards, needed["answers"]):
+            if not np.allclose((row - means_of_answers(row, labels))[labels >= 0], 0.0):
+                raise ValueError(
+                    f"control={name!r} needs one reward for each answer, and one has several here: "
+                    "it would be biased; use another control"
+                )
     parts = {each: values[:, sets].reshape(-1, k) for each, values in needed.items()}
     of_sets = procedure.curve(rewards[:, sets].reshape(-1, k), k, **parts)[:, -1]
     if logs is None:
@@ -105,15 +137,17 @@ def weights(
     beside = {"scores": None if scores is None else as_numpy(scores), "answers": answers}
     worth, exact = _worths(host, chosen, value, beside), np.zeros(host.shape)
     if control is not None:
-        exact, of_sets = _control(control, host, k, chosen, beside, logs)
-        worth = worth - of_sets
+        exact, control_worth = _control(control, host, k, chosen, beside, logs)
+        worth = worth - control_worth
     worth = worth - worth[:, :1]  # a constant changes nothing; equal values become zeros
-    product = np.ones(worth.shape) if logs is None else np.exp(logs[:, chosen].sum(axis=-1))
-    outside = 1.0 - inside
-    others = ((product * worth) @ outside) / (product @ outside)
-    found = ((product * worth) @ inside - (product @ inside) * others) / inside.sum(axis=0)
+    of_sets = np.zeros(worth.shape) if logs is None else logs[:, chosen].sum(axis=-1)
+    out = [_weighted_mean(worth[:, each], of_sets[:, each]) for each in inside.T == 0]
+    most = of_sets.max(axis=1, keepdims=True)
+    product = np.exp(of_sets - most)
+    lead = (product * worth) @ inside - (product @ inside) * np.stack(out, axis=1)
     xp = array_namespace(rewards)
-    return xp.asarray(exact + k * found, device=device(rewards))
+    found = exact + scaled(k * lead / inside.sum(axis=0), most)
+    return xp.asarray(found, device=device(rewards))
 
 
 def off_policy(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from bestofk.messages import printable
 from bestofk.rewards.base import BatchVerifier, PairVerifier, UnusableFunction
 from bestofk.rewards.text import final_text
+from bestofk.sampling.endpoint import key_in
 from bestofk.sampling.openai_wire import backoff, read_answer, retry_after
 from bestofk.types import Prompt, Verdict, status_of
 
@@ -197,7 +197,7 @@ class Client:
     ) -> None:
         self.url, self.retries, self.timeout = url, retries, timeout
         self.most_calls, self.calls = most_calls, 0
-        self.key = os.environ.get(key_variable, "")
+        self.key = key_in(key_variable)
         self._http: Any = None
         self._lock = threading.Lock()
 

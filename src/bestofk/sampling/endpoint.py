@@ -63,6 +63,18 @@ class GivenUp(EndpointError):
     """A request that failed for good, while those for other prompts may not."""
 
 
+def key_in(variable: str) -> str:
+    """The key in an environment variable; empty where it is not set.
+
+    Raises:
+        ValueError: no header can hold it. Its text would be in a later error.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"${variable} has a character that no key has: set it again")
+    return key
+
+
 class CapReached(RuntimeError):
     """The stated cap on requests or tokens was reached; samples drawn so far are kept."""
 
@@ -242,7 +254,7 @@ class _Failures:
 
     @property
     def key(self) -> str:
-        return os.environ.get(self.endpoint.key_variable, "")
+        return key_in(self.endpoint.key_variable)
 
     def printed(self, text: str) -> str:
         """A text from outside for a terminal, without the key."""
@@ -511,7 +523,7 @@ async def fetch(
     url: str,
     body: bytes | None,
     largest: int,
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str | bytes] | None = None,
 ) -> tuple[int, Mapping[str, str], bytes]:
     """Status, headers and content of an answer; of an error, the beginning of the content. Without
     a body it is a GET.
@@ -532,8 +544,8 @@ async def fetch(
                 break
             if len(content) > largest:
                 raise BadAnswer(
-                    f"an answer of more than {largest:,} bytes; raise --max-answer-bytes if "
-                    "answers may be larger"
+                    f"an answer of more than {largest:,} bytes (`bestofk sample` and `solve` take "
+                    "--max-answer-bytes)"
                 )
         return answer.status_code, answer.headers, bytes(content)
 
