@@ -115,13 +115,31 @@ def rollout(step: int, prompt: int, sample: int) -> dict[str, Any]:
     }
 
 
-def make_run(path: Path, *, steps: int = 5, samples: bool = True, seed: int = 7) -> Path:
-    """A run's folder as training writes it, through the same `Run`."""
+TALK: dict[str, Any] = {
+    "messages": [
+        {"role": "assistant", "content": "I guess 50."},
+        {"role": "tool", "name": "guess", "content": "higher <b>than</b> " * 20},
+        {"role": "assistant", "content": "I guess 75."},
+    ],
+    "turns": 2,
+    "ended_by": "environment",
+    "tool_calls": 1,
+    "tool_errors": 1,
+    "score": 0.25,
+}
+
+
+def make_run(
+    path: Path, *, steps: int = 5, samples: bool = True, seed: int = 7, talk: bool = False
+) -> Path:
+    """A run's folder as training writes it, through the same `Run`; with `talk`, of a run with an
+    environment."""
     config = (
         f'objective = "max@8"\n[run]\nseed = {seed}\n[model]\npath = "tiny"\n'
         "[sampling]\nsamples_per_prompt = 3\n"
     )
     run = Run.create(path, config, {})
+    turns = {"turns": 1.5, "tool_errors": 0.5, "ended_by": {"environment": 0.75, "turns": 0.25}}
     for step in range(1, steps + 1):
         run.record(
             {
@@ -132,6 +150,7 @@ def make_run(path: Path, *, steps: int = 5, samples: bool = True, seed: int = 7)
                 "groups": 4,
                 "groups_no_signal": step % 3,
                 "entropy": 1.0 / step,
+                **(turns if talk else {}),
             }
         )
         cells = {
@@ -142,6 +161,7 @@ def make_run(path: Path, *, steps: int = 5, samples: bool = True, seed: int = 7)
         run.record({"kind": "evaluation", "step": step, **facts})
         if samples:
             rows = [rollout(step, p, s) for p in range(3) for s in range(3)]
+            rows = [row | (TALK if talk else {}) for row in rows]
             run.record_samples(step, rows)
     run.close()
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import bestofk
+from bestofk.cli.train_command import stated_by
 from bestofk.models import Policy, save, tiny
 from bestofk.rewards import from_function, judge
 from bestofk.runs import read_jsonl
@@ -147,3 +148,12 @@ def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp
 
 def len_of(completion):
     return len(completion)
+
+
+def test_an_environment_may_lie_beside_its_recipe(tmp_path, monkeypatch):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "run.toml").write_text('task.environment = "x=a.py:A, y=b.py:B, z=c.py:C"')
+    monkeypatch.chdir("/")
+    found = stated_by(str(tmp_path / "run.toml"), {}).task.environment
+    assert found == f"x={tmp_path}/a.py:A, y={tmp_path}/b.py:B, z=c.py:C"

@@ -295,6 +295,15 @@ def hostile(folder: Path) -> Path:
             "model": ATTACKS[1],
             "task": ATTACKS[2],
             "sampling": {ATTACKS[3]: ATTACKS[4]},
+            "messages": None
+            if s < 2
+            else [
+                {"role": ATTACKS[p], "name": ATTACKS[-1 - p], "content": ATTACKS[p - 1] * 100},
+                {"role": "assistant", "content": ATTACKS[p]},
+            ],
+            "ended_by": ATTACKS[p],
+            "turns": 1,
+            "tool_errors": 1,
         }
         for p in range(len(ATTACKS))
         for s in range(3)
@@ -336,6 +345,28 @@ def test_nothing_in_the_data_can_run_or_be_asked_for(browser: Any, tmp_path: Pat
         assert "right ⟨U+202E⟩⟨U+2066⟩to left⟨U+2069⟩ ⟨U+0000⟩ nul ⟨U+001B⟩[31m" in written
         shown = page.evaluate("document.body.innerText")
         assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", shown)
+
+
+def test_a_trajectory_is_a_conversation(browser: Any, tmp_path: Path) -> None:
+    page_of_run = make(
+        load([str(make_run(tmp_path / "run", talk=True))]), tmp_path / "run.html"
+    ).page
+    with opened(browser, page_of_run) as page:
+        card = page.locator(".sample").first
+        assert "2 turns, ended by: environment" in card.inner_text()
+        assert "score 0.25" in card.inner_text()
+        assert card.locator(".flag").inner_text() == "1 tool error"
+        turns = card.locator("details.turn")
+        assert turns.locator("summary b").all_inner_texts() == ["model", "tool", "model"]
+        assert [turn.get_attribute("open") for turn in turns.all()] == ["", None, ""]
+        reply = turns.nth(1).locator("pre")
+        reply.wait_for(state="hidden")
+        turns.nth(1).locator("summary").click()
+        reply.wait_for(state="visible")
+        assert reply.inner_text() == "higher <b>than</b> " * 20
+        figures = page.locator("#training figure h3").all_inner_texts()
+        for name in ("Turns", "Tool errors", "Ended by: environment", "Ended by: turns"):
+            assert any(title.endswith(f". {name}") for title in figures)
 
 
 def test_page_with_one_run_one_sample_and_no_text(browser: Any, tmp_path: Path) -> None:

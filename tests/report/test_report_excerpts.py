@@ -15,6 +15,7 @@ from bestofk.reports.chosen_samples import (
     TAIL,
     bests,
     choose,
+    conversation,
     cut,
     excerpts,
     prompt_text,
@@ -70,6 +71,19 @@ def test_long_text_is_cut_in_the_middle_and_the_rest_counted() -> None:
     text = "a" * HEAD + "b" * 500 + "c" * TAIL
     assert cut(text) == {"t": "a" * HEAD, "e": "c" * TAIL, "cut": 500}
     assert cut(text[500:]) == {"t": text[500:], "e": None, "cut": 0}
+
+
+@given(st.lists(st.integers(0, 9000), max_size=40))
+def test_a_conversation_has_the_room_of_a_completion(sizes: list[int]) -> None:
+    messages = [{"role": "tool", "content": "x" * size} for size in sizes]
+    talk = conversation(messages)
+    assert len(talk["messages"]) + talk["omitted"] == len(sizes)
+    shown = [len(each["t"]) + len(each["e"] or "") for each in talk["messages"]]
+    assert sum(shown) <= HEAD + TAIL
+    if not talk["omitted"]:
+        assert [n + each["cut"] for n, each in zip(shown, talk["messages"])] == sizes
+        if sum(sizes) > HEAD + TAIL:  # nothing is wasted
+            assert sum(shown) > HEAD + TAIL - len(sizes)
 
 
 def test_prompt_of_any_shape_becomes_text() -> None:

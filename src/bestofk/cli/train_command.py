@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -140,11 +141,11 @@ def beside_recipe(config: Config, folder: Path) -> Config:
     """The config with files found beside the recipe where the working folder does not have them."""
     if str(folder.resolve()) not in sys.path:
         sys.path.append(str(folder.resolve()))
-    name = config.task.verifier
-    if name and ".py:" in name:
-        file, _, function = name.rpartition(":")
-        result = _found(file, folder)
-        config = merged(config, {"task.verifier": f"{result}:{function}"})
+    for key in ("verifier", "scorer", "environment"):
+        names = getattr(config.task, key) or ""
+        if ".py:" in names:
+            result = re.sub(r"[^=, ][^=,]*\.py(?=:)", lambda file: _found(file[0], folder), names)
+            config = merged(config, {f"task.{key}": result})
     for key in ("train", "validation", "test", "path", "checker"):
         source = config.task.options.get(key)
         if isinstance(source, str):

@@ -21,6 +21,8 @@ from .sources import Source
 HEAD = 2000
 TAIL = 1000
 """Characters kept of a longer completion: answers stand at the end."""
+MESSAGES = 16
+"""Messages of a longer trajectory: its first and its last ones."""
 LEAST = 2
 """Samples per problem and run worth showing at all."""
 
@@ -90,20 +92,61 @@ def shares(
     return sorted({*first, *(rest[i] for i in picks)}), LEAST
 
 
-def cut(text: str) -> dict[str, Any]:
+def cut(text: str, head: int = HEAD, tail: int = TAIL) -> dict[str, Any]:
     """A completion, or its beginning and end with the number of characters between.
 
-    >>> cut("short")
-    {'t': 'short', 'e': None, 'cut': 0}
+    >>> cut("short"), cut("a long one", 3, 2)
+    ({'t': 'short', 'e': None, 'cut': 0}, {'t': 'a l', 'e': 'ne', 'cut': 5})
     """
-    if len(text) <= HEAD + TAIL:
+    if len(text) <= head + tail:
         return {"t": text, "e": None, "cut": 0}
-    return {"t": text[:HEAD], "e": text[-TAIL:], "cut": len(text) - HEAD - TAIL}
+    return {"t": text[:head], "e": text[-tail:], "cut": len(text) - head - tail}
+
+
+def fair_share(sizes: Sequence[int], room: int) -> int:
+    """The most that one text may have so that all together fit: short ones leave theirs to others.
+
+    >>> fair_share([10, 900, 500], 1000)
+    495
+    """
+    for place, size in enumerate(sorted(sizes)):
+        share = room // (len(sizes) - place)
+        if size > share:
+            return share
+        room -= size
+    return room + max(sizes, default=0)
+
+
+def conversation(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A trajectory's first and last messages, cut so that together they have a completion's room.
+
+    >>> talk = conversation([{"role": "assistant", "content": "2?"}] * 30)
+    >>> len(talk["messages"]), talk["omitted"], talk["messages"][0]["t"]
+    (16, 14, '2?')
+    """
+    omitted = max(0, len(messages) - MESSAGES)
+    ends = [*messages[: MESSAGES // 2], *messages[MESSAGES // 2 + omitted :]]
+    texts = [str(each.get("content") or "") for each in ends]
+    share = fair_share([len(text) for text in texts], HEAD + TAIL)
+    shown = [
+        {
+            "role": str(each.get("role")),
+            "name": each.get("name"),
+            **cut(text, share - share // 3, share // 3),
+        }
+        for each, text in zip(ends, texts)
+    ]
+    return {"messages": shown, "omitted": omitted}
 
 
 def item(index: int, reward: float, status: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
     """One sample as the page reads it; `row` is what its file says."""
-    answer = row.get("answer")
+    answer, messages = row.get("answer"), row.get("messages")
+    if isinstance(messages, list) and all(isinstance(each, Mapping) for each in messages):
+        ending = {name: row.get(name) for name in ("ended_by", "turns", "tool_errors")}
+        shown = ending | conversation(messages)
+    else:
+        shown = cut(str(row.get("completion") or ""))
     return {
         "i": index + 1,
         "r": reward,
@@ -111,8 +154,8 @@ def item(index: int, reward: float, status: int | None, row: Mapping[str, Any]) 
         "a": None if answer is None else str(answer)[:200],
         "f": row.get("finish_reason"),
         "n": row.get("n_tokens"),
-        **({"seed": row["seed"]} if row.get("seed") is not None else {}),
-        **cut(str(row.get("completion") or "")),
+        **{name: row[name] for name in ("score", "seed") if row.get(name) is not None},
+        **shown,
     }
 
 

@@ -26,6 +26,10 @@ def value(name: str) -> Callable[[Line], float | None]:
     return lambda line: line.get(name)
 
 
+def ending(name: str) -> Callable[[Line], float | None]:
+    return lambda line: line[metrics.ENDED_BY].get(name, 0.0) if metrics.ENDED_BY in line else None
+
+
 STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
     (
         "Mean reward",
@@ -38,6 +42,8 @@ STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
         share(metrics.GROUPS_NO_SIGNAL, metrics.GROUPS),
     ),
     ("Entropy", "Of the policy, nats per token.", value(metrics.ENTROPY)),
+    ("Turns", "Messages of the model in a trajectory.", value(metrics.TURNS)),
+    ("Tool errors", "In a trajectory; the model was told.", value(metrics.TOOL_ERRORS)),
     ("Gradient norm", "Before clipping.", value(metrics.GRAD_NORM)),
     (
         "Effective sample share",
@@ -51,10 +57,14 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """One block per figure: a label, and step and value of every run that recorded it."""
     result = [_evaluation(sources, name) for name in _evaluated(sources)]
     best = sorted({key for s in sources for line in s.metrics for key in line if _is_best(key)})
+    ends = sorted(
+        {end for s in sources for line in s.metrics for end in line.get(metrics.ENDED_BY, ())}
+    )
     kinds = [
         *STEPS[:1],
         *((f"Training {key}", "Expected best reward among k samples.", value(key)) for key in best),
         *STEPS[1:],
+        *((f"Ended by: {end}", "Share of trajectories.", ending(end)) for end in ends),
     ]
     for label, about, pick in kinds:
         curves: list[dict[str, Any]] = []

@@ -431,7 +431,9 @@ def trl_reward(record: Record, overrides: Columns) -> Choice:
     return {"reward": "reward" if "reward" in numeric else numeric[0]}, ()
 
 
-OURS = "prompt completion answer reward score status finish_reason"
+OURS = (
+    "prompt completion answer reward score status finish_reason messages ended_by turns tool_errors"
+)
 LM_EVAL, LIGHTEVAL = "lm-evaluation-harness", "lighteval details"
 JUDGED = (LM_EVAL, LIGHTEVAL)
 """Tools whose responses `--judge` can score."""

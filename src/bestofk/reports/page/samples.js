@@ -8,30 +8,51 @@ const tally = (g) => (g.passed === null ? general(g.best_reward) : `${g.passed}/
 // The (k, sample) pair of the deepest draw that is no deeper than k.
 const bestOf = (g, k) => g.best.filter(([depth]) => depth <= k).at(-1);
 
-function completion(sample) {
+function textBox(part, label) {
   const attributes = { class: "text", dir: "auto", tabindex: "0", role: "region" };
-  const body = el("pre", { ...attributes, "aria-label": `Completion ${sample.i}` }, textNodes(sample.t));
-  if (sample.cut) {
-    const all = sample.t.length + sample.e.length + sample.cut;
-    const left = `… ${count(sample.cut)} of ${count(all)} characters are left out here …`;
-    body.append(el("span", { class: "cut" }, left), ...textNodes(sample.e));
+  const body = el("pre", { ...attributes, "aria-label": label }, textNodes(part.t));
+  if (part.cut) {
+    const all = part.t.length + part.e.length + part.cut;
+    const left = `… ${count(part.cut)} of ${count(all)} characters are left out here …`;
+    body.append(el("span", { class: "cut" }, left), ...textNodes(part.e));
   }
   return body;
+}
+
+// A trajectory: what the model wrote is open; what its environment answered is folded where it is long.
+function conversation(sample) {
+  const half = Math.ceil(sample.messages.length / 2);
+  return sample.messages.flatMap((message, i) => {
+    const own = message.role === "assistant";
+    const who = [el("b", {}, own ? "model" : message.role), message.name && el("code", {}, message.name)];
+    const text = textBox(message, `Message of ${message.role}, sample ${sample.i}`);
+    const open = own || (!message.cut && message.t.length < 100);
+    const first = el("bdi", { class: "opening soft" }, opening(message.t));
+    const attributes = { class: own ? "turn" : "turn reply", open };
+    const shown = el("details", attributes, el("summary", {}, who, first), text);
+    const gap = el("p", { class: "cut" }, `… ${plural(sample.omitted, "message")} left out here …`);
+    return sample.omitted && i === half ? [gap, shown] : shown;
+  });
 }
 
 function sampleCard(sample, run, mark) {
   const meta = [
     el("b", {}, `sample ${count(sample.i)}`),
     el("b", {}, isNumber(sample.r) ? `reward ${general(sample.r)}` : "unscored"),
+    sample.score !== undefined && el("b", {}, `score ${general(Number(sample.score))}`),
     sample.s !== null && el("bdi", {}, DATA.samples.statuses[sample.s]),
     sample.a !== null && el("span", {}, "answer ", el("code", { class: "text" }, sample.a)),
-    sample.f && el("span", {}, `finish: ${sample.f}`),
+    sample.messages
+      ? el("span", {}, `${plural(sample.turns, "turn")}, ended by: ${sample.ended_by}`)
+      : sample.f && el("span", {}, `finish: ${sample.f}`),
+    sample.tool_errors > 0 && el("span", { class: "flag warn" }, plural(sample.tool_errors, "tool error")),
     isNumber(sample.n) && el("span", {}, plural(sample.n, "token")),
     sample.seed !== undefined && el("span", {}, `seed ${sample.seed}`),
     mark && el("span", { class: "flag warn" }, mark),
   ];
   const attributes = { class: mark ? "sample best" : "sample", swatch: run };
-  return el("article", attributes, el("div", { class: "meta" }, meta), completion(sample));
+  const body = sample.messages ? conversation(sample) : textBox(sample, `Completion ${sample.i}`);
+  return el("article", attributes, el("div", { class: "meta" }, meta), body);
 }
 
 function promptBox(prompt) {
