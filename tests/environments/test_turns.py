@@ -374,6 +374,13 @@ def test_environments_that_cannot_be_used_say_why():
         as_environment(type("Nothing", (), {}))
     with pytest.raises(ValueError, match="Silent has nothing that answers the model"):
         as_environment(type("Silent", (), {"reset": lambda self: None}))
+    methods = {"reset": lambda self: None, "__call__": lambda self, message: None}
+    with pytest.raises(ValueError, match=r"write def __call__\(self, text\)"):
+        as_environment(type("Renamed", (), methods))
+    with pytest.raises(ValueError, match="made without arguments, .* raised TypeError: .* 'path'"):
+        as_environment(type("Made", (), {**methods, "__init__": lambda self, path: None}))
+    with pytest.raises(ValueError, match="'guess.py' names no class: write guess.py:Class"):
+        as_environment("guess.py")
     with pytest.raises(ValueError, match="an environment is a class, a list of functions"):
         as_environment(7)
     with pytest.raises(ValueError, match="reset of Guess takes secret, and the row of 'p0' has x"):

@@ -355,7 +355,7 @@ def test_a_trajectory_is_a_conversation(browser: Any, tmp_path: Path) -> None:
         card = page.locator(".sample").first
         assert "2 turns, ended by: environment" in card.inner_text()
         assert "score 0.25" in card.inner_text()
-        assert card.locator(".flag").inner_text() == "1 tool error"
+        assert card.locator(".flag").first.inner_text() == "1 tool error"
         turns = card.locator("details.turn")
         assert turns.locator("summary b").all_inner_texts() == ["model", "tool", "model"]
         assert [turn.get_attribute("open") for turn in turns.all()] == ["", None, ""]

@@ -48,7 +48,14 @@ class EnvironmentClasses:
 
     def __post_init__(self) -> None:
         for make in self.makers.values():
-            about, made = _name(make), make()
+            about = _name(make)
+            try:
+                made = make()
+            except Exception as error:
+                raise ValueError(
+                    f"environment {about} is made without arguments, once for each trajectory, "
+                    f"and that raised {type(error).__name__}: {error}"
+                ) from error
             if not callable(getattr(made, "reset", None)):
                 raise ValueError(f"environment {about} has no reset(self, **row)")
             if not tools_of(made) and not callable(made):
@@ -56,6 +63,14 @@ class EnvironmentClasses:
                     f"environment {about} has nothing that answers the model: give it public "
                     "methods (tools), or def __call__(self, text), which returns the reply or None"
                 )
+            try:
+                if callable(made):
+                    inspect.signature(made).bind(text="")
+            except TypeError as error:
+                raise ValueError(
+                    f"environment {about} is called with the model's message as text: write "
+                    f"def __call__(self, text) ({error})"
+                ) from None
 
     @property
     def has_rewards(self) -> bool:
@@ -145,6 +160,8 @@ def load_environment(names: str) -> EnvironmentClasses:
     for each in names.split(","):
         key, _, name = each.strip().rpartition("=")
         path = SHIPPED.get(name, name)
+        if path.endswith(".py"):
+            raise ValueError(f"environment {name!r} names no class: write {name}:Class")
         if ":" not in path:
             raise unknown("environment", name, SHIPPED)
         loaded.append((key, load_function(path, what="environment")))
