@@ -377,9 +377,9 @@ def test_environments_that_cannot_be_used_say_why():
     methods = {"reset": lambda self: None, "__call__": lambda self, message: None}
     with pytest.raises(ValueError, match=r"write def __call__\(self, text\)"):
         as_environment(type("Renamed", (), methods))
-    with pytest.raises(ValueError, match="made without arguments, .* raised TypeError: .* 'path'"):
+    with pytest.raises(ValueError, match=r"made without arguments, .* raised TypeError: .* 'path'"):
         as_environment(type("Made", (), {**methods, "__init__": lambda self, path: None}))
-    with pytest.raises(ValueError, match="'guess.py' names no class: write guess.py:Class"):
+    with pytest.raises(ValueError, match=r"'guess.py' names no class: write guess.py:Class"):
         as_environment("guess.py")
     with pytest.raises(ValueError, match="an environment is a class, a list of functions"):
         as_environment(7)

@@ -125,8 +125,13 @@ def groups_text(line: Mapping[str, Any]) -> str:
     for name, what in shown.items():
         if line.get(name):
             text += f", {line[name]} {what}"
-    if line.get(metrics.AT_LENGTH_LIMIT, 0.0) > 0.1:
-        text += f", {line[metrics.AT_LENGTH_LIMIT]:.0%} cut off"
+    ends = line.get(metrics.ENDED_BY, {})
+    cut_off = sum(ends.get(name, 0.0) for name in ("length", "turn_tokens"))
+    cut_off = max(cut_off, line.get(metrics.AT_LENGTH_LIMIT, 0.0))
+    if cut_off > 0.1:
+        text += f", {cut_off:.0%} cut off"
+    if line.get(metrics.TOOL_ERRORS):
+        text += f", {number(line[metrics.TOOL_ERRORS])} tool errors a trajectory"
     return text
 
 
