@@ -1,6 +1,7 @@
 """select@k and retry@k as metrics, and two procedures compared on one file: against enumeration."""
 
 import json
+import re
 from itertools import combinations, permutations
 from typing import Any
 
@@ -58,6 +59,23 @@ def test_retry_is_reward_draws_and_tokens_over_all_orders():
         assert f"{drawn_on_average:.4g} at k = {k} (" in notes
         assert f"{spent:.4g} at k = {k} (" in notes
     assert "a draw costs 0.05" in notes
+
+
+def test_a_price_is_for_retry_alone_and_is_never_negative():
+    run = samples([[0, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0]] * 3, name="a")
+    for metric in ("pass@k", "max@k", "pass^k", "mean"):
+        with pytest.raises(
+            ValueError, match=f"a price of draws is for retry@k.*{re.escape(metric)}"
+        ):
+            curve(run, metric, price=0.1)
+        with pytest.raises(ValueError, match="a price of draws is for retry@k"):
+            compare([run, run], metric, price=0.1)
+    for price in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a number of at least 0, got"):
+            curve(run, "retry@k", price=price)
+    (both,) = compare([run, run], ["max@k", "retry@k"], at=[3], price=0.1)
+    retry = curve(run, "retry@k", price=0.1).at(3).value
+    assert both.difference == pytest.approx(retry - curve(run, "max@k").at(3).value)
 
 
 def test_two_procedures_on_one_file_are_paired_by_problem(tmp_path, capsys):

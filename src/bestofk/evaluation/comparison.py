@@ -23,7 +23,7 @@ from bestofk.samples.sample_arrays import in_clusters
 
 from .curves import check_confidence, reward_bounds, select
 from .intervals import bounds_of_means, by_cluster, draws_for, log_grid, tail_rank
-from .per_problem import check_metric, is_zero_one, passes_and_samples, values_by_k
+from .per_problem import check_metric, check_price, is_zero_one, passes_and_samples, values_by_k
 from .rare_losses import rare_loss_test
 from .results import Comparison, Crossing, Interval, Metric
 from .sign_flips import LEAST_FLIPS, SAME, FlipTests, sign_flip_tests
@@ -75,6 +75,7 @@ def compare(
     metrics = [metric] * len(runs) if isinstance(metric, str) else list(metric)
     for each in metrics:
         check_metric(each)
+    check_price(price, metrics)
     if len(runs) < 2:
         raise ValueError(f"a comparison takes at least two runs, got {len(runs)}")
     if len(metrics) != len(runs) or (len({*metrics}) > 1 and len(runs) > 2):

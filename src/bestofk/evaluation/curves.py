@@ -22,6 +22,7 @@ from .intervals import (
 )
 from .per_problem import (
     check_metric,
+    check_price,
     draws_by_k,
     pass_curve,
     passes_and_samples,
@@ -65,6 +66,7 @@ def curve(
         ValueError: n < k; rewards that need a threshold; no scored sample at all.
     """
     check_metric(metric)
+    check_price(price, [metric])
     kept, k_max, notes = select(samples, metric, k_max, small)
     resamples = draws_for(len(kept)) if resamples is None else resamples
     check_confidence(confidence, resamples)

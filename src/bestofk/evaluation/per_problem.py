@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -89,7 +90,20 @@ def values_by_k(
         rewards, groups, _ = _scored(samples, kept)
         return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
     values = _reward_by_k(*_what_is_used(samples, metric, kept, threshold), k_max)
-    return values - price * draws_by_k(samples, kept, k_max, threshold) if price else values
+    if price and metric == "retry@k":
+        return values - price * draws_by_k(samples, kept, k_max, threshold)
+    return values
+
+
+def check_price(price: float, metrics: Sequence[Metric]) -> None:
+    """
+    Raises:
+        ValueError: it is no price, or no metric has one.
+    """
+    if not 0 <= price < math.inf:
+        raise ValueError(f"price is what one draw costs, a number of at least 0, got {price!r}")
+    if price and "retry@k" not in metrics:
+        raise ValueError(f"a price of draws is for retry@k, and the metric is {metrics[0]}")
 
 
 def _what_is_used(
@@ -108,8 +122,8 @@ def _what_is_used(
         return rewards, np.where(passed, np.inf, rewards), groups
     if samples.scores is None:
         raise ValueError(
-            f"{samples.name}: select@k needs the scores that choose, and the file has no such "
-            "column: name it with --scores COLUMN, or --map score=COLUMN"
+            f"{samples.name}: select@k needs the scores that choose, and no column with "
+            "numbers was read for them: name it with --scores COLUMN, or --map score=COLUMN"
         )
     scores = samples.scores[live]
     if np.isnan(scores).any():
@@ -180,8 +194,8 @@ def _majority(
 ) -> np.ndarray:
     if samples.answers is None:
         raise ValueError(
-            f"{samples.name}: maj@k needs the answers that vote, and the file has no such column: "
-            "name it with --map answer=..."
+            f"{samples.name}: maj@k needs the answers that vote, and no column that all samples "
+            "have was read for them: name it with --map answer=..."
         )
     return majority_curve(samples, passing(samples, threshold), kept, k_max, seed)[0]
 
