@@ -110,6 +110,18 @@ def test_every_inner_step_is_our_own_learners(goal, options, named, unscored, tm
     assert_model(run, ours)
 
 
+def test_scores_choose_in_every_inner_step(tmp_path):
+    pays, chooses = Judge(), Judge(lambda text: float(len(text)))
+    pays.__name__, chooses.__name__ = "pays", "chooses"
+    named = {"scorer": "chooses"}
+    run, inner = inner_run(tmp_path, [pays, chooses], "select@4", named=named, **PASSES)
+    run.train()
+    found, ours = replay(pays.rows, "select@4", 3, 2, scores=chooses.rewards(8))
+    assert max(np.abs(ratio).max() for _, ratio, _ in found[1:]) > 0.02
+    assert_same(inner.seen, found)
+    assert_model(run, ours)
+
+
 def test_how_far_the_policy_has_moved_is_logged(tmp_path):
     judge, region = Judge(), (0.02, 0.02)
     goal = bestofk.objective("max@4", trust_region=region)

@@ -61,6 +61,20 @@ def test_a_setting_that_changes_the_meaning_is_an_error_before_a_model_is_loaded
         BestOfKTrainer("no/such-model", Judge(), config(tmp_path, **options), objective="max@4")
 
 
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ("select@4", "select@4 needs scores that choose a sample: name one of reward_funcs with"),
+        ("maj@4", "maj@4 needs answers, which TRL does not give"),
+    ],
+)
+def test_an_objective_of_more_than_rewards_is_an_error_before_a_model_is_loaded(
+    objective, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message):
+        BestOfKTrainer("no/such-model", Judge(), config(tmp_path), objective=objective)
+
+
 def test_vllms_own_ratio_is_an_error_with_several_steps_and_named_with_one(tmp_path):
     args = config(tmp_path, num_iterations=2)
     args.use_vllm = True

@@ -136,6 +136,35 @@ def test_several_reward_functions_are_weighed_and_added(tmp_path):
     assert np.abs(wanted).max() > 0
 
 
+def named_judges(*, unscored=()):
+    """A reward function that pays, and one that chooses."""
+    pays, chooses = Judge(), Judge(lambda text: float(len(text)), unscored)
+    pays.__name__, chooses.__name__ = "pays", "chooses"
+    return pays, chooses
+
+
+def test_a_reward_function_that_is_the_scorer_chooses_and_does_not_pay(tmp_path):
+    pays, chooses = named_judges(unscored=(3,))
+    run = trainer(tmp_path, [chooses, pays], "select@4", named={"scorer": "chooses"})
+    run.train()
+    rewards, scores = pays.rewards(8), chooses.rewards(8)
+    live = ~np.isnan(scores)
+    wanted = bestofk.advantages(rewards, "select@4", scores=scores, live=live)
+    wanted *= 8 / live.sum(axis=1, keepdims=True)  # TRL's loss divides by all rows
+    np.testing.assert_allclose(run._logs["advantages"], wanted.reshape(-1), rtol=1e-5, atol=1e-6)
+    assert wanted[0, 3] == 0
+    assert not np.allclose(wanted[1], bestofk.advantages(rewards[1], "max@4"), atol=1e-3)
+    paid = np.where(live, rewards, np.nan)
+    assert logged(run)[0]["max@1"] == pytest.approx(np.nanmean(paid, axis=1).mean(), rel=1e-5)
+
+
+def test_a_scorer_is_one_of_several_reward_functions(tmp_path):
+    with pytest.raises(ValueError, match="unknown scorer 'choose'; did you mean 'chooses'"):
+        trainer(tmp_path, list(named_judges()), "select@4", named={"scorer": "choose"})
+    with pytest.raises(ValueError, match="scorer='pays' is the only reward function: add one"):
+        trainer(tmp_path, named_judges()[0], "select@4", named={"scorer": "pays"})
+
+
 def test_a_function_that_fails_on_some_siblings_leaves_them_unscored():
     nan = math.nan
     columns = torch.tensor(

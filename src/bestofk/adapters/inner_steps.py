@@ -30,6 +30,18 @@ def check_version(host: str, installed: str, oldest: tuple[int, int]) -> None:
         )
 
 
+def check_inputs(
+    objective: Objective, host: str, absent: set[str], scorer: str | None, way_out: str
+) -> None:
+    """Raise where the objective looks at what the host does not give, or at unnamed scores."""
+    for name in sorted(objective.needs & absent):
+        raise ValueError(
+            f"objective {objective} needs {name}, which {host} does not give: choose another"
+        )
+    if "scores" in objective.needs and scorer is None:
+        raise ValueError(f"objective {objective} needs scores that choose a sample: {way_out}")
+
+
 def needs_sibling_ratios(objective: Objective) -> bool:
     """Whether fresh samples' advantages need the ratios of all siblings once the policy has moved.
 

@@ -22,10 +22,11 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from bestofk.adapters.inner_steps import check_version, warn_first_step
+from bestofk.adapters.inner_steps import check_inputs, check_version, warn_first_step
 from bestofk.objectives import Objective, ObjectiveWarning, has_signal
 
 from .grpo_rows import (
+    SCORES,
     BestOfKLog,
     InnerStepsEnded,
     check_prompts,
@@ -42,6 +43,7 @@ from .grpo_rows import (
     shared,
 )
 from .grpo_settings import (
+    NAME_SCORER,
     as_objective,
     check_data,
     check_floor,
@@ -49,6 +51,7 @@ from .grpo_settings import (
     check_trainer,
     exact_steps,
     prepared,
+    scorer_column,
 )
 
 __all__ = ["BestOfKMixin", "BestOfKTrainer", "log_best_of_k"]
@@ -80,6 +83,7 @@ class BestOfKMixin(_Host):
         ess_floor: float = 0.5,
         loss_type: str | None = None,
         passing: float = 1.0,
+        scorer: str | None = None,
         **named: Any,
     ) -> None:
         """
@@ -92,6 +96,8 @@ class BestOfKMixin(_Host):
             loss_type: TRL's; None replaces TRL's default by the unbiased "dr_grpo".
             passing: rewards of at least this count as a pass in the logged pass@k; an objective
                 with a threshold uses that.
+            scorer: for select@k, the name of the reward function whose values choose a sample and
+                pay nothing; the other functions pay. A sample that it gives None is unscored.
 
         Raises:
             ValueError: n is too small for the objective, or a setting would make the update
@@ -105,6 +111,7 @@ class BestOfKMixin(_Host):
         self.training_objective: Objective = as_objective(
             type(self).training_objective if objective is None else objective
         )
+        check_inputs(self.training_objective, "TRL", {"answers"}, scorer, NAME_SCORER)
         threshold = self.training_objective.threshold
         self._best_of_k = BestOfKLog(
             self.training_objective.k, passing if threshold is None else threshold
@@ -118,6 +125,9 @@ class BestOfKMixin(_Host):
         arguments = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
         del arguments["self"]
         super().__init__(**arguments, **named)
+        self._scorer = scorer_column(scorer, self.reward_func_names)
+        if self._scorer is not None:
+            self.reward_weights[self._scorer] = 0.0
         cautions += check_model(self.model, several_steps=self.exact_steps)
         cautions += check_data({**arguments, **named})
         for caution in cautions:
@@ -140,8 +150,13 @@ class BestOfKMixin(_Host):
         start = self.accelerator.process_index * len(theirs)
         own = slice(start, start + len(theirs))
         rewards = combined(columns.cpu(), self.reward_weights.cpu(), n)  # a few numbers
+        further: dict[str, Any] = {}
+        if self._scorer is not None:
+            output[SCORES] = columns[own, self._scorer]
+            further["scores"] = columns[:, self._scorer].cpu().reshape(-1, n)
+            rewards = rewards.masked_fill(further["scores"].isnan(), torch.nan)
         live = self._live(rewards, output)
-        advantages = self._advantages(rewards, live, output, metrics).reshape(-1)
+        advantages = self._advantages(rewards, live, output, metrics, **further).reshape(-1)
         output["advantages"] = advantages[own].to(theirs)
         if self.exact_steps and mode == "train":
             keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
@@ -160,11 +175,11 @@ class BestOfKMixin(_Host):
         return live
 
     def _advantages(
-        self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any
+        self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any, **inputs: Any
     ) -> Tensor:
         """(P, n): the objective's advantages of samples that were just drawn."""
         objective, state = self.training_objective, self.state
-        inputs: dict[str, Any] = {"progress": progress_of(state)}
+        inputs["progress"] = progress_of(state)
         smallest = max(term.least for term in objective.at(inputs["progress"]))
         if rewards.shape[-1] < smallest and not self.model.training:
             return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only

@@ -20,7 +20,7 @@ from bestofk.adapters.groups import best_of_k_metrics, group_advantages
 from bestofk.adapters.inner_steps import advantages_of_step
 from bestofk.objectives import Objective
 
-REWARDS, OLD = "bestofk_rewards", "old_per_token_logps"
+REWARDS, SCORES, OLD = "bestofk_rewards", "bestofk_scores", "old_per_token_logps"
 
 
 class InnerStepsEnded(Exception):
@@ -205,7 +205,7 @@ def keep_rewards(output: dict[str, Any], rewards: Tensor, live: Tensor) -> None:
 
 def for_loss(batch: dict[str, Any]) -> dict[str, Any]:
     """The micro-batch without π_old: TRL's ratio is then 1 and its gradient A ∇log π."""
-    return {name: value for name, value in batch.items() if name not in (REWARDS, OLD)}
+    return {name: value for name, value in batch.items() if name not in (REWARDS, SCORES, OLD)}
 
 
 def renew_advantages(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
@@ -214,12 +214,14 @@ def renew_advantages(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
     Returns:
         The effective share of their samples, the same on all processes.
     """
-    own_rewards = torch.cat([batch[REWARDS] for batch in batches]).double()
-    mine = torch.stack([own_rewards, log_ratios(trainer, batches)], dim=1)
-    everyone = trainer.accelerator.gather(mine).cpu().reshape(-1, trainer.num_generations, 2)
-    rewards, log_ratio = everyone.unbind(dim=-1)
+    names = [name for name in (REWARDS, SCORES) if name in batches[0]]
+    columns = [torch.cat([batch[name] for batch in batches]).double() for name in names]
+    mine = torch.stack([log_ratios(trainer, batches), *columns], dim=-1)
+    everyone = trainer.accelerator.gather(mine).cpu().unflatten(0, (-1, trainer.num_generations))
+    log_ratio, rewards, *scores = everyone.unbind(dim=-1)
     live = ~rewards.isnan()
     inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": progress_of(trainer.state)}
+    inputs |= zip(["scores"], scores)
     advantages, result = advantages_of_step(
         trainer.training_objective,
         lambda objective: shared(objective, rewards, live, **inputs)[0],

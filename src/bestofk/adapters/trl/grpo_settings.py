@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -54,6 +54,18 @@ NO_DROPOUT = (
     "set disable_dropout=True in the GRPOConfig, attention_dropout=0 in the model's config, and "
     "lora_dropout=0"
 )
+NAME_SCORER = "name one of reward_funcs with scorer='NAME'; it chooses, and the others pay"
+
+
+def scorer_column(scorer: str | None, reward_functions: Sequence[str]) -> int | None:
+    """The place of the reward function that chooses and does not pay."""
+    if scorer is None:
+        return None
+    if scorer not in reward_functions:
+        raise unknown("scorer", scorer, reward_functions)
+    if len(reward_functions) == 1:
+        raise ValueError(f"scorer={scorer!r} is the only reward function: add one that pays")
+    return reward_functions.index(scorer)
 
 
 def as_objective(chosen: str | Objective | None) -> Objective:
