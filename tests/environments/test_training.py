@@ -10,6 +10,7 @@ from bestofk.models import Policy, save, tiny
 from bestofk.rewards import from_function, judge
 from bestofk.runs import read_jsonl
 from bestofk.training.batch import RolloutBatch
+from bestofk.training.display import groups_text
 from bestofk.training.resume import QUEUE
 from bestofk.types import Conversation, Group, Prompt, Trajectory, Verdict
 from environments.chat_models import Guess, model, tokenizer
@@ -157,3 +158,10 @@ def test_an_environment_may_lie_beside_its_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     found = stated_by(str(tmp_path / "run.toml"), {}).task.environment
     assert found == f"x={tmp_path}/a.py:A, y={tmp_path}/b.py:B, z=c.py:C"
+
+
+def test_a_step_says_that_tools_fail_and_replies_do_not_fit():
+    line = {"groups": 4, "at_length_limit": 0.0, "ended_by": {"length": 0.75, "answer": 0.25}}
+    assert groups_text(line) == "signal 0/4 groups, 75% cut off"
+    line |= {"tool_errors": 5.78125, "ended_by": {"answer": 1.0}}
+    assert groups_text(line) == "signal 0/4 groups, 5.781 tool errors a trajectory"

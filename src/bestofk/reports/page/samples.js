@@ -24,7 +24,8 @@ function conversation(sample) {
   const half = Math.ceil(sample.messages.length / 2);
   return sample.messages.flatMap((message, i) => {
     const own = message.role === "assistant";
-    const who = [el("b", {}, own ? "model" : message.role), message.name && el("code", {}, message.name)];
+    const role = own ? "model" : message.role === "user" ? "environment" : message.role;
+    const who = [el("b", {}, role), message.name && el("code", {}, message.name)];
     const text = textBox(message, `Message of ${message.role}, sample ${sample.i}`);
     const open = own || (!message.cut && message.t.length < 100);
     const first = el("bdi", { class: "opening soft" }, opening(message.t));
