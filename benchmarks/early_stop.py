@@ -20,12 +20,12 @@ from bestofk.rewards import from_function
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from deploy.scripted_upstream import ScriptedUpstream, running, with_probability
 
-K, PROBLEMS, TOGETHER = 8, 500, 8
+K, PROBLEMS = 8, 500
 
 
 async def ask_all(address: str) -> list[dict[str, float]]:
     """What the server says of each problem's draws."""
-    slots = asyncio.Semaphore(TOGETHER)
+    slots = asyncio.Semaphore(8)
     async with httpx.AsyncClient(timeout=300) as client:
 
         async def one(number: int) -> dict[str, float]:
@@ -48,8 +48,9 @@ def main() -> None:
     for p in (0.05, 0.1, 0.3, 0.5, 0.9):
         rules, judge = Rules(k=K, by="verifier"), from_function(says_it)
         with ScriptedUpstream(with_probability(p)).running() as url:
-            service = Service(url, judge, rules, ServerLimits(), judges=1)
-            with running(server_of(service)) as address:
+            with running(
+                server_of(Service(url, judge, rules, ServerLimits(), judges=1))
+            ) as address:
                 told = asyncio.run(ask_all(address))
         draws, passed = (np.array([each[name] for each in told]) for name in ("draws", "passed"))
         error, within = draws.std() / PROBLEMS**0.5, 1 - (1 - p) ** K

@@ -490,6 +490,7 @@ def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:
         (["--verifier", "keyed.py:reward"], "--fields names what a request brings"),
         (["--verifier", "maths"], "'expected'; --fields names what a request brings"),
         (["--vote", "--k", "0"], "--k takes"),
+        (["--vote", "--threshold", "nan"], "threshold is the reward that passes, got nan"),
         (["--vote", "--key-variable", "ODD_KEY"], "$ODD_KEY has a character that no key has"),
         (["--vote", "--port", "70000"], "cannot listen on 127.0.0.1:70000"),
     ],

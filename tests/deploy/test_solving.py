@@ -80,6 +80,7 @@ def test_without_a_pass_reward_then_score_then_vote_choose() -> None:
     assert choose(scored, "vote") == (scored[1], "vote")
     graded = [*scored, line(4, 0.5)]
     assert choose(graded, "verifier") == (graded[4], "reward")
+    assert choose(wrong, "score") == (wrong[0], "reward")
     assert choose(graded, "verifier", threshold=0.5) == (graded[4], "pass")
     assert choose([line(0, None), line(1, None)], "verifier") == (line(0, None), "first")
     passing = [*graded, line(5, 1.0), line(6, 2.0)]
@@ -159,7 +160,9 @@ def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
     [
         (["--data", "pilot.jsonl"], "--data FILE needs --verifier NAME, and no --task"),
         (["--out", "pilot.jsonl"], "are not beside it (pilot.samples.jsonl): choose another"),
-        (["--k", "0"], "samples_per_prompt"),
+        (["--k", "0"], "k is a whole number of at least 1, got 0"),
+        (["--temperature", "0"], "at temperature 0 all 6 samples are one"),
+        (["--threshold", "nan"], "threshold is the reward that passes, got nan"),
         (["--out", "nowhere/a.jsonl"], "there is no folder"),
         (["--by", "score", "--planned", "pilot.jsonl", "--k", "2"], "needs the scores that choose"),
         (["--planned", "pilot.jsonl"], "needs at least 6 scored samples"),

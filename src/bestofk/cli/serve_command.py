@@ -101,9 +101,11 @@ class ServeOptions(VerbOptions):
         Raises:
             ValueError: anybody on the network could ask, or a variable has no key.
         """
+        from bestofk.deploy.choosing import check_drawing
         from bestofk.deploy.serving import LOOPBACK, ServerLimits
         from bestofk.sampling.endpoint import key_in
 
+        check_drawing(self.k, 1.0, self.threshold)
         token = key_in(self.token_variable)
         if self.host not in LOOPBACK and not token:
             raise ValueError(

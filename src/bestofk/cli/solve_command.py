@@ -16,7 +16,7 @@ from pydantic import Field
 from bestofk.cli._options import option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say
 from bestofk.cli.sample_command import SampleOptions, drawer_of, problems_of, run_of
-from bestofk.deploy.choosing import Chooser, Planned, planned, rounds
+from bestofk.deploy.choosing import Chooser, Planned, check_drawing, planned, rounds
 from bestofk.messages import counted
 from bestofk.storage import check_writable, write_atomically
 from bestofk.types import reaches
@@ -91,6 +91,7 @@ class SolveOptions(SampleOptions):
 
     def check(self) -> None:
         super().check()
+        check_drawing(self.n, self.temperature[0], self.threshold)
         if self.file.is_file() and not self.samples_file.exists():
             raise ValueError(
                 f"{self.file} exists, and the samples it was chosen from are not beside it "

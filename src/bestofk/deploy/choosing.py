@@ -6,6 +6,7 @@ With a verifier a problem ends at its first pass. Samples are drawn in rounds th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,19 @@ def rounds(k: int, by: Chooser) -> list[range]:
     return [range(first, end) for first, end in zip([0, *ends], ends)]
 
 
+def check_drawing(k: int, temperature: float, threshold: float) -> None:
+    """
+    Raises:
+        ValueError: settings under which there is nothing to choose.
+    """
+    if type(k) is not int or k < 1:
+        raise ValueError(f"k is a whole number of at least 1, got {k!r}")
+    if k > 1 and temperature == 0:
+        raise ValueError(f"at temperature 0 all {k} samples are one: raise it, or take k = 1")
+    if not math.isfinite(threshold):
+        raise ValueError(f"threshold is the reward that passes, got {threshold!r}")
+
+
 def choose(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> tuple[Line, str]:
     """The sample that is kept, and why: "pass", "reward", "score", "vote" or "first".
 
@@ -54,7 +68,7 @@ def choose(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> tuple[
     if by != "vote" and with_score:
         return max(with_score, key=lambda line: line["score"]), "score"
     if by == "score" and scored:
-        return max(scored, key=lambda line: line["reward"]), "score"
+        return max(scored, key=lambda line: line["reward"]), "reward"
     answers = [line["answer"] for line in lines if line["answer"] not in (None, "")]
     if answers:
         ((winner, _),) = Counter(answers).most_common(1)  # of equal counts, the first met

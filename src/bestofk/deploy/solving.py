@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bestofk.api.sampling_run import LocalModel, SampleFile, draw_from_endpoint
-from bestofk.deploy.choosing import Chooser, Line, answer_line, rounds
+from bestofk.deploy.choosing import Chooser, Line, answer_line, check_drawing, rounds
 from bestofk.rewards import BatchVerifier, from_function, scored_by
 from bestofk.rewards import verifier as verifier_by_name
 from bestofk.runs import read_jsonl
@@ -150,6 +150,7 @@ def best_of(
     by: Chooser = "vote" if vote else "verifier" if verifier is not None else "score"
     if verifier is None and scorer is None and not vote:
         raise ValueError("best_of needs what chooses: verifier=, scorer= or vote=True")
+    check_drawing(k, temperature, threshold)
     if isinstance(model, str) and model.startswith(("http://", "https://")):
         if not name:
             raise ValueError("an endpoint serves models by name: state name='...'")
