@@ -1,7 +1,6 @@
 """Samples that `bestofk serve` draws until the first pass, against drawing all k.
 
-A scripted server on loopback answers right with probability p. Drawn one by one, the expectation is
-(1 - (1 - p)^k) / p. Drawn side by side, cancelled samples may have cost tokens too.
+Drawn one by one from a scripted server on loopback: the expectation is (1 - (1 - p)^k) / p.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ K, PROBLEMS = 8, 500
 
 
 async def ask_all(address: str) -> list[dict[str, float]]:
-    """What the server says of each problem's draws."""
     slots = asyncio.Semaphore(8)
     async with httpx.AsyncClient(timeout=300) as client:
 
@@ -42,16 +40,19 @@ def says_it(prompt: object, completion: str) -> bool:
     return f">{prompt.text[-1]['content'].split()[-1]}<" in completion  # type: ignore[attr-defined]
 
 
+def told_of(service: Service) -> list[dict[str, float]]:
+    with running(server_of(service)) as address:
+        return asyncio.run(ask_all(address))
+
+
 def main() -> None:
     print("| p | passed | 1 - (1 - p)^8 | drawn | standard error | expected | saved |")
-    print("|---|---|---|---|---|---|---|")
+    print("|---" * 7 + "|")
     for p in (0.05, 0.1, 0.3, 0.5, 0.9):
         rules, judge = Rules(k=K, by="verifier"), from_function(says_it)
         with ScriptedUpstream(with_probability(p)).running() as url:
-            with running(
-                server_of(Service(url, judge, rules, ServerLimits(), judges=1))
-            ) as address:
-                told = asyncio.run(ask_all(address))
+            service = Service(url, judge, rules, ServerLimits(), judges=1)
+            told = told_of(service)
         draws, passed = (np.array([each[name] for each in told]) for name in ("draws", "passed"))
         error, within = draws.std() / PROBLEMS**0.5, 1 - (1 - p) ** K
         print(f"| {p} | {passed.mean():.2f} | {within:.2f} | {draws.mean():.2f} | {error:.2f} "
