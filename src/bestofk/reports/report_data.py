@@ -221,8 +221,7 @@ def per_problem(findings: Findings) -> dict[str, Any]:
     position = {problem: i for i, problem in enumerate(ids)}
     measures = []
     for key, curves in findings.curves.items():
-        last = min(int(curve.k[-1]) for curve in curves)
-        ks = sorted({1, last} | {4**i for i in range(1, 7) if 4**i < last})
+        ks = summary_k(curves)
         values = np.full((len(ks), len(findings.sources), len(ids)), np.nan)
         for curve in curves:
             rows = [position[problem] for problem in curve.problems]
