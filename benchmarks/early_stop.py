@@ -36,10 +36,6 @@ async def ask_all(address: str) -> list[dict[str, float]]:
         return await asyncio.gather(*map(one, range(PROBLEMS)))
 
 
-def says_it(prompt: object, completion: str) -> bool:
-    return f">{prompt.text[-1]['content'].split()[-1]}<" in completion  # type: ignore[attr-defined]
-
-
 def told_of(service: Service) -> list[dict[str, float]]:
     with running(server_of(service)) as address:
         return asyncio.run(ask_all(address))
@@ -49,7 +45,10 @@ def main() -> None:
     print("| p | passed | 1 - (1 - p)^8 | drawn | standard error | expected | saved |")
     print("|---" * 7 + "|")
     for p in (0.05, 0.1, 0.3, 0.5, 0.9):
-        rules, judge = Rules(k=K, by="verifier"), from_function(says_it)
+        rules, judge = (
+            Rules(k=K, by="verifier"),
+            from_function(lambda completion: "?" not in completion),
+        )
         with ScriptedUpstream(with_probability(p)).running() as url:
             service = Service(url, judge, rules, ServerLimits(), judges=1)
             told = told_of(service)

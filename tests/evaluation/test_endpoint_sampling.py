@@ -440,7 +440,7 @@ BOMB = gzip.compress(b" " * 2_000_000)
 @pytest.mark.parametrize(
     ("fault", "reason", "cause"),
     [
-        (endless, "an answer that is not a completion", "more than 100,000 bytes; raise --max-ans"),
+        (endless, "an answer that is not a completion", "more than 100,000 bytes (`bestofk"),
         (raw(BOMB, Content_Encoding="gzip"), "an answer that is not a completion", "100,000 bytes"),
         (raw(BOMB, Content_Encoding="zstd"), "an answer that is not a completion", "'zstd'"),
         (raw(BOMB, Content_Encoding="gzip, gzip"), "an answer that is not a completion", "gzip, g"),
