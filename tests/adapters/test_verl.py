@@ -23,6 +23,8 @@ from verl.utils.config import omega_conf_to_dataclass
 import bestofk
 from adapters import verl_native as native
 from bestofk.adapters.verl.ppo_settings import chosen
+from bestofk.adapters.verl.ppo_trainer import INPUTS
+from bestofk.adapters.verl.rollout_rows import scores_of
 from bestofk.adapters.verl.self_check import check
 from bestofk.objectives import DroppedGroups
 
@@ -120,6 +122,23 @@ def test_a_reward_that_could_not_be_scored_does_not_count_as_wrong():
     wanted = bestofk.advantages([1, 0, 0.5, 0.25], "max@2") * 5 / 4
     np.testing.assert_allclose(found[[0, 1, 3, 4]], wanted)
     assert found[2] == 0
+
+
+def test_a_named_score_of_the_reward_chooses_and_the_reward_pays():
+    """Two rows of one rollout, padding, and a rollout without a score, which is not counted."""
+    rewards, shown = [1.0, 0.0, 0.5, 0.25, 0.75], [0.0, 2.0, 2.0, 1.0, None]
+    data, keys, session = several_rows([1, 2, 1, 1, 1, 1], [*rewards, 0.0], ["a"] * 5 + [PAD])
+    extra = [{"reward_extra_info": {"score": 0.0, "shown": [*shown, 9.0][i]}} for i in session]
+    scorer = "+algorithm.bestofk.scorer=shown"
+    token = INPUTS.set({"scores": scores_of(extra, "shown")})
+    try:
+        found = v1.compute_advantage_for_multi_trajectories(
+            data, keys, "bestofk", config=algorithm("select@2", scorer)
+        ).batch["advantages"][:, 0]
+    finally:
+        INPUTS.reset(token)
+    once = bestofk.advantages(rewards[:4], "select@2", scores=shown[:4]) * len(keys) / 4
+    np.testing.assert_allclose(found, np.append(once, [0.0, 0.0])[session])
 
 
 def test_a_group_too_small_for_k_is_dropped_and_counted():
@@ -224,6 +243,11 @@ def test_options_of_the_objective_stand_beside_it():
         (["+algorithm.bestofk.objectiv=max@8"], "needs an objective"),
         (["+algorithm.bestofk.objective=maks@8"], "did you mean"),
         (["+algorithm.bestofk.objective=passk-training@8:adaptive"], "needs entropy, which verl"),
+        (["+algorithm.bestofk.objective=maj@8"], "needs answers, which verl does not give"),
+        (
+            ["+algorithm.bestofk.objective=select@8"],
+            r"needs scores .* add \+algorithm.bestofk.scor",
+        ),
         (["+algorithm.bestofk={objective:max@8,treshold:0.5}"], "threshold"),
     ],
 )

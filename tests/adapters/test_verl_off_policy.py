@@ -86,6 +86,7 @@ def run_verl(folder, rows, *, ranks, epochs, objective, lr=LR, noise=0.0, settin
         (1, "max@4:loo-1", {"truncate": 0.05}),
         (2, "mean", {"trust_region": [0.01, 0.01]}),
         (1, "max@3", {"correct_sampler": True}),
+        (2, "select@3", {"scorer": "shown"}),
     ],
 )
 def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, options, tmp_path):
@@ -93,8 +94,9 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
     groups, rewards = sampled()
     live = np.ones((PROMPTS, N), dtype=bool)
     rewards[0, 2], live[0, 2], live[1, 4], live[2, 0] = np.nan, False, False, False
+    shown = np.random.default_rng(1).integers(0, 4, (PROMPTS, N)).astype(float)
     rows = [
-        {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens,
+        {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens, "shown": shown[p, i],
          "response": each.tokens.tolist(), "reward": rewards[p, i], "live": int((p, i) != (1, 4))}
         for p, group in enumerate(groups)
         for i, each in enumerate(group.trajectories)
@@ -107,7 +109,7 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
     learner = Learner(model, optimizer=Optimizer(learning_rate=LR, max_grad_norm=0.0))
     learner.update.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     old = learner.sequence_log_probs(groups)
-    corrected = options.pop("correct_sampler", False)
+    corrected, chosen = options.pop("correct_sampler", False), options.pop("scorer", None)
     if corrected:
         old = old - sampler_gap(np.arange(PROMPTS * N)).reshape(PROMPTS, N)
     largest = []
@@ -115,8 +117,9 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
         part = slice(2 * (step % 2), 2 * (step % 2) + 2)
         log_ratio = learner.sequence_log_probs(groups[part]) - old[part]
         weights = bestofk.advantages(
-            rewards[part], objective, log_ratio=log_ratio, live=live[part], **options
-        )
+            rewards[part], objective, log_ratio=log_ratio, live=live[part],
+            scores=shown[part] if chosen else None, **options,
+        )  # fmt: skip
         largest.append(np.abs(log_ratio[live[part]]).max())
         wanted = np.zeros(PROMPTS * N)
         share = 2 * N / (2 * live[part].sum(axis=1, keepdims=True))
@@ -144,7 +147,7 @@ def test_every_inner_step_of_verls_actor_is_our_own_learners(ranks, objective, o
 def rows_of(groups, rewards):
     return [
         {"uid": f"{p}", "key": f"{p}_{i}_0", "prompt": group.prompt_tokens,
-         "response": each.tokens.tolist(), "reward": rewards[p, i], "live": 1}
+         "response": each.tokens.tolist(), "reward": rewards[p, i], "live": 1, "shown": None}
         for p, group in enumerate(groups)
         for i, each in enumerate(group.trajectories)
     ]  # fmt: skip

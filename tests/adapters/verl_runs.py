@@ -61,6 +61,7 @@ def tensors(rows: list[dict[str, Any]], **known: Any) -> Any:
             "position_ids": nested([torch.arange(len(each)) for each in both]),
             "response_mask": nested(masks), "loss_mask": nested(masks),
             "rm_scores": nested(scores), "uid": [row["uid"] for row in rows],
+            "extra_fields": [{"reward_extra_info": {"shown": row["shown"]}} for row in rows],
         },
         {"temperature": 1.0, **known},
     )  # fmt: skip

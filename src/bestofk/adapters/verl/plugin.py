@@ -19,7 +19,7 @@ from verl.trainer.ppo import core_algos
 
 from .ppo_settings import NAME, chosen
 from .ppo_steps import renew_before_each_step, unclipped
-from .ppo_trainer import PROGRESS, extend_trainer, refuse_legacy_trainer
+from .ppo_trainer import INPUTS, extend_trainer, refuse_legacy_trainer
 from .rollout_rows import RolloutRow, by_rollout, row_advantages
 
 V1 = "verl.trainer.ppo.v1.utils"
@@ -54,8 +54,8 @@ def estimate(
             for i, r in enumerate(index)
         ],
         response_mask.bool().any(-1),
-        progress=PROGRESS.get(),
         rng=int(torch.randint(2**31, ())) if "rng" in objective.needs else None,
+        **INPUTS.get({}),
     )
     advantages = by_row.unsqueeze(-1) * response_mask
     return advantages, advantages

@@ -12,14 +12,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from bestofk.adapters.inner_steps import check_version, needs_sibling_ratios
+from bestofk.adapters.inner_steps import check_inputs, check_version, needs_sibling_ratios
 from bestofk.objectives import Objective, objective
 
 NAME = "bestofk"
 MODULE = "bestofk.adapters.verl.plugin"
 FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp", "ess_floor",
          "correct_sampler")  # fmt: skip
-OWN = ("objective", "passing", "ess_floor", "correct_sampler")
+OWN = ("objective", "passing", "scorer", "ess_floor", "correct_sampler")
 """Entries of `algorithm.bestofk` that are not options of `bestofk.objective`."""
 ESS_FLOOR = 0.5
 """Inner steps on a batch end below this effective share, unless `algorithm.bestofk.ess_floor`."""
@@ -27,6 +27,9 @@ LEAST = (0, 9)
 """The first verl with the V1 trainer, which this adapter extends."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 WITHOUT_LENGTHS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")
+NAME_SCORER = (
+    "return {'score': ..., 'NAME': ...} as the reward and add +algorithm.bestofk.scorer=NAME"
+)
 LEGACY = (
     f"trainer.use_v1=False chooses verl's legacy trainer, in which adv_estimator={NAME} would "
     "train without its checks, schedules and groups: set trainer.use_v1=True"
@@ -55,10 +58,7 @@ def chosen(algorithm: Mapping[str, Any] | None) -> Objective:
         )
     named = {key: value for key, value in options.items() if key not in OWN}
     built = objective(options["objective"], **named)
-    if "entropy" in built.needs:
-        raise ValueError(
-            f"objective {built} needs entropy, which verl does not give: choose another design"
-        )
+    check_inputs(built, "verl", {"answers", "entropy"}, options.get("scorer"), NAME_SCORER)
     return built
 
 

@@ -23,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 from bestofk.adapters.inner_steps import advantages_of_step, warn_first_step
 
 from .ppo_settings import NAME, chosen, ess_floor_of
-from .rollout_rows import RolloutRow, row_advantages
+from .rollout_rows import RolloutRow, row_advantages, scores_of
 
 BEGUN, ENDED = "_bestofk_begun", "_bestofk_ended"
 """Attributes of a worker: the trainer's step on whose batch inner steps have begun, have ended."""
@@ -112,17 +112,21 @@ def renew_advantages(worker: Any, data: Any, from_trainer: dict[str, Any]) -> di
     group = worker.engine.get_data_parallel_group()
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     everyone: list[Any] = [None] * ranks
-    mine = list(zip(tu.get(data, "uid"), rewards, trained, ratios, strict=True))
+    scorer = from_trainer["options"].get("scorer")
+    scores = [scores_of(tu.get(data, "extra_fields"), scorer).tolist()] if scorer else []
+    mine = list(zip(tu.get(data, "uid"), rewards, trained, ratios, *scores, strict=True))
     dist.all_gather_object(everyone, mine, group)
     rows = [row for part in everyone for row in part]
     log_ratio = torch.tensor([row[3] for row in rows], dtype=torch.float64)
     live = torch.tensor([row[2] for row in rows])
-    scores = torch.tensor([row[1] for row in rows], dtype=torch.float64)
+    gathered_rewards = torch.tensor([row[1] for row in rows], dtype=torch.float64)
     named = [RolloutRow(str(row[0]), str(i)) for i, row in enumerate(rows)]
     inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": from_trainer["progress"]}
+    if scorer:
+        inputs["scores"] = torch.tensor([row[4] for row in rows], dtype=torch.float64)
     advantages, result = advantages_of_step(
         chosen({NAME: from_trainer["options"]}),
-        lambda objective: row_advantages(objective, scores, named, live, **inputs),
+        lambda objective: row_advantages(objective, gathered_rewards, named, live, **inputs),
         log_ratio,
         live,
         from_trainer["progress"],

@@ -22,15 +22,16 @@ from .ppo_settings import (
     LEAST,
     LEGACY,
     NAME,
+    NAME_SCORER,
     check_settings,
     chosen,
     exact_loss,
     options_of,
 )
-from .rollout_rows import RolloutRow
+from .rollout_rows import RolloutRow, scores_of
 
-PROGRESS: ContextVar[float | None] = ContextVar("progress", default=None)
-"""Share of the run done, while advantages are computed."""
+INPUTS: ContextVar[Mapping[str, Any]] = ContextVar("inputs")
+"""While advantages are computed: the share of the run done, and the scores of the batch's rows."""
 
 
 def extend_trainer(module: Any) -> None:
@@ -65,16 +66,30 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def _in_progress(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _with_inputs(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
-    def in_progress(self: Any, *args: Any, **named: Any) -> Any:
-        token = PROGRESS.set(progress_of(self))
+    def with_inputs(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        scorer = options_of(self.config.algorithm).get("scorer")
+        inputs: dict[str, Any] = {"progress": progress_of(self)}
+        if scorer is not None:
+            inputs["scores"] = scores_of(from_queue(batch, "extra_fields").tolist(), scorer)
+            if inputs["scores"].isnan().all():
+                raise ValueError(f"no reward of this batch has a {scorer!r}: {NAME_SCORER}")
+        token = INPUTS.set(inputs)
         try:
-            return compute(self, *args, **named)
+            return compute(self, batch, *args, **named)
         finally:
-            PROGRESS.reset(token)
+            INPUTS.reset(token)
 
-    return in_progress
+    return with_inputs
+
+
+def from_queue(batch: Any, field: str) -> Any:
+    """A field of the batch's rows, in the order of its keys."""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    names = {"keys": batch.keys, "partition_id": batch.partition_id}
+    return trainer_base.tq.kv_batch_get(**names, select_fields=[field])[field]
 
 
 def _with_objective(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,14 +225,9 @@ def validation_metrics(
 
 def training_metrics(trainer: Any, batch: Any) -> dict[str, float]:
     """The same of the rollouts that are trained on, whatever the estimator: `bestofk/pass@4`, …"""
-    from verl.trainer.ppo.v1 import trainer_base
-
     options = options_of(trainer.config.algorithm)
-    data = trainer_base.tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"]
-    )
     last: dict[tuple[str, str], tuple[int, float]] = {}
-    for key, scores in zip(batch.keys, data["rm_scores"].unbind(), strict=True):
+    for key, scores in zip(batch.keys, from_queue(batch, "rm_scores").unbind(), strict=True):
         row = RolloutRow.of_key(key.rsplit("_", 2)[0], key)
         if not row.padding:
             last[row[:2]] = max(last.get(row[:2], (-1, 0.0)), (row.part, float(scores.sum())))
@@ -241,7 +251,7 @@ def progress_of(trainer: Any) -> float:
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "__init__": _checked,
     "_balance_batch": _whole,
-    "_compute_advantage": _in_progress,
+    "_compute_advantage": _with_inputs,
     "_compute_metrics": _with_metrics,
     "_update_actor": _with_objective,
     "_val_metrics_update": _unbiased,

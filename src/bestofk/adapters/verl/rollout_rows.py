@@ -8,6 +8,7 @@ estimator gets every row as a sample of its own. For ours the keys go where the 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from re import fullmatch
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ def row_advantages(
     rows: Sequence[RolloutRow],
     trained: torch.Tensor,
     *,
+    scores: torch.Tensor | None = None,
     log_ratio: torch.Tensor | None = None,
     **inputs: Any,
 ) -> torch.Tensor:
@@ -56,6 +58,7 @@ def row_advantages(
         rewards: (B,); the last row of a rollout is the one that is scored.
         rows: B of them.
         trained: (B,), whether any token of the row enters the loss.
+        scores: (B,), what chooses a sample; NaN leaves a sample out, like a reward of NaN.
         log_ratio: (B,), log π_θ − log π_old of each row.
         inputs: further ones of `Objective.__call__`.
     """
@@ -71,6 +74,9 @@ def row_advantages(
         live = torch.zeros(len(last) + 1, dtype=torch.bool, device=rewards.device)
         live[owner[trained]] = True
         scored = rewards[list(last.values())]
+        if scores is not None:
+            inputs["scores"] = scores.to(rewards.device)[list(last.values())]
+            scored = scored.masked_fill(inputs["scores"].isnan(), torch.nan)
         uids = np.array([uid for uid, _ in last])
         if log_ratio is not None:
             by_rollout = log_ratio.new_zeros(len(last) + 1).index_add(0, owner, log_ratio)
@@ -79,6 +85,12 @@ def row_advantages(
             scored, uids, objective, live=live[:-1], rows=len(rows), **inputs
         )
     return result[owner]
+
+
+def scores_of(extra_fields: Sequence[Any], scorer: str) -> torch.Tensor:
+    """(B,): what the reward function returned under the scorer's name; NaN where it did not."""
+    values = [fields.get("reward_extra_info", {}).get(scorer) for fields in extra_fields]
+    return torch.tensor([math.nan if each is None else each for each in values]).double()
 
 
 def by_rollout(compute: Callable[..., Any], estimator: str) -> Callable[..., Any]:
