@@ -72,7 +72,7 @@ def _with_inputs(compute: Callable[..., Any]) -> Callable[..., Any]:
         scorer = options_of(self.config.algorithm).get("scorer")
         inputs: dict[str, Any] = {"progress": progress_of(self)}
         if scorer is not None:
-            inputs["scores"] = scores_of(from_queue(batch, "extra_fields").tolist(), scorer)
+            inputs["scores"] = scores_of(list(from_queue(batch, "extra_fields")), scorer)
             if inputs["scores"].isnan().all():
                 raise ValueError(f"no reward of this batch has a {scorer!r}: {NAME_SCORER}")
         token = INPUTS.set(inputs)
