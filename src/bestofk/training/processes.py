@@ -22,6 +22,9 @@ from typing import Any
 from bestofk.devices import processes_per_card
 
 WATCH_SECONDS = 2.0
+LEFT: list[Any] = []
+"""Groups of processes that were left. With the model DDP would free them under Python's lock.
+That waits for gloo's threads, and one may wait for the lock, to free the last gathered tensor."""
 
 
 class Processes:
@@ -73,6 +76,7 @@ class Processes:
         import torch.distributed as dist
 
         if self._joined and dist.is_initialized():
+            LEFT.append(dist.group.WORLD)
             dist.destroy_process_group()
 
 
