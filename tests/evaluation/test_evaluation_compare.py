@@ -516,3 +516,8 @@ def test_words_made_from_counts_agree_with_them() -> None:
     apart = samples([[1, 0], [1, 1]], problems=["p", "s"])
     notes = compare([apart, ragged])[0].notes
     assert "1 problem of samples not in samples: not compared" in notes
+
+
+def test_a_threshold_of_zero_is_said() -> None:
+    run = samples([[-1.0, 0.0, 0.5, -0.2]] * 30)
+    assert "A reward of 0 or more passes." in curve(run, "pass@k", threshold=0.0).methods()

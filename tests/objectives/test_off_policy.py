@@ -524,3 +524,13 @@ def test_loo_minus_one_has_no_negative_weight_and_pays_the_lowest_exactly_nothin
     lowest = rewards == rewards.min(axis=1, keepdims=True)
     assert (weights[lowest] == 0).all()
     assert (weights > 0).any()
+
+
+def test_the_weight_of_a_dead_sample_may_be_nan():
+    rewards, logs = np.array([0.1, 0.7, np.nan, 0.4, 0.9]), np.array([0.1, -0.2, 0.0, 0.3, -0.1])
+    alpha = np.array([1.0, 2.0, np.nan, 1.0, 2.0])
+    found = advantages(rewards, "max@2", log_ratio=logs, sample_weights=alpha)
+    live = np.array([0, 1, 3, 4])
+    alone = advantages(rewards[live], "max@2", log_ratio=logs[live], sample_weights=alpha[live])
+    assert found[2] == 0
+    np.testing.assert_allclose(found[live] / found[0], alone / alone[0], atol=1e-12)
