@@ -358,13 +358,13 @@ def test_a_schedule_follows_verls_steps():
     )
     rewards = torch.tensor([1.0, 0.0, 0.5, 0.25])
     data = native.batch(rewards, ["a"] * 4, torch.ones(4, 1).long())
-    compute = WRAPPERS["_compute_advantage"](lambda _: native.advantages(data, config.algorithm))
+    compute = WRAPPERS["_compute_advantage"](lambda *_: native.advantages(data, config.algorithm))
     assert hasattr(PPOTrainer._compute_advantage, "__wrapped__")
     for step, text in ((1, "max@2"), (2, "max@2"), (3, "mean"), (4, "mean")):
-        trainer = SimpleNamespace(global_steps=step, total_training_steps=4)
+        trainer = SimpleNamespace(global_steps=step, total_training_steps=4, config=config)
         assert progress_of(trainer) == (step - 1) / 4
         wanted = bestofk.advantages(rewards.numpy(), text)
-        np.testing.assert_allclose(compute(trainer)[:, 0], wanted, rtol=1e-6)
+        np.testing.assert_allclose(compute(trainer, data)[:, 0], wanted, rtol=1e-6)
     with pytest.raises(ValueError, match="progress= is needed"):
         native.advantages(data, config.algorithm)
 
