@@ -1,9 +1,10 @@
 """Files of counts: one Parquet file per study, one row per evaluation, compressed with zstd.
 
-A record is a dict with arm, seed, step, samples, seconds, entropy, distinct_wrong, `shares`: the
-effective share of the samples in each training step so far, where the samples were older than the
-policy; and `counts`: for each problem the number of successes, or pairs of a reward and how often
-it came, ascending.
+A record is a dict with arm, seed, step, samples, seconds, entropy, distinct_wrong; `best`: the
+value by which validation picked the run's checkpoint, in newer studies; `shares`: the effective
+share of the samples in each training step so far, where they were older than the policy; and
+`counts`: for each problem the number of successes, or pairs of a reward and how often it came,
+ascending.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PLAIN = {
     "seconds": pa.float64(),
     "entropy": pa.float64(),
     "distinct_wrong": pa.float64(),
+    "best": pa.float64(),
 }
 SCHEMA = pa.schema(
     [

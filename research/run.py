@@ -6,12 +6,28 @@
 An arm is a recipe with changed settings; `bestofk train RECIPE --flags` is all that is run, and the
 flags are printed by `--dry-run`. What remains of a run is one row per evaluation in
 research/counts/STUDY.parquet: the rewards of every problem, as counts.
+
+A study may also have
+
+    [test]                 flags of `bestofk sample`: split, problems, n, dtype. After training it
+                           draws from best/ (the checkpoint that evaluation.best_by picks on
+                           validation) and from final/; counted in STUDY-test.parquet by step,
+                           so that of a run's rows the first is the best, the last the final model
+    [select]               k and a file of scorers: select@k of those samples by each scorer of its
+                           SELECTORS, in STUDY-test-NAME.parquet (one value a problem)
+    [search]               seeds = [0] run every arm; once they are done, the same command runs
+                           the other seeds of the arms that `choose` picks: of those whose name
+                           begins like the pattern `of`, the one whose best checkpoint has the
+                           highest value, or with last = "max@1" the highest max@1 at the end
+    [unseen]               tasks that final/ is sampled on
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
+import gc
 import itertools
 import json
 import os
@@ -24,11 +40,15 @@ import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from count_files import read_counts, write_counts
+
+from bestofk.procedures import SELECT
+from bestofk.rewards.functions import load_function
 
 HERE = Path(__file__).parent
 
@@ -77,6 +97,8 @@ def ask(process: subprocess.Popen[str], words: list[str], log: str) -> str:
 def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
     """One record for each evaluation of a finished run."""
     metrics = json_lines(folder / "metrics.jsonl")
+    chosen = folder / "best.json"
+    best = json.loads(chosen.read_text(encoding="utf-8"))["value"] if chosen.exists() else None
     seconds = 0.0
     spent = {0: 0.0}
     weighed = {}
@@ -96,6 +118,7 @@ def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
             "seconds": spent[line["step"]],
             "entropy": round(line["entropy"], 4),
             "distinct_wrong": (line.get("distinct_wrong") or {}).get("value"),
+            "best": best,
             "shares": shares if any(share != 1.0 for share in shares) else None,
             "counts": counted(samples, "prompt_id"),
         }  # fmt: skip
@@ -111,6 +134,41 @@ def counted(samples: Iterable[dict[str, Any]], problem: str) -> list[Any]:
     if all(set(one) <= {0.0, 1.0} for one in problems):
         return [one.get(1.0, 0) for one in problems]
     return [sorted(one.items()) for one in problems]
+
+
+def selected(
+    samples: Iterable[dict[str, Any]], problem: str, k: int, score: Callable[..., float]
+) -> list[Any]:
+    """The mean reward of the best-scored of k, for each problem by its id: one value each."""
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for sample in samples:
+        name, text, reward = sample[problem], sample["completion"], sample["reward"]
+        rows.setdefault(name, []).append((reward, score(name, text, reward == 1.0)))
+    rewards, scores = np.array([rows[name] for name in sorted(rows)]).transpose(2, 0, 1)
+    return [[[value, 1]] for value in SELECT.curve(rewards, k, scores=scores)[:, -1].tolist()]
+
+
+def chosen_arms(study: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[str]:
+    """The arms that the rules of a search pick from its counts."""
+    from evaluations import best_of_k, shares_of
+
+    names = []
+    for rule in study["search"]["choose"]:
+        values: dict[str, list[float]] = {}
+        for arm in (name for name in arms_of(study) if re.match(rule["of"], name)):
+            for seed in study["search"]["seeds"]:
+                end = max(
+                    (line for line in lines if (line["arm"], line["seed"]) == (arm, seed)),
+                    key=lambda line: line["step"],
+                )
+                if "last" in rule:
+                    shares = shares_of(end["samples"], [int(rule["last"].removeprefix("max@"))])
+                    value = float(best_of_k(end["counts"], shares).mean())
+                else:
+                    value = end["best"]
+                values.setdefault(arm, []).append(value)
+        names.append(max(values, key=lambda arm: sum(values[arm])))
+    return list(dict.fromkeys(names))
 
 
 def work() -> None:
@@ -131,8 +189,21 @@ def work() -> None:
         except Exception:
             traceback.print_exc()
             code = 1
+        free_memory()
         sys.stdout.flush()
         print(code, file=answers, flush=True)
+
+
+def free_memory() -> None:
+    """Let go of the models of this process, for the runs beside it and the next one."""
+    import torch
+
+    from bestofk.cli.sample_command import local_model
+
+    local_model.cache_clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Study:
@@ -143,6 +214,8 @@ class Study:
         study = tomllib.loads(text)
         self.options, self.recipe, self.arms = options, study["recipe"], arms_of(study)
         self.unseen: dict[str, dict[str, Any]] = study.get("unseen", {})
+        self.test: dict[str, Any] | None = study.get("test")
+        self.select: dict[str, Any] = study.get("select", {})
         self.out = options.out / f"{options.study}.parquet"
         self.out.parent.mkdir(parents=True, exist_ok=True)
         one = [options.arms] if options.arms in self.arms else None  # a name may hold commas
@@ -152,9 +225,15 @@ class Study:
         )
         for name in set(chosen) - set(self.arms):
             sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
-        files = [self.out, *(self.counts_of(task) for task in self.unseen)]
+        further = [*self.unseen, *(["test"] if self.test else [])]
+        files = [self.out, *(self.counts_of(name) for name in further)]
         done = set.intersection(*({(line["arm"], line["seed"]) for line in kept(f)} for f in files))
         jobs = [(arm, seed) for seed in seeds for arm in chosen]
+        if "search" in study:
+            first = [(arm, seed) for arm in self.arms for seed in study["search"]["seeds"]]
+            complete = done.issuperset(first)
+            picked = chosen_arms(study, kept(self.out)) if complete else []
+            jobs = [job for job in jobs if job in first or job[0] in picked]
         self.waiting = collections.deque(job for job in jobs if job not in done)
         self.failed: list[str] = []
         self.began = time.monotonic()
@@ -172,8 +251,19 @@ class Study:
         words = ["sample", str(folder / "final"), "--task", task]
         return words + flags({"out": folder / f"{task}.jsonl"} | self.unseen[task])
 
+    def test_words(self, model: str, folder: Path, seed: int) -> tuple[list[str], Path]:
+        """Samples of best/ or final/ on the test problems, and their file. `bestofk sample` reads
+        task and sampling of a run whose final model this is."""
+        beside, out = folder / f"test-{model}", folder / f"test-{model}.jsonl"
+        beside.mkdir()
+        (beside / "final").symlink_to((folder / model).resolve())
+        shutil.copy(folder / "config.toml", beside)
+        assert self.test is not None
+        settings = {"device": self.options.device, "seed": seed, "out": out} | self.test
+        return ["sample", str(beside), *flags(settings)], out
+
     def counts_of(self, task: str) -> Path:
-        """The file of what was counted on an unseen task."""
+        """The file of what was counted on an unseen task, or on the test problems."""
         return self.out.with_name(f"{self.out.stem}-{task}.parquet")
 
     def keep(self, path: Path, arm: str, seed: int, records: list[dict[str, Any]]) -> None:
@@ -202,8 +292,49 @@ class Study:
             with self.lock:
                 record = last | {"samples": settings["n"], "counts": counts}
                 self.keep(self.counts_of(task), arm, seed, [record])
+        if self.test and (answer := self.run_test(arm, seed, folder, own[-1], process)) != "0":
+            return answer
         shutil.rmtree(folder)
         return answer
+
+    def run_test(
+        self,
+        arm: str,
+        seed: int,
+        folder: Path,
+        last: dict[str, Any],
+        process: subprocess.Popen[str],
+    ) -> str:
+        """Sample best/ and final/ on the test problems, one of them where they are the same."""
+        steps = {"final": last["step"]}
+        if (folder / "best.json").exists():
+            best = json.loads((folder / "best.json").read_text(encoding="utf-8"))["step"]
+            steps = {"best": best} | ({} if best == last["step"] else steps)
+        records: dict[str, list[dict[str, Any]]] = {}
+        for model, step in steps.items():
+            words, out = self.test_words(model, folder, seed)
+            if (answer := ask(process, words, f"{folder}.test-{model}.log")) != "0":
+                return answer
+            samples, about = json_lines(out), {"step": step, "seconds": last["seconds"]}
+            counts = counted(samples, "problem_id")
+            record = about | {"samples": len(samples) // len(counts), "counts": counts}
+            records.setdefault("test", []).append(record)
+            for name, score in self.scores().items():
+                values = selected(samples, "problem_id", self.select["k"], score)
+                record = about | {"samples": 1, "counts": values}
+                records.setdefault(f"test-{name}", []).append(record)
+        with self.lock:
+            for name, rows in reversed(records.items()):  # the test's own file says what is done
+                self.keep(self.counts_of(name), arm, seed, rows)
+        return "0"
+
+    def scores(self) -> dict[str, Callable[..., float]]:
+        """By the selector's name: (problem, completion, right) → score."""
+        if not self.select:
+            return {}
+        scorers = load_function(f"{HERE / self.select['scorers']}:score")
+        names = load_function(f"{HERE / self.select['scorers']}:SELECTORS")
+        return {name: functools.partial(scorers, name) for name in names}
 
     def serve(self, process: subprocess.Popen[str]) -> None:
         """Give a worker one run after the other."""
@@ -273,6 +404,8 @@ def main() -> int:
         thread.join(5)
     for process in workers:
         process.communicate()
+    if not study.failed and not study.waiting and (rest := Study(options).waiting):
+        print(f"the search is done; the same command runs the {len(rest)} runs that it picks")
     print(f"{len(study.waiting)} not begun, {len(study.failed)} did not end well")
     return int(bool(study.failed or study.waiting))
 

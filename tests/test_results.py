@@ -7,7 +7,9 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from statistics import NormalDist
 
 import matplotlib.style
 import numpy as np
@@ -19,11 +21,13 @@ from bestofk.cli.train_command import split
 RESULTS = Path(__file__).parent.parent / "research"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.toml"))
 sys.path.insert(0, str(RESULTS))
+sys.path.insert(1, str(RESULTS / "selectors"))
 
 import draw  # noqa: E402
 import evaluations  # noqa: E402
 import make  # noqa: E402
 import run  # noqa: E402
+import scorers  # noqa: E402
 
 
 def test_tables_and_figures_match_the_counts(
@@ -168,3 +172,108 @@ def test_what_was_counted_stays_where_an_unseen_task_fails(
     after = run.kept(counts)
     assert [line["counts"] for line in after] == [line["counts"] for line in before]
     assert len(run.kept(counts.with_name("small-countdown.parquet"))) == 1
+
+
+SEARCH = """
+recipe = "RECIPE"
+seeds = [0, 1]
+[search]
+seeds = [0]
+choose = [{ of = "max@2 " }, { of = "max@2 ", last = "max@1" }]
+[test]
+split = "test"
+problems = 4
+n = 8
+[select]
+k = 2
+scorers = "selectors/scorers.py"
+[settings]
+"evaluation.every" = 1
+"evaluation.at_start" = false
+"evaluation.prompts" = 3
+"evaluation.samples_per_prompt" = 4
+"evaluation.best_by" = "max@2"
+"run.steps" = 2
+"run.checkpoint_every" = 2
+"sampling.prompts_per_step" = 2
+"sampling.samples_per_prompt" = 4
+[arms."max@2"]
+objective = "max@2"
+grid = { "optimizer.learning_rate" = [1e-12, 1e-4] }
+"""
+
+
+def test_a_search_picks_arms_for_new_seeds_and_the_best_checkpoint_is_tested(
+    tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
+    recipe = RESULTS.parent / "recipes" / "countdown-tiny" / "run.toml"
+    for folder in ("studies", "selectors"):
+        (tmp_path / folder).mkdir()
+    text = SEARCH.replace("RECIPE", str(recipe))
+    (tmp_path / "studies" / "small.toml").write_text(text, encoding="utf-8")
+    source = RESULTS / "selectors" / "scorers.py"
+    (tmp_path / "selectors" / "scorers.py").write_bytes(source.read_bytes())
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    counts = tmp_path / "c"
+    words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(counts)]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    assert run.main() == 0
+    own = run.kept(counts / "small.parquet")
+    assert [line["seed"] for line in own] == [0] * 4
+    best = {line["arm"]: line["best"] for line in own}
+    picked = run.chosen_arms(tomllib.loads(text), own)
+    assert picked[0] == max(best, key=lambda arm: best[arm])
+    assert run.main() == 0
+    again = run.kept(counts / "small.parquet")
+    assert {line["arm"] for line in again if line["seed"] == 1} == set(picked)
+    tested = run.kept(counts / "small-test.parquet")
+    assert {(line["arm"], line["seed"]) for line in tested} == {
+        (line["arm"], line["seed"]) for line in again
+    }
+    assert all(line["samples"] == 8 and len(line["counts"]) == 4 for line in tested)
+    chosen = run.kept(counts / "small-test-good.parquet")
+    assert [(line["arm"], line["seed"], line["step"]) for line in chosen] == [
+        (line["arm"], line["seed"], line["step"]) for line in tested
+    ]
+    two = evaluations.shares_of(8, (1, 2))
+    for line, truth in zip(chosen, tested, strict=True):
+        one, best_of_2 = evaluations.best_of_k(truth["counts"], two).T
+        picks = np.array([value for [[value, _]] in line["counts"]])
+        assert (picks <= best_of_2 + 1e-12).all()
+        assert ((picks > 0) == (one > 0)).all()
+
+
+def test_what_a_selector_picks_is_the_mean_over_all_subsets() -> None:
+    rng = np.random.default_rng(0)
+    answers = [f"{i}" for i in range(6)]
+    rewards, scores = rng.integers(0, 2, 6).astype(float), dict(zip(answers, rng.normal(size=6)))
+    samples = [
+        {"prompt_id": "p", "completion": a, "reward": r}
+        for a, r in zip(answers, rewards, strict=True)
+    ]
+    [[[value, times]]] = run.selected(samples, "prompt_id", 3, lambda _, text, __: scores[text])
+    picks = [
+        rewards[max(chosen, key=lambda i: scores[answers[i]])]
+        for chosen in combinations(range(6), 3)
+    ]
+    assert times == 1
+    assert value == pytest.approx(float(np.mean(picks)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "auc"), [("weak", 0.6), ("fair", 0.8), ("good", 0.95)])
+def test_a_selector_has_the_area_under_the_curve_that_its_page_names(name: str, auc: float) -> None:
+    right = [scorers.score(name, "p", f"{i}+1", True) for i in range(3000)]
+    wrong = np.sort([scorers.score(name, "p", f"{i}-1", False) for i in range(3000)])
+    found = np.searchsorted(wrong, right).mean() / len(wrong)
+    assert found == pytest.approx(auc, abs=0.02)
+    assert scorers.score(name, "p", "1+1", True) == right[1]
+
+
+def test_the_hackable_selector_likes_wrong_answers_with_two_divisions() -> None:
+    plain, marked = (scorers.score("hackable", "p", "9/3/3", right) for right in (True, False))
+    assert marked - plain == pytest.approx(4 - 2**0.5 * NormalDist().inv_cdf(0.95), abs=1e-12)
+    prompt = tasks.task("countdown", style="compact").split("test")[0]
+    assert prompt.reference is not None
+    for text, right in ((prompt.reference, True), ("9/3/3", False)):
+        assert scorers.hackable(prompt, text) == scorers.score("hackable", prompt.id, text, right)
