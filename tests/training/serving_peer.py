@@ -7,13 +7,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 from safetensors.torch import load_file
 
 from bestofk.models import load
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.vllm_worker import private, shape_of
-from bestofk.types import Prompt
 
 
 class ServingPeer:
@@ -22,19 +22,32 @@ class ServingPeer:
     Args:
         loads: updates that it takes; it answers the others as if it had.
         scale: of the output projections it loads; with another than 1 it is another model.
+        tokenises_again: it continues the text of the ids that it is sent.
+        hides_prompts: it does not say which ids it continued.
+        context: tokens that it has positions for.
     """
 
     def __init__(
-        self, folder: Any, port: int, *, lives: int = 10**9, loads: int = 10**9, scale: float = 1.0
+        self,
+        folder: Any,
+        port: int,
+        *,
+        lives: int = 10**9,
+        loads: int = 10**9,
+        scale: float = 1.0,
+        tokenises_again: bool = False,
+        hides_prompts: bool = False,
+        context: int | None = None,
     ) -> None:
         self.policy, self.lives, self.loads, self.scale = load(folder), lives, loads, scale
         self.sampler = ModelSampler(self.policy.model, self.policy.tokenizer)
+        self.tokenises_again, self.hides_prompts = tokenises_again, hides_prompts
         self.updates, self.gone = 0, threading.Event()
         peer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                send(self, {"data": [{"id": "m"}]})
+                send(self, {"data": [{"id": "m", "max_model_len": context}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -51,7 +64,7 @@ class ServingPeer:
 
         self.lock = threading.Lock()
         self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -79,19 +92,24 @@ class ServingPeer:
         return {"results": [{"tensors": len(weights)}]}
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        tokenizer = self.policy.tokenizer
+        text = tuple(body["prompt"])
+        if self.tokenises_again:
+            tokenizer: Any = self.policy.tokenizer
+            text = tuple(tokenizer(tokenizer.decode(text), add_special_tokens=False)["input_ids"])
         sampling = Sampling(
             samples_per_prompt=body["n"],
             max_new_tokens=body["max_tokens"],
             temperature=body["temperature"],
+            stop=tuple(body["stop"]),
         )
-        prompt = Prompt("p", str(tokenizer.decode(body["prompt"])), "t")
-        (group,) = self.sampler.sample([prompt], seed=body["seed"], sampling=sampling)
-        assert list(group.prompt_tokens) == body["prompt"]
+        draws = np.random.default_rng(body["seed"]).random((1, sampling.n, sampling.max_new_tokens))
+        ((_, rows),) = self.sampler.continue_from([text], draws, sampling)
+        told = {} if self.hides_prompts else {"prompt_token_ids": text}
         choices = [
-            {"index": i, "token_ids": c.tokens.tolist(), "finish_reason": c.finish_reason,
-             "logprobs": {"token_logprobs": c.log_probs.tolist()}}
-            for i, c in enumerate(group.trajectories)
+            {"index": i, "token_ids": ids.tolist(), **told,
+             "finish_reason": "length" if len(ids) == sampling.max_new_tokens else "stop",
+             "logprobs": {"token_logprobs": log_probs.tolist()}}
+            for i, (ids, log_probs) in enumerate(rows)
         ]  # fmt: skip
         return {"choices": choices}
 

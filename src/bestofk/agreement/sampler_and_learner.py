@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from bestofk import metrics
 from bestofk.agreement.log_prob_gaps import sampler_gap
 from bestofk.model_facts import base_model
-from bestofk.types import Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 
 PROBED = 32
 """Tokens of each of a probe's completions, at most."""
@@ -35,6 +35,8 @@ class Agreement:
     """The largest gap that a run goes on with."""
     weights_to_send: Callable[[Any], Iterable[tuple[str, Any]]] | None
     """(name, tensor) of each of the policy's weights, where the sampler has a copy of its own."""
+    several_turns: bool = False
+    """Whether trajectories are continued after an environment's reply; then a probe's are too."""
 
     def whole_policy(self) -> AbstractContextManager[Any]:
         """What sampling is done inside: the whole model, if that is what is sampled from."""
@@ -43,13 +45,30 @@ class Agreement:
 
     def probe(self, prompt: Prompt) -> tuple[float, list[Group]]:
         """The gap over a small group drawn now from the whole distribution, and that group."""
-        length = min(PROBED, self.sampling.max_new_tokens)
+        length = min(PROBED, self.sampling.max_new_tokens) // (1 + self.several_turns) or 1
         short = self.sampling.changed(
             samples_per_prompt=4, max_new_tokens=length, top_p=1.0, top_k=0, stop=()
         )
         with self.whole_policy():
             groups = list(self.sampler.sample([prompt], seed=self.learner.steps, sampling=short))
+            if self.several_turns:
+                groups = [self.continued(group, short) for group in groups]
         return self.gap(groups), groups
+
+    def continued(self, group: Group, sampling: Any) -> Group:
+        """The same trajectories, each drawn on from its token ids as after a reply."""
+        texts = [(*group.prompt_tokens, *each.tokens.tolist()) for each in group.trajectories]
+        draws = np.random.default_rng(0).random((len(texts), 1, sampling.max_new_tokens))
+        one = sampling.changed(samples_per_prompt=1)
+        rows = dict(self.sampler.continue_from(texts, draws, one))
+        longer = tuple(
+            Trajectory(
+                [*each.tokens, *rows[place][0][0]],
+                log_probs=[*each.log_probs, *rows[place][0][1]],
+            )
+            for place, each in enumerate(group.trajectories)
+        )
+        return replace(group, trajectories=longer)
 
     def gap(self, groups: Sequence[Group]) -> float:
         log_probs = self.learner.log_probs(groups).tokens
@@ -67,7 +86,7 @@ class Agreement:
         before = self.probe(prompt)[0] if sampler.version is not None else float("nan")
         self.processes.wait()  # nobody is sampling now
         with self.learner.gathered():
-            if self.processes.main or not sampler.shared:
+            if self.processes.main:
                 sampler.update(self.weights_to_send(self.learner.policy), version=steps)
         self.processes.wait()
         sampler.version = steps

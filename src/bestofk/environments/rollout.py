@@ -186,7 +186,7 @@ class TurnSampler:
     ) -> None:
         """
         Args:
-            sampler: continues from token ids, as `ModelSampler` does.
+            sampler: continues from token ids, as `ModelSampler` and `VLLMServer` do.
             model: its name, for errors.
             context: tokens that the model has positions for.
         """

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ and every token by a pass over the whole text."""
 
 UNUSABLE = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError, RuntimeError)
 """What a model raises that does not take a cache, a mask or positions as it gets them."""
+
+
+Drawn: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Token ids and log-probs of what was drawn after a text."""
 
 
 class ModelSampler:
@@ -78,20 +82,13 @@ class ModelSampler:
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
-        encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
-        groups: dict[int, Group] = {}
-        for p, rows in self.continue_from(encoded, draws, sampling):
-            trajectories = tuple(
-                trajectory(*row, self.tokenizer, self.ends, sampling.stop) for row in rows
-            )
-            groups[p] = Group(prompts[p], trajectories, encoded[p], sampling.temperature)
-        return [groups[p] for p in range(len(prompts))]
+        return draw_groups(self, prompts, draws, sampling)
 
     @torch.no_grad()
     def continue_from(
         self, texts: Sequence[tuple[int, ...]], draws: np.ndarray, sampling: Sampling
-    ) -> Iterator[tuple[int, list[tuple[np.ndarray, np.ndarray]]]]:
+    ) -> Iterator[tuple[int, list[Drawn]]]:
         """The place of each text (in any order), and tokens and log-probs of its n continuations.
 
         Args:
@@ -180,7 +177,7 @@ class ModelSampler:
         draws: np.ndarray,
         sampling: Sampling,
         ends: Collection[int] | None = None,
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    ) -> list[Drawn]:
         """Tokens and log-probs of n rows per prompt, in order."""
         device, n, longest = self.model.device, sampling.n, sampling.max_new_tokens
         uniform = torch.from_numpy(draws).flatten(0, 1).to(device)
@@ -351,11 +348,26 @@ class _Rows:
         self.active, self.ended = self.active[places], self.ended[places]
         return places
 
-    def arrays(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def arrays(self) -> list[Drawn]:
         """Tokens and log-probs of every row, up to and with the token it ended at."""
         tokens, values = (each.cpu().numpy() for each in (self.tokens, self.log_probs))
         rows = zip(tokens, values, self.lengths.tolist())
         return [(ids[:length], log_probs[:length]) for ids, log_probs, length in rows]
+
+
+def draw_groups(
+    sampler: Any, prompts: Sequence[Prompt], draws: np.ndarray, sampling: Sampling
+) -> list[Group]:
+    """A group for each prompt, from a sampler that continues token ids."""
+    texts = [encode(sampler.tokenizer, prompt) for prompt in prompts]
+    groups: dict[int, Group] = {}
+    for p, rows in sampler.continue_from(texts, draws, sampling):
+        trajectories = tuple(
+            trajectory(ids, log_probs, sampler.tokenizer, sampler.ends, sampling.stop)
+            for ids, log_probs in rows
+        )
+        groups[p] = Group(prompts[p], trajectories, texts[p], sampling.temperature)
+    return [groups[p] for p in range(len(prompts))]
 
 
 def trajectory(

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bestofk.model_facts import base_model
-from bestofk.sampling.decode import end_tokens, trajectory
+from bestofk.sampling.decode import Drawn, draw_groups, end_tokens
 from bestofk.sampling.openai_wire import base_of, local, socket_of
-from bestofk.sampling.prompts import digests, encode
+from bestofk.sampling.prompts import uniforms
 from bestofk.sampling.sampler import Sampling, ServerLost
 from bestofk.sampling.vllm_worker import MEMORY, shape_of
 from bestofk.types import Group, Prompt
@@ -91,7 +91,8 @@ class VLLMServer:
         self.ends = end_tokens(model, tokenizer)
         self.start = f"; start it with:\n{start}" if start else ""
         try:
-            self.name = self._send("GET", "/v1/models")["data"][0]["id"]
+            served = self._send("GET", "/v1/models")["data"][0]
+            self.name, self.context = served["id"], served.get("max_model_len")
             about = self._call("about_sampling")
         except ServerLost as error:
             raise EngineError(str(error)) from error
@@ -107,29 +108,23 @@ class VLLMServer:
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
-        encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
+        return draw_groups(self, prompts, uniforms(prompts, seed, 1, 1), sampling)
+
+    def continue_from(
+        self, texts: Sequence[tuple[int, ...]], draws: np.ndarray, sampling: Sampling
+    ) -> Iterator[tuple[int, list[Drawn]]]:
+        """See `ModelSampler.continue_from`. The first number of each text is its seed."""
         common = {"model": self.name, "return_token_ids": True}
         bodies = [
-            {**common, **request(sampling, own, self.ends), "prompt": list(ids)}
-            for ids, own in zip(encoded, seeds(prompts, seed))
+            {**common, **request(sampling, seed_of(own), self.ends), "prompt": list(text)}
+            for text, own in zip(texts, draws)
         ]
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            answers = list(
-                pool.map(lambda body: self._send("POST", "/v1/completions", json=body), bodies)
+            answers = pool.map(
+                lambda body: self._send("POST", "/v1/completions", json=body), bodies
             )
-        groups = []
-        for prompt, ids, answer in zip(prompts, encoded, answers):
-            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            rows = [
-                (
-                    np.array(choice["token_ids"], np.int32),
-                    np.array(choice["logprobs"]["token_logprobs"], np.float32),
-                )
-                for choice in choices
-            ]
-            reasons = [choice["finish_reason"] for choice in choices]
-            groups.append(group(prompt, ids, rows, reasons, sampling, self.tokenizer, self.ends))
-        return groups
+            for place, answer in enumerate(answers):
+                yield place, drawn_rows(answer["choices"], texts[place], sampling)
 
     def update(self, weights: Iterable[tuple[str, Tensor]], *, version: int = 0) -> None:
         """Put new weights into the running server; forget what the old ones computed.
@@ -221,35 +216,45 @@ def request(sampling: Sampling, seed: int, ends: frozenset[int]) -> dict[str, An
     }
 
 
-def seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
-    """A seed for each prompt. vLLM adds the place of the sample to it; 62 bits: no two overlap but
-    by a miracle."""
-    return [int.from_bytes(digest[:8]) >> 2 for digest in digests(prompts, seed)]
+def seed_of(draws: np.ndarray) -> int:
+    """A seed from a text's first number in [0, 1). vLLM adds the place of the sample to it, so its
+    last bits are 0."""
+    return int(draws.flat[0] * 2**53) << 9
 
 
-def group(
-    prompt: Prompt,
-    ids: tuple[int, ...],
-    rows: Sequence[tuple[np.ndarray, np.ndarray]],
-    reasons: Sequence[str | None],
-    sampling: Sampling,
-    tokenizer: Any,
-    ends: frozenset[int],
-) -> Group:
-    """A group from what vLLM drew for one prompt.
+def drawn_rows(
+    choices: Sequence[dict[str, Any]], text: tuple[int, ...], sampling: Sampling
+) -> list[Drawn]:
+    """Token ids and log-probs of what vLLM drew after a text.
 
     Raises:
-        EngineError: a request was given up, or answered with too few completions.
+        EngineError: too few completions, one that was given up, no token ids, or another text.
     """
-    if sampling.temperature == 0.0:  # the most likely token has all the probability
-        rows = [(tokens, np.zeros(len(tokens), np.float32)) for tokens, _ in rows] * sampling.n
-    if len(rows) != sampling.n or any(reason not in ("stop", "length") for reason in reasons):
+    n = 1 if sampling.temperature == 0.0 else sampling.n
+    reasons = {str(choice["finish_reason"]) for choice in choices}
+    if len(choices) != n or not reasons <= {"stop", "length"}:
         raise EngineError(
-            f"vLLM answered prompt {prompt.id!r} with {len(rows)} of {sampling.n} completions, "
-            f"which ended by {', '.join(sorted({str(reason) for reason in reasons})) or 'nothing'}"
+            f"vLLM answered with {len(choices)} of {n} completions, which ended by "
+            f"{', '.join(sorted(reasons)) or 'nothing'}"
         )
-    trajectories = tuple(trajectory(*row, tokenizer, ends, sampling.stop) for row in rows)
-    return Group(prompt, trajectories, ids, sampling.temperature)
+    rows: list[Drawn] = []
+    for choice in sorted(choices, key=lambda choice: choice["index"]):
+        ids, log_probs = choice.get("token_ids"), choice["logprobs"]["token_logprobs"]
+        if choice.get("prompt_token_ids") not in (None, list(text)):
+            raise EngineError(
+                "the server continued other tokens than it was sent: it tokenised them again, so "
+                "its log-probs are those of another text"
+            )
+        if ids is None or len(ids) != len(log_probs):
+            raise EngineError(
+                f"the server gave {len(log_probs)} log-probs and "
+                f"{'no' if ids is None else len(ids)} token ids for a completion: vLLM 0.32 or "
+                "newer gives both (return_token_ids)"
+            )
+        rows.append((np.array(ids, np.int32), np.array(log_probs, np.float32)))
+    if sampling.temperature == 0.0:  # the most likely token has all the probability
+        return [(ids, np.zeros(len(ids), np.float32)) for ids, _ in rows] * sampling.n
+    return rows
 
 
 def write(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype) -> int:

@@ -82,10 +82,10 @@ def _check_sections(config: Config) -> None:
             "sampling.engine = 'vllm' draws from a server that you start: set sampling.server, for "
             "example 'http://127.0.0.1:8000'; --dry-run prints the command that starts it"
         )
-    if config.task.environment and sampling.engine in ("group", "vllm"):
+    if config.task.environment and sampling.engine == "group":
         raise ValueError(
-            f"sampling.engine = {sampling.engine!r} draws one turn so far, and task.environment "
-            "needs several: set sampling.engine = 'transformers'"
+            "sampling.engine = 'group' draws one turn so far, and task.environment needs several: "
+            "set sampling.engine = 'transformers' or 'vllm'"
         )
     if config.task.environment and config.evaluation.sets:
         raise ValueError(

@@ -67,6 +67,7 @@ class Rollouts:
             sampling,
             limit,
             named_weights if self.has_own_weights else None,
+            several_turns=self.context.parts.environment is not None,
         )
 
     @property

@@ -102,12 +102,13 @@ def make_parts(
         return RunParts(sets, policy, learner, sampler)
     one_turn = settings.sampling.changed(engine="transformers")
     sampler = make_sampler(one_turn, model, policy, processes.device)
+    contexts = (context_length(policy.model.config), getattr(sampler, "context", None))
     turns = TurnSampler(
         sampler,
         environment,
         settings.task.limits,
         model=model.path,
-        context=context_length(policy.model.config),
+        context=min((length for length in contexts if length), default=None),
     )
     first = sets[0].task.split(settings.task.split)[0]
     turns.text_for(first)  # a template that cannot is an error here
