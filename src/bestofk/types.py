@@ -85,6 +85,12 @@ class Conversation:
     verdict: Verdict | None = None
     """The environment's own, where it gives rewards."""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a line of a file of samples says of it."""
+        names = ("messages", "turns", "ended_by", "tool_calls", "tool_errors")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Trajectory:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 import bestofk
+from bestofk.api.sampling_run import LocalModel, SampleFile
+from bestofk.cli import sample_command
 from bestofk.cli.train_command import stated_by
+from bestofk.environments.author_class import OwnReward, as_environment
 from bestofk.models import Policy, save, tiny
-from bestofk.rewards import from_function, judge
+from bestofk.rewards import TooManyUnscored, UnscoredGuard, from_function, judge
 from bestofk.runs import read_jsonl
+from bestofk.sampling import Sampling
 from bestofk.training.batch import RolloutBatch
 from bestofk.training.display import groups_text
 from bestofk.training.resume import QUEUE
@@ -75,22 +79,80 @@ def test_a_policy_learns_over_several_turns(small, tmp_path):
         "assistant"
     ]
     assert talks[0]["completion"] == talks[0]["messages"][-1]["content"]
-    with pytest.raises(ValueError, match="drawn in one turn so far"):
-        run.sample()
+    drawn = run.sample(n=4, prompts=6)
+    (file,) = (run.path / "evaluations-final").glob("*.jsonl")
+    rows = list(read_jsonl(file))
+    assert (len(drawn.problems), drawn.rewards.size, len(rows)) == (6, 24, 24)
+    for row in rows:
+        said = [each["content"] for each in row["messages"] if each["role"] == "assistant"]
+        heard = said if row["ended_by"] == "environment" else said[:-1]  # the last was cut off
+        assert row["reward"] == heard.count("") / 3
+        assert (row["turns"], row["completion"]) == (len(said), said[-1])
+    again = tmp_path / "again.jsonl"
+    words = [str(run.path), "--split", "train", "--n", "4", "--problems", "6"]
+    assert sample_command.main([*words, "--out", str(again), "--device", "cpu"]) == 0
+    shown = [(row["prompt"], row["messages"], row["reward"]) for row in rows]
+    assert [(row["prompt"], row["messages"], row["reward"]) for row in read_jsonl(again)] == shown
+
+
+class Fragile(Digits):
+    """Its reward is broken for one question."""
+
+    def reset(self, question: str) -> None:
+        self.broken = question == "1="
+        super().reset(question)
+
+    def get_reward(self) -> float:
+        return 1 / 0 if self.broken else super().get_reward()
+
+
+def test_a_job_that_was_stopped_judges_what_it_has_drawn_and_draws_the_rest(small, tmp_path):
+    """The journal holds each conversation with the environment's own verdict."""
+    prompts = {f"p{i}": Prompt(f"p{i}", f"{i}=", "t", {"question": f"{i}="}) for i in range(3)}
+    sampling = Sampling(samples_per_prompt=4, max_new_tokens=60, stop=tuple("0123456789"))
+    run = {"model": "m", "sampling": {}, "run_id": "r"}
+
+    def draw(out, guard=None):
+        with SampleFile(out, run, prompts, OwnReward(), guard) as file:
+            missing = file.missing(4)
+            if missing:
+                model = LocalModel(str(small), device="cpu", environment=as_environment(Fragile))
+                model.draw_into(file, missing, sampling=sampling, seed=3)
+        return missing
+
+    def lines(out):
+        rows = read_jsonl(out)
+        return sorted(rows, key=lambda row: (row["problem_id"], row["sample_id"]))
+
+    draw(tmp_path / "quiet.jsonl")
+    stopped = tmp_path / "stopped.jsonl"
+    with pytest.raises(TooManyUnscored, match="Fragile"):
+        draw(stopped, UnscoredGuard(share=0.0))
+    assert len(list(read_jsonl(stopped))) < 12
+    missing = draw(stopped)
+    assert "p0" not in missing
+    assert 0 not in missing.get("p1", ())
+    assert lines(stopped) == lines(tmp_path / "quiet.jsonl")
+    assert {row["problem_id"] for row in lines(stopped) if row["reward"] is None} == {"p1"}
 
 
 def test_tools_train_with_a_chat_model_off_policy_and_by_name(chat, tmp_path, monkeypatch):
-    """The group's weights are exact for batches drawn ahead, in passes of mini-batches."""
+    """The group's weights are exact for batches drawn ahead, in passes of mini-batches; a further
+    set is played in the same environment."""
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"question": "a", "secret": 3}\n{"question": "b", "secret": 7}\n')
     settings = {
         "sampling.max_new_tokens": 80, "off_policy.ahead": 1, "off_policy.mini_batches": 2,
         "task.limits.turn_tokens": 40, "model.device": "cpu", "evaluation.prompts": 4,
-        "run.checkpoint_every": 1,
+        "run.checkpoint_every": 1, "evaluation.sets": {"more": str(more)},
     }  # fmt: skip
     name = "environments.chat_models:Guess"
     run = bestofk.train(
         chat, ROWS, environment=name, objective="max@2", samples_per_prompt=4, prompts_per_step=4,
-        steps=3, evaluate_every=0, dir=tmp_path / "run", settings=settings,
+        steps=3, evaluate_every=3, dir=tmp_path / "run", settings=settings,
     )  # fmt: skip
+    (further,) = [line for line in run.metrics if line["kind"] == "evaluation_set" and line["step"]]
+    assert (further["set"], further["prompts"]) == ("more", 2)
     lines = [line for line in run.metrics if line["kind"] == "train"]
     assert len(lines) == 3
     assert all(line["tool_calls"] == 0 and line["turns"] == 1.0 for line in lines)
@@ -138,7 +200,7 @@ def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp
         (Guess, {"reward": len_of}, "gives its own rewards .* leave it out"),
         ([Guess().guess], {}, "has no get_reward"),
         (Guess, {"settings": {"sampling.engine": "group"}}, "set sampling.engine = 'transformers'"),
-        (Guess, {"settings": {"evaluation.sets": {"maze": "maze"}}}, "drawn in one turn"),
+        (Guess, {"settings": {"evaluation.sets": {"maze": "maze"}}}, "reset of Guess takes secret"),
         ("pyton", {}, "unknown environment 'pyton'; did you mean 'python'"),
         ("nowhere.py:Guess", {}, "no file"),
     ):

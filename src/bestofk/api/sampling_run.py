@@ -14,24 +14,27 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bestofk.config import read
 from bestofk.messages import unknown
+from bestofk.rewards import UnscoredGuard
+from bestofk.rewards import judge as judge_groups
 from bestofk.runs import read_jsonl
 from bestofk.sampling import Sampling
-from bestofk.types import Prompt, Verdict, Verifier
+from bestofk.types import Conversation, Group, Prompt, Trajectory, Verdict, Verifier
 
 if TYPE_CHECKING:
+    from bestofk.environments.author_class import EnvironmentClasses
+    from bestofk.environments.limits import TurnLimits
     from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
 BATCH = 64
 """Samples judged at once, at most."""
 ESCAPED = "backslashreplace"
 """How half a surrogate pair, which UTF-8 cannot hold, is written: as JSON writes it."""
-
-Judge = Callable[[Sequence[Prompt], Sequence[str]], list[Verdict]]
 
 
 class SampleFile:
@@ -45,15 +48,17 @@ class SampleFile:
         out: Path,
         run: Mapping[str, Any],
         prompts: Mapping[str, Prompt],
-        judge: Judge,
+        judge: Verifier,
+        guard: UnscoredGuard | None = None,
     ) -> None:
         """
         Args:
             run: what every line repeats: model, sampling, run_id.
             prompts: by id.
+            guard: stops the sampling where too many samples cannot be scored.
         """
         self.out, self.journal = out, out.with_name(out.name + ".journal")
-        self.run, self.prompts, self.judge = dict(run), prompts, judge
+        self.run, self.prompts, self.judge, self.guard = dict(run), prompts, judge, guard
         self.done: set[tuple[str, int]] = set()
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._error: BaseException | None = None
@@ -135,28 +140,42 @@ class SampleFile:
             self._error = error
 
     def _write(self, batch: Sequence[Mapping[str, Any]]) -> None:
-        prompts = [self.prompts[sample["problem_id"]] for sample in batch]
-        verdicts = self.judge(prompts, [sample["completion"] for sample in batch])
-        for sample, prompt, verdict in zip(batch, prompts, verdicts):
-            line = sample_line(sample, prompt, verdict, self.run)
+        groups = [group_of(sample, self.prompts[sample["problem_id"]]) for sample in batch]
+        verdicts = judge_groups(groups, self.judge)
+        if self.guard is not None:
+            self.guard.check(verdict for (verdict,) in verdicts)
+        for sample, group, (verdict,) in zip(batch, groups, verdicts):
+            line = sample_line(sample, group, verdict, self.run)
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
+def group_of(sample: Mapping[str, Any], prompt: Prompt) -> Group:
+    """A sample of the journal as what is judged: with its conversation, where it has one."""
+    talk = sample.get("conversation")
+    if talk is None:
+        return Group(prompt, (Trajectory(text=sample["completion"]),))
+    from pydantic import TypeAdapter
+
+    conversation = TypeAdapter(Conversation).validate_python(talk)
+    shown = sample["prompt"] if isinstance(sample["prompt"], str) else tuple(sample["prompt"])
+    trajectory = Trajectory(text=sample["completion"], conversation=conversation)
+    return Group(replace(prompt, text=shown), (trajectory,))
+
+
 def sample_line(
-    sample: Mapping[str, Any], prompt: Prompt, verdict: Verdict, run: Mapping[str, Any]
+    sample: Mapping[str, Any], group: Group, verdict: Verdict, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One line of the file: the fields of `docs/evaluation.md`, in their order."""
-    from bestofk.rewards.base import with_answer
-
-    scored = not math.isnan(verdict.reward)
+    scored, talk = not math.isnan(verdict.reward), group.trajectories[0].conversation
     return {
-        "problem_id": prompt.id,
+        "problem_id": group.prompt.id,
         "sample_id": sample["sample_id"],
-        "prompt": prompt.text,
+        "prompt": group.prompt.text,
         "completion": sample["completion"],
-        "answer": with_answer(prompt, sample["completion"], verdict).answer,
+        **({} if talk is None else talk.fields),
+        "answer": verdict.answer,
         "reward": verdict.reward if scored else None,
         "correct": verdict.reward == 1.0 if scored else None,
         "status": verdict.status,
@@ -194,10 +213,13 @@ class LocalModel:
         device: str = "auto",
         dtype: str = "float32",
         precision: str | None = None,
+        environment: EnvironmentClasses | None = None,
+        limits: TurnLimits | None = None,
     ) -> None:
         """
         Args:
             precision: what a GPU computes in; by default that of the weights.
+            environment: answers the model's messages, within `limits`.
         """
         import torch
 
@@ -210,9 +232,24 @@ class LocalModel:
         policy = load(model, dtype=dtype, device=device)
         self.has_chat_template = bool(getattr(policy.tokenizer, "chat_template", None))
         self.rows_at_once = ROWS_AT_ONCE["cuda" if on_gpu else "cpu"]
-        self.sampler = local_sampler(
-            policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
+        self.sampler: Any = local_sampler(
+            policy.model.eval(),
+            policy.tokenizer,
+            precision=precision if on_gpu else None,
+            several_turns=environment is not None,
         )
+        if environment is not None:
+            from bestofk.environments.limits import TurnLimits
+            from bestofk.environments.rollout import TurnSampler
+            from bestofk.models.causal import context_length
+
+            self.sampler = TurnSampler(
+                self.sampler,
+                environment,
+                limits or TurnLimits(),
+                model=model,
+                context=context_length(policy.model.config),
+            )
 
     def draw_into(
         self,
@@ -248,6 +285,7 @@ class LocalModel:
             for group in self.sampler.sample(chosen, seed=seed, sampling=sampling):
                 for number in missing[group.prompt.id]:
                     trajectory = group.trajectories[number - first]
+                    talk = trajectory.conversation
                     file.take(
                         problem_id=group.prompt.id,
                         sample_id=number,
@@ -256,11 +294,21 @@ class LocalModel:
                         n_tokens=trajectory.drawn,
                         logprob_sum=trajectory.log_prob,
                         seed=seed,
+                        **({} if talk is None else with_conversation(group.prompt, talk)),
                     )
                 if usage is not None:
                     usage.tokens += sum(each.drawn for each in group.trajectories)
                 count += len(missing[group.prompt.id])
                 advance(count)
+
+
+def with_conversation(prompt: Prompt, talk: Conversation) -> dict[str, Any]:
+    """What the journal keeps of a trajectory beside its last message: the prompt that was shown,
+    and what happened with the environment."""
+    from pydantic import TypeAdapter
+
+    plain = TypeAdapter(Conversation).dump_python(talk, mode="json")
+    return {"prompt": prompt.text, "conversation": plain}
 
 
 def draw_from_endpoint(
@@ -309,20 +357,26 @@ def sample_run(
     split: str | None,
     n: int | None,
     prompts: int | None,
+    environment: EnvironmentClasses | None = None,
 ) -> Path:
     """Samples of a trained run's final model, drawn as its evaluations were, into its folder.
 
     The draws are fixed by the run's seed, the split and n: the same call gives the same file.
     """
-    from bestofk.training.task_setup import make_prompts, make_verifier, with_accepted_references
+    from bestofk.environments.author_class import load_environment
+    from bestofk.training.task_setup import (
+        judge_of,
+        make_prompts,
+        make_verifier,
+        with_accepted_references,
+    )
 
     config = read(run / "config.toml")
-    if config.task.environment:
-        raise ValueError(
-            "samples of a trained run are drawn in one turn so far, and this one has "
-            "task.environment: its evaluations are in run.final, run.best and run.start"
-        )
     task = make_prompts(config.task, threshold=config.evaluation.threshold, seed=config.run.seed)
+    if environment is None and config.task.environment:
+        environment = load_environment(config.task.environment)
+    if environment is not None:
+        verifier = judge_of(environment, config.task, verifier)
     judge = verifier or make_verifier(config.task, task)
     task = with_accepted_references(task, judge)
     if split is not None and split not in task.splits:
@@ -336,6 +390,12 @@ def sample_run(
     file.unlink(missing_ok=True)  # of a model that may have been trained further
     selected = {prompt.id: prompt for prompt in task.split(name)[: prompts or None]}
     with SampleFile(file, about, selected, judge) as samples:
-        policy = LocalModel(model, device=config.model.device, precision=config.model.precision)
+        policy = LocalModel(
+            model,
+            device=config.model.device,
+            precision=config.model.precision,
+            environment=environment,
+            limits=config.task.limits,
+        )
         policy.draw_into(samples, samples.missing(count), sampling=sampling, seed=config.run.seed)
     return file

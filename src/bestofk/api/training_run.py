@@ -40,6 +40,7 @@ class TrainedRun:
     path: Path
     config: Config
     _verifier: Verifier | None = field(default=None, compare=False)
+    _environment: EnvironmentClasses | None = field(default=None, compare=False)
 
     @property
     def model(self) -> Path:
@@ -98,7 +99,7 @@ class TrainedRun:
         from bestofk.api.measuring import read
         from bestofk.api.sampling_run import sample_run
 
-        file = sample_run(self.path, self._verifier, split, n, prompts)
+        file = sample_run(self.path, self._verifier, split, n, prompts, self._environment)
         return read(file, name=self.path.name)
 
     def evaluate(self, split: str | None = None, n: int | None = None, **options: Any) -> Curve:
@@ -242,4 +243,4 @@ def run_to_the_end(
         message = f"stopped at step {end.step}; resume with {again}"
         print(message)
         raise KeyboardInterrupt(message) if end.signal == SIGINT else SystemExit(128 + end.signal)
-    return TrainedRun(end.path, read_recipe(end.path / "config.toml"), verifier)
+    return TrainedRun(end.path, read_recipe(end.path / "config.toml"), verifier, environment)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from bestofk.api.sampling_run import Judge, LocalModel, SampleFile, draw_from_endpoint
+from bestofk.api.sampling_run import LocalModel, SampleFile, draw_from_endpoint
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say_aside
@@ -21,8 +21,9 @@ from bestofk.config import read
 from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:
+    from bestofk.environments.author_class import EnvironmentClasses
     from bestofk.sampling.endpoint import Cap, Usage
-    from bestofk.types import Prompt
+    from bestofk.types import Prompt, Verifier
 
 CHARACTERS_PER_TOKEN = 3
 """For the announced estimate of prompt tokens, on the safe side."""
@@ -39,11 +40,13 @@ class SampleOptions(VerbOptions):
     examples: ClassVar[tuple[str, ...]] = (
         "bestofk sample MODEL --task countdown --n 64 --out a.jsonl",
         "bestofk sample runs/a --temperature 1 0.8 0.6    # a run has its task",
+        "bestofk sample MODEL --task mbpp --environment repair --limit turns=3",
         "bestofk sample http://localhost:8000/v1 --model M --task countdown",
     )
 
     groups: ClassVar = {
         "What": ("target", "task", "task_option", "split", "problems", "n", "out"),
+        "Several turns": ("environment", "limit"),
         "Sampling": ("temperature", "top_p", "max_new_tokens", "stop", "seed"),
         "Endpoint": ("model", "key_variable", "concurrency", "timeout", "retries"),
     }
@@ -58,6 +61,10 @@ class SampleOptions(VerbOptions):
     """Options of the verifier, such as 'limits={"cpu_per_test": 0.5}' for programs."""
     verifier: str = option("NAME", default="")
     """Replaces the task's own verifier: a name, "package.module:function" or "file.py:function"."""
+    environment: str = option("NAME", default="")
+    """Answers the model's messages: "file.py:Class", "package.module:Class", python or repair."""
+    limit: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Limits of a trajectory, such as turns=3, by their names in task.limits."""
     split: str = ""
     """Split of the task; by default test."""
     problems: int = 0
@@ -120,18 +127,15 @@ class SampleOptions(VerbOptions):
             )
         config = read(folder / "config.toml")
         task, sampling = config.task, config.sampling
-        if task.environment:
-            raise ValueError(
-                f"{folder} was trained with task.environment = {task.environment!r}, and samples "
-                f"are drawn in one turn so far: its evaluations are in {folder}/evaluations"
-            )
         own = tuple(f"{key}={json.dumps(value)}" for key, value in task.options.items())
         judged = tuple(f"{key}={json.dumps(value)}" for key, value in task.verifier_options.items())
+        limits = task.limits.model_dump(exclude_none=True).items()
         of_run: dict[str, Any] = {
             "target": str(folder / "final"),
             "model": f"{folder.name}-step{config.run.steps}",
             "task": task.name,
             "verifier": task.verifier or "",
+            "environment": task.environment or "",
             "temperature": (sampling.temperature,),
             **{name: getattr(sampling, name) for name in ("top_p", "top_k", "stop")},
             "max_new_tokens": sampling.max_new_tokens,
@@ -140,9 +144,10 @@ class SampleOptions(VerbOptions):
         further = {
             "task_option": (*own, *self.task_option),
             "verifier_option": (*judged, *self.verifier_option),
+            "limit": (*(f"{key}={value}" for key, value in limits), *self.limit),
         }
         if on_command_line.get("task", task.name) != task.name:  # another task has its own options
-            further, of_run["verifier"] = {}, ""
+            further, of_run["verifier"], of_run["environment"] = {}, "", ""
         return self.model_copy(update=of_run | on_command_line | further)
 
     def by_temperature(self) -> list[Self]:
@@ -166,6 +171,11 @@ class SampleOptions(VerbOptions):
             )
         if not isinstance(self.extra_fields, dict):
             raise ValueError(f"--extra-body takes a JSON object, got {self.extra_body!r}")
+        if self.remote and self.environment:
+            raise ValueError(
+                "--environment continues from the model's own tokens, which an endpoint does not "
+                "return: sample a model by its name or folder"
+            )
         if self.remote:
             importlib.import_module("httpx")  # its absence is said before anything is written
             if not self.model:
@@ -237,6 +247,8 @@ def run_of(job: SampleOptions) -> dict[str, Any]:
         shaped.append(job.extra_fields)
     if job.verifier_option:
         shaped.append(["verifier", json_pairs(job.verifier_option)])
+    if job.environment:
+        shaped.append(["environment", job.environment, json_pairs(job.limit)])
     if job.verifier:
         shaped.append(["verifier", job.verifier])
     digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
@@ -245,9 +257,11 @@ def run_of(job: SampleOptions) -> dict[str, Any]:
 
 def sample(job: SampleOptions) -> Path:
     """Draw what is missing, score it, and return the file."""
+    from bestofk.rewards import UnscoredGuard
+
     with (
         problems_of(job) as (prompts, judge),
-        SampleFile(job.file, run_of(job), prompts, judge) as file,
+        SampleFile(job.file, run_of(job), prompts, judge, UnscoredGuard(share=0.05)) as file,
     ):
         missing, total = file.missing(job.n), len(prompts) * job.n
         to_draw = sum(map(len, missing.values()))
@@ -262,12 +276,12 @@ def sample(job: SampleOptions) -> Path:
 
 
 @contextlib.contextmanager
-def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]:
+def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Verifier]]:
     """The problems to sample on, by id, and their verifier, while it is open."""
     from bestofk.config import TaskSection
-    from bestofk.rewards import UnscoredGuard
     from bestofk.training.resolve import style_for
     from bestofk.training.task_setup import (
+        judge_of,
         make_prompts,
         make_verifier,
         with_accepted_references,
@@ -282,25 +296,20 @@ def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Judge]]
         options=task_options,
         verifier=job.verifier or None,
         verifier_options=json_pairs(job.verifier_option),
+        environment=job.environment or None,
     )
-    chosen = make_prompts(section)
+    chosen, environment = make_prompts(section), environment_of(job.environment)
+    own: Any = judge_of(environment, section, None) if environment else None
     split_name = job.split or ("test" if "test" in chosen.splits else chosen.splits[-1])
-    guard = UnscoredGuard(share=0.05)
-    with make_verifier(section, chosen) as judge:
+    with own or make_verifier(section, chosen) as judge:
         split = with_accepted_references(chosen, judge, say=say_aside).split(split_name)
         count = job.problems or len(split)
         if not 1 <= count <= len(split):
             raise ValueError(
                 f"{job.task} has {len(split)} problems in this split, asked for {count}"
             )
-
-        def judged(batch: Any, texts: Any) -> Any:
-            verdicts = judge(batch, texts)
-            guard.check(verdicts)
-            return verdicts
-
         judge.check_prompts(split[:count])
-        yield {prompt.id: prompt for prompt in split[:count]}, judged
+        yield {prompt.id: prompt for prompt in split[:count]}, judge
 
 
 def tokenizer_of(model: str) -> Any:
@@ -310,9 +319,22 @@ def tokenizer_of(model: str) -> Any:
 
 
 @functools.cache
-def local_model(name: str, device: str, dtype: str) -> LocalModel:
+def environment_of(names: str) -> EnvironmentClasses | None:
+    from bestofk.environments.author_class import load_environment
+
+    return load_environment(names) if names else None
+
+
+@functools.cache
+def local_model(
+    name: str, device: str, dtype: str, environment: str, limits: tuple[str, ...]
+) -> LocalModel:
     """A model that several temperatures share."""
-    return LocalModel(name, device=device, dtype=dtype)
+    from bestofk.environments.limits import TurnLimits
+
+    played = environment_of(environment)
+    bounds = TurnLimits(**json_pairs(limits))
+    return LocalModel(name, device=device, dtype=dtype, environment=played, limits=bounds)
 
 
 def drawer_of(
@@ -323,7 +345,8 @@ def drawer_of(
     from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
     if not job.remote:
-        model = local_model(job.target, job.device or "auto", job.dtype)
+        device = job.device or "auto"
+        model = local_model(job.target, device, job.dtype, job.environment, job.limit)
         cap = Cap(sys.maxsize, job.max_tokens or sys.maxsize)
         return functools.partial(model.draw_into, cap=cap, usage=Usage())
     same = ("model", "key_variable", "api", "concurrency", "per_request", "logprobs", "timeout",

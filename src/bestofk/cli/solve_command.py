@@ -22,7 +22,7 @@ from bestofk.storage import check_writable, write_atomically
 from bestofk.types import reaches
 
 if TYPE_CHECKING:
-    from bestofk.api.sampling_run import Judge, SampleFile
+    from bestofk.api.sampling_run import SampleFile
     from bestofk.types import Prompt, Verdict, Verifier
 
 
@@ -92,6 +92,11 @@ class SolveOptions(SampleOptions):
     def check(self) -> None:
         super().check()
         check_drawing(self.n, self.temperature[0], self.threshold)
+        if self.environment and self.scorer:
+            raise ValueError(
+                "--scorer does not judge trajectories of an environment: let its get_reward return "
+                "a bestofk.types.Verdict with a score"
+            )
         if self.file.is_file() and not self.samples_file.exists():
             raise ValueError(
                 f"{self.file} exists, and the samples it was chosen from are not beside it "
@@ -154,12 +159,13 @@ def forecast_of(job: SolveOptions) -> Planned | None:
     return planned(pilot, job.n, job.by, None if zero_one else job.threshold)
 
 
-def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Judge) -> None:
+def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Verifier) -> None:
     """Draw and score what is missing, round by round."""
     from bestofk.api.sampling_run import SampleFile
     from bestofk.deploy.solving import draw_in_rounds, round_options
+    from bestofk.rewards import UnscoredGuard
 
-    run = run_of(job)
+    run, guard = run_of(job), UnscoredGuard(share=0.05)
     if job.scorer:
         run["run_id"] += f"-{job.scorer}"
     if not job.remote:  # drawn by rounds: those of another k are others
@@ -174,7 +180,7 @@ def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Judge) -> None:
             source(file, missing, advance=advance, **options)
 
     def open_file() -> SampleFile:
-        return SampleFile(job.samples_file, run, prompts, judge)
+        return SampleFile(job.samples_file, run, prompts, judge, guard)
 
     draw_in_rounds(open_file, draw_round, job.n, job.by, job.threshold)
 

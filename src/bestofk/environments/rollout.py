@@ -212,6 +212,11 @@ class TurnSampler:
             )
         return self._texts[key]
 
+    def check(self, prompt: Prompt) -> None:
+        """Raise a ValueError where the model, or this row, cannot be used with its environment."""
+        self.text_for(prompt)
+        self.environments.reset_arguments(self.environments.make(prompt), prompt, 0)
+
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
         from bestofk.sampling.decode import trajectory

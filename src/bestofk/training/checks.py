@@ -87,11 +87,6 @@ def _check_sections(config: Config) -> None:
             "sampling.engine = 'group' draws one turn so far, and task.environment needs several: "
             "set sampling.engine = 'transformers' or 'vllm'"
         )
-    if config.task.environment and config.evaluation.sets:
-        raise ValueError(
-            "evaluation.sets are drawn in one turn, and the run has task.environment: leave them "
-            "out, and evaluate on a split of the task"
-        )
     if zone > limit:
         raise ValueError(
             f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "

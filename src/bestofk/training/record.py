@@ -219,10 +219,8 @@ def sample_rows(
             }
             if verdict.score is not None:  # JSON has no infinity
                 row["score"] = verdict.score if verdict.score > -math.inf else "-inf"
-            if talk := trajectory.conversation:
-                row["messages"] = talk.messages
-                row |= {"turns": talk.turns, "ended_by": talk.ended_by}
-                row |= {"tool_calls": talk.tool_calls, "tool_errors": talk.tool_errors}
+            if trajectory.conversation:
+                row |= trajectory.conversation.fields
             if verdict.parts:
                 row["parts"] = dict(verdict.parts)
             if verdict.penalty:

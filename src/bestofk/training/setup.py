@@ -9,8 +9,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
-from bestofk.config import ModelSection, SamplingSection, TaskSection
-from bestofk.environments.author_class import EnvironmentClasses, OwnReward
+from bestofk.config import ModelSection, SamplingSection
+from bestofk.environments.author_class import EnvironmentClasses
 from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
 from bestofk.models.causal import context_length
@@ -22,6 +22,7 @@ from bestofk.training.task_setup import (
     EvaluationSet,
     JudgeGroups,
     evaluation_sets,
+    judge_of,
     make_task,
 )
 from bestofk.types import Verifier
@@ -110,33 +111,9 @@ def make_parts(
         model=model.path,
         context=min((length for length in contexts if length), default=None),
     )
-    first = sets[0].task.split(settings.task.split)[0]
-    turns.text_for(first)  # a template that cannot is an error here
+    for split, task in ((settings.task.split, sets[0].task), *((s.split, s.task) for s in sets)):
+        turns.check(task.split(split)[0])
     return RunParts(sets, policy, learner, sampler, turns)
-
-
-def judge_of(
-    environment: EnvironmentClasses, task: TaskSection, verifier: Verifier | None
-) -> Verifier | None:
-    """Who judges a run with this environment; None for the verifier that the section names.
-
-    Raises:
-        ValueError: nobody does, or both the environment and a verifier would.
-    """
-    if not environment.has_rewards:
-        if verifier is None and task.name == "dataset" and not task.verifier:
-            raise ValueError(
-                f"{task.environment} has no get_reward(self), and no verifier is stated: give it "
-                "one, or state a reward function or a verifier"
-            )
-        return verifier
-    if verifier is not None or task.verifier or task.scorer:
-        raise ValueError(
-            f"{task.environment} gives its own rewards (get_reward), and a reward function, a "
-            "verifier or a scorer is stated too: leave it out; get_reward may return "
-            "a bestofk.types.Verdict with a score"
-        )
-    return OwnReward()
 
 
 def load_policy(

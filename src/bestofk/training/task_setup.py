@@ -17,6 +17,7 @@ import numpy as np
 
 from bestofk import tasks
 from bestofk.config import EvaluationSection, TaskAdvanced, TaskSection
+from bestofk.environments.author_class import EnvironmentClasses, OwnReward
 from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
@@ -112,7 +113,7 @@ def evaluation_sets(
         splits = tasks.task(source, **further.options).splits if is_task else ("test",)
         split = "test" if "test" in splits else splits[-1]
         further = further.changed(split=split, advanced=TaskAdvanced())
-        judge = None if is_task else own
+        judge = own if isinstance(own, OwnReward) or not is_task else None
         parts = make_task(further, judge, splits=[split], facts=facts, new_tokens=new_tokens)
         sets.append(EvaluationSet(name, *parts, split))
     return tuple(sets)
@@ -123,7 +124,8 @@ def section_of(source: str, section: TaskSection, task: tasks.Task) -> TaskSecti
     style = section.options.get("style")
     if source in tasks.TASKS:
         has_style = style and "style" in inspect.signature(tasks.factory(source)).parameters
-        return TaskSection(name=source, options={"style": style} if has_style else {})
+        options = {"style": style} if has_style else {}
+        return TaskSection(name=source, options=options, environment=section.environment)
     if section.name == "dataset":
         options = {k: v for k, v in section.options.items() if k not in SOURCES}
         return section.changed(options={**options, "test": source})
@@ -171,6 +173,30 @@ def make_prompts(
         seed=seed,
         say=say,
     )
+
+
+def judge_of(
+    environment: EnvironmentClasses, task: TaskSection, verifier: Verifier | None
+) -> Verifier | None:
+    """Who judges with this environment; None for the verifier that the section names.
+
+    Raises:
+        ValueError: nobody does, or both the environment and a verifier would.
+    """
+    if not environment.has_rewards:
+        if verifier is None and task.name == "dataset" and not task.verifier:
+            raise ValueError(
+                f"{task.environment} has no get_reward(self), and no verifier is stated: give it "
+                "one, or state a reward function or a verifier"
+            )
+        return verifier
+    if verifier is not None or task.verifier or task.scorer:
+        raise ValueError(
+            f"{task.environment} gives its own rewards (get_reward), and a reward function, a "
+            "verifier or a scorer is stated too: leave it out; get_reward may return "
+            "a bestofk.types.Verdict with a score"
+        )
+    return OwnReward()
 
 
 def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
