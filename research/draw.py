@@ -80,25 +80,27 @@ def draw_construct(
     ks: tuple[int, ...],
     found: dict[tuple[str, int], np.ndarray],
     picked: dict[str, tuple[str, int]],
+    curves: tuple[tuple[int, ...], dict[str, np.ndarray]] | None = None,
 ) -> None:
-    """max@k over k of the checkpoints that validation picks; best of 16 over the steps of every
-    run, those of the picked checkpoints in bold."""
+    """max@k over k of the checkpoints that validation picks, or the `curves` that they have on test
+    problems; best of 16 over the steps of every run, those of the picked checkpoints in bold."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
     many, start = ks.index(16), found[picked["start"]]
+    shown, lines = curves or (ks, {name: found[key].mean(axis=0) for name, key in picked.items()})
     for name, (label, colour, k, away, side, runs) in CONSTRUCT_LINES.items():
-        curve = found[picked[name]].mean(axis=0)
-        left.plot(ks, curve, color=colour, lw=2.2, marker="o", ms=4)
+        curve = lines[name]
+        left.plot(shown, curve, color=colour, lw=2.2, marker="o", ms=4)
         where: Any = {"textcoords": "offset points", "ha": side, "color": colour}
-        left.annotate(label, (k, curve[ks.index(k)]), away, weight="bold", **where)
+        left.annotate(label, (k, curve[shown.index(k)]), away, weight="bold", **where)
         for arm in sorted({arm for arm, step in found if step and arm.startswith(runs)}):
             steps = sorted(step for run, step in found if run == arm)
             path = [start, *(found[arm, step] for step in steps)]
             bold = arm == picked[name][0]
-            shown = {"lw": 2.2, "marker": "o", "ms": 4} if bold else {"lw": 0.8, "alpha": 0.7}
-            right.plot([0, *steps], [v[:, many].mean() for v in path], color=colour, **shown)
+            look = {"lw": 2.2, "marker": "o", "ms": 4} if bold else {"lw": 0.8, "alpha": 0.7}
+            right.plot([0, *steps], [v[:, many].mean() for v in path], color=colour, **look)
     right.axhline(start[:, many].mean(), color=BEFORE, lw=1.2)
     left.set_xscale("log", base=2)
-    left.set_xticks(ks, [str(k) for k in ks])
+    left.set_xticks(shown, [str(k) for k in shown])
     left.set(xlabel="k samples per problem, the best is kept", ylabel="reward of the best")
     right.set(xlabel="steps of training", ylabel="reward of the best of 16")
     figure.tight_layout()

@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from draw import (
 )
 from evaluations import KS, Runs, best_of_k, passing, read, shares_of
 from run import arms_of
+from tables import difference, number, table
+from tiny_studies import guests_figure, guests_tables, is_run, selector_tables
 
 from bestofk.evaluation.sign_flips import sign_flip_tests
 
@@ -56,19 +58,6 @@ def reward_kinds(exact: Runs) -> Runs:
     partial = {arm: f"{arm}, partial credit" for arm in names}
     runs = exact.only(*names).joined(graded.only(*names), partial)
     return runs.only(*(name for arm in names for name in (arm, partial[arm])))
-
-
-def number(value: float, signed: bool = False) -> str:
-    """Three digits, as the tables have them: .385, +.012, −.100."""
-    text = f"{abs(value):.3f}".removeprefix("0")
-    return ("−" if value < 0 else "+" if signed else "") + text
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(row) + " |" for row in (list(head), *map(list, rows))]
-    lines.insert(1, "|" + "---|" * (lines[0].count("|") - 1))
-    return "\n".join(lines)
 
 
 def reached(
@@ -648,9 +637,7 @@ def by_task() -> str:
         tests = sign_flip_tests(gaps, 0.95, 20_000, np.random.default_rng(0))
         cells = [number(values[:, at[0]].mean()) for values in (start, means[plain], means[mixed])]
         for gap, error in zip(gaps.mean(axis=0), tests.error, strict=True):
-            half = tests.critical * error
-            span = f"[{number(gap - half, True)}, {number(gap + half, True)}]"
-            cells.append(f"{number(gap, True)} {span}{'*' if abs(gap) > half else ''}")
+            cells.append(difference(float(gap), tests.critical * float(error)))
         rows.append((gaps[:, 0].mean(), [name, *cells, f"`{plain}`", f"`{mixed}`"]))
     rows.sort(key=lambda row: -row[0])
     head = ["", "start", "GRPO", "for k", "for k − GRPO, pass@16", "pass@1", "GRPO's arm", "for k"]
@@ -725,9 +712,7 @@ def construct_tables(kind: str) -> dict[str, str]:
         cells = [number(found[arm, step][:, k].mean()) for k in shown]
         if others[name].any():
             for i, gap in enumerate(others[name].mean(axis=0)):
-                half = next(halves)
-                span = f"[{number(gap - half, True)}, {number(gap + half, True)}]"
-                cells[i] += f" ({number(gap, True)} {span}{'*' if abs(gap) > half else ''})"
+                cells[i] += f" ({difference(float(gap), float(next(halves)))})"
         rows.append([name, f"`{arm}`, step {step}" if step else "", *cells])
     texts[f"construct-{kind}"] = table(["", "checkpoint", "max@1", "max@4", "max@16"], rows)
     return texts
@@ -753,6 +738,8 @@ def tables() -> dict[str, str]:
     small = read("countdown-n32")
     texts["by-task"] = by_task()
     texts |= construct_tables("sidon")
+    texts |= guests_tables() if is_run("guests") else {}
+    texts |= selector_tables() if is_run("selectors") else {}
     texts["n32"] = reached(small, "pass", shown)
     texts["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
     texts["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
@@ -796,6 +783,9 @@ def main() -> int:
     ks, found = construct_search("sidon")
     draw_construct(ks, found, construct_choices(ks, found))
     new[DOCS / "images" / "construct.svg"] = picture()
+    if is_run("guests"):
+        draw_construct(**guests_figure())
+        new[HERE / "images" / "guests.svg"] = picture()
     draw_front(read("countdown"))
     new[HERE / "images" / "front.svg"] = picture()
     draw_tasks(read("maze"), read("closeness"))

@@ -149,7 +149,7 @@ def selected(
 
 
 def chosen_arms(study: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[str]:
-    """The arms that the rules of a search pick from its counts."""
+    """The arms that the rules of a search pick from its counts, one for each rule."""
     from evaluations import best_of_k, shares_of
 
     names = []
@@ -168,7 +168,7 @@ def chosen_arms(study: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[
                     value = end["best"]
                 values.setdefault(arm, []).append(value)
         names.append(max(values, key=lambda arm: sum(values[arm])))
-    return list(dict.fromkeys(names))
+    return names
 
 
 def work() -> None:
