@@ -104,6 +104,11 @@ class TaskSection(Section):
     where the verifier gives scores itself."""
     scorer_options: Table = {}
     """Options of the scorer."""
+    held_out: str | None = None
+    """A verifier that neither pays nor chooses: its mean is logged among the parts of the reward,
+    to see whether training pleases the one that pays alone."""
+    held_out_options: Table = {}
+    """Options of the held-out verifier."""
     environment: str | None = None
     """Answers the model's messages, with tools or text, for several turns: "file.py:Class",
     "package.module:Class", or python or repair."""

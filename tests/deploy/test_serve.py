@@ -116,6 +116,29 @@ def test_a_vote_and_a_score_see_all_k() -> None:
     assert (scored["bestofk"]["chosen_by"], scored["bestofk"]["score"]) == ("score", len(texts[4]))
 
 
+def more_letters(handler: Any, body: dict[str, Any]) -> None:
+    """A judge that prefers the longer answer, wherever it stands."""
+    texts = re.findall(r"<answer_[AB] \w+>\n(.*)\n</", body["messages"][0]["content"])
+    content = f"Winner: {'A' if len(texts[0]) > len(texts[1]) else 'B'}"
+    send(handler, 200, json.dumps({"choices": [{"message": {"content": content}}]}).encode())
+
+
+def test_a_pairwise_judge_compares_all_k_once_they_are_there() -> None:
+    texts = ["a long answer", "short", "the longest of all answers", "a longish answer"]
+    upstream = ScriptedUpstream(lambda body, number: (texts[number % 4], 0.05 * (number % 4)))
+    with faulty(always={"": more_letters}) as server, upstream.running() as url:
+        judge = verifier(f"judge:m@{server.url}", pairwise=True)
+        with served(url, scored_by(None, judge), k=4, by="score") as address:
+            answer = ask(address).json()
+            alone = ask(address, bestofk={"k": 1}).json()["bestofk"]
+        assert len(server.requests) == 4 * 3
+        judge.close()
+    assert answer["choices"][0]["message"]["content"] == texts[2]
+    told = answer["bestofk"]
+    assert (told["chosen_by"], told["score"], told["draws"]) == ("score", 1.0, 4)
+    assert (alone["chosen_by"], alone["score"]) == ("first", None)
+
+
 def test_a_stream_is_the_answer_in_events() -> None:
     upstream = ScriptedUpstream(lambda body, number: ("right", 0.0))
     with upstream.running() as url, served(url, k=2) as address:
@@ -492,6 +515,12 @@ def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:
         (["--vote", "--k", "0"], "--k takes"),
         (["--vote", "--threshold", "nan"], "threshold is the reward that passes, got nan"),
         (["--vote", "--key-variable", "ODD_KEY"], "$ODD_KEY has a character that no key has"),
+        (
+            ["--verifier", "exact", "--scorer", "judge:m@http://x/v1"]
+            + ["--scorer-option", "pairwise=true"],
+            "samples are compared once all k are drawn",
+        ),
+        (["--vote", "--scorer-option", "a=1"], "--scorer-option is for --scorer"),
         (["--vote", "--port", "70000"], "cannot listen on 127.0.0.1:70000"),
     ],
 )

@@ -253,6 +253,43 @@ def test_best_of_asks_an_endpoint_until_a_pass_and_keeps_the_best(tmp_path: Path
     assert bk.evaluate([each for each in best if each], k=1).estimate[0] == 1.0
 
 
+def larger(handler: Any, body: dict[str, Any]) -> None:
+    """A judge that prefers the answer with the larger digit; of equal ones, the first."""
+    digits = re.findall(r"<answer>(\d+)</answer>", body["messages"][0]["content"])
+    winner = "A" if int(digits[0]) >= int(digits[1]) else "B"
+    choices = [{"message": {"content": f"Winner: {winner}"}}]
+    send(handler, 200, json.dumps({"choices": choices}).encode())
+
+
+def test_a_pairwise_judge_sees_all_k_also_after_an_interrupted_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    with FaultyServer(always={"You compare": larger}) as server:
+        judge = ["--scorer", f"judge:j@{server.url}", "--scorer-option", "pairwise=true",
+                 "--scorer-option", "opponents=9"]  # fmt: skip
+        words = ["solve", server.url, "--model", "m", "--task", "countdown", "--problems", "2",
+                 "--k", "5", "--out", str(out), "--max-new-tokens", "8", "--quiet"]  # fmt: skip
+        assert main([*words, *judge]) == 2
+        assert "samples are compared once all k are drawn" in capsys.readouterr().err
+        assert (
+            main(
+                [*words, *judge, "--by", "score", "--concurrency", "1", "--max-tokens-total", "30"]
+            )
+            == 1
+        )
+        assert not any("You compare" in json.dumps(each) for each in server.requests)
+        assert main([*words, *judge, "--by", "score", "--max-tokens-total", "1000"]) == 0
+        digits: dict[str, list[int]] = {}
+        for text in out.with_suffix(".samples.jsonl").read_text().splitlines():
+            drawn = json.loads(text)
+            digits.setdefault(drawn["problem_id"], []).append(int(drawn["answer"]))
+        answers = [json.loads(text) for text in out.read_text().splitlines()]
+        assert [int(each["answer"]) for each in answers] == [max(digits[each["problem_id"]])
+                                                              for each in answers]  # fmt: skip
+        assert {(each["chosen_by"], each["draws"]) for each in answers} == {("score", 5)}
+
+
 def test_best_of_by_score_and_by_vote_sees_all_k() -> None:
     with FaultyServer(always={"": scripted}) as server:
         options: dict[str, Any] = {"k": 9, "name": "m"}

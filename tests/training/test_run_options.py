@@ -22,6 +22,7 @@ from bestofk.training.resolve import resolve
 from bestofk.training.task_setup import make_prompts, with_pass_rates
 from bestofk.training.train import train
 from bestofk.types import Group, Prompt, Trajectory, Verdict
+from evaluation.faulty_server import FaultyServer, send
 
 
 def group_of_lengths(*lengths):
@@ -336,3 +337,31 @@ def test_how_many_prompts_their_pass_rates_leave_is_said(recipe, tmp_path, capsy
     assert train(resolve(config)).step == 1
     told = "countdown, train: 6 of 40 prompts kept: "  # of 12, those with 1 or 2 of 3
     assert told in capsys.readouterr().err
+
+
+def test_a_run_paid_by_a_model_says_what_is_hacked_and_logs_kl_and_a_held_out_judge(
+    recipe, tmp_path, capsys
+):
+    def by_length(handler, body):
+        mark = min(10, len(body["messages"][0]["content"].split("<answer_to_grade")[1]) // 20)
+        choices = [{"message": {"content": f"Score: {mark}"}}]
+        send(handler, 200, json.dumps({"choices": choices}).encode())
+
+    with FaultyServer(always={"": by_length}) as server:
+        task = {"verifier": f"judge:m@{server.url}"}
+        evaluation = {"every": 0}
+        train(resolve(read(recipe(task=task, evaluation=evaluation, run={"steps": 1}))))
+        said = capsys.readouterr().err
+        assert "a model's opinion pays: training finds what it mistakes for quality" in said
+        assert "loss.kl = 0.01 keeps the policy near its start; task.held_out = NAME" in said
+        task |= {"held_out": "training_judges:digits"}
+        settings = {"dir": str(tmp_path / "watched"), "steps": 1}
+        path = recipe(task=task, evaluation=evaluation, run=settings, loss={"kl": 0.01})
+        run = train(resolve(read(path)))
+        assert "stop where the reward rises and the held-out judge does not" in (
+            capsys.readouterr().err
+        )
+    line = next(line for line in read_metrics(run.path) if line["kind"] == "train")
+    assert line["kl"] == 0.0  # before the first step
+    parts = line["reward_parts"]
+    assert parts["held out"] != parts[f"judge:m@{server.url}"] == line["reward"]

@@ -60,6 +60,9 @@ class SampleFile:
         self.out, self.journal = out, out.with_name(out.name + ".journal")
         self.run, self.prompts, self.judge, self.guard = dict(run), prompts, judge, guard
         self.done: set[tuple[str, int]] = set()
+        self.compares = getattr(judge, "compares", False)
+        """Whether samples are judged against each other, once all of them have arrived."""
+        self._is_cut_short = False
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._error: BaseException | None = None
 
@@ -96,6 +99,7 @@ class SampleFile:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._is_cut_short = kind is not None
         self._queue.put(None)
         self._thread.join()
         self._file.close()
@@ -129,13 +133,14 @@ class SampleFile:
         try:
             while (first := self._queue.get()) is not None:
                 batch = [first]
-                while len(batch) < BATCH and not self._queue.empty():
+                while self.compares or (len(batch) < BATCH and not self._queue.empty()):
                     more = self._queue.get()
                     if more is None:
                         self._queue.put(None)
                         break
                     batch.append(more)
-                self._write(batch)
+                if not (self.compares and self._is_cut_short):  # the journal keeps them
+                    self._write(batch)
         except BaseException as error:
             self._error = error
 

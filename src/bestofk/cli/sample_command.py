@@ -22,8 +22,9 @@ from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:
     from bestofk.environments.author_class import EnvironmentClasses
+    from bestofk.rewards import BatchVerifier
     from bestofk.sampling.endpoint import Cap, Usage
-    from bestofk.types import Prompt, Verifier
+    from bestofk.types import Prompt
 
 CHARACTERS_PER_TOKEN = 3
 """For the announced estimate of prompt tokens, on the safe side."""
@@ -276,9 +277,12 @@ def sample(job: SampleOptions) -> Path:
 
 
 @contextlib.contextmanager
-def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Verifier]]:
+def problems_of(
+    job: SampleOptions, scorer: BatchVerifier | None = None
+) -> Iterator[tuple[dict[str, Prompt], BatchVerifier]]:
     """The problems to sample on, by id, and their verifier, while it is open."""
     from bestofk.config import TaskSection
+    from bestofk.rewards import scored_by
     from bestofk.training.resolve import style_for
     from bestofk.training.task_setup import (
         judge_of,
@@ -308,8 +312,9 @@ def problems_of(job: SampleOptions) -> Iterator[tuple[dict[str, Prompt], Verifie
             raise ValueError(
                 f"{job.task} has {len(split)} problems in this split, asked for {count}"
             )
-        judge.check_prompts(split[:count])
-        yield {prompt.id: prompt for prompt in split[:count]}, judge
+        both = scored_by(judge, scorer)
+        both.check_prompts(split[:count])
+        yield {prompt.id: prompt for prompt in split[:count]}, both
 
 
 def tokenizer_of(model: str) -> Any:

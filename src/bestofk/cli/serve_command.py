@@ -48,6 +48,8 @@ class ServeOptions(VerbOptions):
     """Options of the verifier."""
     scorer: str = option("NAME", default="")
     """A verifier whose reward chooses, where nothing passes or there is no other."""
+    scorer_option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Options of the scorer."""
     vote: bool = False
     """Answer with the most frequent answer of k."""
     fields: tuple[str, ...] = option("NAME", default=())
@@ -175,16 +177,17 @@ def judge_of(options: ServeOptions) -> Any:
     Raises:
         ValueError: no such verifier, or one that needs a field which --fields does not name.
     """
-    from bestofk.rewards import VERIFIERS, scored_by, verifier
+    from bestofk.deploy.choosing import check_comparing
+    from bestofk.rewards import VERIFIERS, BatchVerifier, scored_by, verifier
 
-    own = json_pairs(options.verifier_option)
-    if own and not options.verifier:
-        raise ValueError("--verifier-option is for --verifier")
-    parts = [
-        verifier(options.verifier, **own) if options.verifier else None,
-        verifier(options.scorer) if options.scorer else None,
-    ]
+    parts: list[BatchVerifier | None] = []
+    for role in ("verifier", "scorer"):
+        name, own = getattr(options, role), json_pairs(getattr(options, f"{role}_option"))
+        if own and not name:
+            raise ValueError(f"--{role}-option is for --{role}")
+        parts.append(verifier(name, **own) if name else None)
     judge = scored_by(*parts)
+    check_comparing(judge, options.by)
     request = Prompt("a request", "", "serve", dict.fromkeys(options.fields, ""))
     try:
         judge.check_prompts([request])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -13,17 +12,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from bestofk.cli._files import json_pairs
 from bestofk.cli._options import option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say
 from bestofk.cli.sample_command import SampleOptions, drawer_of, problems_of, run_of
-from bestofk.deploy.choosing import Chooser, Planned, check_drawing, planned, rounds
+from bestofk.deploy.choosing import (
+    Chooser,
+    Planned,
+    check_comparing,
+    check_drawing,
+    planned,
+    rounds,
+)
 from bestofk.messages import counted
 from bestofk.storage import check_writable, write_atomically
 from bestofk.types import reaches
 
 if TYPE_CHECKING:
     from bestofk.api.sampling_run import SampleFile
-    from bestofk.types import Prompt, Verdict, Verifier
+    from bestofk.rewards import BatchVerifier
+    from bestofk.types import Prompt
 
 
 class SolveOptions(SampleOptions):
@@ -52,6 +60,8 @@ class SolveOptions(SampleOptions):
     """Sampling temperature."""
     scorer: str = option("NAME", default="")
     """A second verifier, whose rewards are the scores that choose."""
+    scorer_option: tuple[str, ...] = option("KEY=VALUE", default=())
+    """Options of the scorer."""
     by: Chooser = "verifier"
     """What chooses: the first pass, the most frequent answer, or the largest score (or reward)."""
     threshold: float = 1.0
@@ -108,20 +118,16 @@ class SolveOptions(SampleOptions):
 def main(argv: list[str]) -> int:
     chosen = parsed(SolveOptions, argv, "bestofk solve").with_data()
     from bestofk.deploy.solving import answers_of
-    from bestofk.rewards import TooManyUnscored, with_scores
+    from bestofk.rewards import TooManyUnscored
     from bestofk.sampling.endpoint import CapReached, EndpointError
 
     chosen.check()
     forecast = forecast_of(chosen)
     error: Exception | None = None
-    with problems_of(chosen) as (prompts, judge), scorer_of(chosen) as scorer:
-
-        def judged(batch: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
-            verdicts = judge(batch, texts)
-            return with_scores(verdicts, scorer(batch, texts)) if scorer else verdicts
-
+    with scorer_of(chosen) as scorer, problems_of(chosen, scorer) as (prompts, judge):
+        check_comparing(judge, chosen.by)
         try:
-            draw(chosen, prompts, judged)
+            draw(chosen, prompts, judge)
         except (CapReached, EndpointError, TooManyUnscored) as raised:
             error = raised
         except OSError as raised:
@@ -141,11 +147,14 @@ def main(argv: list[str]) -> int:
     return 0 if error is None else 1
 
 
-def scorer_of(job: SolveOptions) -> AbstractContextManager[Verifier | None]:
+def scorer_of(job: SolveOptions) -> AbstractContextManager[BatchVerifier | None]:
     """What gives the scores, while it is open."""
     from bestofk.rewards import verifier
 
-    return verifier(job.scorer) if job.scorer else nullcontext()
+    own = json_pairs(job.scorer_option)
+    if own and not job.scorer:
+        raise ValueError("--scorer-option is for --scorer")
+    return verifier(job.scorer, **own) if job.scorer else nullcontext()
 
 
 def forecast_of(job: SolveOptions) -> Planned | None:
@@ -159,7 +168,7 @@ def forecast_of(job: SolveOptions) -> Planned | None:
     return planned(pilot, job.n, job.by, None if zero_one else job.threshold)
 
 
-def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Verifier) -> None:
+def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: BatchVerifier) -> None:
     """Draw and score what is missing, round by round."""
     from bestofk.api.sampling_run import SampleFile
     from bestofk.deploy.solving import draw_in_rounds, round_options
@@ -167,8 +176,8 @@ def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: Verifier) -> None
 
     run, guard = run_of(job), UnscoredGuard(share=0.05)
     if job.scorer:
-        run["run_id"] += f"-{job.scorer}"
-    if not job.remote:  # drawn by rounds: those of another k are others
+        run["run_id"] += "-".join(["", job.scorer, *job.scorer_option])
+    if not job.remote or judge.compares:  # those of another k are others
         run["run_id"] += "-" + "-".join(str(len(numbers)) for numbers in rounds(job.n, job.by))
     source: Any = None
 

@@ -141,7 +141,7 @@ def beside_recipe(config: Config, folder: Path) -> Config:
     """The config with files found beside the recipe where the working folder does not have them."""
     if str(folder.resolve()) not in sys.path:
         sys.path.append(str(folder.resolve()))
-    for key in ("verifier", "scorer", "environment"):
+    for key in ("verifier", "scorer", "held_out", "environment"):
         names = getattr(config.task, key) or ""
         if ".py:" in names:
             result = re.sub(r"[^=, ][^=,]*\.py(?=:)", lambda file: _found(file[0], folder), names)

@@ -47,6 +47,18 @@ def check_drawing(k: int, temperature: float, threshold: float) -> None:
         raise ValueError(f"threshold is the reward that passes, got {threshold!r}")
 
 
+def check_comparing(judge: Any, by: Chooser) -> None:
+    """
+    Raises:
+        ValueError: a judge that compares samples would see a part of them.
+    """
+    if judge.compares and by != "score":
+        raise ValueError(
+            f"{judge.name}: samples are compared once all k are drawn, so the score chooses alone: "
+            "--by score, for bestofk serve --scorer without --verifier, in Python scorer= alone"
+        )
+
+
 def choose(lines: Sequence[Line], by: Chooser, threshold: float = 1.0) -> tuple[Line, str]:
     """The sample that is kept, and why: "pass", "reward", "score", "vote" or "first".
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,6 @@ from bestofk.rewards.base import UnusableFunction
 from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.sandbox import SandboxError
 from bestofk.storage import json_safe
-from bestofk.types import Verdict
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BODY_SECONDS = 30.0
@@ -74,6 +73,9 @@ class ServerLimits:
     """Sent to the upstream server; where it is empty and no token is needed, the client's key."""
     hosts: tuple[str, ...] = LOOPBACK
     """Accepted in the Host header; empty accepts all."""
+
+
+NOT_JUDGED = {"reward": None, "score": None, "status": "unscored", "answer": None}
 
 
 class Tally:
@@ -154,13 +156,21 @@ class Service:
             yield
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    async def judged(self, question: Question, text: str) -> tuple[Verdict, str | None]:
-        """The verdict on a sample, and the answer that a vote counts."""
-        prompt, loop = question.prompt, asyncio.get_running_loop()
-        (verdict,) = await loop.run_in_executor(self.pool, self.verifier, [prompt], [text])
-        if verdict.status == "unscored" and verdict.detail != "no verifier":
-            self.note(verdict.detail.replace(prompt.id, "a request"))
-        return verdict, verdict.answer or given_answer(prompt, text, verdict)
+    async def judge(self, question: Question, lines: Sequence[dict[str, Any]]) -> None:
+        """Write their verdicts into lines, and the answers that a vote counts."""
+        prompt, texts = question.prompt, [line["text"] for line in lines]
+        verdicts = await asyncio.get_running_loop().run_in_executor(
+            self.pool, self.verifier, [prompt] * len(texts), texts
+        )
+        for line, verdict in zip(lines, verdicts):
+            if verdict.status == "unscored" and verdict.detail != "no verifier":
+                self.note(verdict.detail.replace(prompt.id, "a request"))
+            line |= {
+                "reward": None if math.isnan(verdict.reward) else verdict.reward,
+                "score": verdict.score,
+                "status": verdict.status,
+                "answer": verdict.answer or given_answer(prompt, line["text"], verdict),
+            }
 
     def note(self, text: str) -> None:
         if text not in self.notes and len(self.notes) < MOST_NOTES:
@@ -177,17 +187,17 @@ class Service:
 
         async def draw(sample: int) -> dict[str, Any]:
             came = await self.upstream.draw(path, question.body_of(sample), authorization)
-            verdict, answer = await self.judged(question, came.choice.text)
-            return {
+            line = {
                 "sample_id": sample,
-                "reward": None if math.isnan(verdict.reward) else verdict.reward,
-                "score": verdict.score,
-                "status": verdict.status,
-                "answer": answer,
+                "text": came.choice.text,
                 "choice": came.raw,
                 "response": came.response,
                 "usage": came.usage,
+                **NOT_JUDGED,
             }
+            if not self.verifier.compares:
+                await self.judge(question, [line])
+            return line
 
         rules, seconds = self.rules, self.limits.timeout
         drawn = await race(
@@ -204,6 +214,10 @@ class Service:
             if drawn.failures:
                 raise drawn.failures[-1]
             raise DrawFailed(f"no sample within {seconds:g} s", 504)
+        if self.verifier.compares and len(drawn.lines) > 1:
+            with contextlib.suppress(TimeoutError):  # then nothing is known of them
+                async with asyncio.timeout(seconds):
+                    await self.judge(question, drawn.lines)
         answer = answer_of(question, drawn, rules)
         self.tally.draws(drawn, answer)
         return answer

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from bestofk.api.sampling_run import LocalModel, SampleFile, draw_from_endpoint
-from bestofk.deploy.choosing import Chooser, Line, answer_line, check_drawing, rounds
+from bestofk.deploy.choosing import (
+    Chooser,
+    Line,
+    answer_line,
+    check_comparing,
+    check_drawing,
+    rounds,
+)
 from bestofk.rewards import BatchVerifier, from_function, scored_by
 from bestofk.rewards import verifier as verifier_by_name
 from bestofk.runs import read_jsonl
@@ -180,15 +187,17 @@ def best_of(
         "model": model.model if isinstance(model, Endpoint) else str(model),
         "sampling": sampling.model_dump(exclude={"samples_per_prompt"}),
     }
-    shaped = [about, [[p.text, p.spec] for p in by_id.values()], seed]
-    shaped += [] if remote else [[len(numbers) for numbers in rounds(k, by)]]
-    digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode()).hexdigest()
     with ExitStack() as stack:
         judge = stack.enter_context(scored_by(_named(verifier), _named(scorer)))
+        check_comparing(judge, by)
         judge.check_prompts(list(by_id.values()))
+        shaped = [about, [[p.text, p.spec] for p in by_id.values()], seed]
+        if not remote or judge.compares:
+            shaped += [[len(numbers) for numbers in rounds(k, by)]]
+        digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode())
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else ""
         file = Path(folder) / "samples.jsonl" if out is None else Path(out)
-        run = {**about, "run_id": digest[:12]}
+        run = {**about, "run_id": digest.hexdigest()[:12]}
         try:
             draw_in_rounds(lambda: SampleFile(file, run, by_id, judge), draw, k, by, threshold)
         except EndpointError as error:

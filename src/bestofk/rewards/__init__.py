@@ -63,19 +63,23 @@ VERIFIERS = {
 }
 
 LEARNED = {
-    "reward-model": "bestofk.rewards.learned:reward_model",
-    "judge": "bestofk.rewards.learned:judge",
+    "reward-model": "bestofk.rewards.reward_models:RewardModel",
+    "reward-model at": "bestofk.rewards.reward_models:ServedRewardModel",
+    "judge": "bestofk.rewards.judges:judge",
+    "judge at": "bestofk.rewards.judges:judge",
 }
-"""Judges that are models, by what stands before the colon."""
+"""Judges that are models, by what stands before the colon, and behind a server."""
 
 
 def verifier(name: str, /, **options: Any) -> BatchVerifier:
     """The verifier of that name; or your own function or verifier: "package.module:name" or
-    "folder/myreward.py:name"; or a model that judges: "reward-model:FOLDER", "reward-model:M@URL",
-    "judge:M@URL"."""
+    "folder/myreward.py:name"; or a model that judges: "reward-model:FOLDER", "reward-model:URL",
+    "judge:MODEL@URL"."""
     kind, colon, source = name.partition(":")
     if colon and kind in LEARNED:
-        return load_function(LEARNED[kind])(source, **options)
+        factory = load_function(LEARNED[f"{kind} at" if "://" in source else kind])
+        check_options(f"verifier {kind}", factory, options)
+        return factory(source, **options)
     if name in VERIFIERS:
         factory = load_function(VERIFIERS[name])
         check_options(f"verifier {name}", factory, options)

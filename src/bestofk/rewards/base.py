@@ -51,6 +51,10 @@ class BatchVerifier(ABC):
     """
 
     name: str = "verifier"
+    is_learned: bool = False
+    """Whether a model judges: what is paid by it learns to please it."""
+    compares: bool = False
+    """Whether it compares samples of a prompt with each other: all come in one batch."""
 
     @abstractmethod
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:

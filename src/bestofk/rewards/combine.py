@@ -36,6 +36,8 @@ class Combined(BatchVerifier):
                     "bestofk.rewards.from_function makes one of a function"
                 )
         self.verifiers: tuple[BatchVerifier, ...] = verifiers
+        self.is_learned = any(verifier.is_learned for verifier in verifiers)
+        self.compares = any(verifier.compares for verifier in verifiers)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         for verifier in self.verifiers:
@@ -152,6 +154,7 @@ class Scored(Combined):
     def __init__(self, verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> None:
         super().__init__(*(each for each in (verifier, scorer) if each is not None))
         self.verifier, self.scorer = verifier, scorer
+        self.is_learned = verifier is not None and verifier.is_learned
         self.name = " chosen by ".join(each.name for each in self.verifiers) or "vote"
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
@@ -165,6 +168,36 @@ class Scored(Combined):
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Of what pays: few shown tests choose well, although a constant may pass them."""
         return {} if self.verifier is None else self.verifier.doubts(prompts)
+
+
+class Watched(Combined):
+    """A verifier's verdicts, with another's rewards among their parts: those neither pay nor
+    choose."""
+
+    def __init__(self, verifier: BatchVerifier, held_out: BatchVerifier) -> None:
+        super().__init__(verifier, held_out)
+        self.verifier, self.held_out = verifier, held_out
+        self.name, self.is_learned = verifier.name, verifier.is_learned
+
+    def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
+        return [
+            verdict
+            if math.isnan(verdict.reward) or math.isnan(other.reward)
+            else replace(
+                verdict,
+                parts={**(verdict.parts or {self.name: verdict.reward}), HELD_OUT: other.reward},
+            )
+            for verdict, other in zip(
+                self.verifier(prompts, texts), self.held_out(prompts, texts), strict=True
+            )
+        ]
+
+    def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
+        return self.verifier.doubts(prompts)
+
+
+HELD_OUT = "held out"
+"""Name of the part of a reward that does not pay."""
 
 
 def with_scores(verdicts: Sequence[Verdict], scored: Sequence[Verdict]) -> list[Verdict]:
@@ -181,6 +214,11 @@ def scored_by(verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> B
     if verifier is not None and scorer is None:
         return verifier
     return Scored(verifier, scorer)
+
+
+def watched(verifier: BatchVerifier, held_out: BatchVerifier) -> BatchVerifier:
+    """`watched(reward_model, judge)`: the first pays, the second is logged."""
+    return Watched(verifier, held_out)
 
 
 def weighted(*parts: tuple[float, BatchVerifier]) -> Weighted:

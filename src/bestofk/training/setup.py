@@ -16,6 +16,7 @@ from bestofk.learning import Learner
 from bestofk.models.causal import context_length
 from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampler
+from bestofk.training.display import is_quiet
 from bestofk.training.processes import Processes, check_shards
 from bestofk.training.resolve import RunSettings
 from bestofk.training.task_setup import (
@@ -24,6 +25,8 @@ from bestofk.training.task_setup import (
     evaluation_sets,
     judge_of,
     make_task,
+    say_on_stderr,
+    ways_to_watch,
 )
 from bestofk.types import Verifier
 
@@ -70,6 +73,9 @@ def make_sets(
         threshold=evaluation.threshold,
         seed=settings.run.seed,
     )
+    if processes.main and not is_quiet():
+        for line in ways_to_watch(chosen, settings.task.held_out, settings.loss.kl):
+            say_on_stderr(line)
     own = EvaluationSet("", task, judge, chosen, evaluation.split)
     return own, *evaluation_sets(evaluation, settings.task, task, verifier, settings.facts, new)
 

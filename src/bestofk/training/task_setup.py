@@ -21,6 +21,7 @@ from bestofk.environments.author_class import EnvironmentClasses, OwnReward
 from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
+from bestofk.rewards.combine import watched
 from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
 from bestofk.training.display import is_quiet
@@ -60,6 +61,8 @@ def make_task(
     task = with_accepted_references(task, judge, say=say, processes=processes)
     if section.scorer:
         judge = scored_by(judge, verifier(section.scorer, **section.scorer_options))
+    if section.held_out:
+        judge = watched(judge, verifier(section.held_out, **section.held_out_options))
     for split in map(task.split, splits):
         if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
             judge.check_prompts(split[:] if section.name == "dataset" else split[:64])
@@ -78,6 +81,20 @@ def make_task(
         return verdicts
 
     return task, judge_safely, judge
+
+
+def ways_to_watch(judge: Verifier, held_out: str | None, kl: float) -> list[str]:
+    """What to know of a run that a learned model pays, and what is missing to see it."""
+    if not getattr(judge, "is_learned", False):
+        return []
+    ways = [] if kl else ["loss.kl = 0.01 keeps the policy near its start"]
+    ways += [] if held_out else ["task.held_out = NAME logs a judge that does not pay"]
+    lines = [
+        "a model's opinion pays: training finds what it mistakes for quality, such as length, a "
+        "confident tone, or a text that asks for a good mark"
+    ]
+    return lines + (["; ".join(ways)] if ways else ["stop where the reward rises and the held-out "
+                                                    "judge does not"])  # fmt: skip
 
 
 @dataclass(frozen=True)
