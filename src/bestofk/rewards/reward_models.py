@@ -102,7 +102,7 @@ def plain_prompt(prompt: Prompt) -> str:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServedModel:
     """What a server says of itself."""
 
     url: str
@@ -149,7 +149,7 @@ class ServedRewardModel(PairVerifier):
             most_calls=most_calls,
             key_variable=key_variable,
         )
-        self._service: Service | None = None
+        self._service: ServedModel | None = None
         self._lock = threading.Lock()
         super().__init__(self._score, name=f"reward-model:{source}", threads=concurrency)
 
@@ -157,13 +157,13 @@ class ServedRewardModel(PairVerifier):
         self.client.close()
 
     @property
-    def service(self) -> Service:
+    def service(self) -> ServedModel:
         with self._lock:
             if self._service is None:
                 self._service = self._found()
             return self._service
 
-    def _found(self) -> Service:
+    def _found(self) -> ServedModel:
         """What /v1/models says.
 
         Raises:
@@ -186,7 +186,7 @@ class ServedRewardModel(PairVerifier):
             raise UnusableFunction(f"{self.url} serves {', '.join(names)}, and not {name}")
         found = models[names.index(name)]
         is_sglang, longest = found.get("owned_by") == "sglang", found.get("max_model_len")
-        return Service(
+        return ServedModel(
             self.url,
             name,
             is_sglang,
@@ -217,7 +217,7 @@ class ServedRewardModel(PairVerifier):
             return self._score(prompt, text)
         return scored_verdict(score)
 
-    def _token_ids(self, service: Service, prompt: Prompt, text: str) -> list[int]:
+    def _token_ids(self, service: ServedModel, prompt: Prompt, text: str) -> list[int]:
         from transformers import AutoTokenizer
 
         with self._lock:
