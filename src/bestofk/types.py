@@ -15,9 +15,12 @@ from bestofk.messages import unknown
 
 Message: TypeAlias = Mapping[str, str]
 """One chat message: {"role": "user", "content": "..."}."""
-Ending: TypeAlias = Literal["answer", "environment", "turns", "turn_tokens", "length", "broken"]
+Ending: TypeAlias = Literal[
+    "answer", "environment", "turns", "turn_tokens", "own_tokens", "length", "broken"
+]
 """Why a trajectory with an environment ended: the model called no tool; the environment ended it;
-the limit of turns, of one turn's tokens, of all tokens; or the environment could not be reset."""
+the limit of turns, of one turn's tokens, of all that the model writes, of all tokens; or the
+environment could not be made or reset."""
 
 Status: TypeAlias = Literal[
     "correct", "incorrect", "partial", "unparsed", "timeout", "memory", "crashed", "unscored"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from bestofk.environments.author_class import (
 from bestofk.environments.limits import TurnLimits
 from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
+from bestofk.rewards import TooManyUnscored, UnscoredGuard
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.types import Prompt
@@ -173,6 +175,12 @@ def test_functions_are_tools_without_a_class():
 class Bad(Guess):
     """Fails where it can."""
 
+    def __init__(self):
+        if threading.current_thread().name.startswith("bestofk") and Bad.makes_no_more:
+            raise OSError("no socket")
+
+    makes_no_more = False
+
     def reset(self, secret, where="", **row):
         self.where = where
         if where == "reset" and threading.current_thread().name.startswith("bestofk"):
@@ -248,6 +256,19 @@ def test_only_a_failure_of_the_environment_itself_is_unscored(where):
         assert each.conversation.ended_by == ("broken" if where == "reset" else "answer")
 
 
+def test_a_class_that_cannot_be_made_any_more_makes_its_trajectories_unscored(monkeypatch):
+    source = sampler(Bad, Script(lambda text: "a<|im_end|>"))
+    monkeypatch.setattr(Bad, "makes_no_more", True)
+    (group,) = source.sample([asked(0, secret=7)], seed=1, sampling=SAMPLING)
+    verdicts = [each.conversation.verdict for each in group.trajectories]
+    assert {each.conversation.ended_by for each in group.trajectories} == {"broken"}
+    with pytest.raises(TooManyUnscored) as stopped:
+        UnscoredGuard(share=0.0).check(verdicts)
+    place = rf"Bad raised at {__file__}:\d+: OSError: no socket"
+    assert re.search(place, str(stopped.value))
+    assert "verifier" not in str(stopped.value)
+
+
 def test_an_environment_that_raises_when_called_tells_the_model():
     class Fragile(Echo):
         def __call__(self, text):
@@ -272,6 +293,9 @@ def endless(text):
         (endless, {"turns": 99}, 250, "length", 2),
         (lambda text: "a" * 50, {}, 1000, "length", 1),
         (lambda text: "a" * 50, {"turn_tokens": 20}, 1000, "turn_tokens", 1),
+        (lambda text: "a" * 50, {"own_tokens": 20}, 1000, "own_tokens", 1),
+        (lambda text: "a" * 50, {"own_tokens": 20, "turn_tokens": 20}, 1000, "own_tokens", 1),
+        (endless, {"own_tokens": 120}, 1000, "own_tokens", 2),
         (endless, {}, 30, "length", 1),
     ],
 )
@@ -283,6 +307,7 @@ def test_every_limit_ends_a_trajectory_and_has_its_name(write, limits, length, e
         talk = each.conversation
         assert (talk.ended_by, talk.turns) == (ended_by, turns)
         assert len(each.tokens) <= sampling.max_new_tokens
+        assert each.drawn <= (limits.get("own_tokens") or 1000)
         assert each.own[-1]
         assert talk.messages[-1]["role"] == "assistant"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,23 @@ def print_curve(curve: Curve, ks: Sequence[int], *, wide: bool = False) -> None:
     table(head if wide else ("", "estimate", sure), rows, wide=wide)
     for note in curve.notes:
         say(f"  note: {note}")
+
+
+def print_turns(by_turns: Mapping[int, Curve], ks: Sequence[int]) -> None:
+    """The best of k trajectories of at most T turns; nothing where there are no trajectories."""
+    if not by_turns:
+        return
+    last = by_turns[max(by_turns)]
+    shown = sorted(set(ks)) or sorted({1, *powers_of_two(last.k)[2::2], int(last.k[-1])})
+    rows = []
+    for k in shown:
+        for turns, curve in by_turns.items():
+            at = curve.place(k)
+            interval = ends(curve.interval.low[at], curve.interval.high[at])
+            name = curve.metric.replace("@k", f"@({k}, {turns})")
+            rows.append((name, number(curve.estimate[at]), interval))
+    say(f"{last.name}: {last.metric.replace('k', '(k, T)')}, trajectories of at most T turns")
+    table(("", "estimate", percent(last.confidence)), rows)
 
 
 def print_comparison(comparison: Comparison, ks: Sequence[int], *, wide: bool = False) -> None:

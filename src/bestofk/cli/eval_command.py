@@ -52,6 +52,7 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
             ks = chosen.ks() if each.metric != "mean" else ()
             _tables.print_curve(each, ks, wide=chosen.wide)
             _tables.print_for_papers(each, ks, latex=chosen.latex, methods=chosen.methods)
+        _tables.print_turns(result["by_turns"], chosen.ks())
         if result["diversity"] is not None:
             _tables.print_diversity(result["diversity"])
     return 0
@@ -59,7 +60,7 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
 
 def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     """The results on one run."""
-    from bestofk.evaluation import curve, diversity
+    from bestofk.evaluation import curve, curves_by_turns, diversity
 
     metric = metric_of(chosen, [run])
     numbers = chosen.numbers()
@@ -74,5 +75,6 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
         "name": run.name,
         "metadata": dict(run.metadata),
         "curves": [curve(run, each, **numbers) for each in metrics],
+        "by_turns": curves_by_turns(run, metric, **numbers),
         "diversity": diversity(run, **passing) if chosen.diversity and judged else None,
     }

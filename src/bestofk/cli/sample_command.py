@@ -41,15 +41,13 @@ class SampleOptions(VerbOptions):
     examples: ClassVar[tuple[str, ...]] = (
         "bestofk sample MODEL --task countdown --n 64 --out a.jsonl",
         "bestofk sample runs/a --temperature 1 0.8 0.6    # a run has its task",
-        "bestofk sample MODEL --task mbpp --environment repair --limit turns=3",
         "bestofk sample http://localhost:8000/v1 --model M --task countdown",
     )
 
     groups: ClassVar = {
-        "What": ("target", "task", "task_option", "split", "problems", "n", "out"),
-        "Several turns": ("environment", "limit"),
+        "What": ("target", "task", "task_option", "environment", "split", "problems", "n", "out"),
         "Sampling": ("temperature", "top_p", "max_new_tokens", "stop", "seed"),
-        "Endpoint": ("model", "key_variable", "concurrency", "timeout", "retries"),
+        "Endpoint": ("model", "key_variable", "concurrency", "timeout"),
     }
 
     target: str = argument("MODEL|URL")

@@ -39,6 +39,10 @@ class PlainTools:
         """Functions have no state."""
 
 
+class UnfitRow(ValueError):
+    """A row lacks what its environment needs: a fault of the data, not of one trajectory."""
+
+
 @dataclass(frozen=True)
 class EnvironmentClasses:
     """One environment for all prompts, or some by name, which a row chooses with `environment`."""
@@ -48,14 +52,7 @@ class EnvironmentClasses:
 
     def __post_init__(self) -> None:
         for make in self.makers.values():
-            about = _name(make)
-            try:
-                made = make()
-            except Exception as error:
-                raise ValueError(
-                    f"environment {about} is made without arguments, once for each trajectory, "
-                    f"and that raised {type(error).__name__}: {error}"
-                ) from error
+            about, made = class_name(make), _made(make)
             if not callable(getattr(made, "reset", None)):
                 raise ValueError(f"environment {about} has no reset(self, **row)")
             if not tools_of(made) and not callable(made):
@@ -75,7 +72,7 @@ class EnvironmentClasses:
     @property
     def has_rewards(self) -> bool:
         """Whether every environment gives its own reward."""
-        return all(hasattr(make(), "get_reward") for make in self.makers.values())
+        return all(hasattr(_made(make), "get_reward") for make in self.makers.values())
 
     def name_of(self, prompt: Prompt) -> str:
         """Which environment a prompt belongs to."""
@@ -86,14 +83,17 @@ class EnvironmentClasses:
             raise unknown(f"environment of {prompt.id!r}", str(name), self.makers)
         return str(name)
 
+    def maker_of(self, prompt: Prompt) -> Callable[[], Any]:
+        return self.makers[self.name_of(prompt)]
+
     def make(self, prompt: Prompt) -> Any:
-        return self.makers[self.name_of(prompt)]()
+        return _made(self.maker_of(prompt))
 
     def reset_arguments(self, environment: Any, prompt: Prompt, seed: int) -> dict[str, Any]:
         """The fields of the row that its `reset` names, or all where it has **row.
 
         Raises:
-            ValueError: the row lacks one.
+            UnfitRow: it lacks one.
         """
         parameters = inspect.signature(environment.reset).parameters
         row = {SEED: seed, **prompt.spec} if SEED in parameters else dict(prompt.spec)
@@ -103,7 +103,7 @@ class EnvironmentClasses:
         named = {name: each for name, each in parameters.items() if each.kind.name[:3] != "VAR"}
         for name, each in named.items():
             if each.default is each.empty and name not in row:
-                raise ValueError(
+                raise UnfitRow(
                     f"reset of {type(environment).__name__} takes {name}, and the row of "
                     f"{prompt.id!r} has {', '.join(row) or 'no fields'}"
                 )
@@ -119,7 +119,22 @@ class OwnReward(BatchVerifier):
         return [Verdict.unscored("get_reward returned None")] * len(texts)
 
 
-def _name(made: Any) -> str:
+def _made(make: Callable[[], Any]) -> Any:
+    """An instance.
+
+    Raises:
+        ValueError: its class raises.
+    """
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(
+            f"environment {class_name(make)} is made without arguments, once for each trajectory, "
+            f"and that raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def class_name(made: Any) -> str:
     return getattr(made, "__name__", type(made).__name__)
 
 

@@ -12,6 +12,9 @@ class TurnLimits(Section):
     """Messages that the model writes in a trajectory, at most."""
     turn_tokens: Count | None = None
     """Tokens of one message of the model, at most; a message cut off ends the trajectory."""
+    own_tokens: Count | None = None
+    """Tokens that the model writes in a trajectory, at most, all its messages together; replies do
+    not count."""
     tool_seconds: Positive = 30.0
     """Time for the environment's answer to one message, all its tool calls together. A tool that
     takes longer is an error message to the model."""

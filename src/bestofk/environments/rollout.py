@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bestofk.environments.author_class import EnvironmentClasses, tools_of
+from bestofk.environments.author_class import EnvironmentClasses, UnfitRow, class_name, tools_of
 from bestofk.environments.chat_turns import ChatTurns
 from bestofk.environments.limits import TurnLimits
 from bestofk.environments.tool_calls import ToolCall
@@ -35,9 +37,10 @@ class OpenTrajectory:
     """A trajectory in the making."""
 
     prompt: Prompt
-    environment: Any
     text: ChatTurns
     limits: TurnLimits
+    environment: Any = None
+    """The author's instance, from `begin` on."""
     observation: str | None = None
     """What `reset` adds to the prompt."""
     tokens: list[int] = field(default_factory=list)
@@ -50,17 +53,33 @@ class OpenTrajectory:
     ended_by: Ending | None = None
     verdict: Verdict | None = None
 
-    def reset(self, arguments: dict[str, Any]) -> None:
-        """Bring the environment to the problem of the row. One that fails ends the trajectory
-        after its first turn, unscored: a trajectory without tokens is none."""
+    def begin(self, environments: EnvironmentClasses, seed: int) -> None:
+        """Make an environment and bring it to the problem of the row. One that fails ends the
+        trajectory after its first turn, unscored: a trajectory without tokens is none.
+
+        Raises:
+            ValueError: the row lacks what `reset` takes.
+        """
+        make = environments.maker_of(self.prompt)
+        where = class_name(make)
         try:
+            self.environment = self._limited(make, {})
+            arguments = environments.reset_arguments(self.environment, self.prompt, seed)
+            where = f"{where}.reset"
             added = self._limited(self.environment.reset, arguments)
             if not isinstance(added, str | None):
                 raise TypeError(f"reset returns text or None, got {type(added).__name__}")
             self.observation = added
+        except UnfitRow:
+            raise
         except (Exception, CallTimeout) as error:
             self.ended_by = "broken"
-            self.verdict = broken(f"{type(self.environment).__name__}.reset", self.prompt, error)
+            self.verdict = broken(where, self.prompt, error)
+
+    @property
+    def own_room(self) -> float:
+        """Tokens that the model may still write."""
+        return (self.limits.own_tokens or math.inf) - sum(self.own)
 
     def add(self, tokens: Sequence[int], log_probs: Sequence[float], *, own: bool) -> None:
         self.tokens += tokens
@@ -80,13 +99,14 @@ class OpenTrajectory:
         if self.ended_by is not None:
             return
         if drawn.finish_reason == "length":
-            self.ended_by = "turn_tokens" if room else "length"
+            within = "turn_tokens" if self.own_room else "own_tokens"
+            self.ended_by = within if room else "length"
             return
         replies = self._replies(drawn.text, raw)
         if self.ended_by is not None:
             return
-        if self.turns == self.limits.turns:
-            self.ended_by = "turns"
+        if self.turns == self.limits.turns or not self.own_room:
+            self.ended_by = "turns" if self.turns == self.limits.turns else "own_tokens"
             return
         ids = self.text.reply(replies, self.tokens[-1], ends)
         if len(ids) >= room:
@@ -225,21 +245,13 @@ class TurnSampler:
         draws = uniforms(prompts, seed, n, most)
         with ThreadPoolExecutor(THREADS, "bestofk environment") as threads:
             rows = [
-                [
-                    OpenTrajectory(
-                        prompt, self.environments.make(prompt), self.text_for(prompt), self.limits
-                    )
-                    for _ in range(n)
-                ]
+                [OpenTrajectory(prompt, self.text_for(prompt), self.limits) for _ in range(n)]
                 for prompt in prompts
             ]
-            arguments = [
-                self.environments.reset_arguments(row.environment, row.prompt, _seed(digest, i))
-                for group, digest in zip(rows, digests(prompts, seed))
-                for i, row in enumerate(group)
-            ]
             flat = [row for group in rows for row in group]
-            list(threads.map(OpenTrajectory.reset, flat, arguments))
+            seeds = [_seed(digest, i) for digest in digests(prompts, seed) for i in range(n)]
+            begin = partial(OpenTrajectory.begin, environments=self.environments)
+            list(threads.map(lambda row, seed: begin(row, seed=seed), flat, seeds))
             shown = [with_observation(group) for group in rows]
             starts = [group[0].text.prompt(prompt) for group, prompt in zip(rows, shown)]
             room = [self._room(prompt, len(start), most) for prompt, start in zip(shown, starts)]
@@ -285,7 +297,10 @@ class TurnSampler:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids and log-probs of the next turn of the active rows."""
         n, longest = sampling.n, self.limits.turn_tokens or sampling.max_new_tokens
-        free = [min(longest, room[at // n] - len(rows[at].tokens)) for at in active]
+        free = [
+            int(min(longest, room[at // n] - len(rows[at].tokens), rows[at].own_room))
+            for at in active
+        ]
         first = not rows[active[0]].tokens  # all rows are there: siblings share their prompt
         if first:
             texts, each = list(starts), draws[:, :, : max(free)]
@@ -318,8 +333,9 @@ def with_observation(rows: Sequence[OpenTrajectory]) -> Prompt:
     prompt = rows[0].prompt
     added = {row.observation for row in rows if row.ended_by != "broken"}
     if len(added) > 1:
+        made = next(row.environment for row in rows if row.ended_by != "broken")
         raise ValueError(
-            f"reset of {type(rows[0].environment).__name__} returned different texts for the "
+            f"reset of {type(made).__name__} returned different texts for the "
             f"samples of {prompt.id!r}, and the samples of a group answer one problem: let reset "
             "take everything that varies from the row"
         )

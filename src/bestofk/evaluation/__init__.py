@@ -18,7 +18,7 @@ from bestofk.samples import (
 )
 
 from .comparison import compare
-from .curves import curve
+from .curves import curve, curves_by_turns
 from .diversity import diversity
 from .planning import Population, plan, population
 from .results import (
@@ -53,6 +53,7 @@ __all__ = [
     "Samples",
     "compare",
     "curve",
+    "curves_by_turns",
     "diversity",
     "from_records",
     "locate",

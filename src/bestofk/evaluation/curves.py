@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -110,6 +110,24 @@ def curve(
         clusters=None if clusters is None else int(clusters.max()) + 1,
         notes=notes + guessed + _warnings(samples, spread.informative),
     )
+
+
+def curves_by_turns(samples: Samples, metric: Metric, **options: Any) -> dict[int, Curve]:
+    """pass@(k, T) or max@(k, T): the best of k trajectories of at most T turns, as one curve over k
+    for T = 1, 2, 4, … and the most turns; nothing where no trajectory has several.
+
+    A trajectory of more than T turns counts as `Samples.within` says: nobody knows what the model
+    would have been paid at turn T. For rewards of 0 and 1 that is exact where an environment ends a
+    trajectory when it passes; for graded rewards it is a lower bound of stopping there.
+
+    Args:
+        options: as in `curve`.
+    """
+    most = samples.most_turns
+    if most == 1 or metric not in ("pass@k", "max@k"):
+        return {}
+    shown = sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+    return {turns: curve(samples.within(turns), metric, **options) for turns in shown}
 
 
 def _cost_notes(

@@ -70,6 +70,10 @@ def page_data(
         "notes": [*findings.notes, *(note for source in sources for note in source.notes)],
         "runs": [run_facts(source) for source in sources],
         "measures": [measure(key, curves, names) for key, curves in findings.curves.items()],
+        "by_turns": [
+            {**curve_data(curve, names.index(curve.name)), "turns": turns, "measure": curve.metric}
+            for turns, curve in findings.by_turns
+        ],
         "means": [mean(curve, names) for curve in findings.means],
         "summary_k": summary_k(first),
         "differences": [difference_data(one, names) for one in findings.comparisons],

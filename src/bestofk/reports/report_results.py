@@ -30,6 +30,8 @@ class Findings:
     curves: dict[Metric, tuple[Curve, ...]]
     means: tuple[Curve, ...]
     """Mean rewards, where rewards are not just 0 and 1 (there the mean is pass@1)."""
+    by_turns: tuple[tuple[int, Curve], ...]
+    """The first metric with at most so many turns, where trajectories have several."""
     comparisons: tuple[Comparison, ...]
     diversities: tuple[Diversity, ...]
     problems: tuple[str, ...]
@@ -92,12 +94,18 @@ def evaluate(
             say(f"{metric}, paired")
             pairs: Literal["first", "all"] = "all" if len(runs) <= MOST_PAIRED else "first"
             comparisons += evaluation.compare(runs, metric, pairs=pairs, **numbers, **depth)
+    by_turns = [
+        each
+        for run in runs
+        for each in evaluation.curves_by_turns(run, shown[0], **numbers, **depth).items()
+    ]
     judged = threshold is not None or not graded
     say("diversity")
     return Findings(
         sources=tuple(sources),
         curves=curves,
         means=tuple(evaluation.curve(run, "mean", **numbers) for run in runs if graded),
+        by_turns=tuple(by_turns),
         comparisons=tuple(comparisons),
         diversities=diversities(runs, threshold, confidence) if judged else (),
         problems=problems,

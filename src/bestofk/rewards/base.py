@@ -32,6 +32,7 @@ Judgement: TypeAlias = Verdict | float | bool
 Judge: TypeAlias = Callable[[Prompt, str], Judgement]
 
 _OURS = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
 RETRIES = 2
 """How often a pair whose judging broke is tried again before it is `unscored`."""
 
@@ -215,7 +216,9 @@ def broken(name: str, prompt: Prompt, error: BaseException) -> Verdict:
 def _place(error: BaseException) -> str:
     """File and line where an exception left the code that is not ours; empty where it did not."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    ours = [place for place, each in enumerate(frames) if each.filename.startswith(_PACKAGE)]
+    theirs = frames[max(ours, default=-1) + 1 :]
+    theirs = theirs or [each for each in frames if not each.filename.startswith(_OURS)]
     return f" at {theirs[0].filename}:{theirs[0].lineno}" if theirs else ""
 
 
@@ -437,7 +440,7 @@ class UnscoredGuard:
                 raise TooManyUnscored(
                     f"{worst} of the last {min(self.total, self.window)} verdicts could not be "
                     f"scored, more than {self.share:.1%} of {self.window}; {common}; the last "
-                    f"reason: {lost[-1].detail}; repair the verifier, leave out a problem that it "
-                    "cannot judge, or raise the share knowingly (in a run by "
+                    f"reason: {lost[-1].detail}; repair what fails, leave out a problem where it "
+                    "must fail, or raise the share knowingly (in a run by "
                     "task.advanced.unscored_share)"
                 )

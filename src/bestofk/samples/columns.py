@@ -49,6 +49,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "finish_reason": ("finish_reason", "stop_reason"),
     "n_tokens": ("n_tokens", "tokens", "num_tokens", "completion_tokens", "response_length"),
     "logprob_sum": ("logprob_sum", "logprob", "sum_logprob", "log_prob"),
+    "turns": ("num_turns", "n_turns"),
     "n": ("n", "num_samples", "n_samples"),
     "c": ("c", "num_correct", "n_correct", "num_passed"),
 }

@@ -275,6 +275,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any], float]]] = {
     "completion": ("q", lambda text: hash(text if isinstance(text, str) else repr(text))),
     "n_tokens": ("d", number_of),
     "logprob_sum": ("d", number_of),
+    "turns": ("d", number_of),
 }
 """Roles that are kept of a sample: the kind of array, and what makes a number of a value."""
 
@@ -337,6 +338,7 @@ class _Columns:
             scores=None if scores is None or np.isnan(scores).all() else scores,
             tokens=ordered("n_tokens"),
             logprobs=ordered("logprob_sum"),
+            turns=ordered("turns"),
             lines=np.array(self.line)[order],
             texts={int(rank[p]): tuple(texts) for p, texts in self.texts.items()},
             metadata=dict(metadata),

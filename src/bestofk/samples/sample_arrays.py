@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,8 @@ class Samples:
     """(N,) float64 number of tokens of each completion; NaN = not stated."""
     logprobs: np.ndarray | None = None
     """(N,) float64 log-probability of each completion under the policy that sampled it."""
+    turns: np.ndarray | None = None
+    """(N,) float64 messages of the policy in each trajectory; NaN = one turn, or not stated."""
     lines: np.ndarray | None = None
     """(N,) int64 line (or row, from 1) of the file each sample was read from."""
     texts: Mapping[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
@@ -87,6 +89,21 @@ class Samples:
                 "how clusters differ; leave --cluster out, or name another column"
             )
         return np.asarray(number)
+
+    @property
+    def most_turns(self) -> int:
+        """Of the longest trajectory; 1 where the file has none of several turns."""
+        stated = np.ones(1) if self.turns is None else self.turns
+        return int(np.nan_to_num(stated, nan=1.0, posinf=1.0).max(initial=1.0))
+
+    def within(self, turns: int) -> Samples:
+        """The run with at most so many turns: a longer trajectory gets 0, or the least reward of
+        the run where that is negative."""
+        if turns >= self.most_turns or self.turns is None:
+            return self
+        scored = ~np.isnan(self.rewards)
+        least = self.rewards[scored].min(initial=0.0)
+        return replace(self, rewards=np.where((self.turns > turns) & scored, least, self.rewards))
 
     def of(self, problem: int) -> slice:
         """The flat positions of one problem's samples."""
@@ -145,7 +162,7 @@ def samples(
         problems: their ids; by default "0", "1", ...
         answers: the same layout; None = no answer.
         clusters: the source, topic or template of each problem, where problems of one are alike.
-        columns: `scores`, `tokens`, `logprobs`, in the same layout, or None.
+        columns: `scores`, `tokens`, `logprobs`, `turns`, in the same layout, or None.
 
     Raises:
         ValueError: lengths that do not fit; an id that occurs twice; infinite rewards.

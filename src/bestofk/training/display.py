@@ -126,7 +126,7 @@ def groups_text(line: Mapping[str, Any]) -> str:
         if line.get(name):
             text += f", {line[name]} {what}"
     ends = line.get(metrics.ENDED_BY, {})
-    cut_off = sum(ends.get(name, 0.0) for name in ("length", "turn_tokens"))
+    cut_off = sum(ends.get(name, 0.0) for name in ("length", "turn_tokens", "own_tokens"))
     cut_off = max(cut_off, line.get(metrics.AT_LENGTH_LIMIT, 0.0))
     if cut_off > 0.1:
         text += f", {cut_off:.0%} cut off"

@@ -187,6 +187,51 @@ function curveTable(measure, band) {
 }
 const edges = (c, band) => (band === "interval" ? [c.low, c.high] : [c[band].low, c[band].high]);
 
+// The best of k trajectories of at most T turns: a line for each T of each run.
+function turnsFigure(curves) {
+  const name = curves[0].measure.replace("k", "(k, T)");
+  const title = (c) => (DATA.runs.length > 1 ? `${letter(c.run)} T = ${c.turns}` : `T = ${c.turns}`);
+  const longest = (c) => Math.max(...curves.filter((other) => other.run === c.run).map((other) => other.turns));
+  const chart = lineChart({
+    title: `${name} against k`,
+    xLabel: "k (trajectories drawn, log scale)",
+    xName: "k",
+    yLabel: name,
+    log: true,
+    ceiling: measureNamed(curves[0].measure).ceiling,
+    series: curves.map((c) => ({
+      run: c.run,
+      x: c.k,
+      y: c.mean,
+      low: c.low,
+      high: c.high,
+      dash: c.turns < longest(c) ? [4, 4] : null,
+      mark: `${DATA.runs.length > 1 ? letter(c.run) : "T"}${c.turns}`,
+      prefix: `T = ${c.turns}: `,
+    })),
+  });
+  queueMicrotask(chart.draw);
+  const ks = UNIQUE(curves.flatMap((c) => c.k));
+  const cells = (c, k) => {
+    const i = c.k.indexOf(k);
+    return i < 0 ? ["–", "–", "–"] : [fixed(c.mean[i]), fixed(c.low[i]), fixed(c.high[i])];
+  };
+  const table = () =>
+    dataTable(
+      ["k", ...curves.flatMap((c) => [title(c), "low", "high"])],
+      ks.map((k) => [count(k), ...curves.flatMap((c) => cells(c, k))]),
+      { scroll: "scroll tall", caption: name },
+    );
+  return figure(name, {
+    runs: UNIQUE(curves.map((c) => c.run)),
+    chart: chart.host,
+    caption:
+      "The best of k trajectories of at most T turns. A longer one counts as failed: nobody knows what it would have been paid there.",
+    facts: curveFacts(curves, BANDS[0].said),
+    table,
+  });
+}
+
 function coverage() {
   if (!DATA.measures.length) return null;
   const host = el("div", { class: "figures" });
@@ -228,6 +273,7 @@ function coverage() {
     });
     host.append(box);
   }
+  if (DATA.by_turns.length) host.append(turnsFigure(DATA.by_turns));
   const redraw = () => drawings.forEach((draw) => draw());
   queueMicrotask(redraw);
   const notes = UNIQUE_TEXT(
