@@ -650,10 +650,26 @@ def construct_search(kind: str) -> tuple[tuple[int, ...], dict[tuple[str, int], 
     found |= checkpoints("construct-search-cut", solved=False, of="construct-search")[1]
     mark = f" kind={kind}"
     return ks, {
-        (arm.replace(f"{mark} learning_rate=", " "), step): values
+        (construct_run(arm), step): values
         for (arm, _, step), values in found.items()
         if mark + " " in arm or (arm == f"start{mark}" and step == 0)
     }
+
+
+def construct_run(arm: str) -> str:
+    """The objective and the rate, then what was added to it: an arm's name without its kind.
+
+    >>> construct_run("grpo with kl kind=sidon learning_rate=1e-06 kl=0.05")
+    'grpo 1e-06, KL .05'
+    """
+    objective, *settings = re.sub(r" (lower|with \w+)", "", arm).split()
+    values = dict(setting.split("=") for setting in settings)
+    words = {"entropy_bonus": "bonus", "kl": "KL"}
+    added = "".join(f", {words[key]} {values[key][1:]}" for key in words if key in values)
+    return (
+        " ".join([objective, *([values["learning_rate"]] if "learning_rate" in values else [])])
+        + added
+    )
 
 
 def chosen_by(found: dict[tuple[str, int], np.ndarray], at: int, *names: str) -> tuple[str, int]:
@@ -665,10 +681,10 @@ def chosen_by(found: dict[tuple[str, int], np.ndarray], at: int, *names: str) ->
 ONE_SAMPLE = ("mean ", "grpo ")
 
 
-def rate_last(run: str) -> tuple[str, float]:
+def rate_last(run: str) -> tuple[str, float, str]:
     """Runs in the order of their objectives, then of their rates."""
-    objective, rate = run.rsplit(" ", 1)
-    return objective, float(rate)
+    (objective, rate), added = run.split(",")[0].split(), run.partition(",")[2]
+    return objective, float(rate), added
 
 
 def construct_choices(
@@ -718,6 +734,19 @@ def construct_tables(kind: str) -> dict[str, str]:
     return texts
 
 
+def construct_tested(kind: str) -> dict[str, str]:
+    """Of each run with a new seed, at the step that validation picks and at the end."""
+    ks, found = checkpoints("construct-comparison-test", solved=False, of="construct-comparison")
+    rows = []
+    for (arm, seed, step), values in found.items():
+        if f" kind={kind}" in arm:
+            cells = [number(values[:, ks.index(k)].mean()) for k in (1, 4, 16)]
+            where = "" if arm.startswith("start") else f"`{construct_run(arm)}`, step {step}"
+            rows.append([where or "start", str(seed) if where else "", *cells])
+    head = ["", "seed", "max@1", "max@4", "max@16"]
+    return {f"construct-{kind}-test": table(head, rows)}
+
+
 def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
     """The start, an arm of its own that learned nothing, and the arms that were trained."""
     runs = read(study, solved=solved, of=of)
@@ -737,7 +766,7 @@ def tables() -> dict[str, str]:
     texts["front-equal"] = at_equal_pass_1(front, 64)
     small = read("countdown-n32")
     texts["by-task"] = by_task()
-    texts |= construct_tables("sidon")
+    texts |= construct_tables("sidon") | construct_tested("sidon")
     texts |= guests_tables() if is_run("guests") else {}
     texts |= selector_tables() if is_run("selectors") else {}
     texts["n32"] = reached(small, "pass", shown)
