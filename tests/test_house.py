@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "config": TYPES | {"sampling", "learning", "environments"},
     "samples": TYPES,
     "evaluation": TYPES | {"procedures", "objectives", "samples"},
-    "adapters": TYPES | {"procedures", "objectives", "samples", "evaluation"},
+    "adapters": TYPES | {"procedures", "objectives", "samples", "evaluation", "environments"},
     "estimator_checks": TYPES | {"objectives"},
     "demo": TYPES | {"objectives", "evaluation", "reports"},
     "reports": TYPES | {"samples", "evaluation", "runs"},

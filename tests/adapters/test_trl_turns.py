@@ -6,6 +6,7 @@ tools and builds the rows. What is expected is computed by one plain forward pas
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 import bestofk
 from adapters.trl_runs import Inner, config, prompts, trainer
-from bestofk.adapters.trl import BestOfKTrainer, log_best_of_k
+from bestofk.adapters.trl import BestOfKTrainer, RolloutsWithReplies, log_best_of_k
 from bestofk.adapters.trl.grpo_rows import log_ratios
 from bestofk.environments.author_class import as_environment
 from bestofk.environments.limits import TurnLimits
@@ -28,7 +29,7 @@ from bestofk.models import tiny
 from bestofk.objectives import ObjectiveWarning
 from bestofk.sampling import Sampling
 from bestofk.types import Prompt
-from environments.chat_models import Guess, Script
+from environments.chat_models import CHATML, Guess, Replay, Script
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are using '(environment_factory|rollout_func)'"),
@@ -38,14 +39,14 @@ N = 4
 QUESTIONS = ["6 and 7?", "8 and 9?"]
 
 
-def chat_model():
+def chat_model(template=qwen3_chat_template):
     """A model of random weights with the tokenizer and the chat template of a tool user."""
     tokenizer = tiny.tokenizer()
     tokenizer.add_special_tokens(
         {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
     )
     tokenizer.model_max_length = 4096
-    tokenizer.chat_template = qwen3_chat_template
+    tokenizer.chat_template = template
     model = tiny.untrained(hidden=16, layers=1, heads=2, inner=32, length=4096)
     model.resize_token_embeddings(len(tokenizer))
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
@@ -118,8 +119,17 @@ def rewarded(completions, **_):
     return [1 / (1 + len(messages[-1]["content"])) for messages in completions]
 
 
-def made(cls, tmp_path, judges, *, questions=QUESTIONS, columns=None, **named):
-    model, tokenizer = chat_model()
+def made(
+    cls,
+    tmp_path,
+    judges,
+    *,
+    questions=QUESTIONS,
+    columns=None,
+    template=qwen3_chat_template,
+    **named,
+):
+    model, tokenizer = chat_model(template)
     data = {"prompt": [[{"role": "user", "content": text}] for text in questions]}
     named = {"train_dataset": Dataset.from_dict(data | (columns or {}))} | named
     inner = Inner()
@@ -270,6 +280,111 @@ def test_the_same_class_gives_the_same_trajectories_and_advantages_as_bestofk_tr
     weights = bestofk.advantages(rewards, "max@2").reshape(-1)
     np.testing.assert_allclose(inner.seen[0], weights, rtol=1e-3, atol=1e-4)
     assert np.abs(weights).max() > 0.01
+
+
+class Hints:
+    """Answers each message with its length; its own rule of when a trajectory ends."""
+
+    def reset(self, **row):
+        self.secret, self.heard = row["secret"], list[str]()
+        return f" Say {self.secret} letters."
+
+    def __call__(self, text):
+        self.heard.append(text)
+        left = self.secret - sum(map(len, self.heard))
+        return f"{left} letters are missing." if left > 0 and len(self.heard) < 4 else None
+
+    def get_reward(self):
+        return 1 / (1 + abs(self.secret - sum(map(len, self.heard))))
+
+
+def test_an_environment_that_is_called_runs_in_trl_as_in_bestofk_train(tmp_path):
+    """Really drawn by TRL. Then `TurnSampler` gets the same tokens: the same prompts, masks,
+    log-probs of the policy's own tokens, rewards and advantages, and the same updates."""
+    secrets = [300, 450]
+    judged: list[tuple[Any, Any]] = []
+
+    def letters(completions, messages, **_):
+        judged.extend(zip(completions, messages, strict=True))
+        return [0.0] * len(completions)
+
+    torch.manual_seed(4)
+    run, inner = made(
+        BestOfKTrainer, tmp_path, letters, columns={"secret": secrets}, template=CHATML,
+        environment_factory=Hints,
+    )  # fmt: skip
+    run.train()
+    rows = list(rows_of(run))
+    own_runs = [np.count_nonzero(np.diff([0, *own.tolist()]) == 1) for *_, own in rows]
+    assert max(own_runs) >= 3 > min(own_runs)
+    for completion, messages in judged:
+        assert completion == messages  # what TRL's reward functions get after tools, too
+        assert [each["role"] for each in messages[:3]] == ["assistant", "user", "assistant"][
+            : len(messages)
+        ]
+
+    tokenizer = chat_model(CHATML)[1]
+    drawn = [
+        (start.tolist(), ids.tolist(), own.tolist(), [-1.0] * len(ids)) for start, ids, own in rows
+    ]
+    source = TurnSampler(Replay(drawn, tokenizer), as_environment(Hints), TurnLimits(), model="m")
+    asked = [
+        Prompt(text, ({"role": "user", "content": text},), "t", {"secret": secret})
+        for text, secret in zip(QUESTIONS, secrets, strict=True)
+    ]
+    sampling = Sampling(samples_per_prompt=N, max_new_tokens=512)
+    groups = source.sample(asked, seed=0, sampling=sampling)
+    ours = [(group.prompt_tokens, each) for group in groups for each in group.trajectories]
+    for (prompt, each), (asked_ids, ids, own), (_, said) in zip(ours, rows, judged, strict=True):
+        assert list(prompt) == asked_ids.tolist()
+        assert each.tokens.tolist() == ids.tolist()
+        assert each.own.tolist() == own.tolist()
+        assert each.conversation
+        assert list(each.conversation.messages) == said
+    rewards = [each.verdict.reward for _, each in ours if each.verdict]
+    assert len(set(rewards)) > 3
+    assert_exact(run, inner, rewards)
+
+
+def test_environments_that_are_called_stop_at_trls_limits(tmp_path):
+    rollouts = RolloutsWithReplies(TurnLimits(turns=2, turn_tokens=30))
+    model, tokenizer = chat_model()
+    data = {"prompt": QUESTIONS, "secret": [400, 900]}
+    options = {"num_generations": N, "per_device_train_batch_size": 2 * N,
+               "gradient_accumulation_steps": 1, "max_completion_length": 70}  # fmt: skip
+    run = GRPOTrainer(
+        model, talkative, config(tmp_path, **options), processing_class=tokenizer,
+        rollout_func=rollouts, environment_factory=Quiet, train_dataset=Dataset.from_dict(data),
+    )  # fmt: skip
+    run.train()
+    for _, ids, own in rows_of(run):
+        assert len(ids) <= 70
+        runs = "".join(map(str, own.int().tolist())).strip("0").split("0")
+        assert all(len(each) <= 30 for each in runs)
+        assert sum(map(bool, runs)) <= 2
+
+
+class Quiet(Hints):
+    """The same for prompts of plain text, to which nothing is added."""
+
+    def reset(self, **row):
+        self.secret, self.heard = row["secret"], list[str]()
+
+
+def talkative(completions, messages, **_):
+    return [float(len(each)) for each in messages]
+
+
+@pytest.mark.parametrize(
+    ("factory", "named", "said"),
+    [
+        ({"a": Hints, "b": Board}, {}, r"Hints is called .* there are tools \(play\) beside it"),
+        (Hints, {"tools": [multiply]}, r"there are tools \(multiply\)"),
+    ],
+)
+def test_environments_that_trl_cannot_play_together_are_an_error(tmp_path, factory, named, said):
+    with pytest.raises(ValueError, match=said):
+        made(BestOfKTrainer, tmp_path, [], environment_factory=factory, **named)
 
 
 def test_environments_that_own_their_data_are_an_error_that_names_the_way_out(tmp_path):

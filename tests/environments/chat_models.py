@@ -73,6 +73,29 @@ class Script:
             yield place, [row] * sampling.n
 
 
+class Replay:
+    """Continues each text as a row did that was drawn before: (prompt ids, ids, own, log-probs)."""
+
+    def __init__(self, rows: Sequence[tuple[Any, Any, Any, Any]], tokenizer: Any) -> None:
+        self.rows, self.tokenizer = rows, tokenizer
+        self.ends = frozenset({tokenizer.eos_token_id})
+
+    def continue_from(
+        self, texts: Sequence[tuple[int, ...]], draws: np.ndarray, sampling: Sampling
+    ) -> Iterator[tuple[int, list[tuple[np.ndarray, np.ndarray]]]]:
+        unused = list(self.rows)
+        for place, text in enumerate(texts):
+            turns: list[tuple[np.ndarray, np.ndarray]] = []
+            for row in list(unused):
+                start, ids, own, log_probs = row
+                begin = len(text) - len(start)
+                if len(turns) < sampling.n and [*start, *ids[: max(begin, 0)]] == list(text):
+                    unused.remove(row)
+                    end = begin + int(np.argmin([*own[begin:], False]))
+                    turns.append((np.array(ids[begin:end]), np.array(log_probs[begin:end])))
+            yield place, turns
+
+
 class Guess:
     """A number is guessed; the reply says whether it is higher."""
 

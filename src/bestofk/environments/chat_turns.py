@@ -29,6 +29,7 @@ class ChatTurns:
         *,
         chat: bool,
         replies: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -36,11 +37,12 @@ class ChatTurns:
             tools: by name.
             chat: whether the prompts are chat messages.
             replies: whether the environment answers messages that call no tool.
+            options: of the chat template, such as enable_thinking.
 
         Raises:
             ValueError: tools without a schema, or a chat template that cannot do this.
         """
-        self.tokenizer, self.name, self.chat = tokenizer, name, chat
+        self.tokenizer, self.name, self.chat, self.options = tokenizer, name, chat, options or {}
         added = [each.content for each in tokenizer.added_tokens_decoder.values()]
         self.marks = [text for text in added if text[0] == "<" and text[-1] == ">"]
         self.schemas = [schema_of(name, tool) for name, tool in tools.items()]
@@ -65,7 +67,7 @@ class ChatTurns:
         return self.read_calls(text, self.schemas) if self.schemas else []
 
     def prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        return encode(self.tokenizer, prompt, self.schemas)
+        return encode(self.tokenizer, prompt, self.schemas, self.options)
 
     def reply(self, messages: Sequence[Message], last: int, ends: Collection[int]) -> list[int]:
         """The ids after a message of the model: its end, these messages, the start of the next.
@@ -107,10 +109,9 @@ class ChatTurns:
         )
 
     def _render(self, messages: Sequence[Message], **options: Any) -> str:
-        options = {"tools": self.schemas or None, "add_generation_prompt": True} | options
-        return str(
-            self.tokenizer.apply_chat_template(list(map(dict, messages)), tokenize=False, **options)
-        )
+        base = {"tools": self.schemas or None, "add_generation_prompt": True, "tokenize": False}
+        plain = list(map(dict, messages))
+        return str(self.tokenizer.apply_chat_template(plain, **{**self.options, **base, **options}))
 
     def _call_form(self, tool: str) -> Any:
         """How the template writes a call of this tool."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from bestofk.environments.limits import TurnLimits
 from bestofk.environments.tool_calls import ToolCall
 from bestofk.rewards.base import as_verdict, broken
 from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
+from bestofk.sampling.decode import Drawn, trajectory
 from bestofk.sampling.prompts import digests, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Conversation, Ending, Group, Message, Prompt, Trajectory, Verdict
@@ -81,25 +82,44 @@ class OpenTrajectory:
         """Tokens that the model may still write."""
         return (self.limits.own_tokens or math.inf) - sum(self.own)
 
+    def free(self, longest: int) -> int:
+        """Tokens that the next turn may have, in a trajectory of at most `longest` tokens."""
+        room = longest - len(self.tokens)
+        return int(min(self.limits.turn_tokens or room, room, self.own_room))
+
     def add(self, tokens: Sequence[int], log_probs: Sequence[float], *, own: bool) -> None:
         self.tokens += tokens
         self.log_probs += log_probs
         self.own += [own] * len(tokens)
 
-    def answer(self, drawn: Trajectory, raw: str, room: int, ends: frozenset[int]) -> None:
-        """Let the environment answer the turn that was just drawn.
+    def take(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        *,
+        longest: int,
+        ends: Collection[int],
+        stop: Sequence[str] = (),
+    ) -> None:
+        """Append a turn that the policy drew, up to the limits; let the environment answer it.
 
         Args:
-            drawn: the turn alone.
-            raw: its text with special tokens.
-            room: tokens that the trajectory may still have.
+            longest: tokens that the trajectory may have.
+            ends: ids that end a turn.
+            stop: texts that end a turn.
         """
+        most, tokenizer = self.free(longest), self.text.tokenizer
+        ids, log_probs = list(ids)[:most], list(log_probs)[:most]
+        self.add(ids, log_probs, own=True)
+        drawn = trajectory(np.array(ids), np.array(log_probs), tokenizer, frozenset(ends), stop)
+        raw = str(tokenizer.decode(ids))
+        room = longest - len(self.tokens)
         self.turns += 1
         self.messages.append({"role": "assistant", "content": drawn.text})
         if self.ended_by is not None:
             return
         if drawn.finish_reason == "length":
-            within = "turn_tokens" if self.own_room else "own_tokens"
+            within: Ending = "turn_tokens" if self.own_room else "own_tokens"
             self.ended_by = within if room else "length"
             return
         replies = self._replies(drawn.text, raw)
@@ -108,12 +128,12 @@ class OpenTrajectory:
         if self.turns == self.limits.turns or not self.own_room:
             self.ended_by = "turns" if self.turns == self.limits.turns else "own_tokens"
             return
-        ids = self.text.reply(replies, self.tokens[-1], ends)
-        if len(ids) >= room:
+        told = self.text.reply(replies, self.tokens[-1], ends)
+        if len(told) >= room:
             self.ended_by = "length"
             return
         self.messages += replies
-        self.add(ids, [0.0] * len(ids), own=False)
+        self.add(told, [0.0] * len(told), own=False)
 
     def _replies(self, text: str, raw: str) -> list[Message]:
         """The messages of the environment; none where it or the model has ended the trajectory."""
@@ -239,8 +259,6 @@ class TurnSampler:
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
-        from bestofk.sampling.decode import trajectory
-
         n, most = sampling.n, sampling.max_new_tokens
         draws = uniforms(prompts, seed, n, most)
         with ThreadPoolExecutor(THREADS, "bestofk environment") as threads:
@@ -258,17 +276,13 @@ class TurnSampler:
             active = list(range(len(flat)))
             while active:
                 turns = self._draw(flat, active, starts, room, draws, sampling)
-                work = []
-                for at, (ids, log_probs) in zip(active, turns, strict=True):
-                    row = flat[at]
-                    row.add(ids.tolist(), log_probs.tolist(), own=True)
-                    drawn = trajectory(
-                        ids, log_probs, self.sampler.tokenizer, self.sampler.ends, sampling.stop
-                    )
-                    raw = str(self.sampler.tokenizer.decode(ids.tolist()))
-                    free = room[at // n] - len(row.tokens)
-                    work.append((row, drawn, raw, free, self.sampler.ends))
-                list(threads.map(lambda each: each[0].answer(*each[1:]), work))
+
+                def answer(at: int, turn: Drawn) -> None:
+                    ids, log_probs = (each.tolist() for each in turn)
+                    longest, ends = room[at // n], self.sampler.ends
+                    flat[at].take(ids, log_probs, longest=longest, ends=ends, stop=sampling.stop)
+
+                list(threads.map(answer, active, turns))
                 active = [at for at in active if flat[at].ended_by is None]
             list(threads.map(OpenTrajectory.finish, flat))
         return [
@@ -294,13 +308,10 @@ class TurnSampler:
         room: Sequence[int],
         draws: np.ndarray,
         sampling: Sampling,
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    ) -> list[Drawn]:
         """Ids and log-probs of the next turn of the active rows."""
-        n, longest = sampling.n, self.limits.turn_tokens or sampling.max_new_tokens
-        free = [
-            int(min(longest, room[at // n] - len(rows[at].tokens), rows[at].own_room))
-            for at in active
-        ]
+        n = sampling.n
+        free = [rows[at].free(room[at // n]) for at in active]
         first = not rows[active[0]].tokens  # all rows are there: siblings share their prompt
         if first:
             texts, each = list(starts), draws[:, :, : max(free)]
@@ -313,11 +324,7 @@ class TurnSampler:
                 each[place, 0, : len(own)] = own
         options = sampling.changed(samples_per_prompt=each.shape[1], max_new_tokens=each.shape[2])
         drawn = dict(self.sampler.continue_from(texts, each, options))
-        turns = [turn for place in range(len(texts)) for turn in drawn[place]]
-        return [
-            (ids[:most], log_probs[:most])
-            for (ids, log_probs), most in zip(turns, free, strict=True)
-        ]
+        return [turn for place in range(len(texts)) for turn in drawn[place]]
 
 
 def _seed(digest: bytes, sample: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,15 @@ import numpy as np
 from bestofk.types import Prompt
 
 
-def encode(tokenizer: Any, prompt: Prompt, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+def encode(
+    tokenizer: Any,
+    prompt: Prompt,
+    tools: Sequence[Any] = (),
+    options: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
     """The ids a model sees: chat messages through the chat template, text as it is.
 
-    The template also shows the schemas of `tools`.
+    The template gets the schemas of `tools`, and `options` of its own.
 
     Text keeps the special tokens its tokenizer adds in front (a beginning-of-sequence token), and
     loses an end-of-sequence token that some add behind: the completion goes on from there.
@@ -40,6 +45,7 @@ def encode(tokenizer: Any, prompt: Prompt, tools: Sequence[Any] = ()) -> tuple[i
             continue_final_message=prefilled,
             tokenize=True,
             return_dict=True,
+            **(options or {}),
         )["input_ids"]
     if not ids:
         raise ValueError(f"prompt {prompt.id!r} has no tokens; a model cannot go on from nothing")

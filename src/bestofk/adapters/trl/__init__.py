@@ -53,8 +53,9 @@ from .grpo_settings import (
     prepared,
     scorer_column,
 )
+from .replies import RolloutsWithReplies, conversations, rollouts_for
 
-__all__ = ["BestOfKMixin", "BestOfKTrainer", "log_best_of_k"]
+__all__ = ["BestOfKMixin", "BestOfKTrainer", "RolloutsWithReplies", "log_best_of_k"]
 
 check_version("TRL", version("trl"), (1, 8))
 _Host: Any = object
@@ -70,6 +71,8 @@ class BestOfKMixin(_Host):
     training_objective: Any = None
     """The Objective; on a class, its default. (`Trainer.objective` belongs to transformers.)"""
     _buffered_inputs: Any
+    _columns: Tensor | None
+    rollout_func: Any = None
     _ended = False
     """Whether the inner steps on the present batch have ended."""
 
@@ -122,22 +125,30 @@ class BestOfKMixin(_Host):
         self.ess_floor = ess_floor
         cautions = check_trainer(type(self), BestOfKMixin, several_steps=self.exact_steps)
         theirs = inspect.signature(GRPOTrainer.__init__)
-        arguments = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
-        del arguments["self"]
-        super().__init__(**arguments, **named)
+        by_name = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
+        del by_name["self"]
+        arguments = {**by_name, **named}
+        factory = arguments.get("environment_factory")
+        rollouts = rollouts_for(factory, arguments.get("tools")) if factory is not None else None
+        super().__init__(**arguments)
+        self.rollout_func = self.rollout_func or rollouts
         self._scorer = scorer_column(scorer, self.reward_func_names)
         if self._scorer is not None:
             self.reward_weights[self._scorer] = 0.0
         cautions += check_model(self.model, several_steps=self.exact_steps)
-        cautions += check_data({**arguments, **named})
+        cautions += check_data(arguments)
         for caution in cautions:
             if args.process_index == 0:
                 warnings.warn(caution, ObjectiveWarning, stacklevel=2)
 
-    def _calculate_rewards(self, *args: Any, **named: Any) -> Tensor:
-        self._columns: Tensor | None = super()._calculate_rewards(*args, **named)
-        self._judged = named["completion_ids_list"] if named else args[-1]
-        return self._columns
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        if isinstance(self.rollout_func, RolloutsWithReplies):
+            completions = conversations(inputs, completions)
+        made: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._columns, self._judged = made, completion_ids_list
+        return made
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         mode = "train" if self.model.training else "eval"
