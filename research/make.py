@@ -747,6 +747,29 @@ def construct_tested(kind: str) -> dict[str, str]:
     return {f"construct-{kind}-test": table(head, rows)}
 
 
+def chosen_by_shown_test() -> dict[str, str]:
+    """MBPP: one sample, the choice of 8 by the shown test, a perfect choice of 8; minus GRPO."""
+    ks, found = checkpoints("mbpp-selection", solved=True)
+    chosen = checkpoints("mbpp-selection-shown", solved=False, of="mbpp-selection")[1]
+    at = [ks.index(k) for k in (1, 8)]
+    values = {
+        arm: np.insert(found[arm, seed, step][:, at], 1, chosen[arm, seed, step][:, 0], axis=1)
+        for arm, seed, step in found
+    }
+    gaps = {arm: each - values["grpo"] for arm, each in values.items() if arm != "grpo"}
+    tests = sign_flip_tests(np.hstack([*gaps.values()]), 0.95, 20_000, np.random.default_rng(0))
+    halves = iter(tests.critical * tests.error)
+    rows = []
+    for arm, each in values.items():
+        cells = [number(value) for value in each.mean(axis=0)]
+        if arm in gaps:
+            for i, gap in enumerate(gaps[arm].mean(axis=0)):
+                cells[i] += f" ({difference(float(gap), float(next(halves)))})"
+        rows.append([f"`{arm}`", *cells])
+    head = ["trained for", "one sample", "best of 8 by the shown test", "best of 8, perfect choice"]
+    return {"mbpp-selection": table(head, rows)}
+
+
 def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:
     """The start, an arm of its own that learned nothing, and the arms that were trained."""
     runs = read(study, solved=solved, of=of)
@@ -767,6 +790,7 @@ def tables() -> dict[str, str]:
     small = read("countdown-n32")
     texts["by-task"] = by_task()
     texts |= construct_tables("sidon") | construct_tested("sidon")
+    texts |= chosen_by_shown_test()
     texts |= guests_tables() if is_run("guests") else {}
     texts |= selector_tables() if is_run("selectors") else {}
     texts["n32"] = reached(small, "pass", shown)
