@@ -1,0 +1,153 @@
+"""What `bestofk serve` adds to a request: 200 clients for a minute, as ratios to the upstream alone.
+
+Upstream, server and clients are three processes on loopback. Every answer is of its own request and
+of a draw that no other answer has, and the upstream and the server count as many as came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from _measure import machine, table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from deploy.scripted_upstream import running
+
+CLIENTS, UPSTREAM_SECONDS = 200, 2.0
+VERIFIER = "def reward(completion):\n    return completion.endswith('right')\n"
+
+
+def upstream(told: Any, stop: Any) -> None:
+    """Answers after two seconds, right half of the time, and names the draw."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    count = 0
+
+    async def complete(request: Request) -> JSONResponse:
+        nonlocal count
+        body = await request.json()
+        count += 1
+        draw = count
+        await asyncio.sleep(UPSTREAM_SECONDS)
+        word = body["messages"][0]["content"]
+        content = f"{word} {draw} {'right' if random.random() < 0.5 else 'wrong'}"
+        choice = {"index": 0, "message": {"content": content}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return JSONResponse({"id": str(draw), "choices": [choice], "usage": usage})
+
+    app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
+    config = uvicorn.Config(app, log_level="error", ws="none", access_log=False)
+    with running(uvicorn.Server(config)) as address:
+        told.send(address)
+        stop.wait()
+    told.send(count)
+
+
+@contextlib.contextmanager
+def serving(address: str) -> Iterator[str]:
+    """`bestofk serve` in a process of its own."""
+    words = ["serve", "--upstream", address, "--verifier", "mine.py:reward", "--k", "4"]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "mine.py").write_text(VERIFIER)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bestofk", *words, "--port", "0", "--concurrency", "1024"],
+            cwd=folder, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stderr is not None
+            match = re.match(r"(http://127.0.0.1:\d+)/v1 ", process.stderr.readline())
+            assert match is not None
+            yield match[1]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def ask(address: str, seconds: float, own: dict[str, Any]) -> tuple[list[float], list[str]]:
+    """The seconds of every request, and every answer, of clients that ask one after the other."""
+    latencies, answers = list[float](), list[str]()
+    end = time.monotonic() + seconds
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+
+        async def client(number: int) -> None:
+            request = 0
+            while time.monotonic() < end:
+                request += 1
+                word = f"w{number}-{request}"
+                message = {"role": "user", "content": word}
+                body = json.dumps({"model": "m", "messages": [message], **own})
+                begin = time.monotonic()
+                response = await http.post(
+                    f"{address}/v1/chat/completions",
+                    content=body,
+                    headers={"Content-Type": "application/json"},
+                )
+                latencies.append(time.monotonic() - begin)
+                content = response.raise_for_status().json()["choices"][0]["message"]["content"]
+                assert content.split()[0] == word, content
+                answers.append(content.split()[1])
+
+        await asyncio.gather(*map(client, range(CLIENTS)))
+    return latencies, answers
+
+
+def answered(address: str) -> int:
+    counts = httpx.get(f"{address}/metrics").text
+    match = re.search(r'requests_total\{status="200"\} (\d+)', counts)
+    return int(match[1]) if match else 0
+
+
+def main() -> None:
+    context = multiprocessing.get_context("spawn")
+    told, other_end = context.Pipe()
+    stop = context.Event()
+    process = context.Process(target=upstream, args=(other_end, stop))
+    process.start()
+    direct = told.recv()
+    rows = [("", "answers", "a second", "p50", "p99", "added p50", "added p99", "p50 / alone")]
+    draws, alone = 0, (0.0, 0.0)
+    with serving(direct) as address:
+        for name, target, seconds, own in (
+            ("upstream alone", direct, 20.0, {}),
+            ("serve, k = 1", address, 60.0, {"bestofk": {"k": 1}}),
+            ("serve, k = 4", address, 20.0, {}),
+        ):
+            before = answered(address)
+            latencies, answers = asyncio.run(ask(target, seconds, own))
+            assert len(set(answers)) == len(answers), "an answer came twice"
+            assert target == direct or answered(address) - before == len(answers)
+            p50, p99 = (float(np.quantile(latencies, q)) for q in (0.5, 0.99))
+            alone = alone if draws else (p50, p99)
+            draws += len(answers)
+            rows.append((
+                name, f"{len(answers):,}", f"{len(answers) / seconds:.0f}", f"{p50:.2f} s",
+                f"{p99:.2f} s", f"{1e3 * (p50 - alone[0]):.0f} ms",
+                f"{1e3 * (p99 - alone[1]):.0f} ms", f"{p50 / alone[0]:.3f}",
+            ))  # fmt: skip
+    stop.set()
+    assert told.recv() >= draws
+    process.join()
+    table(f"{CLIENTS} clients, an upstream that takes {UPSTREAM_SECONDS:g} s ({machine()})", rows)
+
+
+if __name__ == "__main__":
+    main()
