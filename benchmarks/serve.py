@@ -1,4 +1,4 @@
-"""What `bestofk serve` adds to a request: 200 clients for a minute, as ratios to the upstream alone.
+"""What `bestofk serve` adds to a request: 200 clients for a minute, beside the upstream alone.
 
 Upstream, server and clients are three processes on loopback. Every answer is of its own request and
 of a draw that no other answer has, and the upstream and the server count as many as came.
@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+
 from _measure import machine, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
