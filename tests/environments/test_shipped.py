@@ -41,6 +41,31 @@ def test_variables_are_kept_within_a_trajectory_and_nothing_across():
     assert "SystemExit" in run("exit(3)")
 
 
+def test_a_secret_of_one_trajectory_is_nowhere_for_its_sibling_to_find():
+    """Left in files, in the interpreter and in the environment; looked for in all of them."""
+    run, other = python(), python()
+    places = "['note', '/tmp/note', '/dev/shm/note', '/var/tmp/note']"
+    left = run(
+        "import builtins, os, sys\n"
+        "builtins.note = sys.note = os.environ['NOTE'] = 'swordfish'\n"
+        f"for place in {places}:\n"
+        "    try: open(place, 'w').write('swordfish')\n"
+        "    except OSError: pass\n"
+        "print(note)"
+    )
+    assert left == "swordfish"
+    found = other(
+        "import builtins, gc, os, sys\n"
+        "seen = [getattr(builtins, 'note', ''), getattr(sys, 'note', ''), dict(os.environ)]\n"
+        f"for place in {places}:\n"
+        "    try: seen.append(open(place).read())\n"
+        "    except OSError: pass\n"
+        "seen.append([each for each in gc.get_objects() if each == 'sword' + 'fish'])\n"
+        "'sword' + 'fish' in str(seen)"
+    )
+    assert found == "False"
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [

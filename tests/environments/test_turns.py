@@ -319,12 +319,42 @@ def test_the_last_message_reaches_the_environment_though_its_answer_is_not_shown
     assert (len(talk.messages), talk.ended_by) == (1, "turns")
 
 
-def test_thousands_of_calls_in_a_message_end_in_time():
-    many = call("guess", number=1).removesuffix("<|im_end|>") * 2_000 + "<|im_end|>"
-    sampling = SAMPLING.changed(samples_per_prompt=1, max_new_tokens=600_000)
+def test_a_reply_that_does_not_fit_into_the_context_ends_the_trajectory():
+    """The model has fewer positions than the trajectory may have tokens."""
+    source = sampler(Bad, Script(endless), context=400)
+    (group,) = source.sample([asked(0, secret=7, where="long")], seed=1, sampling=LONG)
+    for each in group.trajectories:
+        assert (each.conversation.ended_by, len(each.conversation.messages)) == ("length", 1)
+        assert len(group.prompt_tokens) + len(each.tokens) <= 400
+
+
+def test_ten_thousand_calls_end_in_time():
+    many = call("guess", number=1).removesuffix("<|im_end|>") * 5_000 + "<|im_end|>"
+    sampling = SAMPLING.changed(samples_per_prompt=1, max_new_tokens=1_000_000)
     group = scripted(lambda text: many, sampling=sampling, limits={"turns": 2})
     talk = group.trajectories[0].conversation
-    assert (talk.ended_by, talk.tool_calls) == ("turns", 4_000)
+    assert (talk.ended_by, talk.tool_calls) == ("turns", 10_000)
+
+
+def test_what_an_instance_knows_reaches_no_sibling():
+    class Secret(Guess):
+        def reset(self, secret, trajectory_seed=0):
+            super().reset(secret)
+            self.code = trajectory_seed
+
+        def show(self) -> str:
+            """Show the secret."""
+            return f"{self.code} {vars(self)}"
+
+        def get_reward(self):
+            return float(self.code)
+
+    group = scripted(lambda text: "a<|im_end|>" if "_resp" in text else call("show"), Secret)
+    talks = [each.conversation for each in group.trajectories]
+    codes = [f"{talk.verdict.reward:.0f}" for talk in talks]
+    assert len(set(codes)) == 4
+    for own, talk in zip(codes, talks, strict=True):
+        assert [code for code in codes if code in str(talk.messages)] == [own]
 
 
 def test_samples_of_a_group_answer_one_problem():

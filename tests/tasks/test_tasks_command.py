@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from bestofk.cli import main
@@ -74,3 +76,89 @@ def test_a_puzzle_that_cannot_be_trusted_is_refused_before_it_is_shown(
     printed = capsys.readouterr()
     assert "untrustworthy reasoning-gym task 'game_of_life_halting'" in printed.err
     assert printed.out == ""
+
+
+GUESS = '''
+class Guess:
+    def reset(self, secret: int, **row) -> str:
+        self.secret, self.guesses = secret, []
+        return " Below 100."
+
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: Your guess.
+        """
+        self.guesses.append(number)
+        return "right" if number == self.secret else "wrong"
+
+    def get_reward(self) -> float:
+        return float(self.secret in self.guesses)
+
+
+class Lines:
+    def reset(self, **row):
+        self.heard = []
+
+    def __call__(self, text):
+        self.heard.append(text)
+        return None if text == "bye" else f"{len(text.splitlines())} lines"
+
+    def get_reward(self):
+        return 0.5
+'''
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch, capsys):
+    """Plays what is typed, and returns what was printed."""
+    (tmp_path / "game.py").write_text(GUESS)
+    (tmp_path / "rows.jsonl").write_text('{"question": "A number?", "secret": 7}\n')
+    monkeypatch.chdir(tmp_path)
+
+    def play(typed, *words):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        assert main(["tasks", "show", *words, "--play"]) == 0
+        return capsys.readouterr().out
+
+    return play
+
+
+ROWS = ("dataset", "--option", "train=rows.jsonl", "--environment")
+
+
+def test_a_person_plays_the_model_with_tools_and_with_text(played) -> None:
+    shown = played("guess(50)\ngess(1)\nguess(number=*)\nguess(number=7)\nSeven.\n", *ROWS,
+                   "game.py:Guess")  # fmt: skip
+    said = shown.splitlines()
+    assert "[user] A number? Below 100." in said
+    assert "guess(number: int) -> str" in shown
+    assert [line for line in said if line.startswith("[g")] == [
+        "[guess] wrong",
+        """[gess] {"error": "no tool 'gess'; have guess"}""",
+        '[guess] {"error": "the call cannot be read: invalid syntax (<unknown>, line 1)"}',
+        "[guess] right",
+    ]
+    assert said[-3:] == ["ended by: answer, after 5 turns", "=== 1 correct", ""]
+    block = "Look:\n```\na\nb\n```\n"
+    shown = played(f"one\n{block}bye\n", *ROWS, "game.py:Lines")
+    lines = [line for line in shown.splitlines() if line.startswith("[environment]")]
+    assert lines == ["[environment] 1 lines", "[environment] 1 lines", "[environment] 4 lines"]
+    assert "=== 0.5 partial" in shown
+
+
+def test_a_task_without_an_environment_is_answered_once(played) -> None:
+    shown = played("1+1\n(10+23)/(15-12)\n", "countdown", "--option", "style=compact", "--n", "1")
+    assert "=== 0 incorrect" in shown
+    assert shown.count("[you]") == 1
+
+
+def test_leaving_ends_kindly(played, monkeypatch) -> None:
+    assert played("guess(1)\n", *ROWS, "game.py:Guess").endswith("\n\nended before a reward\n")
+
+    def interrupted(prompt: str = "") -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert played("", *ROWS, "game.py:Guess").endswith("\n\nended before a reward\n")

@@ -6,11 +6,15 @@ import inspect
 import json
 import textwrap
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.storage import json_safe
+
+if TYPE_CHECKING:
+    from bestofk.tasks import Split
+    from bestofk.types import Prompt, Verdict
 
 
 class TasksOptions(VerbOptions):
@@ -25,7 +29,10 @@ class TasksOptions(VerbOptions):
 class TaskShowOptions(VerbOptions):
     """Prompts of a task with reference answers, each judged by the task's verifier."""
 
-    examples: ClassVar = ("bestofk tasks show countdown --n 3",)
+    examples: ClassVar = (
+        "bestofk tasks show countdown --n 3",
+        "bestofk tasks show mbpp --play --environment repair",
+    )
 
     task: str = argument("NAME")
     """Name of the task; `bestofk tasks` lists them."""
@@ -35,10 +42,14 @@ class TaskShowOptions(VerbOptions):
     """Split to show; the first one unless stated."""
     start: int = 0
     """Position of the first prompt shown."""
+    environment: str = option("NAME", default="")
+    """With --play, what answers you: "file.py:Class", "package.module:Class", python or repair."""
     option: tuple[str, ...] = option("KEY=VALUE", default=())
     """Option of the task (a JSON value or a word); may be repeated."""
     judge: bool = True
     """Do not judge the reference answers."""
+    play: bool = False
+    """Answer the prompts yourself: you type the model's messages and see the reward."""
 
 
 def main(argv: list[str]) -> int:
@@ -82,6 +93,8 @@ JUDGED = "reward", "status", "passed", "total", "cpu_seconds", "tier", "detail",
 
 def show(arguments: TaskShowOptions) -> int:
     """Print prompts, reference answers and verdicts; 1 when a reference does not score 1.0."""
+    if arguments.play:
+        return play_prompts(arguments)
     from bestofk.rewards import verifier
     from bestofk.tasks import task
     from bestofk.training.task_setup import say_on_stderr, with_accepted_references
@@ -93,16 +106,11 @@ def show(arguments: TaskShowOptions) -> int:
         if judge is not None:
             chosen = with_accepted_references(chosen, judge, say=say_on_stderr)
         split = chosen.split(split_name)
-        if arguments.n < 1 or not 0 <= arguments.start < len(split):
-            raise ValueError(
-                f"{arguments.task} has {len(split)} prompts in {split_name}; got "
-                f"--start {arguments.start} --n {arguments.n}"
-            )
+        prompts = prompts_of(arguments, split_name, split)
         notes = []
         if judge is not None:
             judge.check_prompts(split[:64])
             notes = judge.notes(split[:64])
-        prompts = split[arguments.start : arguments.start + arguments.n]
         answers = [prompt.reference for prompt in prompts]
         verdicts = judge(prompts, answers) if judge is not None else []
     if arguments.as_json:
@@ -131,7 +139,52 @@ def show(arguments: TaskShowOptions) -> int:
                 print(f"[{message['role']}] {message['content']}")
         print(f">>> {prompt.reference}")
         if verdicts:
-            verdict = verdicts[number]
-            print(f"=== {verdict.reward:g} {verdict.status} {verdict.detail}".rstrip())
+            print(said_of(verdicts[number]))
         print()
     return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
+
+
+def prompts_of(arguments: TaskShowOptions, name: str, split: Split) -> list[Prompt]:
+    """The prompts that are asked for.
+
+    Raises:
+        ValueError: the split has none there.
+    """
+    if arguments.n < 1 or not 0 <= arguments.start < len(split):
+        raise ValueError(
+            f"{arguments.task} has {len(split)} prompts in {name}; got "
+            f"--start {arguments.start} --n {arguments.n}"
+        )
+    return split[arguments.start : arguments.start + arguments.n]
+
+
+def said_of(verdict: Verdict) -> str:
+    return f"=== {verdict.reward:g} {verdict.status} {verdict.detail}".rstrip()
+
+
+def play_prompts(arguments: TaskShowOptions) -> int:
+    """Let a person answer the prompts, one after the other, until the last or until they leave."""
+    from bestofk.cli._playing import play
+    from bestofk.config import TaskSection
+    from bestofk.environments.author_class import load_environment
+    from bestofk.environments.limits import TurnLimits
+    from bestofk.training.task_setup import judge_of, make_prompts, make_verifier
+
+    section = TaskSection(
+        name=arguments.task,
+        options=json_pairs(arguments.option),
+        environment=arguments.environment or None,
+    )
+    chosen, own = make_prompts(section), None
+    environments = load_environment(arguments.environment) if arguments.environment else None
+    if environments is not None:
+        own = judge_of(environments, section, None)
+    name = arguments.split or chosen.splits[0]
+    with own or make_verifier(section, chosen) as judge:
+        try:
+            for prompt in prompts_of(arguments, name, chosen.split(name)):
+                print(f"--- {prompt.id}")
+                print(f"{said_of(play(prompt, judge, environments, TurnLimits()))}\n")
+        except (EOFError, KeyboardInterrupt):
+            print("\nended before a reward")
+    return 0

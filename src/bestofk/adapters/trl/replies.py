@@ -46,7 +46,7 @@ class RolloutsWithReplies:
             options=trainer.chat_template_kwargs,
         )
         rows = [
-            OpenTrajectory(Prompt(str(at), prompt, "trl"), text, self.limits, environment)
+            OpenTrajectory(Prompt(str(at), prompt, "trl"), self.limits, environment, text=text)
             for at, (prompt, environment) in enumerate(zip(prompts, trainer.environments))
         ]
         longest = [longest_after(trainer, start) for start in starts]

@@ -1,0 +1,159 @@
+"""A conversation with an environment, in progress: what answers each message, and its limits."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bestofk.environments.author_class import EnvironmentClasses, UnfitRow, class_name, tools_of
+from bestofk.environments.limits import TurnLimits
+from bestofk.environments.tool_calls import ToolCall
+from bestofk.rewards.base import as_verdict, broken
+from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
+from bestofk.types import Conversation, Ending, Message, Prompt, Verdict
+
+
+@dataclass
+class OpenConversation:
+    """Messages of the model, whoever writes them, and of an environment of their own."""
+
+    prompt: Prompt
+    limits: TurnLimits
+    environment: Any = None
+    """The author's instance, from `begin` on."""
+    observation: str | None = None
+    """What `reset` adds to the prompt."""
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    ended_by: Ending | None = None
+    verdict: Verdict | None = None
+
+    def begin(self, environments: EnvironmentClasses, seed: int) -> None:
+        """Make an environment and bring it to the problem of the row. One that fails ends the
+        trajectory after its first turn, unscored: a trajectory without tokens is none.
+
+        Raises:
+            ValueError: the row lacks what `reset` takes.
+        """
+        make = environments.maker_of(self.prompt)
+        where = class_name(make)
+        try:
+            self.environment = self._limited(make, {})
+            arguments = environments.reset_arguments(self.environment, self.prompt, seed)
+            where = f"{where}.reset"
+            added = self._limited(self.environment.reset, arguments)
+            if not isinstance(added, str | None):
+                raise TypeError(f"reset returns text or None, got {type(added).__name__}")
+            self.observation = added
+        except UnfitRow:
+            raise
+        except (Exception, CallTimeout) as error:
+            self.ended_by = "broken"
+            self.verdict = broken(where, self.prompt, error)
+
+    def hear(self, text: str, calls: Sequence[ToolCall]) -> list[Message]:
+        """Append a message of the model; what the environment answers, nothing where it ended."""
+        self.turns += 1
+        self.messages.append({"role": "assistant", "content": text})
+        replies = self._replies(text, calls) if self.ended_by is None else []
+        if self.ended_by is None and self.turns == self.limits.turns:
+            self.ended_by = "turns"
+        return [] if self.ended_by else replies
+
+    def _replies(self, text: str, calls: Sequence[ToolCall]) -> list[Message]:
+        """The messages of the environment; none where it or the model has ended the trajectory."""
+        if calls:
+            self.tool_calls += len(calls)
+            tools = tools_of(self.environment)
+            seconds = self.limits.tool_seconds / len(calls)
+            return [
+                {"role": "tool", "name": call.name, "content": self._result(call, tools, seconds)}
+                for call in calls
+            ]
+        if not callable(self.environment):
+            self.ended_by = "answer"
+            return []
+        try:
+            reply = self._limited(self.environment, {"text": text})
+        except (Exception, CallTimeout) as error:
+            self.tool_errors += 1
+            reply = _error(error)
+        if reply is None:
+            self.ended_by = "environment"
+            return []
+        return [{"role": "user", "content": str(reply)}]
+
+    def _result(self, call: ToolCall, tools: dict[str, Any], seconds: float) -> str:
+        """What a tool says, or why it could not."""
+        try:
+            if call.error or call.name not in tools:
+                raise ValueError(call.error or f"no tool {call.name!r}; have {', '.join(tools)}")
+            return str(self._limited(tools[call.name], dict(call.arguments), seconds))
+        except (Exception, CallTimeout) as error:
+            self.tool_errors += 1
+            return _error(error)
+
+    def _limited(
+        self, function: Any, arguments: dict[str, Any], seconds: float | None = None
+    ) -> Any:
+        """A call of the author's code, also an async one, for at most so many seconds."""
+        seconds = seconds or self.limits.tool_seconds
+        name = getattr(function, "__name__", type(function).__name__)
+        result = limited_call(lambda: function(**arguments), seconds, name)
+        return limited_wait(result, seconds) if inspect.isawaitable(result) else result
+
+    def finish(self) -> None:
+        """Ask the environment for its reward, where it gives one; where that fails, unscored."""
+        if self.verdict is not None or not hasattr(self.environment, "get_reward"):
+            return
+        try:
+            reward = self._limited(self.environment.get_reward, {})
+            self.verdict = None if reward is None else as_verdict(reward)
+        except (Exception, CallTimeout) as error:
+            name = f"{type(self.environment).__name__}.get_reward"
+            self.verdict = broken(name, self.prompt, error)
+
+    def conversation(self) -> Conversation:
+        """What happened, once it has ended."""
+        assert self.ended_by is not None
+        return Conversation(
+            tuple(self.messages),
+            self.ended_by,
+            self.turns,
+            self.tool_calls,
+            self.tool_errors,
+            self.verdict,
+        )
+
+
+def _error(error: BaseException) -> str:
+    return json.dumps({"error": str(error)[:2000] or type(error).__name__})
+
+
+def with_observation(rows: Sequence[OpenConversation]) -> Prompt:
+    """The prompt with what `reset` adds to it: the same for all samples of the group.
+
+    Raises:
+        ValueError: their problems differ.
+    """
+    prompt = rows[0].prompt
+    added = {row.observation for row in rows if row.ended_by != "broken"}
+    if len(added) > 1:
+        made = next(row.environment for row in rows if row.ended_by != "broken")
+        raise ValueError(
+            f"reset of {type(made).__name__} returned different texts for the "
+            f"samples of {prompt.id!r}, and the samples of a group answer one problem: let reset "
+            "take everything that varies from the row"
+        )
+    text = added.pop() if added else None
+    if not text:
+        return prompt
+    if isinstance(prompt.text, str):
+        return replace(prompt, text=prompt.text + text)
+    last = prompt.text[-1]
+    return replace(prompt, text=(*prompt.text[:-1], {**last, "content": last["content"] + text}))
