@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp
         (Guess, {"settings": {"task.options.style": "text"}}, "the prompts for .* are plain text"),
         (Guess, {"reward": len_of}, "gives its own rewards .* leave it out"),
         ([Guess().guess], {}, "has no get_reward"),
-        (Guess, {"settings": {"sampling.engine": "group"}}, "set sampling.engine = 'transformers'"),
+        (Guess, {"settings": {"sampling.engine": "group"}}, "needs a CUDA GPU"),
         (Guess, {"settings": {"evaluation.sets": {"maze": "maze"}}}, "reset of Guess takes secret"),
         ("pyton", {}, "unknown environment 'pyton'; did you mean 'python'"),
         ("nowhere.py:Guess", {}, "no file"),

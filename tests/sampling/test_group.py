@@ -450,11 +450,11 @@ def test_the_plan_follows_the_call_and_the_card() -> None:
 def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
     draw = np.random.default_rng(0)
     for _ in range(50):
-        made = SlotTable(40, rows_per_tile=4)
+        made = SlotTable(40, rows_per_tile=4, places=60)
         slots = draw.permutation(40)[: draw.integers(1, 40)]
         prompt = draw.integers(0, 6, len(slots))
         made.admit(slots, sequence=slots, prompt=prompt, start=10 * prompt, length=prompt + 1,
-                   last_token=np.full(len(slots), 3))  # fmt: skip
+                   last_token=np.full(len(slots), 3), place=59 - slots)  # fmt: skip
         made.fields[SlotField.ENDED, draw.permutation(40)[:10]] = 1
         tiles = made.tiles()
         found = []
@@ -476,6 +476,5 @@ def test_tiles_hold_every_active_row_once_with_its_siblings() -> None:
             made.compact(width)
             after = made.fields[[SlotField.SEQUENCE, SlotField.KV_SLOT]][:, made.active()].tolist()
             assert dict(zip(*after)) == homes  # their keys were not moved
-            assert sorted(made.fields[SlotField.KV_SLOT].tolist()) == list(range(40))
             assert sorted(made.fields[SlotField.SEQUENCE, made.active()].tolist()) == before
             assert made.active().max(initial=0) < width

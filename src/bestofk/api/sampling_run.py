@@ -238,10 +238,7 @@ class LocalModel:
         self.has_chat_template = bool(getattr(policy.tokenizer, "chat_template", None))
         self.rows_at_once = ROWS_AT_ONCE["cuda" if on_gpu else "cpu"]
         self.sampler: Any = local_sampler(
-            policy.model.eval(),
-            policy.tokenizer,
-            precision=precision if on_gpu else None,
-            several_turns=environment is not None,
+            policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
         )
         if environment is not None:
             from bestofk.environments.limits import TurnLimits

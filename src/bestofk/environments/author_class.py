@@ -18,6 +18,8 @@ SHIPPED = {
 NOT_TOOLS = ("reset", "get_reward")
 SEED = "trajectory_seed"
 """A parameter of `reset` that gets a number of the trajectory's own."""
+AT_ONCE = 256
+"""Instances that answer at once, unless the class has a number `at_once`."""
 
 
 def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
@@ -73,6 +75,11 @@ class EnvironmentClasses:
     def has_rewards(self) -> bool:
         """Whether every environment gives its own reward."""
         return all(hasattr(_made(make), "get_reward") for make in self.makers.values())
+
+    @property
+    def at_once(self) -> int:
+        """Instances that answer at once: as many as the most careful class takes."""
+        return min(int(getattr(make, "at_once", AT_ONCE)) for make in self.makers.values())
 
     def name_of(self, prompt: Prompt) -> str:
         """Which environment a prompt belongs to."""

@@ -62,9 +62,11 @@ class ChatTurns:
             self.read_calls = self._call_form(next(iter(tools)))
             self.between([{"role": "tool", "name": next(iter(tools)), "content": "A result."}])
 
-    def calls(self, text: str) -> list[ToolCall]:
-        """The tool calls of a message, special tokens included."""
-        return self.read_calls(text, self.schemas) if self.schemas else []
+    def calls(self, ids: Sequence[int]) -> list[ToolCall]:
+        """The tool calls of a message."""
+        if not self.schemas:
+            return []
+        return self.read_calls(str(self.tokenizer.decode(list(map(int, ids)))), self.schemas)
 
     def prompt(self, prompt: Prompt) -> tuple[int, ...]:
         return encode(self.tokenizer, prompt, self.schemas, self.options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, ClassVar
 
 from bestofk.rewards.code.judge_programs import CodeVerifier, with_shown_tests
@@ -18,6 +19,8 @@ class Repair:
     """Runs the tests that the prompt shows; the task's hidden tests judge the last program."""
 
     _verifier: ClassVar[CodeVerifier] = CodeVerifier()
+    at_once: ClassVar[int] = len(os.sched_getaffinity(0))
+    """Workers of the sandbox: no program waits for one while its time runs."""
 
     def reset(self, shown: list[Any] | str, **spec: Any) -> None:
         self._tests = [shown] if isinstance(shown, str) else list(shown)

@@ -1,18 +1,19 @@
 """Trajectories of several turns: the model draws, the environment answers, until one of them ends.
 
-All rows draw a turn together, then all environments answer in threads. Tokens are appended, never
-tokenised again; every draw is fixed by seed, prompt, sample and the place among the row's own
-tokens, so nothing depends on which environment answers first.
+Environments answer in threads: beside the decoding in the group engine, else when all rows have
+drawn a turn. Tokens are appended, never tokenised again; every draw is fixed by seed, prompt,
+sample and the place among the row's own tokens, so nothing depends on which environment answers
+first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,9 +25,6 @@ from bestofk.sampling.decode import Drawn, trajectory
 from bestofk.sampling.prompts import digests, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Ending, Group, Prompt, Trajectory
-
-THREADS = 16
-"""Environments that answer at once."""
 
 
 @dataclass
@@ -61,34 +59,37 @@ class OpenTrajectory(OpenConversation):
         longest: int,
         ends: Collection[int],
         stop: Sequence[str] = (),
-    ) -> None:
+    ) -> list[int] | None:
         """Append a turn that the policy drew, up to the limits; let the environment answer it.
 
         Args:
             longest: tokens that the trajectory may have.
             ends: ids that end a turn.
             stop: texts that end a turn.
+
+        Returns:
+            What the environment adds, or None where the trajectory is over.
         """
         most, tokenizer = self.free(longest), self.text.tokenizer
         ids, log_probs = list(ids)[:most], list(log_probs)[:most]
         self.add(ids, log_probs, own=True)
         drawn = trajectory(np.array(ids), np.array(log_probs), tokenizer, frozenset(ends), stop)
-        raw = str(tokenizer.decode(ids))
         room = longest - len(self.tokens)
         if self.ended_by is None and drawn.finish_reason == "length":
             within: Ending = "turn_tokens" if self.own_room else "own_tokens"
             self.ended_by = within if room else "length"
-        replies = self.hear(drawn.text, self.text.calls(raw))
+        replies = self.hear(drawn.text, self.text.calls(ids))
         if self.ended_by is None and not self.own_room:
             self.ended_by = "own_tokens"
         if self.ended_by is not None:
-            return
+            return None
         told = self.text.reply(replies, self.tokens[-1], ends)
         if len(told) >= room:
             self.ended_by = "length"
-            return
+            return None
         self.messages += replies
         self.add(told, [0.0] * len(told), own=False)
+        return told
 
     def trajectory(self) -> Trajectory:
         talk = self.conversation()
@@ -100,6 +101,46 @@ class OpenTrajectory(OpenConversation):
             "stop" if talk.ended_by in ("answer", "environment") else "length",
             talk,
         )
+
+
+Reply: TypeAlias = tuple[list[int], int] | None
+"""What follows a turn, and how many tokens the next may have; None where it was the last."""
+
+
+@dataclass
+class OpenGroups:
+    """The trajectories in the making of some prompts."""
+
+    prompts: list[Prompt]
+    """With what `reset` adds."""
+    starts: list[tuple[int, ...]]
+    """Their ids."""
+    room: list[int]
+    """Tokens that the trajectories of each may have."""
+    rows: list[OpenTrajectory]
+    """n of each prompt, one prompt after another."""
+    sampling: Sampling
+    ends: frozenset[int]
+    """Ids that end a turn."""
+    threads: ThreadPoolExecutor
+
+    def free(self, at: int) -> int:
+        """Tokens that the next turn of a row may have."""
+        return self.rows[at].free(self.room[at // self.sampling.n])
+
+    def ask(self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> list[Future[Reply]]:
+        """Let environments answer turns (row, tokens, log-probs), each in a thread."""
+        return [self.threads.submit(self._answer, *turn) for turn in turns]
+
+    def _answer(self, at: int, ids: np.ndarray, log_probs: np.ndarray) -> Reply:
+        told = self.rows[at].take(
+            ids.tolist(),
+            log_probs.tolist(),
+            longest=self.room[at // self.sampling.n],
+            ends=self.ends,
+            stop=self.sampling.stop,
+        )
+        return None if told is None else (told, self.free(at))
 
 
 class TurnSampler:
@@ -149,36 +190,48 @@ class TurnSampler:
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
-        n, most = sampling.n, sampling.max_new_tokens
-        draws = uniforms(prompts, seed, n, most)
-        with ThreadPoolExecutor(THREADS, "bestofk environment") as threads:
-            rows = [
-                [OpenTrajectory(prompt, self.limits, text=self.text_for(prompt)) for _ in range(n)]
-                for prompt in prompts
-            ]
-            flat = [row for group in rows for row in group]
-            seeds = [_seed(digest, i) for digest in digests(prompts, seed) for i in range(n)]
-            begin = partial(OpenTrajectory.begin, environments=self.environments)
-            list(threads.map(lambda row, seed: begin(row, seed=seed), flat, seeds))
-            shown = [with_observation(group) for group in rows]
-            starts = [group[0].text.prompt(prompt) for group, prompt in zip(rows, shown)]
-            room = [self._room(prompt, len(start), most) for prompt, start in zip(shown, starts)]
-            active = list(range(len(flat)))
-            while active:
-                turns = self._draw(flat, active, starts, room, draws, sampling)
-
-                def answer(at: int, turn: Drawn) -> None:
-                    ids, log_probs = (each.tolist() for each in turn)
-                    longest, ends = room[at // n], self.sampler.ends
-                    flat[at].take(ids, log_probs, longest=longest, ends=ends, stop=sampling.stop)
-
-                list(threads.map(answer, active, turns))
-                active = [at for at in active if flat[at].ended_by is None]
-            list(threads.map(OpenTrajectory.finish, flat))
+        ways = [self._turn_by_turn]
+        if hasattr(self.sampler, "converse"):
+            ways.insert(0, self._in_engine)
+        draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
+        with ThreadPoolExecutor(self.environments.at_once, "bestofk environment") as threads:
+            for draw in ways:
+                made = self._opened(prompts, seed, sampling, threads)
+                if draw(made, draws, sampling):
+                    break
+            list(threads.map(OpenTrajectory.finish, made.rows))
+        n = sampling.n
         return [
-            Group(prompt, tuple(row.trajectory() for row in group), start, sampling.temperature)
-            for prompt, group, start in zip(shown, rows, starts)
+            Group(
+                prompt,
+                tuple(row.trajectory() for row in made.rows[p * n : (p + 1) * n]),
+                made.starts[p],
+                sampling.temperature,
+            )
+            for p, prompt in enumerate(made.prompts)
         ]
+
+    def _opened(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling, threads: ThreadPoolExecutor
+    ) -> OpenGroups:
+        """Environments brought to their problems."""
+        n = sampling.n
+        rows = [
+            OpenTrajectory(prompt, self.limits, text=self.text_for(prompt))
+            for prompt in prompts
+            for _ in range(n)
+        ]
+        seeds = [_seed(digest, i) for digest in digests(prompts, seed) for i in range(n)]
+        begin = partial(OpenTrajectory.begin, environments=self.environments)
+        list(threads.map(lambda row, seed: begin(row, seed=seed), rows, seeds))
+        groups = [rows[at : at + n] for at in range(0, len(rows), n)]
+        shown = [with_observation(group) for group in groups]
+        starts = [group[0].text.prompt(prompt) for group, prompt in zip(groups, shown)]
+        room = [
+            self._room(prompt, len(start), sampling.max_new_tokens)
+            for prompt, start in zip(shown, starts)
+        ]
+        return OpenGroups(shown, starts, room, rows, sampling, self.sampler.ends, threads)
 
     def _room(self, prompt: Prompt, start: int, most: int) -> int:
         """Tokens that the trajectories of a prompt may have."""
@@ -190,26 +243,34 @@ class TurnSampler:
             )
         return room
 
+    def _in_engine(self, made: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
+        """All turns by a sampler that takes replies while it decodes; whether it can."""
+        first = [made.free(at) for at in range(0, len(made.rows), sampling.n)]
+        options = {"room": made.room, "first": first, "ask": made.ask}
+        return bool(self.sampler.converse(made.starts, draws, sampling, **options))
+
+    def _turn_by_turn(self, made: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
+        """All rows draw a turn together, then all environments answer."""
+        active = list(range(len(made.rows)))
+        while active:
+            turns = self._draw(made, active, draws, sampling)
+            replies = made.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)])
+            ended = [reply.result() is None for reply in replies]
+            active = [at for at, over in zip(active, ended) if not over]
+        return True
+
     def _draw(
-        self,
-        rows: Sequence[OpenTrajectory],
-        active: Sequence[int],
-        starts: Sequence[tuple[int, ...]],
-        room: Sequence[int],
-        draws: np.ndarray,
-        sampling: Sampling,
+        self, made: OpenGroups, active: Sequence[int], draws: np.ndarray, sampling: Sampling
     ) -> list[Drawn]:
         """Ids and log-probs of the next turn of the active rows."""
-        n = sampling.n
-        free = [rows[at].free(room[at // n]) for at in active]
-        first = not rows[active[0]].tokens  # all rows are there: siblings share their prompt
-        if first:
-            texts, each = list(starts), draws[:, :, : max(free)]
+        n, free = sampling.n, [made.free(at) for at in active]
+        if not made.rows[active[0]].tokens:  # all rows are there: siblings share their prompt
+            texts, each = list(made.starts), draws[:, :, : max(free)]
         else:
-            texts = [(*starts[at // n], *rows[at].tokens) for at in active]
+            texts = [(*made.starts[at // n], *made.rows[at].tokens) for at in active]
             each = np.zeros((len(active), 1, max(free)))
             for place, at in enumerate(active):
-                used = sum(rows[at].own)
+                used = sum(made.rows[at].own)
                 own = draws[at // n, at % n, used : used + free[place]]
                 each[place, 0, : len(own)] = own
         options = sampling.changed(samples_per_prompt=each.shape[1], max_new_tokens=each.shape[2])

@@ -21,7 +21,6 @@ def local_sampler(
     max_rows: int = 2048,
     precision: str | None = None,
     copied: bool = False,
-    several_turns: bool = False,
 ) -> Sampler:
     """The group engine where the model is on CUDA, else transformers' own passes.
 
@@ -29,10 +28,9 @@ def local_sampler(
         max_rows: completions decoded at once, at most.
         precision: "fp32" or "bf16"; by default that of the weights.
         copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
-        several_turns: it continues from token ids, which the group engine does not.
     """
     weight = next(model.parameters())
-    if not weight.is_cuda or weight.dtype is torch.float16 or several_turns:
+    if not weight.is_cuda or weight.dtype is torch.float16:
         return ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision or "fp32")
     from bestofk.sampling.engine.group_sampler import GroupSampler
 

@@ -82,11 +82,6 @@ def _check_sections(config: Config) -> None:
             "sampling.engine = 'vllm' draws from a server that you start: set sampling.server, for "
             "example 'http://127.0.0.1:8000'; --dry-run prints the command that starts it"
         )
-    if config.task.environment and sampling.engine == "group":
-        raise ValueError(
-            "sampling.engine = 'group' draws one turn so far, and task.environment needs several: "
-            "set sampling.engine = 'transformers' or 'vllm'"
-        )
     if zone > limit:
         raise ValueError(
             f"task.advanced.overlong_tokens = {zone} is the last part of sampling.max_new_tokens = "

@@ -47,6 +47,8 @@ class Rollouts:
 
     def __post_init__(self) -> None:
         self.sampler: Any = self.context.parts.sampler
+        self.source: Any = self.context.parts.environment or self.sampler
+        """What batches are drawn from; the sampler alone is compared with the learner."""
         self.has_own_weights = isinstance(self.sampler, WeightHolder)
         self.overlaps = self.has_own_weights and self.context.settings.off_policy.ahead > 0
         """Whether batches are drawn ahead while the learner works: by a server, which is apart."""
@@ -67,7 +69,7 @@ class Rollouts:
             sampling,
             limit,
             named_weights if self.has_own_weights else None,
-            several_turns=self.context.parts.environment is not None,
+            several_turns=self.source is not self.sampler and not hasattr(self.sampler, "converse"),
         )
 
     @property
@@ -78,19 +80,19 @@ class Rollouts:
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int) -> list[Group]:
         """A group of n completions for each prompt; the draws are fixed by seed, step, attempt."""
-        context, sampler, sampling = self.context, self.sampler, self.context.settings.sampling
+        context, source, sampling = self.context, self.source, self.context.settings.sampling
         seed = context.seed("train", step, attempt)
         with (
             context.timed("sample"),
             context.patient(step, "sampling"),
             self.agreement.whole_policy(),
         ):
-            if not hasattr(sampler, "stream"):
+            if not hasattr(source, "stream"):
                 return self.draw(prompts, seed, sampling, wait=not self.overlaps)
             if not prompts:  # inside: all processes gather the weights, also one without prompts
                 return []
             groups: dict[int, Group] = {}
-            for at, group in sampler.stream(prompts, seed=seed, sampling=sampling):
+            for at, group in source.stream(prompts, seed=seed, sampling=sampling):
                 groups[at] = group
                 self._aside.submit(group)
             return [groups[at] for at in range(len(prompts))]
@@ -103,8 +105,7 @@ class Rollouts:
         def ask() -> list[Group]:
             if not prompts:
                 return []
-            source = self.context.parts.environment or self.sampler
-            return list(source.sample(prompts, seed=seed, sampling=sampling))
+            return list(self.source.sample(prompts, seed=seed, sampling=sampling))
 
         return self._served(ask) if wait else ask()
 
@@ -114,7 +115,7 @@ class Rollouts:
 
     def judge(self, groups: Sequence[Group]) -> list[list[Verdict]]:
         """A verdict for each completion; groups that were sampled first may have theirs already."""
-        settings, is_streamed = self.context.settings, hasattr(self.sampler, "stream")
+        settings, is_streamed = self.context.settings, hasattr(self.source, "stream")
         with self.context.timed("judge"):
             judge = self._aside.collect if is_streamed else self.context.parts.judge
             verdicts = judge(groups)

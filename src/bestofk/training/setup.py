@@ -104,11 +104,9 @@ def make_parts(
         sharded=options.fsdp,
     )
     policy = replace(policy, model=learner.policy)
+    sampler = make_sampler(settings.sampling, model, policy, processes.device)
     if environment is None:
-        sampler = make_sampler(settings.sampling, model, policy, processes.device)
         return RunParts(sets, policy, learner, sampler)
-    one_turn = settings.sampling.changed(engine="transformers")
-    sampler = make_sampler(one_turn, model, policy, processes.device)
     contexts = (context_length(policy.model.config), getattr(sampler, "context", None))
     turns = TurnSampler(
         sampler,

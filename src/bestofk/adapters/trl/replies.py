@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from bestofk.adapters.inner_steps import check_version
-from bestofk.environments.author_class import as_environment, tools_of
+from bestofk.environments.author_class import AT_ONCE, as_environment, tools_of
 from bestofk.environments.chat_turns import ChatTurns
 from bestofk.environments.limits import TurnLimits
-from bestofk.environments.rollout import THREADS, OpenTrajectory
+from bestofk.environments.rollout import OpenTrajectory
 from bestofk.types import Message, Prompt
 
 
@@ -58,7 +58,7 @@ class RolloutsWithReplies:
             rows[at].take(ids, log_probs, longest=longest[at], ends=trainer.eos_token_ids)
 
         active = list(range(len(rows)))
-        with ThreadPoolExecutor(THREADS, "bestofk environment") as threads:
+        with ThreadPoolExecutor(AT_ONCE, "bestofk environment") as threads:
             while True:
                 log_probs = reported or [[0.0] * len(ids) for ids in drawn]
                 list(threads.map(answer, active, drawn, log_probs))

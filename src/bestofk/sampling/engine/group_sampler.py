@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -30,18 +31,20 @@ from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.memory import MemoryPlan, make_plan, room_for
 from bestofk.sampling.engine.scheduler import Scheduler
+from bestofk.sampling.engine.turns import Ask, Reply, Turn, TurnScheduler
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
-from bestofk.types import Group, Prompt
+from bestofk.types import Group, Prompt, Trajectory
 
+S = TypeVar("S", bound=Scheduler)
 CHECKED, CHECK_EVERY = 4, 64
 """The first calls, and every so many, compare one completion that way: steps are compiled and
 recorded, and what was recorded is used again."""
 
 
 def _first_call_errors() -> tuple[type[Exception], ...]:
-    """What is raised where a kernel cannot be built or run on this card."""
-    plain = (RuntimeError, TypeError, ImportError)
+    """What is raised where the engine does not run a model, or this card a kernel."""
+    plain = (CannotRun, RuntimeError, TypeError, ImportError)
     try:
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import TritonError
@@ -139,18 +142,69 @@ class GroupSampler:
                     completed.add(p)
                     yield p, group
                 return
-            except CannotRun as error:
+            except _first_call_errors() as error:
                 if completed:
                     raise
-                self._give_up(str(error))
-            except _first_call_errors() as error:
-                if completed or self.calls > 1 or isinstance(error, torch.AcceleratorError):
-                    raise  # the device is lost, or the engine has worked before
-                message = str(error).strip().partition("\n")[0]
-                self._give_up(f"its first call failed ({type(error).__name__}: {message})")
+                self._give_up(error)
         yield from enumerate(self.fallback.sample(prompts, seed=seed, sampling=sampling))
 
-    def _give_up(self, reason: str) -> None:
+    def converse(
+        self,
+        texts: Sequence[tuple[int, ...]],
+        draws: np.ndarray,
+        sampling: Sampling,
+        *,
+        room: Sequence[int],
+        first: Sequence[int],
+        ask: Ask,
+    ) -> bool:
+        """Draw n trajectories of each text, whose turns `ask` answers beside the decoding.
+
+        A sequence of a turn is p · n + i. Its log-probs and draws are those of its own tokens: a
+        reply takes no number of `draws`.
+
+        Args:
+            texts: token ids.
+            draws: (texts, n, max_new_tokens) in [0, 1); fixes every token.
+            room: tokens that the trajectories of each text may have, replies included.
+            first: tokens that the first turns of each text may have.
+
+        Returns:
+            Whether the engine runs the model. If not, turns may have been asked in vain: begin
+            again with `continue_from`.
+        """
+
+        def options(batch: list[int]) -> dict[str, Any]:
+            before = batch[0] * sampling.n  # places of a batch follow each other
+
+            def asked(turns: Sequence[Turn]) -> Sequence[Reply]:
+                return ask([each._replace(sequence=before + each.sequence) for each in turns])
+
+            return {"room": np.array(room)[batch], "first": np.array(first)[batch], "ask": asked}
+
+        if self.reason is None:
+            try:
+                self._converse(texts, draws, sampling, options)
+                return True
+            except _first_call_errors() as error:
+                self._give_up(error)
+        return False
+
+    def continue_from(
+        self, texts: Sequence[tuple[int, ...]], draws: np.ndarray, sampling: Sampling
+    ) -> Iterator[tuple[int, list[tuple[np.ndarray, np.ndarray]]]]:
+        """`ModelSampler.continue_from`, without the engine."""
+        return self.fallback.continue_from(texts, draws, sampling)
+
+    def _give_up(self, error: Exception) -> None:
+        """Sample with transformers from now on, unless the device is lost or the engine has worked
+        before."""
+        reason = str(error)
+        if not isinstance(error, CannotRun):
+            if self.calls > 1 or isinstance(error, torch.AcceleratorError):
+                raise error
+            message = reason.strip().partition("\n")[0]
+            reason = f"its first call failed ({type(error).__name__}: {message})"
         self.reason, self.engine, self.engine_model = reason, None, None
         warnings.warn(
             f"the group engine does not run {type(self.model).__name__}: {reason}; sampling with "
@@ -161,32 +215,71 @@ class GroupSampler:
     def _stream(
         self, prompts: Sequence[Prompt], seed: int, sampling: Sampling
     ) -> Iterator[tuple[int, Group]]:
-        began = time.perf_counter()
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
-        engine = self._prepared(encoded, sampling)
-        self.calls += 1
-        due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
-        self.stats = {"prepare_s": time.perf_counter() - began}
-        totals: Counter[str] = Counter()
-        for batch in batches(encoded, sampling, engine.plan):
-            scheduler = Scheduler(
-                engine, [encoded[p] for p in batch], draws[batch], sampling,
-                tokenizer=self.tokenizer, ends=self.ends,
-            )  # fmt: skip
+        checked = False
+        for batch, scheduler in self._schedulers(Scheduler, encoded, draws, sampling):
             for i, trajectories in scheduler.run():
                 p = batch[i]
                 group = Group(prompts[p], tuple(trajectories), encoded[p], sampling.temperature)
-                if due and sampling.temperature:
-                    due = False
-                    self._agree(engine, group, sampling)
+                if self._is_due(sampling) and not checked:
+                    checked = True
+                    longest = max(trajectories, key=lambda one: len(one.tokens))
+                    self._agree(scheduler.engine, encoded[p], longest, sampling)
                 yield p, group
+
+    def _converse(
+        self,
+        texts: Sequence[tuple[int, ...]],
+        draws: np.ndarray,
+        sampling: Sampling,
+        turns: Callable[[list[int]], dict[str, Any]],
+    ) -> None:
+        checked = False
+        for batch, scheduler in self._schedulers(TurnScheduler, texts, draws, sampling, turns):
+            scheduler.converse()
+            if self._is_due(sampling) and not checked:
+                checked = True
+                i, longest = scheduler.longest()
+                self._agree(scheduler.engine, texts[batch[i]], longest, sampling)
+
+    def _schedulers(
+        self,
+        kind: type[S],
+        encoded: Sequence[tuple[int, ...]],
+        draws: np.ndarray,
+        sampling: Sampling,
+        options: Callable[[list[int]], dict[str, Any]] = lambda batch: {},
+    ) -> Iterator[tuple[list[int], S]]:
+        """Places of the prompts that have room together, and what decodes them: to be run at once.
+
+        Args:
+            options: of the schedulers, by batch.
+        """
+        began = time.perf_counter()
+        engine = self._prepared(encoded, sampling, several_turns=kind is TurnScheduler)
+        self.calls += 1
+        self.stats = {"prepare_s": time.perf_counter() - began}
+        totals: Counter[str] = Counter()
+        for batch in batches(encoded, sampling, engine.plan):
+            scheduler = kind(
+                engine, [encoded[p] for p in batch], draws[batch], sampling,
+                tokenizer=self.tokenizer, ends=self.ends, **options(batch),
+            )  # fmt: skip
+            yield batch, scheduler
             totals.update(scheduler.stats)
         total = time.perf_counter() - began
         self.stats |= {**totals, "total_s": total, "compile_s": engine.steps.compile_s}
 
+    def _is_due(self, sampling: Sampling) -> bool:
+        """Whether this call is compared with a plain forward pass."""
+        is_due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
+        return is_due and bool(sampling.temperature)
+
     @torch.no_grad()
-    def _prepared(self, encoded: Sequence[tuple[int, ...]], sampling: Sampling) -> GroupEngine:
+    def _prepared(
+        self, encoded: Sequence[tuple[int, ...]], sampling: Sampling, *, several_turns: bool
+    ) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.engine_model is None:
             self.engine_model = EngineModel(
@@ -202,6 +295,7 @@ class GroupSampler:
             new_tokens=sampling.max_new_tokens,
             lengths=[len(ids) for ids in encoded],
             max_rows=self.max_rows,
+            several_turns=several_turns,
         )
         positions = needed.longest + sampling.max_new_tokens
         if self.engine is not None and not self.engine.holds(needed, positions):
@@ -229,17 +323,22 @@ class GroupSampler:
         return processes_per_card(torch.cuda.device_count())
 
     @torch.no_grad()
-    def _agree(self, engine: GroupEngine, group: Group, sampling: Sampling) -> None:
-        """Compare a completion's log-probs with a plain forward pass over all of it.
+    def _agree(
+        self,
+        engine: GroupEngine,
+        prompt: tuple[int, ...],
+        longest: Trajectory,
+        sampling: Sampling,
+    ) -> None:
+        """Compare the log-probs of what was drawn with a plain forward pass over all of it.
 
         Raises:
             CannotRun: they differ by more than rounding.
         """
-        longest = max(group.trajectories, key=lambda one: len(one.tokens))
         with engine.model.plain_attention():
-            tokens = group.prompt_tokens, longest.tokens, longest.log_probs
+            tokens = prompt, longest.tokens, longest.log_probs
             drawn_with = partial(distribution, sampling=sampling)
-            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)
+            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)[torch.tensor(longest.own)]
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, largest = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, largest)

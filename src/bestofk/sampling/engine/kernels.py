@@ -272,13 +272,16 @@ def sample_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Invert the distribution function at this row's uniform number; note token and log-prob.
 
-    The row then moves one token on, or ends. Nothing is read back by the host.
+    A negative number is a forced token. The row then moves one token on, or ends. Nothing is read
+    back by the host.
     """
     slot = tl.program_id(0).to(tl.int64)
     if tl.load(SLOTS + S + slot) == 0:
         t = tl.load(SLOTS + slot)
         span = tl.load(SPAN)
         here = tl.load(SLOTS + 4 * S + slot).to(tl.int64) * span + t
+        number = tl.load(UNIFORM + here)
+        forced = number < 0.0
         c = tl.arange(0, NP)
         highs = tl.load(PARTS + (slot * N + c) * 2, mask=c < N, other=NONE)
         sums = tl.load(PARTS + (slot * N + c) * 2 + 1, mask=c < N, other=0.0)
@@ -289,7 +292,7 @@ def sample_kernel(  # type: ignore[no-untyped-def]
         chosen = likeliest
         target = 0.0
         if not GREEDY:
-            target = tl.load(UNIFORM + here) * mass_total
+            target = number * mass_total
             upto = tl.cumsum(mass, 0)
             result = tl.sum((upto <= target).to(tl.int32), 0)
             chosen = tl.where(result < N, result, likeliest)
@@ -306,14 +309,15 @@ def sample_kernel(  # type: ignore[no-untyped-def]
             lives = tl.sum(tl.where(i == below, e, 0.0), 0) > 0.0
             offset = tl.where(lives, below, best)
         value = tl.sum(tl.where(i == offset, x, 0.0), 0)
-        token = chosen * C + offset
+        token = tl.where(forced, (-1.0 - number).to(tl.int32), chosen * C + offset)
         logp = 0.0
         if not GREEDY:
-            logp = value - high - tl.log(mass_total)
+            logp = tl.where(forced, 0.0, value - high - tl.log(mass_total))
         tl.store(OUT + here, token)
         tl.store(LOGP + here, logp)
         ends = tl.load(ENDS + tl.arange(0, E))
-        over = (tl.sum((ends == token).to(tl.int32), 0) > 0) | (t + 1 >= span)
+        ends_here = (tl.sum((ends == token).to(tl.int32), 0) > 0) & (number >= 0.0)
+        over = ends_here | (t + 1 >= span)
         tl.store(SLOTS + slot, t + 1)
         tl.store(SLOTS + S + slot, over.to(tl.int32))
         tl.store(TOKENS + slot, token.to(tl.int64))

@@ -167,6 +167,7 @@ def sample(
     Args:
         logits: (R, V), tokens that cannot be drawn at -inf.
         uniform, out, log_probs: flat, (sequences, T): the numbers to draw with, and where to write.
+            A number −1 − id forces the token id: it ends nothing, and its log-prob is 0.
         ends: token ids that end a sequence, -1 for none.
         tokens, positions: (S,), what the next step feeds, and at which position.
         temperature: 0 takes the likeliest token.
@@ -196,11 +197,14 @@ def sample_plain(
     live = (slots[SlotField.ENDED, : len(logits)] == 0).nonzero()[:, 0]
     generated = slots[SlotField.GENERATED, live]
     here = slots[SlotField.SEQUENCE, live].long() * span + generated
+    numbers = uniform[here].double()
     chosen, logp = draw(
-        logits[live].float(), uniform[here].double(), Sampling(temperature=temperature)
+        logits[live].float(), numbers.clamp(min=0), Sampling(temperature=temperature)
     )
-    out[here], log_probs[here] = chosen.to(out.dtype), logp
-    over = torch.isin(chosen, ends.long()) | (generated + 1 >= span)
+    forced = numbers < 0
+    chosen = torch.where(forced, (-1 - numbers).long(), chosen)
+    out[here], log_probs[here] = chosen.to(out.dtype), logp.masked_fill(forced, 0.0)
+    over = torch.isin(chosen, ends.long()) & ~forced | (generated + 1 >= span)
     slots[SlotField.GENERATED, live] = generated + 1
     slots[SlotField.ENDED, live] = over.to(slots.dtype)
     tokens[live] = chosen

@@ -65,6 +65,7 @@ def make_plan(
     new_tokens: int,
     lengths: Sequence[int],
     max_rows: int,
+    several_turns: bool = False,
 ) -> MemoryPlan:
     """Sizes for calls like this one.
 
@@ -73,6 +74,7 @@ def make_plan(
         total_bytes: the card's memory without the weights, used or not.
         samples: completions of each prompt.
         lengths: of the call's prompts, in tokens.
+        several_turns: completions wait for environments, without a slot, but with their keys.
 
     Raises:
         ValueError: not even one sequence fits.
@@ -93,10 +95,14 @@ def make_plan(
         )
     own_room = max(new_tokens, min(int(OWN * room), room - longest))
     slots = rounded(min(rows, max_rows))
-    if slots * new_tokens > own_room:
-        slots = max(1, own_room // new_tokens)
+    room_of_slots = (
+        own_room * 2 // 3 if several_turns and rows * new_tokens > own_room else own_room
+    )
+    if slots * new_tokens > room_of_slots:
+        slots = max(1, room_of_slots // new_tokens)
         slots -= slots % 16 if slots > 16 else 0
-    own = min(own_room, slots * new_tokens + slots * new_tokens * 5 // 8)
+    own = slots * new_tokens + slots * new_tokens * 5 // 8
+    own = min(own_room, max(own, rows * new_tokens) if several_turns else own)
     prefix = max(longest, min(room - own, max(2 * sum(lengths), 16_384)))
     return MemoryPlan(
         slots=slots,

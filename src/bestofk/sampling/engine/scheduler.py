@@ -13,6 +13,7 @@ import numpy as np
 
 from bestofk.sampling.decode import texts_of, trajectory
 from bestofk.sampling.engine.group_engine import GroupEngine
+from bestofk.sampling.engine.operands import EMPTY
 from bestofk.sampling.engine.slots import SlotTable
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Trajectory
@@ -42,19 +43,27 @@ class Scheduler:
             ends: tokens that end a sequence.
         """
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self.uniform = uniform
         self.tokenizer, self.ends = tokenizer, ends
         self.stats = {"prefill_s": 0.0, "steps": 0, "slot_steps": 0}
         self.limit, count = sampling.max_new_tokens, len(prompts) * sampling.n
         self.lengths = np.zeros(count, dtype=np.int64)
-        """Tokens of the sequences that have ended."""
+        """Tokens of the sequences that have ended or wait for a slot."""
+        self.turn_starts = np.zeros(count, dtype=np.int64)
+        """Tokens before the turn that is being drawn."""
         self.unfinished = np.full(len(prompts), sampling.n)
         """Sequences of each prompt that have not ended."""
+        self.resumed: list[int] = []
+        """Sequences that were in a slot and wait for another."""
         self.admitted = 0
-        """Sequences that are or were in a slot; the others wait."""
+        """Sequences that are or were in a slot; the others wait for their first."""
         self.prefix_lengths = np.array([len(ids) - 1 for ids in prompts])
-        self.last_tokens = np.array([ids[-1] for ids in prompts])
-        slots = max(1, min(engine.plan.slots, engine.plan.own_tokens // self.limit))
-        self.slots = SlotTable(engine.plan.slots, engine.state.rows_per_tile)
+        self.last_tokens = np.repeat([ids[-1] for ids in prompts], sampling.n)
+        places = max(1, engine.plan.own_tokens // self.limit)
+        self.places = np.full(count, EMPTY)
+        """Where each sequence has its keys."""
+        slots = min(engine.plan.slots, places)
+        self.slots = SlotTable(engine.plan.slots, engine.state.rows_per_tile, places)
         self.widths = engine.steps.widths(slots)
         self.width = self._narrowest(count)
         engine.state.begin(sorted(ends), self.limit, uniform, self.prefix_lengths)
@@ -65,25 +74,30 @@ class Scheduler:
     def run(self) -> Iterator[tuple[int, list[Trajectory]]]:
         """(index, trajectories) of each prompt, as they are completed."""
         engine, slots = self.engine, self.slots
-        began = time.perf_counter()
-        self.starts = np.array(engine.prefill.run([ids[:-1] for ids in self.prompts]))
-        self.stats["prefill_s"] = time.perf_counter() - began
-        changed = self._admit()
-        assert changed
+        changed = self._begin()
         completed: tuple[list[int], Fetched] | None = None
         while slots.active().size:
             if changed:
                 engine.upload(slots, self.width, self.sampling)
-            steps = self._steps()
-            engine.steps.run(self.width, steps, self.sampling)
-            self.stats["steps"] += steps
-            self.stats["slot_steps"] += steps * self.width
+            self._decode(self._steps())
             if completed:
                 yield from self._trajectories(*completed)
             engine.state.download(slots)
             completed, changed = self._evict()
         if completed:
             yield from self._trajectories(*completed)
+
+    def _begin(self) -> bool:
+        """Compute the prompts and fill the slots."""
+        began = time.perf_counter()
+        self.starts = np.array(self.engine.prefill.run([ids[:-1] for ids in self.prompts]))
+        self.stats["prefill_s"] = time.perf_counter() - began
+        return self._admit()
+
+    def _decode(self, steps: int) -> None:
+        self.engine.steps.run(self.width, steps, self.sampling)
+        self.stats["steps"] += steps
+        self.stats["slot_steps"] += steps * self.width
 
     def _steps(self) -> int:
         """Tokens until the host should look: some may end, or all until the first does."""
@@ -93,16 +107,21 @@ class Scheduler:
         return int(self.limit - generated.max())
 
     def _admit(self) -> bool:
-        """Put waiting sequences into free slots."""
-        free = self.slots.free(self.width)[: len(self.lengths) - self.admitted]
-        sequence = np.arange(self.admitted, self.admitted + len(free))
+        """Put waiting sequences into free slots, those first that were in one before."""
+        slots, free = self.slots, self.slots.free(self.width)
+        resumed, self.resumed = self.resumed[: len(free)], self.resumed[len(free) :]
+        room = min(len(free) - len(resumed), len(slots.places))
+        new = range(self.admitted, min(self.admitted + room, len(self.lengths)))
+        self.places[new] = [slots.places.pop() for _ in new]
+        self.admitted += len(new)
+        sequence = np.array([*resumed, *new], dtype=np.int64)
         prompt = sequence // self.sampling.n
-        self.slots.admit(
-            free, sequence=sequence, prompt=prompt, start=self.starts[prompt],
-            length=self.prefix_lengths[prompt], last_token=self.last_tokens[prompt],
+        slots.admit(
+            free[: len(sequence)], sequence=sequence, prompt=prompt, start=self.starts[prompt],
+            length=self.prefix_lengths[prompt], last_token=self.last_tokens[sequence],
+            place=self.places[sequence], generated=self.lengths[sequence],
         )  # fmt: skip
-        self.admitted += len(free)
-        return bool(len(free))
+        return bool(len(sequence))
 
     def _evict(self) -> tuple[tuple[list[int], Fetched] | None, bool]:
         """Replace sequences that have ended; the prompts that are complete, being fetched, and
@@ -125,10 +144,10 @@ class Scheduler:
         return (complete.tolist(), self.engine.state.fetch(siblings, self.limit)), changed
 
     def _compact(self) -> bool:
-        """Fewer slots, when enough of them are empty and nothing waits."""
-        active = self.slots.active().size
-        narrow = self._narrowest(active)
-        if not active or narrow >= self.width:
+        """Fewer slots, when the sequences that have not ended need no more."""
+        unfinished = int(self.unfinished.sum())
+        narrow = self._narrowest(unfinished)
+        if not unfinished or narrow >= self.width:
             return False
         self.slots.compact(narrow)
         self.width = narrow
@@ -141,15 +160,16 @@ class Scheduler:
         generated = slots.generated(occupied)
         tokens, _ = self.engine.state.fetch(slots.sequence(occupied).astype(np.int64), self.limit)()
         overlap = max(map(len, stop)) + 4
-        begin = np.maximum(generated - POLL_EVERY - overlap, 0)
+        starts = self.turn_starts[slots.sequence(occupied)]
+        begin = np.maximum(generated - POLL_EVERY - overlap, starts)
         tails = [ids[b:length] for ids, b, length in zip(tokens, begin, generated)]
-        for slot, ids, length, text in zip(
-            occupied, tokens, generated, texts_of(self.tokenizer, tails)
+        for slot, ids, start, length, text in zip(
+            occupied, tokens, starts, generated, texts_of(self.tokenizer, tails)
         ):
             if not any(word in text for word in stop):
                 continue
-            steps = range(max(0, length - POLL_EVERY), length)
-            windows = [ids[max(0, s + 1 - overlap) : s + 1] for s in steps]
+            steps = range(max(start, length - POLL_EVERY), length)
+            windows = [ids[max(start, s + 1 - overlap) : s + 1] for s in steps]
             for step, tail in zip(steps, texts_of(self.tokenizer, windows)):
                 if any(word in tail for word in stop):
                     slots.end(slot, step + 1)

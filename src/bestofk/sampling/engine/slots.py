@@ -13,16 +13,21 @@ from bestofk.sampling.engine.operands import EMPTY, SlotField
 class SlotTable:
     """Slots and the sequences in them. Those of one prompt are siblings."""
 
-    def __init__(self, slots: int, rows_per_tile: int) -> None:
+    def __init__(self, slots: int, rows_per_tile: int, places: int) -> None:
+        """
+        Args:
+            places: for the keys of sequences, at least as many as slots.
+        """
         self.fields = np.zeros((len(SlotField), slots), dtype=np.int32)
         """As on the device, which moves GENERATED and ENDED on; the host reads them back."""
         self.fields[SlotField.ENDED] = 1
-        self.fields[SlotField.KV_SLOT] = np.arange(slots)
         self.feed = np.zeros((2, slots), dtype=np.int64)
         """Token and position that each slot is fed next."""
         self.prompt = np.full(slots, EMPTY, dtype=np.int64)
         """The prompt of a slot's sequence; EMPTY where there is none."""
         self.rows_per_tile = rows_per_tile
+        self.places = list(range(places))
+        """Of keys, that no sequence has."""
 
     def admit(
         self,
@@ -33,14 +38,18 @@ class SlotTable:
         start: np.ndarray,
         length: np.ndarray,
         last_token: np.ndarray,
+        place: np.ndarray,
+        generated: np.ndarray | int = 0,
     ) -> None:
-        """Begin sequences: each is fed its prompt's last token; the others are in store."""
+        """Begin sequences, or resume them: each is fed its last token; the others are in store."""
         fields = self.fields
-        fields[SlotField.GENERATED, slots] = fields[SlotField.ENDED, slots] = 0
+        fields[SlotField.GENERATED, slots] = generated
+        fields[SlotField.ENDED, slots] = 0
         fields[SlotField.PROMPT_START, slots] = start
         fields[SlotField.PROMPT_LENGTH, slots] = length
         fields[SlotField.SEQUENCE, slots] = sequence
-        self.feed[0, slots], self.feed[1, slots] = last_token, length
+        fields[SlotField.KV_SLOT, slots] = place
+        self.feed[0, slots], self.feed[1, slots] = last_token, length + generated
         self.prompt[slots] = prompt
 
     def sequence(self, slots: np.ndarray) -> np.ndarray:
@@ -67,12 +76,18 @@ class SlotTable:
         """Slots below `width` without a sequence."""
         return np.flatnonzero(self.prompt[:width] == EMPTY)
 
-    def end(self, slot: int, length: int) -> None:
-        """End a sequence after so many tokens."""
-        self.fields[[SlotField.ENDED, SlotField.GENERATED], slot] = 1, length
+    def end(self, slots: np.ndarray | int, length: np.ndarray | int) -> None:
+        """End sequences after so many tokens."""
+        self.fields[SlotField.ENDED, slots] = 1
+        self.fields[SlotField.GENERATED, slots] = length
 
     def evict(self, slots: np.ndarray) -> None:
-        """Take sequences out."""
+        """Take sequences out for good."""
+        self.places += self.fields[SlotField.KV_SLOT, slots].tolist()
+        self.park(slots)
+
+    def park(self, slots: np.ndarray) -> None:
+        """Take sequences out, whose keys stay where they are."""
         self.prompt[slots] = EMPTY
         self.fields[SlotField.ENDED, slots] = 1
 
@@ -81,12 +96,10 @@ class SlotTable:
         active = self.active()
         moving = active[active >= width]
         targets = np.flatnonzero(self.fields[SlotField.ENDED, :width] == 1)[: len(moving)]
-        replaced = self.fields[SlotField.KV_SLOT, targets]
         self.fields[:, targets] = self.fields[:, moving]
-        self.fields[SlotField.KV_SLOT, moving] = replaced
         self.feed[:, targets] = self.feed[:, moving]
         self.prompt[targets] = self.prompt[moving]
-        self.evict(moving)
+        self.park(moving)
 
     def tiles(self) -> np.ndarray:
         """(slots, 2 + rows_per_tile): active siblings in tiles; see `layers.attend`."""

@@ -44,6 +44,7 @@ class DecodeState:
         self.uniform, self.log_probs = (
             torch.zeros(plan.out_tokens, device=device) for _ in range(2)
         )
+        """The numbers to draw with; −1 − id forces the token id."""
         self.out = self._integers(plan.out_tokens)
         self.arrived = {
             kv_heads: torch.zeros(plan.slots, kv_heads, dtype=torch.int32, device=device)
@@ -63,8 +64,7 @@ class DecodeState:
             )
         self.span.fill_(span)
         self.ends.copy_(torch.tensor([*ends, *[-1] * (ENDS - len(ends))]))
-        flat = torch.from_numpy(np.ascontiguousarray(uniform, dtype=np.float32).ravel())
-        self.uniform[: flat.numel()].copy_(flat.clamp_(max=1.0 - 2.0**-24))
+        self.uniform[: uniform.size].copy_(_below_one(uniform.ravel()))
         self.long_prompts = bool(np.mean(lengths) >= READ_ONCE)
         self.parted = span > PART
 
@@ -82,6 +82,16 @@ class DecodeState:
     def download_feed(self, table: SlotTable) -> None:
         """What the device feeds next, to the host: before sequences move or others join them."""
         table.feed[:] = self.feed.cpu().numpy()
+
+    def draw_with(self, places: np.ndarray, numbers: np.ndarray) -> None:
+        """Other numbers to draw with at these places."""
+        at = torch.from_numpy(places).to(self.device)
+        self.uniform[at] = _below_one(numbers).to(self.device)
+
+    def drawn(self, sequence: int, span: int) -> np.ndarray:
+        """Which tokens of a sequence were drawn, not forced."""
+        numbers = self.uniform[sequence * span : (sequence + 1) * span]
+        return np.asarray((numbers >= 0).cpu().numpy())
 
     def clear(self) -> None:
         """Mark all slots as ended, so that a step changes nothing else."""
@@ -110,6 +120,10 @@ class DecodeState:
             return pinned[0].numpy(), pinned[1].numpy()
 
         return wait
+
+
+def _below_one(numbers: np.ndarray) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.float32)).clamp_(max=1.0 - 2.0**-24)
 
 
 @dataclass(eq=False)
