@@ -107,20 +107,6 @@ def against(runs: Runs, other: np.ndarray, metric: str, shown: Sequence[int], bu
     return table(["", *(f"{metric}@{k}" for k in shown)], rows)
 
 
-def headline(runs: Runs, start: np.ndarray, arms: Sequence[str]) -> str:
-    """Five rows: pass@1 and pass@64 of the start and four arms, and how far these are from the
-    start (intervals over all arms and k of the study)."""
-    differences = against(runs, start, "pass", (1, 64)).splitlines()[2:]
-    gained = {line.split("`")[1]: line.split(" | ")[1:3] for line in differences}
-    places = [runs.ks.index(k) for k in (1, 64)]
-    rows = [["start", number(start[..., places[0]].mean()), "",
-             number(start[..., places[1]].mean()), ""]]  # fmt: skip
-    for arm in arms:
-        one, many = (number(runs.last(arm)[..., place].mean()) for place in places)
-        rows.append([f"`{arm}`", one, gained[arm][0], many, gained[arm][1].removesuffix(" |")])
-    return table(["", "pass@1", "minus start", "pass@64", "minus start"], rows)
-
-
 def compared(
     name: str, runs: Runs, start: np.ndarray, metric: str, shown: Sequence[int]
 ) -> dict[str, str]:
@@ -413,7 +399,6 @@ def qwen_tables(shown: Sequence[int]) -> dict[str, str]:
     short_runs = of_seeds(ks, {arm: {0: values} for arm, values in short.items()})
     pairs = {n: (short[a] - short[b])[None] for n, (a, b) in SHORT_PAIRS.items()}
     texts |= {
-        "qwen-headline": headline(ended, start, (PLAIN, SLOW, MIXED, f"{QWEN[1]} 1e-6")),
         "qwen-checkpoints": above_front(ks, every, 64),
         "qwen-unsolved": table(["", *(f"pass@{k}" for k in shown)], solved_now),
         "qwen-unsolved-pairs": differences(ks, hard_pairs, "pass", shown),
@@ -783,7 +768,6 @@ def tables() -> dict[str, str]:
     shown = (1, 4, 16, 64, 128, 256)
     texts["front"] = reached(front, "pass", shown)
     texts["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), FIVE)
-    texts["headline"] = headline(front, front.start(), FIVE)
     texts["front-start"] = against(front, front.start(), "pass", shown)
     texts["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
     texts["front-equal"] = at_equal_pass_1(front, 64)

@@ -249,11 +249,27 @@ ROWS_OF: dict[str, list[dict[str, Any]]] = {
     "LiveCodeBench": [PROGRAMS[f"LiveCodeBench, {kind}"][0] for kind in ("stdin", "functional")],
     **{name: [PROGRAMS[name][0]] for name in ("CodeContests", "DeepCoder", "KodCode", "AceCode")},
 }  # fmt: skip
-TABLE = [
-    [cell.strip().strip("`") for cell in line.strip("|").split(" | ")]
-    for line in PAGE.read_text(encoding="utf-8").splitlines()
-    if "--task.name" in line
-]
+PACKED = {
+    ".parquet": ("verl, DAPO", "SYNTHETIC-1, PrimeIntellect", "CodeContests", "DeepCoder", "verl, programs"),
+    ".jsonl.gz": ("MATH",), ".json": ("Numina, DeepScaleR, BigMath",), ".csv": ("your own columns",),
+}  # fmt: skip
+ENDING = {format: ending for ending, formats in PACKED.items() for format in formats}
+"""Endings of files with which a format is tried; the others are .jsonl."""
+
+
+def rows_of_the_page() -> list[tuple[str, str, str]]:
+    """Format, fields and the command that the page states for it."""
+    table = PAGE.read_text(encoding="utf-8").partition("| TASK |\n|---|---|---|\n")[2]
+    rows = []
+    for line in table.partition("\n\n")[0].splitlines():
+        format, fields, said = (cell.strip() for cell in line.strip("|").split(" | "))
+        task, _, options = said.replace("`", "").partition(" with ")
+        file = f"FILE{ENDING.get(format, '.jsonl')}"
+        rows.append((format, fields, f"--task.name {task} --task.options.train {file} {options}"))
+    return rows
+
+
+TABLE = rows_of_the_page()
 
 
 def words_of(format: str, command: str, folder: Path) -> list[str]:
