@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bestofk.evaluation import Samples, compare, curve, plan, population, samples
-from bestofk.evaluation.intervals import LEAST_INFORMATIVE, t_quantile
+from bestofk.evaluation.intervals import t_quantile
 from bestofk.evaluation.planning import pair_of
 
 POPULATIONS = {
@@ -42,10 +42,7 @@ def truth(a: float, b: float, k: int) -> float:
 class Tally:
     """Counts at one k."""
 
-    trials: int = 0
-    informative: int = 0
     interval: int = 0
-    interval_informative: int = 0
     fixed: int = 0
     widths: list[float] = field(default_factory=list)
 
@@ -67,11 +64,7 @@ def simulate(
             at = k - 1
             here = float((1 - (1 - chance) ** k).mean())
             held = bool(found.interval.low[at] <= every[at] <= found.interval.high[at])
-            enough = bool(found.informative[at] >= LEAST_INFORMATIVE)
-            tally.trials += 1
-            tally.informative += enough
             tally.interval += held
-            tally.interval_informative += held and enough
             tally.fixed += bool(found.fixed.low[at] <= here <= found.fixed.high[at])
             tally.widths.append(float(found.interval.high[at] - found.interval.low[at]))
     return tallies, band / trials
@@ -149,12 +142,10 @@ def share(count: int, total: int) -> str:
 
 # section of the page: its table's head, and what each part of it takes beside the trials
 HEADS = {
-    "curve": "| population | problems | k | truth | ≥ 10 differ | **over problems** | where ≥ 10 "
-    "differ | mean width | fixed set | band, all k | runs |",
-    "pairs": "| population | problems | band holds 0 | any k called different | contradictions "
-    "| runs |",
-    "power": "| problems | gain in p | k | over all k | at this k alone | paired t | runs |",
-    "plans": "| k | n | effect | problems planned | power promised | power that came | runs |",
+    "curve": "| population | problems | truth | over problems | mean width | fixed set | band |",
+    "pairs": "| population | problems | band holds 0 | any k called different | contradictions |",
+    "power": "| problems | gain in p | k | over all k | at this k alone | paired t |",
+    "plans": "| k | n | effect | problems planned | power promised | power that came |",
 }
 NULLS = ("easy, Beta(2, 1)", "U-shaped, Beta(.3, .3)", "hard, Beta(.1, 2)", "rare large losses")
 PARTS: dict[str, list[tuple[Any, ...]]] = {
@@ -178,29 +169,21 @@ def rows(part: tuple[str, int, int, int, int]) -> tuple[str, int, list[str]]:
     else:
         problems, promised, came = planned(*given, trials)
         cells = [f"{problems}", f"{promised:.2f}", f"{came:.2f}"]
-    return section, number, ["| " + " | ".join([*map(str, given), *cells, str(trials)]) + " |"]
+    return section, number, ["| " + " | ".join([*map(str, given), *cells]) + " |"]
 
 
 def curve_rows(name: str, problems: int, n: int, trials: int, resamples: int) -> list[str]:
+    """One row; a cell has its figure at k = 1, 8 and n."""
     shape, ks = POPULATIONS[name], [1, 8, n]
     tallies, band = simulate(shape, problems, n, ks, trials, resamples)
-    lines = []
-    for k, tally in tallies.items():
-        cells = [
-            name,
-            f"{problems}",
-            f"{k}",
-            f"{truth(*shape, k):.3f}",
-            f"{tally.informative / tally.trials:.2f}",
-            f"**{share(tally.interval, tally.trials)}**",
-            share(tally.interval_informative, tally.informative),
-            f"{np.mean(tally.widths):.3f}",
-            share(tally.fixed, tally.trials),
-            f"{band:.3f}" if k == ks[0] else "",
-            f"{trials}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    cells = [
+        [f"{truth(*shape, k):.3f}" for k in ks],
+        [share(tallies[k].interval, trials) for k in ks],
+        [f"{np.mean(tallies[k].widths):.3f}" for k in ks],
+        [share(tallies[k].fixed, trials) for k in ks],
+    ]
+    told = [", ".join(each) for each in cells]
+    return ["| " + " | ".join([name, f"{problems}", *told, f"{band:.3f}"]) + " |"]
 
 
 def main() -> None:
@@ -247,15 +230,12 @@ def page(asked: argparse.Namespace, tables: dict[str, str]) -> str:
 
 Written by `python benchmarks/coverage.py --trials {asked.trials} --write research/coverage.md`:
 simulated runs of n = {asked.n} samples per problem, {asked.resamples} resamples, pass@k, 95%
-intervals, fixed seeds. The last column is the number of runs; with {asked.trials} the standard
-error of a share of .95 is {error:.3f}.
+intervals, {asked.trials} runs a row, fixed seeds (standard error of a share of .95: {error:.3f}).
 How to read the intervals: [evaluation](../docs/evaluation.md).
 
-- **over problems**: the interval that is quoted (the bounded bootstrap), for the population that
-  the problems come from.
-- **where ≥ 10 differ**: the same among runs in which ten or more problems differ from the floor and
-  from the ceiling.
-- **fixed set**: the interval for these problems alone. **band**: all k at once.
+Cells have k = 1, 8 and {asked.n}. *Over problems* is the interval that is quoted (the bounded
+bootstrap), for the population that the problems come from; *fixed set* the interval for these
+problems alone; *band* holds for all k at once.
 
 {tables["curve"]}
 

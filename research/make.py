@@ -1,6 +1,7 @@
 """Makes the tables and figures of research/ from research/counts: python research/make.py
 
-`--check` changes nothing and fails where a table or figure is not what the counts give.
+`--check` changes nothing and fails where a table or figure is not what the counts give. With names
+of tables it prints them in full: pages show some of the k, and of some tables nothing.
 """
 
 from __future__ import annotations
@@ -789,13 +790,25 @@ def tables() -> dict[str, str]:
     return texts | more_tables(small, read("closeness"))
 
 
+def columns(text: str, ks: set[str]) -> str:
+    """The table with those of its columns that are of one of these k, or of no k."""
+    rows = [line.strip("|").split("|") for line in text.splitlines()]
+    heads = [re.search(r"@(\d+)", head) for head in rows[0]]
+    shown = [i for i, head in enumerate(heads) if head is None or head[1] in ks]
+    return "\n".join("|" + "|".join(row[i] for i in shown) + "|" for row in rows)
+
+
 def filled(page: str, texts: dict[str, str]) -> str:
-    """The page with every table between its marks."""
-    for name, text in texts.items():
-        begin, end = f"<!-- results: {name} -->", f"<!-- /results: {name} -->"
-        escaped = text.replace("\\", "\\\\")
-        page = re.sub(f"{begin}.*?{end}", f"{begin}\n{escaped}\n{end}", page, flags=re.S)
-    return page
+    """The page with every table between its marks, which may name the k that are shown."""
+
+    def made(mark: re.Match[str]) -> str:
+        text = texts[mark["name"]]
+        if mark["ks"]:
+            text = columns(text, set(re.findall(r"\d+", mark["ks"])))
+        return f"{mark['begin']}\n{text}\n{mark['end']}"
+
+    begin = r"(?P<begin><!-- results: (?P<name>[\w-]+)(?P<ks>; k = [\d, ]+)? -->)"
+    return re.sub(rf"{begin}.*?(?P<end><!-- /results: (?P=name) -->)", made, page, flags=re.S)
 
 
 def same(old: str, new: str, suffix: str) -> bool:
@@ -811,8 +824,14 @@ def same(old: str, new: str, suffix: str) -> bool:
 
 
 def main() -> int:
-    check, stale = sys.argv[1:] == ["--check"], []
+    named, stale = sys.argv[1:], []
+    check = named == ["--check"]
     texts = tables()
+    if named and not check:
+        if unknown := [name for name in named if name not in texts]:
+            print(f"no table {', '.join(unknown)}; there are {', '.join(sorted(texts))}")
+        print("\n\n".join(texts[name] for name in named if name in texts))
+        return int(bool(unknown))
     new = {page: filled(page.read_text(encoding="utf-8"), texts) for page in PAGES if page.exists()}
     tiny, (before, qwen, _) = read("countdown"), qwen_ends(solved=True)
     draw_hero((tiny, tiny.start()), (qwen, before))

@@ -323,6 +323,16 @@ def _dead(result: Conformance) -> str:
     return "error" if "raises" in finding.text else "ignored"
 
 
+PLAIN = {"exact", "scaled", "biased", "0/1 only", "varying scale"}
+"""Verdicts of which the columns of scale and cosine say the rest."""
+
+
+def _verdict(result: Conformance) -> str:
+    detail = result.summary.partition("worst bias by ")[2] or result.summary
+    detail = detail.partition("but not everywhere, ")[2] or detail
+    return f"**{result.verdict}**" + f": {detail}" * (result.verdict not in PLAIN)
+
+
 def row(entry: PublishedEstimator, result: Conformance) -> str:
     """One line of a table."""
     source = f" ({entry.source})" if entry.source else ""
@@ -333,7 +343,7 @@ def row(entry: PublishedEstimator, result: Conformance) -> str:
         _scale_and_cosine(result.real),
         _few(result),
         _dead(result),
-        f"**{result.verdict}**: {result.summary.removeprefix('biased: ')}",
+        _verdict(result),
     ]
     return "| " + " | ".join(cells) + " |"
 
