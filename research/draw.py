@@ -21,8 +21,8 @@ CONTROLS = ("grpo", "grpo, small steps")
 SHOWN = ("maxrl", "max@1+16+112, decay", "max@1+16+64 1:2:4, decay")
 TABLES_ONLY = ("max@1+16+64 3:4:5, decay", "max@1+16+64, decay")
 """Arms whose points would cover that of `max@1+16+112, decay`."""
-COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677", "#999933", "#882255",
-           "#117733", "#332288", "#cc6677", "#44aa99", "#997700", "#994455")  # fmt: skip
+COLOURS = ("#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#999933", "#882255", "#117733",
+           "#332288", "#44aa99", "#997700", "#8899dd")  # fmt: skip
 plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
 
 
@@ -31,7 +31,8 @@ def coloured(names: Iterable[str], *first: str) -> Iterator[tuple[str, str]]:
     return zip(names, chain(first, cycle(COLOURS)), strict=False)
 
 
-BEFORE, GRPO, SMALL, MIXTURE = "#777777", "#bb5566", "#ddaa33", "#004488"
+BEFORE, GRPO, SMALL, MIXTURE = "#777777", "#bb5566", "#dd9aa4", "#004488"
+"""Of one meaning on all pages: before training, one sample (twice), training for k."""
 TINY_LINES = {
     "start": ("before training", BEFORE, 4, (8, -8), "left"),
     "grpo": ("GRPO", GRPO, 64, (0, -17), "center"),
@@ -112,12 +113,13 @@ def draw_front(runs: Runs) -> None:
     one, many = 0, runs.ks.index(64)
     for control, style in zip(CONTROLS, ("-", "--"), strict=True):
         path = runs.path(control).mean(axis=1)
-        left.plot(path[:, one], path[:, many], style, color="black", marker=".", lw=1)
+        left.plot(path[:, one], path[:, many], style, color=GRPO, marker=".", lw=1)
         left.annotate(
-            control, path[-1, [one, many]], (4, -12), textcoords="offset points", ha="center"
-        )
+            control, path[-1, [one, many]], (4, -12), textcoords="offset points", ha="center",
+            color=GRPO,
+        )  # fmt: skip
     start = runs.start().mean(axis=(0, 1))
-    left.plot(start[one], start[many], "s", color="gray")
+    left.plot(start[one], start[many], "s", color=BEFORE)
     left.annotate("start", start[[one, many]], (-4, 7), textcoords="offset points", ha="center")
     drawn = [arm for arm in runs.arms if arm not in CONTROLS + TABLES_ONLY]
     for arm, colour in coloured(drawn):
@@ -131,9 +133,9 @@ def draw_front(runs: Runs) -> None:
         left.annotate(arm, middle[[one, many]], away, **where)
     left.set(xlabel="pass@1", ylabel="pass@64")
     chosen = ("grpo", *(arm for arm in SHOWN if arm in runs.arms))
-    right.plot(runs.ks, start, color="gray", marker="s", ms=4, label="start")
+    right.plot(runs.ks, start, color=BEFORE, marker="s", ms=4, label="start")
     for arm in chosen:
-        colour = "black" if arm in CONTROLS else COLOURS[drawn.index(arm) % len(COLOURS)]
+        colour = GRPO if arm in CONTROLS else COLOURS[drawn.index(arm) % len(COLOURS)]
         right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
     right.set_xscale("log", base=2)
     right.set_xticks(runs.ks, [str(k) for k in runs.ks])
@@ -155,8 +157,8 @@ def draw_tasks(maze: Runs, closeness: Runs) -> None:
         points = {"start": runs.start()} | {arm: runs.last(arm) for arm in runs.arms}
         if len(runs.steps("grpo")) > 2:
             path = runs.path("grpo").mean(axis=1)[:, [0, many]]
-            axis.plot(*path.T, color="black", marker=".", ms=3, lw=0.6, alpha=0.5)
-        for arm, colour in coloured(points, "gray", "black"):
+            axis.plot(*path.T, color=GRPO, marker=".", ms=3, lw=0.6, alpha=0.5)
+        for arm, colour in coloured(points, BEFORE, GRPO):
             means = points[arm].mean(axis=1)
             (x, y), spread = means.mean(axis=0)[[0, many]], means.std(axis=0, ddof=1)
             axis.errorbar(x, y, spread[many], spread[0], "s" if arm == "start" else "o",
@@ -172,14 +174,14 @@ def draw_tasks(maze: Runs, closeness: Runs) -> None:
 def draw_real_model(runs: Runs, start: np.ndarray) -> None:
     """SmolLM2: pass@k over k, and how far above the start, one thin line per seed."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    left.plot(runs.ks, start.mean(axis=(0, 1)), color="gray", marker="s", ms=4, label="start")
-    for arm, colour in coloured(runs.arms, "black"):
+    left.plot(runs.ks, start.mean(axis=(0, 1)), color=BEFORE, marker="s", ms=4, label="start")
+    for arm, colour in coloured(runs.arms, GRPO):
         last = runs.last(arm)
         left.plot(runs.ks, last.mean(axis=(0, 1)), color=colour, marker=".", label=arm)
         above = last.mean(axis=1) - start.mean(axis=(0, 1))
         right.plot(runs.ks, above.T, color=colour, lw=0.6, alpha=0.5)
         right.plot(runs.ks, above.mean(axis=0), color=colour, marker=".", label=arm)
-    right.axhline(0, color="gray", lw=1)
+    right.axhline(0, color=BEFORE, lw=1)
     for axis, label in ((left, "pass@k"), (right, "pass@k above the start")):
         axis.set_xscale("log", base=2)
         axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
@@ -212,6 +214,10 @@ def draw_curves(constant: Runs, falling: Runs, k: int) -> None:
     figure.tight_layout()
 
 
+CORRECTIONS = ("#997700", "#228833", "#aa3377", "#6699cc", MIXTURE)
+"""Blue where the gradient of the best of k stays exact."""
+
+
 def draw_staleness(runs: Runs, control: str) -> None:
     """Loss of max@1 and max@8 against how many steps ahead batches were drawn, one line per
     correction; bars are standard errors over seeds of the difference to the control."""
@@ -219,7 +225,7 @@ def draw_staleness(runs: Runs, control: str) -> None:
     names = dict.fromkeys(arm.rpartition(", ")[0] for arm in runs.arms if arm != control)
     for axis, k in zip(axes, (1, 8), strict=True):
         at = runs.ks.index(k)
-        for place, (name, colour) in enumerate(coloured(names, "black")):
+        for place, (name, colour) in enumerate(zip(names, CORRECTIONS, strict=True)):
             found = {
                 int(arm.rpartition(", ")[2].split()[0]): 100
                 * (runs.last(control) - runs.last(arm))[..., at].mean(axis=1)

@@ -171,7 +171,7 @@ def test_listing_3_as_printed_is_wrong(verdicts: dict[str, Conformance]) -> None
     assert {"order", "shape"} <= {finding.check for finding in printed.defects}
     batch = printed.finding("batch")
     assert batch is not None
-    assert "(4, 4, 6)" in batch.text
+    assert "(5, 5, 6)" in batch.text
     assert verdicts["Listing 3, input sorted"].verdict == "biased"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestofk.reports.page import CHARTS, assemble, part
+from bestofk.reports.run_colours import palette_places
 
 from .conclusions import conditions, interval, rows, sentence
 from .experiment import KS, Results
@@ -25,7 +26,9 @@ def page(results: Results, next_steps: Sequence[tuple[str, str]] = ()) -> str:
         results: what `experiment` returned.
         next_steps: (command, what it does), to read on with.
     """
-    data = {"runs": [{"name": name} for name in results.names], "charts": charts(results)}
+    colours = zip(results.names, palette_places(results.names))
+    runs = [{"name": name, "colour": colour} for name, colour in colours]
+    data = {"runs": runs, "charts": charts(results)}
     steps = (f"<p><code>{escape(one)}</code><br>{escape(what)}</p>" for one, what in next_steps)
     values = {
         "sentence": escape(sentence(results)),

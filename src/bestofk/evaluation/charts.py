@@ -17,7 +17,7 @@ from bestofk.samples.sample_arrays import in_clusters
 
 from .verdict_words import one_or_range, percent
 
-COLOURS = ("#5f6875", "#1f62c9", "#b8480a", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#b3365e")
+COLOURS = ("#5f6875", "#1f62c9", "#b3323f", "#0a7f5f", "#9a3fa0", "#856700", "#0c7590", "#c2571a")
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8.5,

@@ -23,6 +23,7 @@ from bestofk.evaluation.verdict_words import FAMILY, effects
 
 from .chosen_samples import Excerpts
 from .report_results import Findings
+from .run_colours import palette_places
 from .sources import Source
 from .training import evaluation_curves, training_curves
 
@@ -68,7 +69,10 @@ def page_data(
         "created": when,
         "verdicts": verdicts(findings),
         "notes": [*findings.notes, *(note for source in sources for note in source.notes)],
-        "runs": [run_facts(source) for source in sources],
+        "runs": [
+            run_facts(source) | {"colour": colour}
+            for source, colour in zip(sources, palette_places([*map(described, sources)]))
+        ],
         "measures": [measure(key, curves, names) for key, curves in findings.curves.items()],
         "by_turns": [
             {**curve_data(curve, names.index(curve.name)), "turns": turns, "measure": curve.metric}
@@ -98,6 +102,12 @@ def verdicts(findings: Findings) -> list[str]:
         for one in findings.comparisons
         if one.metric == lead.metric and one.a == lead.a
     ]
+
+
+def described(source: Source) -> str:
+    """What a run is known by: the start, its objective, or its name."""
+    step = None if source.samples is None else source.samples.metadata.get("step")
+    return "start" if step == 0 else str(source.config.get("objective") or source.name)
 
 
 def run_facts(source: Source) -> dict[str, Any]:

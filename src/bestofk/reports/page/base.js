@@ -4,7 +4,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const letter = (run) => LETTERS[run] ?? String(run + 1);
-const PALETTE = 8;
+const runPlace = (run) => `--run${DATA.runs[run].colour}`;
 
 // Characters that change how their neighbours are shown, or show nothing at all, are written out.
 const INVISIBLE =
@@ -17,7 +17,7 @@ function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "swatch") node.style.setProperty("--swatch", `var(--run${value % PALETTE})`);
+    else if (name === "swatch") node.style.setProperty("--swatch", `var(${runPlace(value)})`);
     else node.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat(Infinity)) {
@@ -91,7 +91,7 @@ window.addEventListener("afterprint", () => {
 });
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const runColour = (run) => colour(`--run${run % PALETTE}`);
+const runColour = (run) => colour(runPlace(run));
 
 // --- small pieces used everywhere
 const tag = (run) => el("span", { class: "tag", swatch: run, "aria-hidden": "true" }, letter(run));
