@@ -28,7 +28,8 @@ plt.style.use(Path(__file__).parent.parent / "docs" / "figures.mplstyle")
 
 def coloured(names: Iterable[str], *first: str) -> Iterator[tuple[str, str]]:
     """Each name with a colour, these before the others; colours repeat, no name is left out."""
-    return zip(names, chain(first, cycle(COLOURS)), strict=False)
+    for name, colour in zip(names, chain(first, cycle(COLOURS)), strict=False):
+        yield name, SMALL if name == "mean" else colour
 
 
 BEFORE, GRPO, SMALL, MIXTURE = "#777777", "#bb5566", "#dd9aa4", "#004488"

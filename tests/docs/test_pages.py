@@ -162,6 +162,45 @@ def test_the_notebook_is_the_page() -> None:
     assert {block.mark for block in shown} == {None}
 
 
+SHORT = {
+    "range(4000)": "range(200)", "steps=80, evaluate_every=40": "steps=2, evaluate_every=1",
+    "prompts_per_step=32": "prompts_per_step=4",
+    '"evaluation.prompts": 200': '"evaluation.prompts": 8',
+    '"evaluation.samples_per_prompt": 64': '"evaluation.samples_per_prompt": 16',
+}  # fmt: skip
+
+
+def training_notebook(folder: Path, shorter: dict[str, str]) -> str:
+    """What its cells print, run from top to bottom on a CPU."""
+    notebook = json.loads((ROOT / "examples" / "train.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in cells)
+    code = "\n\n".join("".join(cell["source"]) for cell in cells)
+    for long, short in shorter.items():
+        assert code.count(long) == 1, long
+        code = code.replace(long, short)
+    (folder / "notebook.py").write_text(code, encoding="utf-8")
+    words = [sys.executable, "notebook.py"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    return done.stdout
+
+
+def test_the_training_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    printed = training_notebook(tmp_path, SHORT)
+    assert "max@1+4+16 best of 1:" in printed
+    assert len(list((tmp_path / "runs").glob("*/final/model.safetensors"))) == 2
+
+
+@pytest.mark.slow
+def test_the_training_notebook_shows_what_it_says(tmp_path: Path) -> None:
+    printed = training_notebook(tmp_path, {})
+    shown = dict(re.findall(r"^(\S+) best of 1: .* best of 16: (\S+)$", printed, re.M))
+    assert float(shown["grpo"]) < float(shown["start"]) < float(shown["max@1+4+16"]) + 0.02
+
+
 def test_the_reference_is_made_from_the_code() -> None:
     sys.path.insert(0, str(ROOT / "docs"))
     try:

@@ -250,8 +250,10 @@ ROWS_OF: dict[str, list[dict[str, Any]]] = {
     **{name: [PROGRAMS[name][0]] for name in ("CodeContests", "DeepCoder", "KodCode", "AceCode")},
 }  # fmt: skip
 PACKED = {
-    ".parquet": ("verl, DAPO", "SYNTHETIC-1, PrimeIntellect", "CodeContests", "DeepCoder", "verl, programs"),
-    ".jsonl.gz": ("MATH",), ".json": ("Numina, DeepScaleR, BigMath",), ".csv": ("your own columns",),
+    ".parquet": ("verl, DAPO", "SYNTHETIC-1, PrimeIntellect", "CodeContests", "DeepCoder",
+                 "verl, programs"),
+    ".jsonl.gz": ("MATH",), ".json": ("Numina, DeepScaleR, BigMath",),
+    ".csv": ("your own columns",),
 }  # fmt: skip
 ENDING = {format: ending for ending, formats in PACKED.items() for format in formats}
 """Endings of files with which a format is tried; the others are .jsonl."""
