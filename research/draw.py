@@ -76,6 +76,13 @@ CONSTRUCT_LINES: dict[str, Any] = {
     "`max@16`": ("max@16", MIXTURE, 2, (8, -9), "left", "max@16"),
 }
 """By row of the table: label, colour, the label's k, offset and side, and the runs of its kind."""
+GUESTS_LINES: dict[str, Any] = {
+    "start": ("before training", BEFORE, 4, (8, -14), "left", "start"),
+    "one sample, chosen by max@16": ("one sample, chosen at 16", GRPO, 64, (6, -56), "right", ()),
+    "one sample, chosen by max@1": ("one sample", GRPO, 1, (4, 7), "left", ("mean", "grpo")),
+    "`max@1+4+16`": ("max@1+4+16", "#6699cc", 4, (-6, 6), "right", "max@1+"),
+    "`max@16`": ("max@16", MIXTURE, 16, (-8, 4), "right", "max@16"),
+}
 
 
 def draw_construct(
@@ -83,13 +90,14 @@ def draw_construct(
     found: dict[tuple[str, int], np.ndarray],
     picked: dict[str, tuple[str, int]],
     curves: tuple[tuple[int, ...], dict[str, np.ndarray]] | None = None,
+    places: dict[str, Any] = CONSTRUCT_LINES,
 ) -> None:
     """max@k over k of the checkpoints that validation picks, or the `curves` that they have on test
     problems; best of 16 over the steps of every run, those of the picked checkpoints in bold."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
     many, start = ks.index(16), found[picked["start"]]
     shown, lines = curves or (ks, {name: found[key].mean(axis=0) for name, key in picked.items()})
-    for name, (label, colour, k, away, side, runs) in CONSTRUCT_LINES.items():
+    for name, (label, colour, k, away, side, runs) in places.items():
         curve = lines[name]
         left.plot(shown, curve, color=colour, lw=2.2, marker="o", ms=4)
         where: Any = {"textcoords": "offset points", "ha": side, "color": colour}
@@ -97,7 +105,7 @@ def draw_construct(
         for arm in sorted({arm for arm, step in found if step and arm.startswith(runs)}):
             steps = sorted(step for run, step in found if run == arm)
             path = [start, *(found[arm, step] for step in steps)]
-            bold = arm == picked[name][0]
+            bold = arm in {run for run, _ in picked.values()}
             look = {"lw": 2.2, "marker": "o", "ms": 4} if bold else {"lw": 0.8, "alpha": 0.7}
             right.plot([0, *steps], [v[:, many].mean() for v in path], color=colour, **look)
     right.axhline(start[:, many].mean(), color=BEFORE, lw=1.2)

@@ -18,6 +18,7 @@ import numpy as np
 from count_files import read_counts
 from draw import (
     CONTROLS,
+    GUESTS_LINES,
     draw_construct,
     draw_curves,
     draw_front,
@@ -30,7 +31,7 @@ from draw import (
 from evaluations import KS, Runs, best_of_k, passing, read, shares_of
 from run import arms_of
 from tables import difference, number, table
-from tiny_studies import guests_figure, guests_tables, is_run, selector_tables
+from tiny_studies import guests_figure, guests_tables, selector_tables
 
 from bestofk.evaluation.sign_flips import sign_flip_tests
 
@@ -40,6 +41,7 @@ PAGES = (
     *sorted(HERE.glob("*.md")),
     DOCS / "results.md",
     HERE.parent / "README.md",
+    HERE.parent / "recipes" / "construct-tiny" / "README.md",
     HERE.parent / "recipes" / "countdown-tiny" / "README.md",
     HERE.parent / "recipes" / "gsm8k-smollm2" / "README.md",
     HERE.parent / "recipes" / "code-smollm2" / "README.md",
@@ -775,9 +777,7 @@ def tables() -> dict[str, str]:
     small = read("countdown-n32")
     texts["by-task"] = by_task()
     texts |= construct_tables("sidon") | construct_tested("sidon")
-    texts |= chosen_by_shown_test()
-    texts |= guests_tables() if is_run("guests") else {}
-    texts |= selector_tables() if is_run("selectors") else {}
+    texts |= chosen_by_shown_test() | guests_tables() | selector_tables()
     texts["n32"] = reached(small, "pass", shown)
     texts["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
     texts["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
@@ -843,9 +843,8 @@ def main() -> int:
     ks, found = construct_search("sidon")
     draw_construct(ks, found, construct_choices(ks, found))
     new[DOCS / "images" / "construct.svg"] = picture()
-    if is_run("guests"):
-        draw_construct(**guests_figure())
-        new[HERE / "images" / "guests.svg"] = picture()
+    draw_construct(**guests_figure(), places=GUESTS_LINES)
+    new[HERE / "images" / "guests.svg"] = picture()
     draw_front(read("countdown"))
     new[HERE / "images" / "front.svg"] = picture()
     draw_tasks(read("maze"), read("closeness"))

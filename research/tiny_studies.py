@@ -65,10 +65,6 @@ def tested(name: str) -> Tested:
     return Tested(ks, best, final, steps)
 
 
-def is_run(study: str) -> bool:
-    return (HERE / "counts" / f"{study}-test.parquet").exists()
-
-
 def picked(study: str) -> list[str]:
     """The arms that the rules of a study's search pick, one for each rule."""
     return chosen_arms(stated(study), counts(study))

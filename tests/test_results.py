@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tomllib
@@ -28,6 +29,7 @@ import evaluations  # noqa: E402
 import make  # noqa: E402
 import run  # noqa: E402
 import scorers  # noqa: E402
+import tiny_studies  # noqa: E402
 
 
 def test_tables_and_figures_match_the_counts(
@@ -80,6 +82,138 @@ def test_runs_for_k_are_above_all_one_sample_runs_on_construction_problems() -> 
     for_k = [value for run, value in best.items() if run.startswith("max@")]
     assert (len(for_one), len(for_k)) == (14, 8)
     assert min(for_k) > max(for_one) + 0.06
+
+
+def tested_means(study: str) -> dict[tuple[str, int, int], dict[int, float]]:
+    """max@k on test by arm, seed and step, from the samples in order: Σ r_(i) C(i-1,k-1)/C(n,k)."""
+    means = {}
+    for line in run.kept(RESULTS / "counts" / f"{study}.parquet"):
+        n = line["samples"]
+        rows = []
+        for count in line["counts"]:
+            pairs = [(0.0, n - count), (1.0, count)] if isinstance(count, int) else count
+            rows.append([reward for reward, times in pairs for _ in range(int(times))])
+        rewards = np.array(rows)
+        assert rewards.shape == (256, n)
+        assert (np.diff(rewards) >= 0).all()
+        shares = {
+            k: [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
+            for k in (1, 4, 8, 16)
+            if k <= n
+        }
+        key = line["arm"], line["seed"], line["step"]
+        means[key] = {k: float((rewards @ share).mean()) for k, share in shares.items()}
+    return means
+
+
+def of_arm(
+    means: dict[tuple[str, int, int], dict[int, float]], arm: str, *, final: bool = False
+) -> list[dict[int, float]]:
+    """The best or the final model of each new seed; the start has seed 0."""
+    seeds = sorted({seed for name, seed, _ in means if name == arm and (seed or arm == "start")})
+    steps = {seed: [s for name, own, s in means if (name, own) == (arm, seed)] for seed in seeds}
+    pick = max if final else min
+    return [means[arm, seed, pick(steps[seed])] for seed in seeds]
+
+
+def mean_of(runs: list[dict[int, float]], k: int) -> float:
+    return sum(each[k] for each in runs) / len(runs)
+
+
+def test_claims_on_guests() -> None:
+    page = (RESULTS / "guests.md").read_text(encoding="utf-8")
+    means = tested_means("guests-test")
+    rate = " learning_rate="
+    start = means["start", 0, 1]
+    control, one = (
+        of_arm(means, f"mean{rate}0.0001"), of_arm(means, f"mean{rate}0.001", final=True),
+    )  # fmt: skip
+    mixture, bold = (of_arm(means, f"{name}{rate}0.0003") for name in ("max@1+4+16", "max@16"))
+    assert [len(each) for each in (control, one, mixture, bold)] == [5] * 4
+    gains = [round(100 * (mean_of(each, 16) - mean_of(control, 16)), 1) for each in (mixture, bold)]
+    assert gains == [4.5, 11.9]
+    assert "`max@1+4+16` is 4.5 points and `max@16` 11.9 points above the best checkpoint" in page
+    ones = [f"{mean_of(each, 1):.3f}".removeprefix("0") for each in (one, mixture, bold)]
+    assert (
+        "one-sample run has {} there, the mixture {} and `max@16` {}, which".format(*ones) in page
+    )
+    assert mean_of(bold, 1) < start[1]
+    assert mean_of(mixture, 4) > max(mean_of(each, 4) for each in (control, one, bold))
+
+    grpo, pair = (
+        of_arm(means, f"{name}{rate}0.001", final=True) for name in ("grpo", "max@1+4+16")
+    )
+    gaps = [round(100 * (mean_of(pair, k) - mean_of(grpo, k)), 1) for k in (16, 4, 1)]
+    assert gaps == [13.9, 8.1, -4.1]
+    sentence = (
+        "gains 13.9 points of best of 16 and 8.1 of best of 4 over GRPO, and costs 4.1 at one"
+    )
+    for text in (page, (RESULTS.parent / "docs" / "recipes.md").read_text(encoding="utf-8")):
+        assert sentence in text
+    each_seed = [100 * (b[16] - a[16]) for a, b in zip(grpo, pair, strict=True)]
+    assert (len(each_seed), round(min(each_seed)), round(max(each_seed))) == (5, 12, 15)
+    assert max(each[16] for each in grpo) < start[16]
+
+    search = [line for line in run.kept(RESULTS / "counts" / "guests.parquet") if not line["seed"]]
+    shares = evaluations.shares_of(32, (1, 16))
+    value = {
+        (line["arm"], line["step"]): evaluations.best_of_k(line["counts"], shares).mean(axis=0)
+        for line in search
+    }
+    for_one = [value[key][1] for key in value if key[0].startswith(("mean", "grpo"))]
+    assert len(for_one) == 40
+    assert max(for_one) < value["start", 1][1]
+    assert "max@1 .259 and max@16 .713" in page
+    assert [round(float(each), 3) for each in value["start", 1]] == [0.259, 0.713]
+    spent = {line["arm"]: [] for line in search}  # type: dict[str, list[float]]
+    for line in run.kept(RESULTS / "counts" / "guests.parquet"):
+        if line["seed"] and line["step"] == 100:
+            spent[line["arm"]].append(line["seconds"])
+    seconds = [float(np.mean(spent[arm])) for arm in (f"mean{rate}0.001", f"max@16{rate}0.0003")]
+    assert "took {:.0f} (mean) to {:.0f} (`max@16`) seconds".format(*seconds) in page
+
+
+def test_claims_on_selectors() -> None:
+    page = " ".join((RESULTS / "selectors.md").read_text(encoding="utf-8").split())
+    arms = {arm.split(" ")[0]: arm for arm in tiny_studies.picked("selectors")}
+    by_selector = {name: tested_means(f"selectors-test-{name}") for name in scorers.SELECTORS}
+
+    def picks(selector: str, arm: str) -> float:
+        return 100 * mean_of(of_arm(by_selector[selector], arms[arm]), 1)
+
+    gains = {
+        (name, other): round(picks(name, f"select@8/{name}") - picks(name, other), 1)
+        for name in scorers.SELECTORS
+        for other in ("mean", "grpo", "max@8", f"score/{name}")
+    }
+    assert (gains["good", "mean"], gains["good", "grpo"]) == (8.9, 9.2)
+    assert (gains["fair", "mean"], gains["fair", "grpo"]) == (2.2, 2.6)
+    assert "8.9 and 9.2 points above the mean and GRPO" in page
+    assert "the 2.2 and 2.6 points are not significant" in page
+    assert gains["weak", "mean"] < 0
+    over_max = [gains[name, "max@8"] for name in scorers.SELECTORS]
+    assert (min(over_max), max(over_max)) == (2.7, 6.1)
+    assert "by 2.7 to 6.1 points" in page
+    assert min(gains[name, f"score/{name}"] for name in scorers.SELECTORS) > 0
+    hacked = arms["score/hackable"]
+    for means in (*by_selector.values(), tested_means("selectors-test")):
+        assert all(max(each.values()) < 0.0005 for each in of_arm(means, hacked))
+    own = run.kept(RESULTS / "counts" / "selectors.parquet")
+    best = {line["seed"]: line["best"] for line in own if line["arm"] == hacked}
+    assert {round(value, 1) for value in best.values()} == {5.4}
+    before = [of_arm(by_selector[name], "start")[0][1] for name in ("hackable", "good")]
+    assert "(.{:.0f} and .{:.0f})".format(*(1000 * value for value in before)) in page
+    cells = [line for line in page.split("|") if line.strip().startswith(("+", "−"))]
+    signs = {True: [], False: []}  # type: dict[bool, list[str]]
+    for cell in cells:
+        signs["*" in cell].append(cell.strip()[:5])
+    assert len(signs[True]) == 12
+    assert sorted(signs[False]) == ["+.022", "+.026", "−.014", "−.033"]
+    seeds = {name: len(of_arm(by_selector["good"], arm)) for name, arm in arms.items()}
+    assert seeds == dict.fromkeys(arms, 2) | {"score/hackable": 1}
+    rates = {name: arm.partition("=")[2] for name, arm in arms.items()}
+    assert [name for name in rates if rates[name] == "0.0006"] == ["mean", "grpo"]
+    assert sum(rate == "0.00015" for rate in rates.values()) == 4
 
 
 @pytest.mark.parametrize("samples", [4, 9])
