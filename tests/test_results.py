@@ -137,6 +137,12 @@ def test_claims_on_guests() -> None:
     assert (
         "one-sample run has {} there, the mixture {} and `max@16` {}, which".format(*ones) in page
     )
+    results = (RESULTS.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "the best one-sample run has {}, they {} and {} (".format(*ones) in results
+    decisive = re.findall(r"\+\.(\d+) \[\+\.(\d+), \+\.(\d+)\]\*", page.split("guests-decides")[1])
+    spans = ["{} [{}, {}]".format(*(f"{int(each) / 10:.1f}" for each in row)) for row in decisive]
+    first, second = (span.replace(" [", " points [", i == 0) for i, span in enumerate(spans))
+    assert f"`max@1+4+16` is {first} and `max@16` {second} above the best checkpoint" in results
     assert mean_of(bold, 1) < start[1]
     assert mean_of(mixture, 4) > max(mean_of(each, 4) for each in (control, one, bold))
 
