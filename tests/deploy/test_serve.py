@@ -15,8 +15,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -166,6 +168,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"bestofk": {"k": True}}, "bestofk.k is a whole number"),
     ({"bestofk": {"verifier": "os:system"}}, "unknown key of bestofk 'verifier'"),
     ({"bestofk": 4}, "bestofk is an object"),
+    ({"bestofk": []}, "bestofk is an object"),
+    ({"bestofk": {"k": 10**30}}, "bestofk.k is a whole number"),
+    ({"bestofk": {"k": -1}}, "bestofk.k is a whole number"),
+    ({"bestofk": {"k": 4.0}}, "bestofk.k is a whole number"),
     ({"n": 2}, "n is 1 here"),
     ({"temperature": 0}, "at temperature 0 all 8 samples are one"),
     ({"seed": "a"}, "seed is a whole number"),
@@ -185,7 +191,9 @@ def test_a_request_that_breaks_a_rule_costs_nothing_and_is_told() -> None:
             assert said in response.json()["error"]["message"]
         target = f"{address}/v1/chat/completions"
         as_json = {"Content-Type": "application/json"}
-        for content in (b"", b"{", b"[]", b"\xff", b"[" * 9000, b"7"):
+        whole = json.dumps({"model": "m", "messages": [{"role": "user", "content": "?"}], "x": 7})
+        numbers = [whole.replace("7", no).encode() for no in ("NaN", "-Infinity", "1e999")]
+        for content in (b"", b"{", b"[]", b"\xff", b"[" * 9000, b"7", *numbers):
             assert httpx.post(target, content=content, headers=as_json).status_code == 400
         large = httpx.post(target, content=b"x" * 20_000, headers=as_json)
         assert "a body of more than 10,000 bytes" in large.json()["error"]["message"]
@@ -193,6 +201,8 @@ def test_a_request_that_breaks_a_rule_costs_nothing_and_is_told() -> None:
         assert "state Content-Type" in form.json()["error"]["message"]
         assert httpx.get(f"{address}/v1/files").status_code == 404
         assert httpx.get(target).status_code == 405
+        for path in ("//v1/models", "/v1/models/", "/V1/models", "/health/x"):
+            assert httpx.get(f"{address}{path}").status_code == 404
     assert upstream.requests == []
 
 
@@ -213,6 +223,22 @@ def test_only_named_fields_of_the_metadata_reach_the_verifier() -> None:
         assert "needs expected in the request's metadata" in without.json()["error"]["message"]
     assert seen == [{"expected": "right"}]
     assert "metadata" not in upstream.requests[0]
+
+
+def test_what_the_verifier_cannot_use_is_the_clients_fault() -> None:
+    def keyed(completion: str, expected: Any) -> bool:
+        return completion == expected["text"]
+
+    def check_prompts(prompts: Any) -> None:
+        raise KeyError(f"{prompts[0].id} has no text")
+
+    upstream, judge = ScriptedUpstream(lambda body, number: ("right", 0.0)), from_function(keyed)
+    judge.check_prompts = check_prompts  # type: ignore[method-assign]
+    with upstream.running() as url, served(url, judge, k=1, fields=("expected",)) as address:
+        answer = ask(address, metadata={"expected": 5})
+    assert answer.status_code == 400
+    assert "cannot use the request's metadata: 'the request has no text'" in answer.text
+    assert upstream.requests == []
 
 
 def faulty(*faults: Any, **more: Any) -> FaultyServer:
@@ -317,6 +343,24 @@ def test_a_redirect_is_no_answer_and_a_stream_is_json_where_the_upstream_wrote_n
         raise AssertionError(constant)
 
     assert json.loads(first, parse_constant=not_json)["x"] is None
+
+
+@pytest.mark.parametrize("depth", [70, 900, 100_000])
+def test_an_answer_that_is_nested_deeply_is_no_answer(depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+
+    def answer(handler: Any, body: dict[str, Any]) -> None:
+        told = '"choices": [{"message": {"content": "right"}}]'
+        send(handler, 200, f'{{{told}, "x": {deep}}}'.encode())
+
+    def models(handler: Any) -> None:
+        send(handler, 200, deep.encode())
+
+    with FaultyServer(always={"": answer}) as upstream, served(upstream.url, retries=0) as address:
+        upstream.http.RequestHandlerClass.do_GET = models  # type: ignore[attr-defined]
+        assert "nested too deeply" in ask(address).json()["error"]["message"]
+        listed = httpx.get(f"{address}/v1/models")
+        assert "its list of models is not JSON" in listed.json()["error"]["message"]
 
 
 def test_when_the_time_is_up_the_best_of_what_came_is_the_answer() -> None:
@@ -478,28 +522,69 @@ def test_nothing_forged_through_the_server_reaches_the_host(tmp_path: Any) -> No
     assert "HURT" not in os.environ
 
 
+@contextlib.contextmanager
+def command(upstream: str, folder: Any, *words: str) -> Iterator[tuple[Any, str]]:
+    """`bestofk serve` as a process, and its address."""
+    (folder / "mine.py").write_text("def reward(completion):\n    return completion == 'right'\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bestofk", "serve", "--verifier", "mine.py:reward", "--port", "0",
+         "--upstream", upstream, *words],
+        cwd=folder, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        address = re.match(r"(http://127.0.0.1:\d+)/v1", process.stderr.readline())
+        assert address is not None
+        yield process, address[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:
-    (tmp_path / "mine.py").write_text("def reward(completion):\n    return completion == 'right'\n")
-    upstream = ScriptedUpstream(first_is_fast)
-    words = ["-m", "bestofk", "serve", "--verifier", "mine.py:reward", "--port", "0", "--upstream"]
-    with upstream.running() as url:
-        process = subprocess.Popen(
-            [sys.executable, *words, url.removesuffix("/v1")],
-            cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stderr is not None
-            first = process.stderr.readline()
-            address = re.match(r"(http://127.0.0.1:\d+)/v1 answers with the best of 8", first)
-            assert address is not None, first
-            key = {"Authorization": "Bearer sk-secret"}
-            assert ask(address[1], headers=key).json()["bestofk"]["passed"] is True
-            process.send_signal(signal.SIGINT)
-            rest = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
+    with (
+        ScriptedUpstream(first_is_fast).running() as url,
+        command(url.removesuffix("/v1"), tmp_path) as (process, address),
+    ):
+        key = {"Authorization": "Bearer sk-secret"}
+        assert ask(address, headers=key).json()["bestofk"]["passed"] is True
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
-    assert "sk-secret" not in first + rest
+    assert "sk-secret" not in said
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_server_answers_what_it_has_begun_and_cancels_what_takes_long(
+    stop: signal.Signals, tmp_path: Any
+) -> None:
+    begun = threading.Semaphore(0)
+
+    def slow(body: dict[str, Any], number: int) -> tuple[str, float]:
+        begun.release()
+        return "right", 3.0 if "short" in json.dumps(body) else 60.0
+
+    upstream = ScriptedUpstream(slow)
+    with (
+        upstream.running() as url,
+        command(url, tmp_path, "--k", "1") as (process, address),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        short = pool.submit(ask, address, "short")
+        long = pool.submit(ask, address, "long")
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        process.send_signal(stop)
+        assert short.result(60).json()["bestofk"]["passed"] is True
+        said = process.communicate(timeout=60)[1]
+        answer = long.result(60)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (
+            503,
+            "this server is stopping",
+        )
+    assert process.returncode == 128 + stop
+    assert "Traceback" not in said
+    assert upstream.ends == {"finished": 1, "cancelled": 1}
 
 
 @pytest.mark.parametrize(
@@ -511,6 +596,9 @@ def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:
         (["--vote", "--key-variable", "NO_KEY"], "$NO_KEY is empty"),
         (["--verifier", "nope"], "unknown verifier 'nope'"),
         (["--verifier", "keyed.py:reward"], "--fields names what a request brings"),
+        (["--verifier", "construct"], "KeyError: 'items'; --fields names what a request brings"),
+        (["--verifier", "maze"], "--fields names what a request brings"),
+        (["--verifier", "gym"], "verifier gym needs the option dataset"),
         (["--verifier", "maths"], "'expected'; --fields names what a request brings"),
         (["--vote", "--k", "0"], "--k takes"),
         (["--vote", "--threshold", "nan"], "threshold is the reward that passes, got nan"),

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from bestofk.deploy.serving import ServerLimits
 
 
+ANSWERS = ("<answer>1</answer>", "<answer>U</answer>", "ANSWER: 1")
+"""In the forms that verifiers read: one that needs an answer key cannot judge one of them."""
+
+
 class ServeOptions(VerbOptions):
     """Serve the best of k samples of an OpenAI-compatible server.
 
@@ -192,9 +196,9 @@ def judge_of(options: ServeOptions) -> Any:
     try:
         judge.check_prompts([request])
         if options.verifier in VERIFIERS and not options.fields:
-            (verdict,) = judge([request], ["<answer>1</answer>"])
-            if verdict.status == "unscored":
-                raise ValueError(verdict.detail)
+            for verdict in judge([request] * len(ANSWERS), ANSWERS):
+                if verdict.status == "unscored":
+                    raise ValueError(verdict.detail)
     except ValueError as error:
         raise ValueError(f"{error}; --fields names what a request brings in its metadata") from None
     return judge

@@ -8,6 +8,7 @@ server was started with reach the verifier.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,18 +69,27 @@ def parsed_body(data: bytes) -> dict[str, Any]:
         BadRequest: it is none, or is nested too deeply.
     """
     try:
-        body = json.loads(data)
-        deep = _is_deeper(body, MOST_DEPTH)
+        body = json.loads(data, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         raise BadRequest("the body is not JSON") from None
-    if not isinstance(body, dict) or deep:
+    if not isinstance(body, dict) or is_deeper(body):
         raise BadRequest(f"the body is a JSON object, at most {MOST_DEPTH} levels deep")
     return body
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int = MOST_DEPTH) -> bool:
+    """Whether lists and objects are inside each other more often."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inside)
+    return levels < 0 or any(is_deeper(each, levels - 1) for each in inside)
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 def question_of(stated: Mapping[str, Any], rules: Rules, id: str, *, is_chat: bool) -> Question:
@@ -89,7 +99,8 @@ def question_of(stated: Mapping[str, Any], rules: Rules, id: str, *, is_chat: bo
         BadRequest: it breaks a rule, or is not what the API promises.
     """
     body = dict(stated)
-    own = body.pop("bestofk", None) or {}
+    own = body.pop("bestofk", None)
+    own = {} if own is None else own
     if not isinstance(own, dict):
         raise BadRequest('bestofk is an object, such as {"k": 4}')
     for key in own:

@@ -13,6 +13,7 @@ import hmac
 import itertools
 import json
 import math
+import signal
 import socket
 import sys
 import time
@@ -236,7 +237,7 @@ class Service:
                 f"request-{next(self.numbers)}",
                 is_chat=request.url.path.endswith("/chat/completions"),
             )
-            self.verifier.check_prompts([question.prompt])
+            self.check(question)
             answer = await while_connected(
                 request, self.best(question, self.authorization(request))
             )
@@ -248,6 +249,8 @@ class Service:
             return self.failed(str(error), error.status)
         except ClientDisconnect:
             return self.failed("the client has gone", 499)
+        except asyncio.CancelledError:  # by the web server, ten seconds after a signal
+            return self.failed("this server is stopping", 503)
         except (UnusableFunction, SandboxError) as error:
             self.note(str(error))
             return self.failed("the verifier cannot judge; the server's log says why", 500)
@@ -258,6 +261,17 @@ class Service:
         if question.stream:
             return Response("".join(events_of(question, answer)), media_type="text/event-stream")
         return as_json(answer, 200)
+
+    def check(self, question: Question) -> None:
+        """
+        Raises:
+            BadRequest: the verifier cannot use what the request brings.
+        """
+        try:
+            self.verifier.check_prompts([question.prompt])
+        except (ValueError, TypeError, LookupError) as error:
+            said = f"{error}".replace(question.prompt.id, "the request")
+            raise BadRequest(f"the verifier cannot use the request's metadata: {said}") from error
 
     async def body_of(self, request: Request) -> bytes:
         """The body, if it is JSON and not too large.
@@ -319,6 +333,7 @@ class Service:
             lifespan=self.running,
             exception_handlers={404: self.no_such_path, 405: self.no_such_path},
         )
+        app.router.redirect_slashes = False  # to an address that the client's Host header names
         return checked_access(app, self.limits)
 
     async def no_such_path(self, request: Request, error: Any) -> Response:
@@ -439,7 +454,16 @@ def server_of(service: Service) -> Any:
 
 
 def run(service: Service, listener: socket.socket) -> None:
-    """Serve until interrupted; requests in progress have ten seconds to end."""
+    """Serve until Ctrl-C or SIGTERM; requests in progress have ten seconds to end.
+
+    Raises:
+        SystemExit: after SIGTERM, which ends the process as Ctrl-C does: verifiers are closed.
+    """
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)  # uvicorn raises the signal again when it has ended
     with listener:
         server_of(service).run(sockets=[listener])
     sys.stderr.flush()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestofk.deploy.racing import DrawFailed
+from bestofk.deploy.requests import is_deeper
 from bestofk.messages import printable
 from bestofk.sampling.endpoint import (
     ANSWER_BYTES,
@@ -115,6 +116,8 @@ class Upstream:
                     (choice,) = answer.choices
                     assert choice is not None
                     response = json.loads(content)
+                    if is_deeper(response):
+                        raise BadAnswer("an answer that is nested too deeply")
                     raw = response["choices"][0]
                     check_choice(raw, is_chat=path.startswith("chat/"))
                     return Completion(choice, raw, response, answer.usage)
@@ -155,9 +158,12 @@ class Upstream:
             says = f"upstream answered {status}: {cause}".removesuffix(": ")
             raise DrawFailed(says, status if status >= 400 else 502)
         try:
-            return json.loads(content)
+            listed = json.loads(content)
+            if not is_deeper(listed):
+                return listed
         except (ValueError, RecursionError):
-            raise DrawFailed("upstream: its list of models is not JSON") from None
+            pass
+        raise DrawFailed("upstream: its list of models is not JSON")
 
     def printed(self, text: str, key: str) -> str:
         """A text from outside, without the key."""

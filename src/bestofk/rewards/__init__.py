@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,10 @@ def verifier(name: str, /, **options: Any) -> BatchVerifier:
     if name in VERIFIERS:
         factory = load_function(VERIFIERS[name])
         check_options(f"verifier {name}", factory, options)
+        for each in inspect.signature(factory).parameters.values():
+            is_needed = each.kind is each.KEYWORD_ONLY and each.default is each.empty
+            if is_needed and each.name not in options:
+                raise ValueError(f"verifier {name} needs the option {each.name}")
         return factory(**options)
     if name.endswith(".py"):
         raise ValueError(f"verifier {name!r} is a file: name the function in it, '{name}:reward'")

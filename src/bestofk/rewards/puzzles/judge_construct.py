@@ -184,7 +184,7 @@ class ConstructVerifier(PairVerifier):
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """All prompts, where a constant answer earns most of what they pay. Those of `cut` are the
         contrast, in which every answer earns."""
-        graded = [prompt for prompt in prompts if prompt.spec["kind"] != "cut"]
+        graded = [prompt for prompt in prompts if prompt.spec.get("kind") != "cut"]
         if len(graded) < 32:
             return {}
         earned, constant = self.floor(graded[:128])
