@@ -177,9 +177,10 @@ def documented(verb):
     """The fields that the page on JSON output names first for a verb."""
     page = (Path(__file__).parents[1] / "docs" / "reference" / "json.md").read_text()
     (part,) = re.findall(rf"^## bestofk {verb}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    table = part.partition("| field | |\n|---|---|\n")[2].partition("\n\n")[0]
-    cells = [row.split("|")[1] for row in table.splitlines()]
-    return set(re.findall(r"`([^`]+)`", " ".join(cells)))
+    rows = re.search(r"^- .*?(?=\n\n|\Z)", part, re.MULTILINE | re.DOTALL)
+    assert rows is not None
+    names = [row.partition(": ")[0] for row in rows[0].splitlines()]
+    return set(re.findall(r"`([^`]+)`", " ".join(names)))
 
 
 @pytest.mark.parametrize("verb", RUN)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 MEANINGS = {
     r"(start|before|step 0)\b": (0,),
-    r".*@([2-9]|\d\d)|.*(maxrl|tailrl)": (1, 6),
+    r".*[@+]([2-9]|\d\d)|.*(maxrl|tailrl)": (1, 6),
     r"(grpo|dr-grpo|mean|rloo|reinforce|rs-grpo|gspo|pass@1|max@1)\b": (2, 7),
 }
 """Places in the palette of page.css (--run0, …) by what begins the words on a run."""
