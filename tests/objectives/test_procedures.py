@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import partial
 from itertools import combinations, permutations, product
 from typing import Any
 
@@ -12,10 +13,19 @@ import torch
 
 from bestofk import advantages, objective
 from bestofk.procedures import PROCEDURES
+from bestofk.procedures.majority import numbered
 from bestofk.procedures.subsets import design
 
 RNG = np.random.default_rng(7)
 NAN = math.nan
+
+
+@pytest.fixture
+def x64():
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
 
 
 def chosen(rewards, scores, subset):
@@ -69,7 +79,7 @@ def test_select_is_its_definition_over_subsets_with_ties_on_and_off_policy(n, ba
                 np.testing.assert_allclose(on_policy, expected, atol=1e-12)
 
 
-ANSWERS = {"rewards": np.array([0.0, 1.0, 0.4, 0.0]), "scores": np.array([2.0, 1.0, 2.0, 0.0])}
+ANSWERS = {"rewards": np.array([0.0, 3.0, 0.4, 0.0]), "scores": np.array([2.0, 1.0, 2.0, 0.0])}
 NOW, OLD = np.array([0.3, -0.4, 0.9, 0.1]), np.array([0.0, 0.1, 0.5, 0.2])
 
 
@@ -114,36 +124,85 @@ def test_select_is_unbiased_by_enumeration(text, parts, old):
     np.testing.assert_allclose(expected_update(weights, n, old, NOW), expected, atol=1e-13)
 
 
-def vote(rewards, answers, subset):
-    """The mean reward of the most frequent answers of a subset; 0 where nobody votes."""
-    counts = Counter(answers[j] for j in subset if answers[j] is not None)
-    worth = dict(zip(answers, rewards))
-    most = [each for each in counts if counts[each] == max(counts.values())]
-    return np.mean([worth[each] for each in most]) if most else 0.0
+def vote(rewards, answers, votes, rule, subset):
+    """What the rewards of the answer with most votes are worth; 0 where nobody votes."""
+    counts = Counter()
+    for j in subset:
+        if answers[j] is not None and votes[j]:
+            counts[answers[j]] += votes[j]
+    worth = [
+        np.mean([rewards[j] for j in subset if answers[j] == each and votes[j]])
+        for each in counts
+        if counts[each] == max(counts.values())
+    ]
+    if not worth or ("wrong" in rule and len(worth) > 1):
+        return 0.0
+    return max(worth) if "count" in rule else np.mean(worth)
 
 
-def group_of_votes(n):
+RULES = ["", "ties-wrong", "ties-count", "weighted", "weighted:ties-wrong", "weighted:ties-count"]
+
+
+def group_of_votes(n, rule):
+    """Rewards beyond [0, 1], negative and tied; of one answer equal where the rule needs that."""
     answers = RNG.choice(np.array(["a", "b", "c", None]), n, p=[0.4, 0.2, 0.2, 0.2])
-    return np.array([{"a": 1.0, "c": 0.3}.get(each, 0.0) for each in answers]), answers
+    rewards = np.array([{"a": 3.0, "b": 3.0, "c": -0.3}.get(each, 0.5) for each in answers])
+    if "count" not in rule:
+        rewards = RNG.choice([rewards, RNG.normal(size=n)])
+    scores = RNG.integers(0, 5, n) * 1.0 if "weighted" in rule else np.ones(n)
+    inputs = {"answers": answers, **({"scores": scores} if "weighted" in rule else {})}
+    return rewards, inputs, partial(vote, rewards, answers, scores, rule)
 
 
 @pytest.mark.parametrize("n", [2, 4, 7])
 @pytest.mark.parametrize("baseline", ["canonical", "loo-1", "none"])
-def test_a_vote_is_its_definition_over_subsets_on_and_off_policy(n, baseline):
+@pytest.mark.parametrize("rule", RULES)
+def test_a_vote_is_its_definition_over_subsets_on_and_off_policy(n, baseline, rule, x64):
     for k in sizes(n, baseline):
-        rewards, answers = group_of_votes(n)
-        name = f"maj@{k}:{baseline}"
-        for logs in (np.zeros(n), RNG.normal(size=n) * 0.5):
+        rewards, inputs, worth = group_of_votes(n, rule)
+        name = f"maj@{k}:{baseline}:{rule}".strip(":")
+        for logs in (None, RNG.normal(size=n) * 0.5):
+            ratio = np.ones(n) if logs is None else np.exp(logs)
+            expected = by_definition(worth, ratio, k, baseline)
+            for to in (np.asarray, torch.tensor, jax.numpy.asarray)[: 3 if k == 2 else 1]:
+                here = {name: to(each) if name == "scores" else each
+                        for name, each in inputs.items()}  # fmt: skip
+                off = None if logs is None else to(logs)
+                got = advantages(to(rewards), name, log_ratio=off, **here)
+                assert type(got) is type(to(rewards))
+                np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
+    curve = PROCEDURES[f"maj@k:{rule}".strip(":")].curve
+    answers = {"answers": numbered(inputs["answers"])[None]}
+    scores = {name: each[None] for name, each in inputs.items() if name == "scores"}
+    found = curve(rewards[None], n, **answers, **scores)[0]
+    means = [np.mean([worth(each) for each in combinations(range(n), k)]) for k in range(1, n + 1)]
+    np.testing.assert_allclose(found, means, atol=1e-12)
 
-            def worth(subset, rewards=rewards, answers=answers):
-                return vote(rewards, answers, subset)
 
-            expected = by_definition(worth, np.exp(logs), k, baseline)
-            got = advantages(rewards, name, answers=answers, log_ratio=logs)
-            np.testing.assert_allclose(got, expected, atol=1e-12)
-        on_policy = advantages(torch.tensor(rewards), name, answers=answers)
-        expected = by_definition(worth, np.ones(n), k, baseline)
-        np.testing.assert_allclose(on_policy.numpy(), expected, atol=1e-12)
+@pytest.mark.parametrize("old", [NOW, OLD], ids=["on policy", "off policy"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_vote_is_unbiased_by_enumeration(rule, old):
+    rewards, answers, scores = (
+        ANSWERS["rewards"],
+        np.array(["a", "b", "c", "a"]),
+        np.array([2, 1, 3, 1]),
+    )
+    inputs = {"scores": scores} if "weighted" in rule else {}
+    ratio = np.log(softmax(NOW) / softmax(old))
+
+    def weights(draws):
+        off = {} if old is NOW else {"log_ratio": ratio[draws]}
+        here = {name: each[draws] * 1.0 for name, each in inputs.items()}
+        return advantages(
+            rewards[draws], f"maj@3:{rule}".strip(":"), answers=answers[draws], **here, **off
+        )
+
+    def worth(draw):
+        votes = scores[draw] if inputs else np.ones(3)
+        return vote(rewards[draw], answers[draw], votes, rule, range(3))
+
+    expected = gradient_of(worth, 3, NOW)
+    np.testing.assert_allclose(expected_update(weights, 4, old, NOW), expected, atol=1e-13)
 
 
 def test_a_vote_of_one_or_two_is_the_mean_and_a_vote_that_nobody_can_turn_has_no_signal():
@@ -161,6 +220,17 @@ def test_a_vote_of_one_or_two_is_the_mean_and_a_vote_that_nobody_can_turn_has_no
     ):
         with pytest.raises(ValueError, match=message):
             advantages(right, "maj@3", **given)
+    tied = [1, 1, 1, 2, 2, 2, 3]  # where a tie is wrong, ties are a signal
+    assert advantages(np.ones(7), "maj@2:ties-wrong", answers=tied).any()
+    assert not advantages(right, "maj@3:ties-wrong", answers=[7] * 6 + [8]).any()
+    assert objective("maj@3:loo-1:ties-wrong:weighted").needs == {"answers", "scores"}
+    for score in (0.5, -1.0, 1001.0, np.inf):
+        with pytest.raises(ValueError, match="takes scores that are whole numbers from 0 to 1000"):
+            advantages(right, "maj@3:weighted", answers=tied, scores=[1.0] * 6 + [score])
+    with pytest.raises(ValueError, match="has no variant 'ties-lost'; did you mean 'ties-count'"):
+        objective("maj@3:ties-lost")
+    with pytest.raises(ValueError, match="with 7 samples use maj@7:weighted:loo-1 or"):
+        advantages(right, "maj@7:weighted", answers=tied, scores=right)
 
 
 @pytest.mark.parametrize("levels", [(0.0, 1.0), (0.0, 0.4, 1.0, 1.3)])
@@ -178,7 +248,7 @@ def test_retrying_is_its_definition_over_the_orders_of_all_subsets(levels):
     for k in range(1, 6):
         got = advantages(rewards, f"retry@{k}", price=price)
         np.testing.assert_allclose(got, by_definition(worth, np.ones(6), k, ""), atol=1e-12)
-        value = PROCEDURES["retry"].curve(rewards[None], 6, price=price)[0, k - 1]
+        value = PROCEDURES["retry@k"].curve(rewards[None], 6, price=price)[0, k - 1]
         subsets = combinations(range(6), k)
         assert value == pytest.approx(np.mean([worth(each) for each in subsets]), abs=1e-13)
 
@@ -230,7 +300,7 @@ def test_a_function_of_subsets_is_unbiased_by_enumeration_for_a_design_that_is_n
 
     def weights(draws):
         off = {} if old is NOW else {"log_ratio": ratio[draws]}
-        answers = rewards[draws].astype(str)
+        answers = rewards[draws] > 0  # of several rewards: each counts
         return made(rewards[draws], scores=scores[draws], answers=answers, **off)
 
     def worth(draw):
@@ -271,8 +341,6 @@ def test_a_function_of_subsets_agrees_with_exact_objectives_and_is_silent_withou
         objective("subsets@3", value=lambda r, s, a: 1.0, sets=2)(rewards)
     with pytest.raises(ValueError, match="answers must be texts, numbers, tuples or None"):
         advantages(rewards[0], "maj@3", answers=[{"a"}] * 9)
-    with pytest.raises(ValueError, match="control='maj' needs one reward for each answer"):
-        objective("subsets@3", value=lambda r, s, a: 1.0, control="maj")(rewards, answers=answers)
 
 
 @pytest.mark.parametrize(
@@ -328,25 +396,20 @@ def test_no_signal_exactly_when_the_best_scored_have_one_reward():
 
 @pytest.mark.parametrize("text", ["select@3", "select@3:loo-1", "mean+select@2", "select@4..2"])
 @pytest.mark.parametrize("library", ["torch", "jax"])
-def test_libraries_agree_also_while_jax_traces(text, library):
-    before = jax.config.read("jax_enable_x64")
-    jax.config.update("jax_enable_x64", True)
+def test_libraries_agree_also_while_jax_traces(text, library, x64):
     to = torch.tensor if library == "torch" else jax.numpy.asarray
     rewards, scores = RNG.random((4, 9)), RNG.choice([-np.inf, 0.0, 1.0], (4, 9))
     arrays = {"scores": scores, "log_ratio": RNG.normal(size=(4, 9)) * 0.3}
-    try:
-        for names in (("scores",), ("scores", "log_ratio")):
-            inputs: dict[str, Any] = {name: to(arrays[name]) for name in names}
-            plain: dict[str, Any] = {name: arrays[name] for name in names}
-            expected = advantages(rewards, text, progress=0.5, **plain)
-            got = advantages(to(rewards), text, progress=0.5, **inputs)
-            np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
-            if library == "jax":
-                made = objective(text)
-                traced = jax.jit(lambda r, i, f=made: f(r, progress=0.5, check=False, **i))
-                np.testing.assert_allclose(traced(to(rewards), inputs), expected, atol=1e-12)
-    finally:
-        jax.config.update("jax_enable_x64", before)
+    for names in (("scores",), ("scores", "log_ratio")):
+        inputs: dict[str, Any] = {name: to(arrays[name]) for name in names}
+        plain: dict[str, Any] = {name: arrays[name] for name in names}
+        expected = advantages(rewards, text, progress=0.5, **plain)
+        got = advantages(to(rewards), text, progress=0.5, **inputs)
+        np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
+        if library == "jax":
+            made = objective(text)
+            traced = jax.jit(lambda r, i, f=made: f(r, progress=0.5, check=False, **i))
+            np.testing.assert_allclose(traced(to(rewards), inputs), expected, atol=1e-12)
 
 
 def test_ragged_groups_and_dead_samples_are_the_groups_alone():

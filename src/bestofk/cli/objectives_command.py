@@ -50,9 +50,11 @@ def overview() -> str:
 
 
 def rows() -> Iterator[tuple[str, Entry]]:
-    """(string as a user would write it, entry) for everything in the catalog."""
+    """(string as a user would write it, entry) for the catalog, rules and baselines apart."""
     for name, variants in CATALOG.items():
         for variant, entry in variants.items():
+            if ":" in variant:  # a rule with a baseline
+                continue
             text = name.replace("M", "2") + ("@8" if entry.takes_k else "")
             yield text + (f":{variant}" if variant else ""), entry
 
@@ -79,6 +81,7 @@ def listing() -> str:
     tail = (
         f"\nAliases: {aliases} (with its k), pass^8 = all@8. top2, bottom2, atleast2: any m. "
         "L-statistics: lstat@k with coefficients=.\n"
+        "A rule takes a baseline too: maj@8:weighted:ties-wrong:loo-1.\n"
         "Combine: max@1+8, max@8+grpo (mixtures), max@1+8 1:2 (with weights), "
         "max@8/60%/mean (switch), max@8..1 (anneal)."
     )

@@ -137,7 +137,7 @@ def _drawn(result: Any) -> str:
 
 
 FAMILY = {
-    **{f"{name}@k": PROCEDURES[name].meaning for name in ("max", "select", "retry")},
+    **{metric: procedure.meaning for metric, procedure in PROCEDURES.items()},
     "pass@k": "the chance that at least one of k samples passes",
     "maj@k": "the chance that the most frequent answer among k samples is right",
     "pass^k": "the chance that all k samples pass",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bestofk.procedures.majority import votes_by_k
+from bestofk.procedures.majority import EXACT_SAMPLES, votes_by_k
 from bestofk.samples import Samples
 
 BUDGET = 16_000_000
@@ -20,8 +20,6 @@ CELLS = 1 << 22
 """Votes laid out at once."""
 EXACT_WORK = 4e9
 """Multiplications, about, that an exact curve may take: some seconds."""
-EXACT_SAMPLES = 1000
-"""Beyond, the chance of few heads among n tosses does not fit into a float."""
 
 
 def majority_curve(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from bestofk.procedures import MAJ, MAX, RETRY, SELECT, SUBSETS, Procedure
+from bestofk.procedures import MAJ, MAX, RETRY, SELECT, SUBSETS, VOTES, Procedure
 from bestofk.procedures.arrays import Array
 
 from . import on_policy, passk_training
@@ -115,8 +115,14 @@ _MAX = {
 
 
 def _rows_of(procedure: Procedure, source: str, **options: Any) -> dict[str, Entry]:
-    """The entries of a procedure: one for each baseline."""
-    value = f"{procedure.name}@k"
+    """The entries of a procedure: one for each baseline, behind its rule."""
+    rows = _by_baseline(procedure, procedure.metric, source, options)
+    return {f"{procedure.rule}:{each}".strip(":"): entry for each, entry in rows.items()}
+
+
+def _by_baseline(
+    procedure: Procedure, value: str, source: str, options: Mapping[str, Any]
+) -> dict[str, Entry]:
     made = partial(
         Entry,
         source=source,
@@ -319,7 +325,11 @@ CATALOG: dict[str, dict[str, Entry]] = {
     "pass": {variant: replace(entry, zero_one=True) for variant, entry in _MAX.items()},
     "select": _rows_of(SELECT, "the theorem of docs/objectives.md, ties by symmetry"),
     "retry": _rows_of(RETRY, "a mixture of max@1 to max@k", price=..., stop=1.0),
-    "maj": _rows_of(MAJ, "the theorem of docs/objectives.md, votes by class"),
+    "maj": {
+        variant: entry
+        for each in (MAJ, *VOTES)
+        for variant, entry in _rows_of(each, "the theorem of docs/objectives.md, votes").items()
+    },
     "subsets": _rows_of(
         SUBSETS,
         "the theorem of docs/objectives.md, random subsets",

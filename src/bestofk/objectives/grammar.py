@@ -3,7 +3,7 @@
     objective := stage ( "/" percent "%/" stage )*         switch: max@8/60%/mean
     stage     := part ( "+" part )* [ shares ]              mixture: max@8+grpo
     shares    := share ( ":" share )+                       weights: max@1+8 1:2
-    part      := name [ "@" ks ] [ ":" variant ]
+    part      := name [ "@" ks ] [ ":" variant ]*           a rule, a baseline: maj@8:weighted:loo-1
     ks        := k | k ".." k | k ( "+" k )*                anneal: max@8..1    mixture: max@1+8
     name      := a name of the catalog, or top<m>, bottom<m>, atleast<m>
 
@@ -122,6 +122,7 @@ def _part(piece: str) -> tuple[Term, ...]:
     if not result:
         raise ValueError(f"cannot read objective {piece!r}: write name[@k][:variant], as in max@8")
     name, ks, variant = result["name"], result["ks"], result["variant"] or ""
+    variant = ":".join(sorted(variant.split(":"), reverse=True))  # weighted, ties-…, a baseline
     if name in ALIASES:
         name, _, fixed = ALIASES[name].partition(":")
         if fixed and variant not in ("", fixed):
@@ -175,25 +176,26 @@ def _numbers(piece: str, name: str, ks: str | None, entry: Entry) -> Sequence[in
 
 def requirement(term: Term, n: int | None = None) -> tuple[str, str]:
     """The rule about samples per prompt, and the reason with the way out for n of them."""
-    least, k = term.least, term.k
+    least, k, rule = term.least, term.k, f":{term.entry.procedure.rule}".rstrip(":")
     amount = f"more than {k}" if least == k + 1 and term.entry.takes_k else f"at least {least}"
     need = f"objective {term.text} needs {amount} samples per prompt"
     why = f": {term.entry.why}"
     name = term.text.partition("@")[0]
     if "loo-1" in CATALOG.get(name, ()) and least == k + 1:
         if k == 1:
-            return need, f"{why}; with 1 sample use {name}@1:none, or draw more"
+            return need, f"{why}; with 1 sample use {name}@1{rule}:none, or draw more"
         if n is None or n >= k:
-            return need, f"{why}; with {k} samples use {name}@{k}:loo-1 or {name}@{k}:none"
-        return need, f"{why}; {_smaller(name, n)}"
+            ways = (f"{name}@{k}{rule}:{each}" for each in ("loo-1", "none"))
+            return need, f"{why}; with {k} samples use {' or '.join(ways)}"
+        return need, f"{why}; {_smaller(name, n, rule)}"
     if term.entry.takes_k and n is not None and n < k:
         why += f"; draw at least {least}, or use a k of at most {max(1, n - least + k)}"
     return need, why
 
 
-def _smaller(name: str, n: int) -> str:
+def _smaller(name: str, n: int, rule: str) -> str:
     if n == 0:
         return "draw more"
-    fits = f"{name}@{n}:loo-1" if n > 1 else f"{name}@1:none"
-    less = f"{name}@{n - 1} or " if n > 1 else ""
+    fits = f"{name}@{n}{rule}:loo-1" if n > 1 else f"{name}@1{rule}:none"
+    less = f"{name}@{n - 1}{rule} or " if n > 1 else ""
     return f"with {n} samples use {less}{fits}, or draw more"

@@ -4,13 +4,14 @@ A procedure has an unbiased value from n samples, exact weights of its gradient 
 and a curve over k, under one name. A new one is a file here and its line in `PROCEDURES`.
 """
 
-from .majority import MAJ
+from .majority import MAJ, VOTES
 from .maximum import MAX
 from .procedure import Procedure
 from .retries import RETRY
 from .selection import SELECT
 from .subsets import SUBSETS
 
-PROCEDURES = {each.name: each for each in (MAX, SELECT, RETRY, MAJ, SUBSETS)}
+PROCEDURES = {each.metric: each for each in (MAX, SELECT, RETRY, MAJ, *VOTES, SUBSETS)}
+"""By metric: "max@k", "maj@k:ties-wrong"."""
 
 __all__ = ["MAJ", "MAX", "PROCEDURES", "RETRY", "SELECT", "SUBSETS", "Procedure"]

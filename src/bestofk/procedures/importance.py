@@ -7,12 +7,14 @@ the samples of a subset come before each other.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from array_api_compat import array_namespace, is_numpy_array
 
 from .arrays import Array, by_order, unsort
 from .binomials import log_binomial
 from .symmetric_sums import (
+    Tosses,
     by_rank,
     gain_over_normalised_others,
     lead_over_others,
@@ -117,6 +119,41 @@ def _exact(
         log_scale = tosses.log_scale + math.log(k) - log_binomial(n - 1, k - 1)
         result = scaled(tosses.heads * bracket, log_scale, check=check)
     return unsort(xp.permute_dims(result, (1, 0)), order)
+
+
+def weigh(
+    sums: Callable[[int], tuple[Array, ...]],
+    ones: tuple[Array, ...],
+    tosses: Tosses,
+    k: int,
+    *,
+    baseline: str,
+    self_normalise: bool,
+    check: bool = True,
+) -> Array:
+    """The advantages of any procedure, (n, groups), from its sums over sets; as `exact` has them.
+
+    Args:
+        sums: k → Σ over k-sets of chance × (worth - reference) with each sample and without it
+            (`symmetric_sums.with_and_without`), of all, and the reference.
+        ones: the same at k where every set is worth 1 and the reference is 0.
+        tosses: of the samples, for k.
+    """
+    xp = array_namespace(tosses.heads)
+    n = tosses.heads.shape[0]
+    with_i, without_i, whole, reference = sums(k)
+    if self_normalise:
+        bracket = with_i - whole / ones[2] * ones[0]
+        return n * n / (n - k) * tosses.heads * bracket / ones[2]
+    if baseline == "none":
+        bracket = with_i + reference * ones[0]
+    elif baseline == "loo-1" and k > 1:
+        bracket = with_i - sums(k - 1)[1]
+    else:
+        share = xp.where(ones[1] > 0, ones[1], xp.ones_like(ones[1]))
+        bracket = with_i - xp.where(ones[1] > 0, without_i / share, 0.0 * share) * ones[0]
+    log_scale = tosses.log_scale + math.log(k) - log_binomial(n - 1, k - 1)
+    return scaled(tosses.heads * bracket, log_scale, check=check)
 
 
 def _last_of_ties(ordered: Array, *, check: bool) -> Array | None:

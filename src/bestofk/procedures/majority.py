@@ -1,16 +1,20 @@
 """maj@k: k samples vote with their answers, and the most frequent answer is used.
 
-Class a has c_a of the n samples and reward r_a. Silent samples count among the k and cannot win;
-a set in which nobody votes is worth 0. With D_a(u) the chance of u heads among the class's coins
-(`symmetric_sums`: on policy all ratios are 1) and y the tie rule,
+f is the mean reward of the samples that gave the winning answer. Silent samples count among the k
+and cannot win; a set in which nobody votes is worth 0. A tie is shared evenly (for independent
+draws the same as using the answer seen first); with `ties-wrong` it is worth 0, with `ties-count`
+its best answer. `weighted`: a sample has as many votes as its score says, a whole number. With
+D_a(u, t) the chance of u heads with t votes among the coins of answer a (`symmetric_sums`: on
+policy all ratios are 1), and r_a what they pay,
 
-    F = Σ_v ∫ dy [z^k] D_silent Σ_a r_a D_a(v) z^v Π_{b≠a} ( Σ_{u<v} D_b(u) z^u + y D_b(v) z^v )
+    F = Σ_v [z^k] D_silent Σ_a r_a T_a Π_{b≠a} (L_b + y T_b),
+    L_b = Σ_u z^u Σ_{t<v} D_b(u, t),    T_b = Σ_u z^u D_b(u, v)
 
-is what all k-sets are worth, each times its chance: v votes win, and ∫_0^1 y^t dy = 1/(1+t) shares
-a tie of 1+t answers evenly; Gauss-Legendre nodes make the integral exact. (To use the answer seen
-first among those that tie is the same for independent draws.) F is linear in each D_b, so one pass
-forward over the classes and one back give ∂F/∂D_b(u), and with them the sums over sets with a
-sample and without it.
+is what all k-sets are worth, each times its chance: v votes win. The tie rule is a measure of y:
+∫_0^1 y^t dy = 1/(1+t) shares a tie of 1+t answers (Gauss-Legendre nodes make it exact), y = 0 makes
+it worth 0, and y = 1 for answers that pay less, 0 for the others, uses the best. F is linear in
+each D_b, so one pass forward over the answers and one back give ∂F/∂D_b(u, t), and with them the
+sums over sets with a sample and without it.
 
 The gradient dies on both sides of a tie, exponentially in k, and behind a rival it raises other
 wrong answers: for a higher vote GRPO is as good or better. It is an exact estimator, and it keeps
@@ -19,16 +23,22 @@ answers diverse.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import Array, as_numpy
-from .binomials import log_binomial
-from .procedure import ByBaseline, Procedure
-from .symmetric_sums import Tosses, scaled, toss, with_and_without
+from .importance import weigh
+from .procedure import Fixed, Procedure, by_baseline
+from .symmetric_sums import toss, with_and_without
+
+Ties: TypeAlias = Literal["shared", "wrong", "count"]
+MOST_VOTES = 1000
+"""Of one sample: work and memory grow with it."""
+EXACT_SAMPLES = 1000
+"""Beyond, the chance of few heads among n fair tosses does not fit into a float."""
 
 
 def numbered(answers: np.ndarray) -> np.ndarray:
@@ -53,51 +63,127 @@ def numbered(answers: np.ndarray) -> np.ndarray:
     return np.array(found, dtype=np.int64).reshape(answers.shape)
 
 
-def votes_by_k(labels: np.ndarray, marks: np.ndarray, k_max: int, share: float) -> np.ndarray:
-    """Mean over all k-subsets of: is the leading answer right? For k = 1..k_max.
+def whole_votes(scores: np.ndarray) -> np.ndarray:
+    """Scores as numbers of votes.
+
+    Raises:
+        ValueError: a score is no whole number, negative or very large.
+    """
+    odd = scores[~((scores >= 0) & (scores <= MOST_VOTES) & (scores == np.floor(scores)))]
+    if odd.size:
+        raise ValueError(
+            f"a weighted vote takes scores that are whole numbers from 0 to {MOST_VOTES}, got "
+            f"{odd.flat[0]:g}: round them to a few levels (0 does not vote)"
+        )
+    return scores.astype(np.int64)
+
+
+def votes_by_k(
+    labels: np.ndarray,
+    marks: np.ndarray,
+    k_max: int,
+    share: float,
+    *,
+    ties: Ties = "shared",
+    votes: np.ndarray | None = None,
+) -> np.ndarray:
+    """Mean over all k-subsets of what the leading answer is worth, for k = 1..k_max.
 
     The counts of the answers in a random k-subset are binomials conditioned on their sum, whatever
-    the share of heads of their coins. Where one right answer has m votes, t others tie and the rest
-    have fewer, it wins with probability 1/(1 + t): a product of polynomials, one per rival.
+    the share of heads of their coins: for each answer and number of votes that wins, a product of
+    polynomials, one per rival.
 
     Args:
         labels: (n,) whole numbers ≥ 0, equal for equal answers; -1 does not vote.
-        marks: (n,) how right the answer is, the same for equal answers.
-        share: of heads. k/n is precise at that k for every n; 1/2 at every k for n ≤ 1000.
+        marks: (n,) what the sample is worth.
+        share: of heads. k/n is precise at that k for every n; 1/2 at every k for n ≤ EXACT_SAMPLES.
+        ties: what a tie is worth.
+        votes: (n,) how many a sample has, at least 1; by default one.
 
     >>> votes_by_k(np.array([0, 0, 1]), np.array([1.0, 1.0, 0.0]), 3, 0.5).round(4)
     array([0.6667, 0.6667, 1.    ])
     """
     n, voting = len(labels), labels >= 0
-    _, first, counts = np.unique(labels[voting], return_index=True, return_counts=True)
-    right, coins = marks[voting][first], [_binomial(int(count), share) for count in counts]
+    extra = np.zeros(n, np.int64) if votes is None else votes - 1
+    means = means_of_answers(marks, labels)
+    _, first = np.unique(labels[voting], return_index=True)
+    first = np.flatnonzero(voting)[first]
+    first = first[np.argsort(-means[first], kind="stable")]  # the best first, for ties-count
+    members = [np.flatnonzero(labels == labels[at]) for at in first]
+    coins = [_chances(extra[at], marks[at], share, k_max) for at in members]
+    most = [len(at) + int(extra[at].sum()) for at in members]
+    tallies = _tallies([chances for chances, _ in coins])
+    split = [_split(chances, tallies) for chances, _ in coins]
     total = np.zeros(k_max + 1)
-    for answer in np.flatnonzero(right > 0):
-        rivals = [coin for other, coin in enumerate(coins) if other != answer]
-        for votes in range(1, min(int(counts[answer]), k_max) + 1):
-            last = k_max - votes
-            able = [coin for coin in rivals if len(coin) > votes]
-            beaten = n - int(counts[answer]) - sum(len(coin) - 1 for coin in able)
-            ways = np.zeros((1, last + 1))
-            fewer = _binomial(beaten, share)[: last + 1]
-            ways[0, : len(fewer)] = fewer
-            for coin in able:
-                ways = _with_rival(ways, coin, votes)
-            tied = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
-            total[votes:] += right[answer] * coins[answer][votes] * tied
+    for answer, (_, paid) in enumerate(coins):
+        for at, (tally, own) in enumerate(zip(tallies, _split(paid, tallies)[1])):
+            if not own.any():
+                continue
+            size = k_max + 1 - int(np.flatnonzero(own)[0])
+            able = [b for b in range(len(coins)) if b != answer and most[b] >= tally]
+            beaten = n - len(members[answer]) - sum(len(members[b]) for b in able)
+            ways = _multiplied(np.ones(1), _binomial(beaten, share), size)[None]
+            for b in able:
+                fewer, level = split[b][0][at], split[b][1][at]
+                if ties == "count" and b > answer:
+                    fewer = fewer + level
+                grown = np.zeros((len(ways) + (ties == "shared"), size))
+                for tied, row in enumerate(ways):  # so far: ties, samples
+                    grown[tied] += _multiplied(row, fewer, size)
+                    if ties == "shared":
+                        grown[tied + 1] += _multiplied(row, level, size)
+                ways = grown if grown[-1].any() else grown[:-1]
+            shares = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
+            total += _multiplied(shares, own, k_max + 1)
     everyone = _binomial(n, share)[: k_max + 1]
     means = np.divide(total, everyone, out=np.zeros(k_max + 1), where=everyone > 0)
-    return np.minimum(means[1:], 1.0)
+    return np.clip(means[1:], min(0.0, marks.min(initial=0.0)), max(0.0, marks.max(initial=0.0)))
 
 
-def _with_rival(ways: np.ndarray, coin: np.ndarray, votes: int) -> np.ndarray:
-    """Ways (ties so far, samples so far) with one more answer: it has fewer votes, or ties."""
-    size = ways.shape[1]
-    grown = np.zeros((len(ways) + 1, size))
-    for ties, row in enumerate(ways):
-        grown[ties] += np.convolve(row, coin[:votes])[:size]
-    grown[1:, votes:] += coin[votes] * ways[:, : max(size - votes, 0)]
-    return grown if grown[-1].any() else grown[:-1]
+def _multiplied(row: np.ndarray, polynomial: np.ndarray, size: int) -> np.ndarray:
+    """The product of two polynomials, its first coefficients."""
+    result, filled = np.zeros(size), polynomial.nonzero()[0]
+    if not filled.size or filled[0] >= size:
+        return result
+    first, last = filled[0], filled[-1]
+    if first == last:
+        result[first : first + len(row)] = polynomial[first] * row[: size - first]
+        return result
+    part = np.convolve(row, polynomial[first : last + 1])[: size - first]
+    result[first : first + len(part)] = part
+    return result
+
+
+def _chances(
+    extra: np.ndarray, marks: np.ndarray, share: float, k_max: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chances of u heads with u + x votes among an answer's coins, (u, x); the same times what
+    those samples are worth on average.
+
+    Args:
+        extra: votes of each sample beyond one.
+    """
+    if not extra.any():
+        chances = _binomial(len(extra), share)[: k_max + 1, None]
+        return chances, chances * marks.mean()
+    heads = np.full(len(extra), share)
+    chances, paid = _coins(heads, 1.0 - heads, marks, extra, min(k_max, len(extra)))[0]
+    return chances, paid / np.maximum(np.arange(len(paid)), 1)[:, None]
+
+
+def _tallies(coins: list[np.ndarray]) -> np.ndarray:
+    """The numbers of votes that some answer can have."""
+    found = {int(u + x) for each in coins for u, x in np.argwhere(each) if u > 0}
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def _split(coins: np.ndarray, tally: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Chances by heads of fewer votes than the tally, and of as many: (..., u)."""
+    u, most = np.arange(len(coins)), coins.shape[1]
+    room = np.asarray(tally)[..., None] - u
+    sums = np.concatenate([np.zeros((len(coins), 1)), np.cumsum(coins, axis=1)], axis=1)
+    level = np.where((room >= 0) & (room < most), coins[u, np.clip(room, 0, most - 1)], 0.0)
+    return sums[u, np.clip(room, 0, most)], level
 
 
 def _binomial(n: int, p: float) -> np.ndarray:
@@ -114,12 +200,33 @@ def _binomial(n: int, p: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def vote_by_k(rewards: Array, k_max: int, answers: np.ndarray) -> np.ndarray:
-    """U_k for k = 1..k_max, ties shared evenly: (g, k_max). An answer counts by its mean reward."""
+def vote_by_k(
+    rewards: Array,
+    k_max: int,
+    answers: np.ndarray,
+    *,
+    ties: Ties = "shared",
+    scores: Array | None = None,
+) -> np.ndarray:
+    """U_k for k = 1..k_max: (g, k_max)."""
+    host, (answers, votes) = as_numpy(rewards), _ballots(answers, scores)
     rows = []
-    for row, labels in zip(as_numpy(rewards), answers):
-        rows.append(votes_by_k(labels, means_of_answers(row, labels), k_max, k_max / len(row)))
+    for row, labels, own in zip(host, answers, votes):
+        vote = partial(votes_by_k, labels, row, ties=ties, votes=own)
+        if len(row) <= EXACT_SAMPLES:
+            rows.append(vote(k_max, 0.5))
+        else:
+            rows.append([vote(k, k / len(row))[-1] for k in range(1, k_max + 1)])
     return np.array(rows)
+
+
+def _ballots(answers: np.ndarray, scores: Array | None) -> tuple[np.ndarray, np.ndarray]:
+    """Answers, silent where a sample has no votes, and the votes of each sample."""
+    if scores is None:
+        return answers, np.ones_like(answers)
+    votes = whole_votes(as_numpy(scores))
+    answers = np.where(votes > 0, answers, -1)
+    return answers, np.where(answers >= 0, votes, 1)
 
 
 def means_of_answers(rewards: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -129,14 +236,58 @@ def means_of_answers(rewards: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return (sums / np.maximum(counts, 1))[places]
 
 
-def _nodes(k: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(votes to win, y, weight) of each term of the sum; 0 votes: nobody voted."""
-    parts = [np.array([[0.0], [1.0], [1.0]])]
-    for votes in range(1, most + 1):
-        rivals = k // votes - 1  # that can tie: the degree in y
-        points, weight = np.polynomial.legendre.leggauss(rivals // 2 + 1)
-        parts.append(np.stack([np.full(len(weight), float(votes)), (points + 1) / 2, weight / 2]))
-    return tuple(np.concatenate(parts, axis=1))
+def _coins(
+    heads: np.ndarray, tails: np.ndarray, rewards: np.ndarray, extra: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chances of u ≤ k heads with u + x votes, and the same times the sum of their rewards: among
+    all coins (2, u, x), and among all but each (c, 2, u, x)."""
+    rows = np.zeros((len(heads) + 1, 2, k + 1, int(np.sort(extra)[-k:].sum()) + 1))
+    rows[:, 0, 0, 0] = 1.0
+    for j, (head, tail, reward, more) in enumerate(zip(heads, tails, rewards, extra)):
+        tossed = tail * rows
+        moved = rows[:, :, :-1, : rows.shape[-1] - more]
+        tossed[:, :, 1:, more:] += head * moved
+        tossed[:, 1, 1:, more:] += head * reward * moved[:, 0]
+        tossed[j] = rows[j]
+        rows = tossed
+    return rows[-1], rows[:-1]
+
+
+def _nodes(tallies: np.ndarray, ties: Ties, k: int, most_votes: int) -> tuple[np.ndarray, ...]:
+    """(votes to win, y, weight) of each term of the sum; y of `ties-count` depends on the order."""
+    if ties != "shared":
+        return tallies, np.zeros(len(tallies)), np.ones(len(tallies))
+    parts = []
+    for votes in tallies:
+        rivals = k // -(-int(votes) // most_votes) - 1  # that can tie: the degree in y
+        points, weight = _gauss_legendre(max(rivals, 0) // 2 + 1)
+        parts.append(np.stack([np.full(len(weight), votes), (points + 1) / 2, weight / 2]))
+    found = np.concatenate(parts, axis=1) if parts else np.zeros((3, 0))
+    return found[0].astype(np.int64), found[1], found[2]
+
+
+@lru_cache(256)
+def _gauss_legendre(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(nodes)
+
+
+LOST, PAID, ONE, TIED = range(4)
+"""Of the sets counted so far: no answer has the votes that win; one has, times what it pays; one
+has; several have, times what that is worth."""
+
+
+def _steps(ties: Ties, y: np.ndarray, tie_pays: float) -> np.ndarray:
+    """(s, from, to): where sets go when one more answer has the votes that win, its pay aside."""
+    step = np.zeros((len(y), 4, 4))
+    if ties == "shared":
+        step[:, LOST, LOST] = step[:, PAID, PAID] = y
+        return step[:, :2, :2]
+    if ties == "count":
+        step[:, PAID, PAID] = 1.0
+        return step[:, :2, :2]
+    step[:, LOST, ONE] = step[:, TIED, TIED] = 1.0
+    step[:, ONE, TIED] = tie_pays
+    return step
 
 
 def _shifts(values: np.ndarray) -> np.ndarray:
@@ -146,67 +297,98 @@ def _shifts(values: np.ndarray) -> np.ndarray:
     return np.where(lag >= 0, values[:, np.maximum(lag, 0)], 0.0)
 
 
-def _coins(heads: np.ndarray, tails: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chances of 0..k heads among all coins, and among all but each: (k + 1,), (c, k + 1)."""
-    rows = np.zeros((len(heads) + 1, k + 1))
-    rows[:, 0] = 1.0
-    for j, (head, tail) in enumerate(zip(heads, tails)):
-        tossed = tail * rows
-        tossed[:, 1:] += head * rows[:, :-1]
-        tossed[j] = rows[j]
-        rows = tossed
-    return rows[-1], rows[:-1]
-
-
 def _with_and_without(
-    rewards: np.ndarray, labels: np.ndarray, heads: np.ndarray, tails: np.ndarray, k: int
+    rewards: np.ndarray,
+    labels: np.ndarray,
+    votes: np.ndarray,
+    heads: np.ndarray,
+    tails: np.ndarray,
+    k: int,
+    ties: Ties,
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Σ over sets of chance × (worth - reference), as `symmetric_sums.with_and_without`, and the
-    reference: the reward of the most frequent answer, so that groups without signal give zeros."""
-    classes = [labels == -1, *(labels == each for each in np.unique(labels[labels >= 0]))]
+    reference: the reward of the answer with most votes, so that no signal gives exact zeros."""
     means = means_of_answers(rewards, labels)
-    pay = np.array([0.0, *(means[each][0] for each in classes[1:])])
-    sizes = [int(each.sum()) for each in classes]
-    reference = float(pay[1 + int(np.argmax(sizes[1:]))]) if len(classes) > 1 else 0.0
-    pay = pay - reference
-    coins = [_coins(heads[each], tails[each], k) for each in classes]
-    votes, y, weight = _nodes(k, min(k, max(sizes[1:], default=0)))
-    u = np.arange(k + 1)
-    fewer = np.where(u < votes[:, None], 1.0, np.where(u == votes[:, None], y[:, None], 0.0))
-    won = (u == votes[:, None]) & (votes[:, None] > 0)
-    nobody = np.broadcast_to(votes[:, None] == 0, fewer.shape)
-    loses = [np.where(nobody, 0.0, 1.0), *[fewer] * (len(classes) - 1)]
-    wins = [np.where(nobody, 1.0, 0.0), *[won * 1.0] * (len(classes) - 1)]
-    lost = np.eye(k + 1)[[0] * len(votes)]
-    paid, before = np.zeros_like(lost), []
-    for (chances, _), lose, win, own in zip(coins, loses, wins, pay):
-        before.append((lost, paid))
-        shift = _shifts(chances * lose)
-        paid = _times(shift, paid) + own * _times(_shifts(chances * win), lost)
-        lost = _times(shift, lost)
-    whole = float(weight @ paid[:, k])
-    d_lost, d_paid = np.zeros_like(lost), weight[:, None] * np.eye(k + 1)[[k] * len(votes)]
+    found = np.unique(labels[labels >= 0])
+    first = [int((labels == each).argmax()) for each in found]
+    found = found[np.argsort(-means[first], kind="stable")]  # the best first, for ties-count
+    classes = [np.flatnonzero(labels == each) for each in (-1, *found)]
+    most = max(classes[1:], key=lambda each: votes[each].sum(), default=classes[0][:0])
+    reference = float(means[most[0]]) if most.size else 0.0
+    coins = [
+        _coins(heads[at], tails[at], rewards[at] - reference, votes[at] - 1, k) for at in classes
+    ]
+    tallies = _tallies([each[0][0] for each in coins[1:]])
+    win, y, weight = _nodes(tallies, ties, k, int(votes.max()))
+    # one more term: nobody votes, which is worth 0
+    win, y, weight = (np.append(each, end) for each, end in ((win, 1), (y, 0.0), (weight, 1.0)))
+    is_won = (np.arange(len(win)) < len(win) - 1)[:, None]
+    step, size = _steps(ties, y, -reference), np.maximum(np.arange(k + 1), 1)[:, None]
+    state = np.zeros((len(win), k + 1, step.shape[-1]))
+    state[:, 0, LOST] = 1.0
+    factors, before = [], []
+    for number, ((chances, paid), _) in enumerate(coins):
+        fewer, level = _split(chances, win)
+        pays = _split(paid / size, win)[1]
+        if number == 0:  # the silent: any number of them
+            every = chances.sum(axis=1)
+            fewer, level, pays = every * is_won, level * 0.0, -reference * every * ~is_won
+        else:
+            level, pays = level * is_won, pays * is_won
+        factors.append(tuple(map(_shifts, (fewer, level, pays))))
+        before.append(state)
+        state = factors[-1][0] @ state + factors[-1][1] @ (state @ step)
+        state[..., PAID] += (factors[-1][2] @ before[-1][..., LOST, None])[..., 0]
+    ends = [PAID, TIED][: step.shape[-1] // 2]
+    whole = float(weight @ state[:, k, ends].sum(axis=-1))
+    after = np.zeros_like(state)
+    after[:, k, ends] = weight[:, None]
     with_i, without_i = np.zeros(len(labels)), np.zeros(len(labels))
-    for (chances, others), (lost, paid), lose, win, own, members in zip(
-        coins[::-1], before[::-1], loses[::-1], wins[::-1], pay[::-1], classes[::-1]
-    ):
-        d_lose = _against(_shifts(paid), d_paid) + _against(_shifts(lost), d_lost)
-        d_win = own * _against(_shifts(lost), d_paid)
-        slope = (d_lose * lose + d_win * win).sum(axis=0)
-        with_i[members] = others[:, :-1] @ slope[1:]
-        without_i[members] = others @ slope
-        shift = _shifts(chances * lose)
-        d_lost = _against(shift, d_lost) + own * _against(_shifts(chances * win), d_paid)
-        d_paid = _against(shift, d_paid)
+    for number in reversed(range(len(classes))):
+        (chances, _), others = coins[number]
+        at, (fewer, level, pays), state = classes[number], factors[number], before[number]
+        slopes = [
+            np.einsum("sijf,sif->sj", _shifts_of_all(each), after) for each in (state, state @ step)
+        ]
+        slopes.append(np.einsum("sij,si->sj", _shifts(state[..., LOST]), after[..., PAID]))
+        if number == 0:
+            in_chance = (slopes[0] * is_won - reference * slopes[2] * ~is_won).sum(axis=0)[:, None]
+            in_chance = np.broadcast_to(in_chance, chances.shape)
+            in_paid = np.zeros(chances.shape)
+        else:
+            in_chance = _back_to_coins(slopes[0], slopes[1] * is_won, win, chances.shape)
+            in_paid = _back_to_coins(0.0 * slopes[0], slopes[2] * is_won, win, chances.shape) / size
+        for place, (own, paid) in zip(at, others):
+            more = int(votes[place]) - 1
+            without_i[place] = (in_chance * own + in_paid * paid).sum()
+            moved = slice(None, -1), slice(None, chances.shape[1] - more)
+            paid = paid[moved] + (rewards[place] - reference) * own[moved]
+            with_i[place] = (in_chance[1:, more:] * own[moved]).sum()
+            with_i[place] += (in_paid[1:, more:] * paid).sum()
+        back = np.swapaxes(level, 1, 2) @ after @ np.swapaxes(step, 1, 2)
+        back = np.swapaxes(fewer, 1, 2) @ after + back
+        back[..., LOST] += (np.swapaxes(pays, 1, 2) @ after[..., PAID, None])[..., 0]
+        after = back
     return with_i, without_i, whole, reference
 
 
-def _times(shift: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.einsum("sij,sj->si", shift, values)
+def _shifts_of_all(states: np.ndarray) -> np.ndarray:
+    """(s, k + 1, f) → (s, k + 1, k + 1, f)."""
+    return np.stack([_shifts(states[..., f]) for f in range(states.shape[-1])], axis=-1)
 
 
-def _against(shift: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.einsum("sij,si->sj", shift, values)
+def _back_to_coins(
+    in_fewer: np.ndarray, in_level: np.ndarray, win: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Derivatives in an answer's chances (u, x), from those in `_split` of them."""
+    u, most = np.arange(shape[0]), shape[1]
+    room = win[:, None] - u
+    below, level = np.zeros((shape[0], most + 1)), np.zeros(shape)
+    rows = np.broadcast_to(u, room.shape)
+    np.add.at(below, (rows, np.clip(room, 0, most)), in_fewer)
+    fits = (room >= 0) & (room < most)
+    np.add.at(level, (rows[fits], room[fits]), in_level[fits])
+    return level + np.cumsum(below[:, :0:-1], axis=1)[:, ::-1]
 
 
 def weights(
@@ -214,65 +396,57 @@ def weights(
     k: int,
     answers: np.ndarray,
     *,
+    scores: Array | None = None,
     log_ratio: Array | None = None,
+    ties: Ties = "shared",
     baseline: str = "canonical",
     self_normalise: bool = False,
     check: bool = True,
 ) -> Array:
     """Advantages (g, n), on policy or with log-ratios, as `importance.exact` has them.
 
-    Computed group by group on the host, in NumPy. All samples of an answer have one advantage on
-    policy. Samples of one answer should have one reward; else the answer counts by their mean.
+    Computed group by group on the host, in NumPy. Where samples of one answer have different
+    rewards, all is exact but `ties-count`, which orders answers by their mean in the group.
     """
-    host = as_numpy(rewards)
+    host, (answers, votes) = as_numpy(rewards), _ballots(answers, scores)
     logs = np.zeros(host.shape) if log_ratio is None else as_numpy(log_ratio)
-    rows = [
-        _of_group(row, labels, ratios, k, baseline, self_normalise)
-        for row, labels, ratios in zip(host, answers, logs)
-    ]
+    tosses = toss(logs.T, k)
+
+    def sums(size: int) -> list[np.ndarray]:
+        found = [
+            _with_and_without(host[row], answers[row], votes[row], heads, tails, size, ties)
+            for row, (heads, tails) in enumerate(zip(tosses.heads.T, tosses.tails.T))
+        ]
+        return [np.stack(each, axis=-1) for each in zip(*found)]
+
+    ones = with_and_without(np.ones(logs.T.shape), tosses, k)
+    result = weigh(sums, ones, tosses, k, baseline=baseline, self_normalise=self_normalise).T
     xp = array_namespace(rewards)
-    result = np.array(rows).reshape(host.shape)
     return xp.asarray(result, device=device(rewards))
-
-
-def _of_group(
-    rewards: np.ndarray,
-    labels: np.ndarray,
-    log_ratio: np.ndarray,
-    k: int,
-    baseline: str,
-    normalise: bool,
-) -> np.ndarray:
-    n = len(rewards)
-    tosses: Tosses = toss(log_ratio[:, None], k)
-    heads, tails = tosses.heads[:, 0], tosses.tails[:, 0]
-    with_i, without_i, whole, reference = _with_and_without(rewards, labels, heads, tails, k)
-    ones, ones_without, ones_whole = (
-        each[..., 0] for each in with_and_without(np.ones((n, 1)), tosses, k)
-    )
-    if normalise:
-        bracket = with_i - whole / ones_whole * ones
-        return np.asarray(n * n / (n - k) * heads * bracket / ones_whole)
-    if baseline == "none":
-        bracket = with_i + reference * ones
-    elif baseline == "loo-1" and k > 1:
-        bracket = with_i - _with_and_without(rewards, labels, heads, tails, k - 1)[1]
-    else:
-        share = np.where(ones_without > 0, ones_without, 1.0)
-        bracket = with_i - np.where(ones_without > 0, without_i / share, 0.0) * ones
-    log_scale = tosses.log_scale + math.log(k) - log_binomial(n - 1, k - 1)
-    return np.asarray(scaled(heads * bracket, log_scale))
 
 
 def _off_policy(rewards: Array, log_ratio: Array, k: int, **options: Any) -> Array:
     return weights(rewards, k, log_ratio=log_ratio, **options)
 
 
-MAJ = Procedure(
-    name="maj",
-    meaning="the expected reward of the most frequent answer among k samples",
-    curve=vote_by_k,
-    weights={name: ByBaseline(weights, name) for name in ("canonical", "loo-1", "none")},
-    off_policy=_off_policy,
-    needs=("answers",),
-)
+def _vote(rule: str) -> Procedure:
+    ties: Ties = "wrong" if "wrong" in rule else "count" if "count" in rule else "shared"
+    weighted = "weighted" in rule
+    said = {"shared": "", "wrong": ", a tie being wrong", "count": ", a tie counting as its best"}
+    return Procedure(
+        name="maj",
+        rule=rule,
+        meaning="the expected reward of the most frequent answer among k samples"
+        + ", each with as many votes as its score says" * weighted
+        + said[ties],
+        curve=Fixed(vote_by_k, {"ties": ties}),
+        weights=by_baseline(weights, "canonical", "loo-1", "none", ties=ties),
+        off_policy=Fixed(_off_policy, {"ties": ties}),
+        needs=("answers", "scores") if weighted else ("answers",),
+    )
+
+
+MAJ, *VOTES = map(
+    _vote, ("", "ties-wrong", "ties-count", "weighted", "weighted:ties-wrong",
+            "weighted:ties-count"),
+)  # fmt: skip

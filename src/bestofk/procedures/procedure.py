@@ -10,14 +10,21 @@ from .arrays import Array
 
 
 @dataclass(frozen=True)
-class ByBaseline:
-    """One function's weights with one of its baselines; equal where both are, also when pickled."""
+class Fixed:
+    """A function with some of its arguments; equal where both are, also when pickled."""
 
     function: Callable[..., Array]
-    baseline: str
+    arguments: Mapping[str, Any]
 
     def __call__(self, *inputs: Any, **named: Any) -> Array:
-        return self.function(*inputs, baseline=self.baseline, **named)
+        return self.function(*inputs, **self.arguments, **named)
+
+
+def by_baseline(
+    function: Callable[..., Array], *baselines: str, **arguments: Any
+) -> dict[str, Callable[..., Array]]:
+    """One function's weights with each of its baselines."""
+    return {each: Fixed(function, {**arguments, "baseline": each}) for each in baselines}
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,9 @@ class Procedure:
 
     All arrays are float64, one group of n live samples a row, (g, n). `needs` names the inputs
     beside rewards, each of their shape and passed by name: "scores", which sort (-inf loses to
-    every other), or "answers", whole numbers that are equal for equal answers; -1 does not vote.
-    "samples" is whichever of the two was passed, answers as they are.
+    every other) or weigh votes, "answers", whole numbers that are equal for equal answers; -1 does
+    not vote, and "tokens", what a draw costs. "noise" has draws for each score, (g, n, draws).
+    "samples" is whichever of scores and answers was passed, answers as they are.
     """
 
     name: str
@@ -50,3 +58,10 @@ class Procedure:
     off_policy: Callable[..., Array] | None = None
     """(rewards, log_ratio, k, baseline=, self_normalise=, check=, **needs) → advantages."""
     needs: tuple[str, ...] = field(default=())
+    rule: str = ""
+    """What stands behind k: "ties-wrong" of maj@8:ties-wrong."""
+
+    @property
+    def metric(self) -> str:
+        """As a metric: "maj@k:ties-wrong"."""
+        return f"{self.name}@k:{self.rule}".removesuffix(":")

@@ -20,7 +20,7 @@ from bestofk.types import reaches
 from .arrays import Array
 from .importance import exact
 from .maximum import MAX, best_by_k
-from .procedure import ByBaseline, Procedure
+from .procedure import Procedure, by_baseline
 from .selection import SELECT, chosen_by_k
 
 
@@ -81,6 +81,6 @@ RETRY = Procedure(
     meaning="the expected reward of drawing until a sample passes, at most k times, less the price "
     "of the draws",
     curve=net_by_k,
-    weights={name: ByBaseline(weights, name) for name in ("canonical", "loo-1", "none")},
+    weights=by_baseline(weights, "canonical", "loo-1", "none"),
     off_policy=off_policy,
 )

@@ -23,9 +23,9 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import Array, as_numpy
-from .majority import MAJ, means_of_answers, numbered
+from .majority import MAJ, numbered
 from .maximum import MAX
-from .procedure import ByBaseline, Procedure
+from .procedure import Procedure, by_baseline
 from .selection import SELECT
 from .symmetric_sums import scaled
 
@@ -101,12 +101,6 @@ def _control(
     needed = {each: beside[each] for each in procedure.needs}
     if "answers" in needed:
         needed["answers"] = numbered(needed["answers"])
-        for row, labels in zip(rewards, needed["answers"]):
-            if not np.allclose((row - means_of_answers(row, labels))[labels >= 0], 0.0):
-                raise ValueError(
-                    f"control={name!r} needs one reward for each answer, and one has several here: "
-                    "it would be biased; use another control"
-                )
     parts = {each: values[:, sets].reshape(-1, k) for each, values in needed.items()}
     of_sets = procedure.curve(rewards[:, sets].reshape(-1, k), k, **parts)[:, -1]
     if logs is None:
@@ -172,7 +166,7 @@ SUBSETS = Procedure(
     name="subsets",
     meaning="the expected value of a function of k samples",
     curve=value_by_k,
-    weights={"canonical": ByBaseline(weights, "canonical")},
+    weights=by_baseline(weights, "canonical"),
     off_policy=off_policy,
     needs=("samples",),
 )
