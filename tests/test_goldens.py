@@ -55,19 +55,21 @@ def strings() -> list[str]:
 NEEDED: dict[str, dict[str, Any]] = {
     "lstat@3": {"coefficients": [0.2, 0.3, 0.5]},
     "passk-training@3:drop-easy": {"accuracy_threshold": 0.5},
-    **{f"retry@3{baseline}": {"price": 0.1} for baseline in ("", ":canonical", ":loo-1", ":none")},
 }
 
 
 def built(text: str) -> Objective:
-    return bestofk.objective(text, **NEEDED.get(text, {}))
+    price = {"price": 0.1} if text.startswith("retry") else {}
+    return bestofk.objective(text, **NEEDED.get(text, price))
 
 
 def conformance() -> dict[str, Any]:
     """Verdict and measures of every catalogued objective, by enumeration."""
     found = {}
     for text in strings():
-        if {"scores", "answers"} & built(text).needs:  # it judges what looks at rewards alone
+        if {"scores", "answers", "tokens"} & built(
+            text
+        ).needs:  # it judges what looks at rewards alone
             continue
         result = bestofk.conformance(built(text), k=3, n=5, quiet=True)
         found[text] = [result.verdict, result.convention, result.bias, result.variance]
@@ -98,6 +100,7 @@ def advantages() -> dict[str, Any]:
             "progress": 0.5,
             "scores": np.arange(32.0).reshape(4, 8) % 5,
             "answers": np.arange(32).reshape(4, 8) % 3,
+            "tokens": np.arange(32.0).reshape(4, 8) % 7,
         }
         given = {name: inputs[name] for name in sorted(objective.needs)}
         rewards = right if any(term.entry.zero_one for term in objective.terms) else graded

@@ -190,8 +190,8 @@ def test_every_row_of_the_catalog_runs_and_is_documented():
             text += f":{variant}" if variant else ""
             options = special.get(variant) or special.get(name) or {}
             rewards = PASSED if entry.zero_one else REWARDS
-            inputs: dict[str, Any] = {"rng": 0, "entropy": np.arange(3.0), "scores": REWARDS}
-            inputs["answers"] = REWARDS.round(1)
+            inputs: dict[str, Any] = {"rng": 0, "entropy": np.arange(3.0), "tokens": 9 * REWARDS}
+            inputs |= {"answers": REWARDS.round(1), "scores": (9 * REWARDS).round().clip(0)}
             got = advantages(rewards, text, **options, **inputs)
             assert np.isfinite(got).all()
             assert got.any()

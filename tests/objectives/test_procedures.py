@@ -83,6 +83,9 @@ ANSWERS = {"rewards": np.array([0.0, 3.0, 0.4, 0.0]), "scores": np.array([2.0, 1
 NOW, OLD = np.array([0.3, -0.4, 0.9, 0.1]), np.array([0.0, 0.1, 0.5, 0.2])
 
 
+TO: dict[str, Any] = {"numpy": np.asarray, "torch": torch.tensor, "jax": jax.numpy.asarray}
+
+
 def softmax(logits):
     return np.exp(logits) / np.exp(logits).sum()
 
@@ -126,7 +129,7 @@ def test_select_is_unbiased_by_enumeration(text, parts, old):
 
 def vote(rewards, answers, votes, rule, subset):
     """What the rewards of the answer with most votes are worth; 0 where nobody votes."""
-    counts = Counter()
+    counts = Counter[Any]()
     for j in subset:
         if answers[j] is not None and votes[j]:
             counts[answers[j]] += votes[j]
@@ -150,7 +153,9 @@ def group_of_votes(n, rule):
     if "count" not in rule:
         rewards = RNG.choice([rewards, RNG.normal(size=n)])
     scores = RNG.integers(0, 5, n) * 1.0 if "weighted" in rule else np.ones(n)
-    inputs = {"answers": answers, **({"scores": scores} if "weighted" in rule else {})}
+    inputs: dict[str, Any] = {"answers": answers}
+    if "weighted" in rule:
+        inputs["scores"] = scores
     return rewards, inputs, partial(vote, rewards, answers, scores, rule)
 
 
@@ -165,7 +170,7 @@ def test_a_vote_is_its_definition_over_subsets_on_and_off_policy(n, baseline, ru
             ratio = np.ones(n) if logs is None else np.exp(logs)
             expected = by_definition(worth, ratio, k, baseline)
             for to in (np.asarray, torch.tensor, jax.numpy.asarray)[: 3 if k == 2 else 1]:
-                here = {name: to(each) if name == "scores" else each
+                here: dict[str, Any] = {name: to(each) if name == "scores" else each
                         for name, each in inputs.items()}  # fmt: skip
                 off = None if logs is None else to(logs)
                 got = advantages(to(rewards), name, log_ratio=off, **here)
@@ -192,7 +197,7 @@ def test_a_vote_is_unbiased_by_enumeration(rule, old):
 
     def weights(draws):
         off = {} if old is NOW else {"log_ratio": ratio[draws]}
-        here = {name: each[draws] * 1.0 for name, each in inputs.items()}
+        here: dict[str, Any] = {name: each[draws] * 1.0 for name, each in inputs.items()}
         return advantages(
             rewards[draws], f"maj@3:{rule}".strip(":"), answers=answers[draws], **here, **off
         )
@@ -446,3 +451,158 @@ def test_what_an_objective_needs_is_known_before_a_run():
         objective("select@2", off_policy="first-order")
     with pytest.raises(ValueError, match="with 8 samples use select@8:loo-1 or select@8:none"):
         objective("select@8").require_samples(8)
+
+
+def soft_choice(rewards, scores, subset):
+    """One of the subset, with a chance in proportion to e^score."""
+    weights = np.exp(np.array([scores[j] for j in subset]))
+    if not weights.any():
+        return np.mean([rewards[j] for j in subset])
+    return weights @ [rewards[j] for j in subset] / weights.sum()
+
+
+def test_the_value_of_a_soft_choice_is_its_definition_over_subsets():
+    for scores in (
+        RNG.normal(size=7),
+        RNG.choice([-np.inf, 0.0, 2.0], 7),
+        1e4 * np.arange(7.0) + [0, 0, -0.3, -1e4, 0, 0, 0],  # far apart, and beside each other
+        np.full(7, -np.inf),
+    ):
+        rewards = RNG.normal(size=7) + 1e-3
+        found = PROCEDURES["select@k:soft"].curve(rewards[None], 7, scores=scores[None])[0]
+        shifted = scores - (scores.max() if np.isfinite(scores.max()) else 0.0)
+        for k in range(1, 8):
+            if scores.max() > 1e3:  # the softmax of each subset by itself
+                values = [
+                    soft_choice(rewards, scores - max(scores[j] for j in each), each)
+                    for each in combinations(range(7), k)
+                ]
+            else:
+                values = [soft_choice(rewards, shifted, each) for each in combinations(range(7), k)]
+            assert found[k - 1] == pytest.approx(np.mean(values), abs=1e-12)
+
+
+@pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])
+@pytest.mark.parametrize("is_off_policy", [False, True])
+def test_soft_weights_are_those_of_hard_choices_over_noise(baseline, is_off_policy):
+    """Integrated over the noise they are the definition: the mean over many draws goes there."""
+    rewards, scores = np.array([0.0, 1.0, 0.4, 0.0, 0.7]), np.array([1.0, -0.5, 0.3, 0.0, -np.inf])
+    logs = np.array([0.3, -0.2, 0.1, 0.0, -0.4]) * is_off_policy
+    expected = by_definition(
+        partial(soft_choice, rewards, scores), np.exp(logs), 2, baseline.strip(":")
+    )
+    many = 4_000
+    got = advantages(
+        np.tile(rewards, (many, 1)),
+        f"select@2:soft{baseline}",
+        scores=np.tile(scores, (many, 1)),
+        log_ratio=np.tile(logs, (many, 1)) if is_off_policy else None,
+        rng=0,
+    )
+    error = 5 * got.std(axis=0) / np.sqrt(many) + 1e-12
+    assert (np.abs(got.mean(axis=0) - expected) < error).all()
+    assert error.max() < 0.04
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_noise_belongs_to_seed_prompt_and_sample_in_every_library(library, x64):
+    to = TO[library]
+    rewards, scores = RNG.random((3, 6)), RNG.normal(size=(3, 6))
+    uniform = np.random.default_rng(5).random((3, 6, 16))
+    noisy = scores[..., None] - np.log(-np.log(uniform))
+    expected = np.mean(
+        [advantages(rewards, "select@2", scores=noisy[..., d]) for d in range(16)], axis=0
+    )
+    inputs = {"scores": to(scores), "rng": 5}
+    got = advantages(to(rewards), "select@2:soft", **inputs)
+    np.testing.assert_allclose(np.asarray(got), expected, atol=1e-13)
+
+
+def test_a_lost_sample_changes_no_noise_of_others_and_noise_may_be_an_array():
+    rewards, scores = RNG.random((3, 6)), RNG.normal(size=(3, 6))
+    uniform = np.random.default_rng(5).random((3, 6, 16))
+    got = advantages(rewards, "select@2:soft", scores=scores, rng=5)
+    given = advantages(rewards, "select@2:soft", scores=scores, rng=uniform)
+    np.testing.assert_array_equal(given, got)
+    rewards[1, 2] = NAN
+    for rows in (slice(None), slice(2)):
+        lost = advantages(rewards[rows], "select@2:soft", scores=scores[rows], rng=5)
+        np.testing.assert_array_equal(lost[0], got[0])
+    with pytest.raises(ValueError, match="draws random numbers: rng= is needed"):
+        advantages(rewards, "select@2:soft", scores=scores)
+    with pytest.raises(ValueError, match="rng as an array must have the shape"):
+        advantages(rewards, "select@2:soft", scores=scores, rng=uniform[0])
+
+
+@pytest.mark.parametrize("old", [NOW, OLD], ids=["on policy", "off policy"])
+@pytest.mark.parametrize(
+    ("text", "k"), [("retry@3:tokens", 3), ("retry@3:tokens:loo-1", 3), ("retry@4:tokens:none", 4),
+                    ("retry@1:tokens", 1)],
+)  # fmt: skip
+def test_the_tokens_of_retries_are_unbiased_by_enumeration(text, k, old):
+    rewards, tokens = np.array([0.0, 1.0, 0.4, 1.0]), np.array([3.0, 8.0, 1.0, 20.0])
+    ratio, price = np.log(softmax(NOW) / softmax(old)), 0.02
+    made = objective(text, price=price)
+
+    def weights(draws):
+        off = {} if old is NOW else {"log_ratio": ratio[draws]}
+        return made(rewards[draws], tokens=tokens[draws], **off)
+
+    def worth(draw):
+        at = next((at for at, each in enumerate(draw) if rewards[each] == 1), k - 1)
+        used = 1.0 if rewards[draw[at]] == 1 else rewards[draw].max()
+        return used - price * tokens[draw[: at + 1]].sum()
+
+    expected = gradient_of(worth, k, NOW)
+    np.testing.assert_allclose(expected_update(weights, 4, old, NOW), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("levels", [(0.0, 1.0), (0.0, 0.4, 1.0, 1.3)])
+def test_the_tokens_of_retries_are_their_definition_over_the_orders_of_all_subsets(
+    levels, library, x64
+):
+    to = TO[library]
+    price, rewards, tokens = 0.07, RNG.choice(levels, 5), RNG.integers(0, 30, 5) * 1.0
+
+    def worth(subset):
+        results = []
+        for order in permutations(subset):
+            first = next((at for at, j in enumerate(order) if rewards[j] >= 1), len(order) - 1)
+            used = rewards[order[first]] if rewards[order[first]] >= 1 else max(rewards[[*order]])
+            results.append(used - price * tokens[[*order[: first + 1]]].sum())
+        return np.mean(results)
+
+    for k in range(1, 5) if library == "numpy" else (2,):
+        got = advantages(to(rewards), f"retry@{k}:tokens", price=price, tokens=to(tokens))
+        expected = by_definition(worth, np.ones(5), k, "")
+        np.testing.assert_allclose(np.asarray(got), expected, atol=1e-12)
+        curve = PROCEDURES["retry@k:tokens"].curve
+        value = curve(to(rewards)[None], 5, price=price, tokens=to(tokens)[None])[0, k - 1]
+        subsets = combinations(range(5), k)
+        assert float(value) == pytest.approx(np.mean([worth(each) for each in subsets]), abs=1e-12)
+
+
+def test_equal_tokens_are_a_price_of_draws_and_all_passes_of_one_length_no_signal():
+    rewards, logs = RNG.integers(0, 2, (3, 8)) * 1.0, RNG.normal(size=(3, 8)) * 0.3
+    expected = advantages(rewards, "retry@3", price=0.1)
+    got = advantages(rewards, "retry@3:tokens", price=0.02, tokens=np.full((3, 8), 5.0))
+    np.testing.assert_allclose(got, expected, atol=1e-13)
+    for reward in (0.0, 1.0):
+        same = advantages(
+            np.full(6, reward), "retry@3:tokens", price=0.1, tokens=np.full(6, 7.0),
+            log_ratio=logs[0, :6],
+        )  # fmt: skip
+        assert not same.any()
+    short, long = advantages(np.ones(2), "retry@1:tokens", price=0.1, tokens=[1.0, 5.0])
+    assert short > 0 > long
+    for given, message in (
+        (None, "objective retry@3:tokens needs tokens=, one per sample"),
+        ([1.0], "tokens must have the shape of rewards"),
+        ([1.0] * 5 + [NAN], "tokens must be a number of at least 0"),
+        ([1.0] * 5 + [-2.0], "tokens must be a number of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            advantages(np.ones(6), "retry@3:tokens", price=0.1, tokens=given)
+    with pytest.raises(ValueError, match=r"needs price=, what a draw .* costs.*try price=0.02"):
+        objective("retry@3")

@@ -135,7 +135,7 @@ def test_every_objective_takes_steps_with_the_weights_it_gives(bandit, text):
         weights, stats = learn(learner, goal, data, Alone(), progress=0.3, seed=(step,), **how)
         if not goal.needs & {"rng", "entropy"}:
             inputs: dict[str, Any] = {"progress": 0.3} if "progress" in goal.needs else {}
-            inputs |= choices_of(data.verdicts)
+            inputs |= choices_of(data.groups, data.verdicts)
             np.testing.assert_allclose(
                 weights, advantages_of(goal, data.rewards, **inputs), atol=1e-12
             )

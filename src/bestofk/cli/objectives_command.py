@@ -50,17 +50,15 @@ def overview() -> str:
 
 
 def rows() -> Iterator[tuple[str, Entry]]:
-    """(string as a user would write it, entry) for the catalog, rules and baselines apart."""
+    """(string as a user would write it, entry) for everything in the catalog."""
     for name, variants in CATALOG.items():
         for variant, entry in variants.items():
-            if ":" in variant:  # a rule with a baseline
-                continue
             text = name.replace("M", "2") + ("@8" if entry.takes_k else "")
             yield text + (f":{variant}" if variant else ""), entry
 
 
 def show(text: str, entry: Entry, k: int = 8) -> str:
-    needs = [*entry.needs, *(f"{name}=" for name, value in entry.options.items() if value is ...)]
+    needs = [*entry.inputs, *(f"{name}=" for name, value in entry.options.items() if value is ...)]
     facts = [f"needs n ≥ {entry.least(k if entry.takes_k else 1)}"]
     facts += ["0/1 rewards"] if entry.zero_one else ["real rewards"]
     facts += [entry.claim]
@@ -85,7 +83,8 @@ def listing() -> str:
         "Combine: max@1+8, max@8+grpo (mixtures), max@1+8 1:2 (with weights), "
         "max@8/60%/mean (switch), max@8..1 (anneal)."
     )
-    return "\n".join([head, *(show(text, entry) for text, entry in rows()), tail])
+    shown = (show(text, entry) for text, entry in rows() if text.count(":") < 2)
+    return "\n".join([head, *shown, tail])
 
 
 def one(text: str) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bestofk.procedures.majority import EXACT_SAMPLES, votes_by_k
+from bestofk.procedures.binomials import EXACT_SAMPLES
+from bestofk.procedures.majority import votes_by_k
 from bestofk.samples import Samples
 
 BUDGET = 16_000_000

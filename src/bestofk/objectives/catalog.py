@@ -7,7 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from bestofk.procedures import MAJ, MAX, RETRY, SELECT, SUBSETS, VOTES, Procedure
+from bestofk.procedures import (
+    MAJ,
+    MAX,
+    RETRY,
+    RETRY_TOKENS,
+    SELECT,
+    SOFT,
+    SUBSETS,
+    VOTES,
+    Procedure,
+)
 from bestofk.procedures.arrays import Array
 
 from . import on_policy, passk_training
@@ -43,7 +53,7 @@ class Entry:
     zero_one: bool = False
     """Rewards must be 0/1 (or have a threshold)."""
     needs: tuple[str, ...] = ()
-    """Inputs beside rewards: "entropy", "rng", "scores", "answers"."""
+    """Inputs beside rewards: "entropy", "rng", "noise" (made by rng), "scores", "answers", …"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Option → default; `...` means the user must give it."""
     baseline: str | None = None
@@ -52,6 +62,11 @@ class Entry:
     """Whose off-policy form that is; the mean is max@1."""
     caution: str = ""
     """Said once per call when all rewards are 0/1."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the caller passes for `needs`."""
+        return tuple("rng" if each == "noise" else each for each in self.needs)
 
     def least(self, k: int) -> int:
         """The least number of live samples per prompt."""
@@ -323,8 +338,14 @@ CATALOG: dict[str, dict[str, Entry]] = {
     **_alone("mean grpo dr-grpo reinforce"),
     "max": _MAX,
     "pass": {variant: replace(entry, zero_one=True) for variant, entry in _MAX.items()},
-    "select": _rows_of(SELECT, "the theorem of docs/objectives.md, ties by symmetry"),
-    "retry": _rows_of(RETRY, "a mixture of max@1 to max@k", price=..., stop=1.0),
+    "select": {
+        **_rows_of(SELECT, "the theorem of docs/objectives.md, ties by symmetry"),
+        **_rows_of(SOFT, "the same with Gumbel noise on the scores, 16 draws"),
+    },
+    "retry": {
+        **_rows_of(RETRY, "a mixture of max@1 to max@k", price=..., stop=1.0),
+        **_rows_of(RETRY_TOKENS, "the theorem of docs/objectives.md", price=..., stop=1.0),
+    },
     "maj": {
         variant: entry
         for each in (MAJ, *VOTES)

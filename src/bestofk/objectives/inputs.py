@@ -13,6 +13,7 @@ from array_api_compat import array_namespace
 from bestofk.procedures.arrays import Array, as_float64, as_numpy, constant, is_array
 from bestofk.procedures.grouping import Bucket, Layout, gather, in_bucket
 from bestofk.procedures.majority import numbered
+from bestofk.procedures.selection import DRAWS
 
 from . import off_policy
 from .grammar import Term
@@ -50,11 +51,16 @@ class Inputs:
                     what: None if each is None else gather(each, bucket)
                     for what, each in needed[name].items()
                 }
-        if "scores" in needed:
-            scores = gather(needed["scores"]["scores"], bucket)
-            if check:
-                _require_scores(scores)
-            needed["scores"] = {"scores": scores}
+        for name, look in (("scores", _require_scores), ("tokens", _require_tokens)):
+            if name in needed:
+                values = gather(needed[name][name], bucket)
+                if check:
+                    look(values)
+                needed[name] = {name: values}
+        if "noise" in needed:
+            noise = needed["noise"]["noise"]
+            draws = [gather(noise[..., draw], bucket) for draw in range(noise.shape[-1])]
+            needed["noise"] = {"noise": array_namespace(noise).stack(draws, axis=-1)}
         return Inputs(ratios, alpha, needed)
 
     def arguments(self, needs: Iterable[str]) -> dict[str, Any]:
@@ -70,6 +76,7 @@ def read_inputs(
     *,
     scores: Any,
     answers: Any,
+    tokens: Any,
     log_ratio: Any,
     sample_weights: Any,
     entropy: Any,
@@ -93,6 +100,14 @@ def read_inputs(
     arguments: dict[str, dict[str, Any]] = {}
     if "rng" in needed:
         arguments["rng"] = {"rng": _random_numbers(text, rng)}
+    if "noise" in needed:
+        arguments["noise"] = {"noise": _gumbel(text, rng, rewards)}
+    if "tokens" in needed:
+        if tokens is None:
+            raise ValueError(
+                f"objective {text} needs tokens=, one per sample: how many each draw took"
+            )
+        arguments["tokens"] = {"tokens": per_sample(tokens, rewards, "tokens")}
     if "entropy" in needed:
         values, threshold = _entropies(
             text, entropy, entropy_threshold, rewards, layout, check=check
@@ -148,11 +163,35 @@ def _require_scores(scores: Array) -> None:
         )
 
 
+def _require_tokens(tokens: Array) -> None:
+    xp = array_namespace(tokens)
+    if bool(xp.any(~(xp.isfinite(tokens) & (tokens >= 0)))):
+        raise ValueError(
+            "tokens must be a number of at least 0 for every live sample: leave a sample whose "
+            "tokens are not known out with live=False"
+        )
+
+
+def _gumbel(text: str, rng: Any, rewards: Array) -> Array:
+    """Noise for each score, (..., n, draws): that of a sample depends on the generator and its
+    place alone, not on what other samples are live."""
+    uniform, shape = _random_numbers(text, rng), (*rewards.shape, DRAWS)
+    if not is_array(uniform):
+        uniform = constant(uniform.random(shape), rewards)
+    elif tuple(uniform.shape[:-1]) != tuple(rewards.shape):
+        raise ValueError(
+            f"rng as an array must have the shape {shape} for objective {text}, got "
+            f"{tuple(uniform.shape)}"
+        )
+    xp = array_namespace(uniform)
+    return -xp.log(-xp.log(xp.clip(uniform, 1e-300, 1.0 - 1e-16)))
+
+
 def _random_numbers(text: str, rng: Any) -> Any:
     """A generator from a generator or a seed; an array of uniform numbers stays what it is."""
     if rng is None:
         raise ValueError(
-            f"objective {text} draws random sets: rng= is needed, a generator or a seed"
+            f"objective {text} draws random numbers: rng= is needed, a generator or a seed"
         )
     return rng if is_array(rng) else np.random.default_rng(rng)
 

@@ -62,13 +62,14 @@ class Objective:
     def needs(self) -> frozenset[str]:
         """Inputs to pass beside rewards, by the names of `__call__`'s arguments.
 
-        Of "scores" (P, n), "answers" (P, n), "samples" (both where there are any), "entropy", "rng"
-        and "progress". A caller such as a training loop reads this before a run, so that a missing
-        scorer is an error then, and passes `scores=` from `Verdict.score`, `answers=` from
-        `Verdict.answer`, in the shape of rewards. Samples that are not live may have any score.
+        Of "scores", "answers", "tokens" (P, n), "samples" (scores and answers where there are any),
+        "entropy", "rng" and "progress". A caller such as a training loop reads this before a run,
+        so that a missing scorer is an error then, and passes `scores=` from `Verdict.score`,
+        `answers=` from `Verdict.answer`, in the shape of rewards. Samples that are not live may
+        have any score.
         Inputs that are not needed are ignored, so a loop may always pass them.
         """
-        inputs = {name for term in self.terms for name in term.entry.needs}
+        inputs = {name for term in self.terms for name in term.entry.inputs}
         return frozenset(inputs | ({"progress"} if len(self.stages) > 1 else set()))
 
     @property
@@ -127,6 +128,7 @@ class Objective:
         *,
         scores: Any = None,
         answers: Any = None,
+        tokens: Any = None,
         log_ratio: Any = None,
         entropy: Any = None,
         entropy_threshold: float | None = None,
@@ -147,6 +149,7 @@ class Objective:
                 to every number. Rewards say what the chosen sample is worth.
             answers: what votes (maj@k), the shape of rewards: equal values are one answer; None and
                 NaN do not vote.
+            tokens: how many a draw took (retry@k:tokens), the shape of rewards.
             log_ratio: log π_θ - log π_old of each whole completion, the shape of rewards.
             entropy: mean response entropy, per group or per sample (adaptive design).
             entropy_threshold: by default the median over the groups of this call.
@@ -154,8 +157,8 @@ class Objective:
             groups: a group id per sample, in any order; rewards are then one row.
             progress: the share of the run done (schedules).
             rng: a NumPy generator or a seed (designs that draw random sets); or the uniform random
-                numbers themselves, an array of the shape of rewards (`:full`) or (..., n, n)
-                (`:bootstrap`), which tracing needs.
+                numbers themselves, an array of the shape of rewards (`:full`), (..., n, n)
+                (`:bootstrap`) or (..., n, draws) (`select@k:soft`), which tracing needs.
             sample_weights: α > 0 of samples of one prompt that come from several policies, the
                 shape of rewards or one row for all groups; log_ratio is then to each sample's own
                 policy. Fixed before the samples are seen (`off_policy.pooled`); exact form only.
@@ -199,6 +202,7 @@ class Objective:
             layout,
             scores=scores,
             answers=answers,
+            tokens=tokens,
             log_ratio=log_ratio,
             sample_weights=sample_weights,
             entropy=entropy,
@@ -327,6 +331,7 @@ def advantages(
     *,
     scores: Any = None,
     answers: Any = None,
+    tokens: Any = None,
     log_ratio: Any = None,
     entropy: Any = None,
     entropy_threshold: float | None = None,
@@ -358,6 +363,7 @@ def advantages(
         rewards,
         scores=scores,
         answers=answers,
+        tokens=tokens,
         log_ratio=log_ratio,
         entropy=entropy,
         entropy_threshold=entropy_threshold,

@@ -13,10 +13,22 @@ from bestofk.procedures.subsets import CONTROLS
 
 from .grammar import Stage, Term
 
-INPUTS = ("scores", "answers", "log_ratio", "entropy", "entropy_threshold", "live", "groups",
-          "progress", "rng", "sample_weights", "check")  # fmt: skip
+INPUTS = ("scores", "answers", "tokens", "log_ratio", "entropy", "entropy_threshold", "live",
+          "groups", "progress", "rng", "sample_weights", "check")  # fmt: skip
 OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
            "small_groups", "trust_region")  # fmt: skip
+
+
+MISSING = {
+    "price": "what a draw (with :tokens, a token) costs in units of reward: try price=0.02 for a "
+    "draw, price=0.0001 for a token",
+    "value": "your function (rewards, scores, answers) of k samples that returns what they are "
+    "worth: value=lambda rewards, scores, answers: rewards.max()",
+    "coefficients": "one for each of the k samples, lowest first: coefficients=[0, 0.5, 0.5]",
+    "accuracy_threshold": "the share of correct samples above which a prompt is dropped: try "
+    "accuracy_threshold=0.8",
+}
+"""What to write for an option without a default."""
 
 
 def finite_number(
@@ -63,7 +75,7 @@ def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> M
     chosen |= given
     for name, value in chosen.items():
         if value is ...:
-            raise ValueError(f"objective {text} needs {name}=")
+            raise ValueError(f"objective {text} needs {name}=, {MISSING[name]}")
         if name == "sets" and value is not None:
             chosen[name] = positive_integer(value, name)
         elif name == "value" and not callable(value):

@@ -119,3 +119,28 @@ def survivors(n: int) -> np.ndarray:
 def first_of(n: int, k: int) -> np.ndarray:
     """1 for the first k of n, else 0."""
     return _frozen(np.where(np.arange(n) < k, 1.0, 0.0))
+
+
+EXACT_SAMPLES = 1000
+"""Beyond, the chance of few heads among n fair tosses does not fit into a float."""
+
+
+def binomial(n: int, p: float) -> np.ndarray:
+    """The binomial distribution, by products outward from its mode."""
+    if p >= 1.0:
+        return np.eye(n + 1)[n]
+    mode = min(int((n + 1) * p), n)
+    up = np.arange(mode, n)
+    down = np.arange(mode, 0, -1)
+    odds = p / (1.0 - p)
+    above = np.cumprod((n - up) / (up + 1) * odds)
+    below = np.cumprod(down / (n - down + 1) / odds)
+    weights = np.concatenate([below[::-1], [1.0], above])
+    return weights / weights.sum()
+
+
+def by_share(n: int, k_max: int, curve: Callable[[int, float], np.ndarray]) -> np.ndarray:
+    """A curve for k = 1..k_max from (largest k, share of heads of the coins) → values up to it."""
+    if n <= EXACT_SAMPLES:
+        return curve(k_max, 0.5)
+    return np.array([curve(k, k / n)[-1] for k in range(1, k_max + 1)])

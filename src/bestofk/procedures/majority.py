@@ -30,6 +30,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import Array, as_numpy
+from .binomials import binomial, by_share
 from .importance import weigh
 from .procedure import Fixed, Procedure, by_baseline
 from .symmetric_sums import toss, with_and_without
@@ -37,8 +38,6 @@ from .symmetric_sums import toss, with_and_without
 Ties: TypeAlias = Literal["shared", "wrong", "count"]
 MOST_VOTES = 1000
 """Of one sample: work and memory grow with it."""
-EXACT_SAMPLES = 1000
-"""Beyond, the chance of few heads among n fair tosses does not fit into a float."""
 
 
 def numbered(answers: np.ndarray) -> np.ndarray:
@@ -122,7 +121,7 @@ def votes_by_k(
             size = k_max + 1 - int(np.flatnonzero(own)[0])
             able = [b for b in range(len(coins)) if b != answer and most[b] >= tally]
             beaten = n - len(members[answer]) - sum(len(members[b]) for b in able)
-            ways = _multiplied(np.ones(1), _binomial(beaten, share), size)[None]
+            ways = _multiplied(np.ones(1), binomial(beaten, share), size)[None]
             for b in able:
                 fewer, level = split[b][0][at], split[b][1][at]
                 if ties == "count" and b > answer:
@@ -135,7 +134,7 @@ def votes_by_k(
                 ways = grown if grown[-1].any() else grown[:-1]
             shares = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
             total += _multiplied(shares, own, k_max + 1)
-    everyone = _binomial(n, share)[: k_max + 1]
+    everyone = binomial(n, share)[: k_max + 1]
     means = np.divide(total, everyone, out=np.zeros(k_max + 1), where=everyone > 0)
     return np.clip(means[1:], min(0.0, marks.min(initial=0.0)), max(0.0, marks.max(initial=0.0)))
 
@@ -164,7 +163,7 @@ def _chances(
         extra: votes of each sample beyond one.
     """
     if not extra.any():
-        chances = _binomial(len(extra), share)[: k_max + 1, None]
+        chances = binomial(len(extra), share)[: k_max + 1, None]
         return chances, chances * marks.mean()
     heads = np.full(len(extra), share)
     chances, paid = _coins(heads, 1.0 - heads, marks, extra, min(k_max, len(extra)))[0]
@@ -186,20 +185,6 @@ def _split(coins: np.ndarray, tally: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return sums[u, np.clip(room, 0, most)], level
 
 
-def _binomial(n: int, p: float) -> np.ndarray:
-    """The binomial distribution, by products outward from its mode."""
-    if p >= 1.0:
-        return np.eye(n + 1)[n]
-    mode = min(int((n + 1) * p), n)
-    up = np.arange(mode, n)
-    down = np.arange(mode, 0, -1)
-    odds = p / (1.0 - p)
-    above = np.cumprod((n - up) / (up + 1) * odds)
-    below = np.cumprod(down / (n - down + 1) / odds)
-    weights = np.concatenate([below[::-1], [1.0], above])
-    return weights / weights.sum()
-
-
 def vote_by_k(
     rewards: Array,
     k_max: int,
@@ -213,10 +198,7 @@ def vote_by_k(
     rows = []
     for row, labels, own in zip(host, answers, votes):
         vote = partial(votes_by_k, labels, row, ties=ties, votes=own)
-        if len(row) <= EXACT_SAMPLES:
-            rows.append(vote(k_max, 0.5))
-        else:
-            rows.append([vote(k, k / len(row))[-1] for k in range(1, k_max + 1)])
+        rows.append(by_share(len(row), k_max, vote))
     return np.array(rows)
 
 
@@ -412,12 +394,12 @@ def weights(
     logs = np.zeros(host.shape) if log_ratio is None else as_numpy(log_ratio)
     tosses = toss(logs.T, k)
 
-    def sums(size: int) -> list[np.ndarray]:
+    def sums(size: int) -> tuple[np.ndarray, ...]:
         found = [
             _with_and_without(host[row], answers[row], votes[row], heads, tails, size, ties)
             for row, (heads, tails) in enumerate(zip(tosses.heads.T, tosses.tails.T))
         ]
-        return [np.stack(each, axis=-1) for each in zip(*found)]
+        return tuple(np.stack(each, axis=-1) for each in zip(*found))
 
     ones = with_and_without(np.ones(logs.T.shape), tosses, k)
     result = weigh(sums, ones, tosses, k, baseline=baseline, self_normalise=self_normalise).T

@@ -14,14 +14,25 @@ sample of T wins the rest.
 A score of -inf loses to every number; among samples that all have it, one is drawn. Scores =
 rewards is max@k, equal scores are the mean (RLOO), for every k. Nothing changes when scores are put
 through an increasing function, or a constant is added to all rewards.
+
+`soft`: scores are logits, and one of k is used with a chance in proportion to e^score. That is the
+best-scored after independent Gumbel noise on every score (-log(-log u), u uniform), so hard weights
+of noisy scores are unbiased for any number of draws; 16 of them cost a tenth of the variance. The
+value is exact: with w = e^s, 1/W = ∫ e^{-λW} dλ turns the softmax into products over samples,
+
+    U = 1/C(n,k) ∫ [z^k] Σ_j r_j w_j z x_j Π_{l≠j} (1 + z x_l) dλ,    x_l = e^{-λ w_l}.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import (
     Array,
+    as_numpy,
     by_order,
     constant,
     cumulative_max,
@@ -29,10 +40,10 @@ from .arrays import (
     sort_with_order,
     unsort,
 )
-from .binomials import subset_share
+from .binomials import binomial, by_share, subset_share
 from .importance import exact
 from .maximum import last_by_k, subset_shortfall
-from .procedure import Procedure
+from .procedure import Procedure, by_baseline
 
 
 def _ranked(rewards: Array, scores: Array) -> tuple[Array, ...]:
@@ -126,6 +137,88 @@ def chosen_by_k(rewards: Array, k_max: int, scores: Array) -> Array:
     return by_order(rewards, order)[..., -1:] + last_by_k(means, k_max)
 
 
+DRAWS = 16
+"""Of noise for each score."""
+FAR = 40.0
+"""Of two scores this far apart, the lower one is never used: larger gaps change nothing."""
+STEP = 0.3
+"""Of the integral over log λ: its error is below 1e-13."""
+
+
+def soft_weights(
+    rewards: Array,
+    k: int,
+    scores: Array,
+    noise: Array,
+    *,
+    baseline: str,
+    log_ratio: Array | None = None,
+    **form: Any,
+) -> Array:
+    """The mean over draws of the weights of select@k with noisy scores.
+
+    Args:
+        noise: Gumbel, (g, n, draws).
+    """
+    xp = array_namespace(rewards)
+    shape = (noise.shape[0], noise.shape[2], noise.shape[1])
+
+    def repeated(values: Array) -> Array:
+        return xp.reshape(xp.broadcast_to(values[:, None, :], shape), (-1, shape[2]))
+
+    marks = repeated(scores) + xp.reshape(xp.permute_dims(noise, (0, 2, 1)), (-1, shape[2]))
+    if log_ratio is None:
+        each = SELECT.weights[baseline](repeated(rewards), k, marks)
+    else:
+        ratios = repeated(log_ratio)
+        each = exact(repeated(rewards), ratios, k, baseline=baseline, scores=marks, **form)
+    return xp.mean(xp.reshape(each, shape), axis=1)
+
+
+def soft_off_policy(rewards: Array, log_ratio: Array, k: int, **named: Any) -> Array:
+    """The same with log-ratios."""
+    return soft_weights(rewards, k, log_ratio=log_ratio, **named)
+
+
+def soft_by_k(rewards: Array, k_max: int, scores: Array) -> np.ndarray:
+    """U_k of the soft choice for k = 1..k_max, without noise: (g, k_max); on the host."""
+    rows = [_soft_value(*row, k_max) for row in zip(as_numpy(rewards), as_numpy(scores))]
+    return np.array(rows).reshape(-1, k_max)
+
+
+def _soft_value(rewards: np.ndarray, scores: np.ndarray, k_max: int) -> np.ndarray:
+    n, able = len(rewards), scores > -np.inf
+    last = np.append(scores[able & (scores < np.inf)], 0.0).max()
+    logs = np.where(scores == np.inf, last + FAR, scores)
+    order = np.argsort(logs[able], kind="stable")
+    steps = np.minimum(np.diff(logs[able][order], prepend=logs[able][order][:1]), FAR)
+    near = np.full(n, -np.inf)  # the scores, the largest 0, without large gaps
+    near[np.flatnonzero(able)[order]] = np.cumsum(steps) - steps.sum()
+    low, high = -np.log(n) - FAR, steps.sum() + np.log(FAR)
+    log_lambda = np.arange(low, high + STEP, STEP)[:, None]
+    weight = np.exp(np.minimum(log_lambda + near, 700.0))  # λ w_l
+    passed = np.exp(-weight)
+
+    def up_to(largest: int, share: float) -> np.ndarray:
+        products = np.zeros((len(weight), largest + 1))
+        products[:, 0] = 1.0
+        paid = np.zeros_like(products)
+        for j, reward in enumerate(rewards):
+            head = share * passed[:, j : j + 1]
+            grown = head * (paid[:, :-1] + reward * weight[:, j : j + 1] * products[:, :-1])
+            paid = (1 - share) * paid
+            paid[:, 1:] += grown
+            more = head * products[:, :-1]
+            products = (1 - share) * products
+            products[:, 1:] += more
+        return np.asarray(STEP * paid.sum(axis=0)[1:] / binomial(n, share)[1 : largest + 1])
+
+    value, below = by_share(n, k_max, up_to), rewards[~able]
+    j = np.arange(k_max)
+    none_able = np.cumprod(np.maximum(len(below) - j, 0) / (n - j))
+    return value + none_able * (below.mean() if below.size else 0.0)
+
+
 SELECT = Procedure(
     name="select",
     meaning="the expected reward of the best-scored among k samples",
@@ -137,4 +230,13 @@ SELECT = Procedure(
     },
     off_policy=exact,
     needs=("scores",),
+)
+SOFT = Procedure(
+    name="select",
+    rule="soft",
+    meaning="the expected reward of one of k samples, used with a chance in proportion to e^score",
+    curve=soft_by_k,
+    weights=by_baseline(soft_weights, "canonical", "loo-1", "none"),
+    off_policy=soft_off_policy,
+    needs=("scores", "noise"),
 )

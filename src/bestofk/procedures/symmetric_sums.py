@@ -224,13 +224,14 @@ def tied_with_and_without(
     return stacked(with_i), stacked(without_i), worth
 
 
-def _up(values: Array) -> Array:
+def up(values: Array) -> Array:
     """The same with one more head."""
     xp = array_namespace(values)
     return xp.concat([xp.zeros_like(values[:1]), values[:-1]], axis=0)
 
 
-def _down(values: Array) -> Array:
+def down(values: Array) -> Array:
+    """The same with one head less."""
     xp = array_namespace(values)
     return xp.concat([values[1:], xp.zeros_like(values[:1])], axis=0)
 
@@ -247,9 +248,9 @@ def _toss_in_tie(state: Any, sample: Any) -> tuple[Any, Any]:
     every, below, inside, paid, worth = state
     reward, heads, tails, end = sample
     xp = array_namespace(every)
-    more = _up(inside)
-    every, grown = _step(every, _up(every), heads, tails), _step(inside, more, heads, tails)
-    paid = _step(paid, _up(paid) + reward * more, heads, tails)
+    more = up(inside)
+    every, grown = _step(every, up(every), heads, tails), _step(inside, more, heads, tails)
+    paid = _step(paid, up(paid) + reward * more, heads, tails)
     worth = tails * worth + end * xp.sum(_by_size(paid) * below, axis=0)
     below = end * every + (1 - end) * below
     empty = xp.concat([xp.ones_like(grown[:1]), xp.zeros_like(grown[1:])], axis=0)
@@ -262,7 +263,7 @@ def _back_in_tie(adjoint: Any, sample: Any) -> tuple[Any, Any]:
     d_every, d_below, d_inside, d_paid, d_worth = adjoint
     reward, heads, tails, end, every, below, inside, paid, worth = sample
     xp = array_namespace(every)
-    more, more_paid = _up(inside), _up(paid) + reward * _up(inside)
+    more, more_paid = up(inside), up(paid) + reward * up(inside)
     tossed = _step(paid, more_paid, heads, tails)
     d_every = d_every + end * d_below
     d_below = end * d_worth * _by_size(tossed) + (1 - end) * d_below
@@ -271,14 +272,14 @@ def _back_in_tie(adjoint: Any, sample: Any) -> tuple[Any, Any]:
     closing = xp.flip(sizes * below, axis=0)  # [u] is below[k - u] / u
     d_paid = (1 - end) * d_paid + end * d_worth * closing
     d_inside = (1 - end) * d_inside
-    with_i = xp.sum(d_every * _up(every) + d_inside * more + d_paid * more_paid, axis=0)
+    with_i = xp.sum(d_every * up(every) + d_inside * more + d_paid * more_paid, axis=0)
     without_i = xp.sum(d_every * every + d_inside * inside + d_paid * paid, axis=0)
     without_i = without_i + d_worth * worth
     earlier = (
-        _step(d_every, _down(d_every), heads, tails),
+        _step(d_every, down(d_every), heads, tails),
         d_below,
-        _step(d_inside, _down(d_inside) + reward * _down(d_paid), heads, tails),
-        _step(d_paid, _down(d_paid), heads, tails),
+        _step(d_inside, down(d_inside) + reward * down(d_paid), heads, tails),
+        _step(d_paid, down(d_paid), heads, tails),
         tails * d_worth,
     )
     return earlier, (with_i, without_i)

@@ -112,14 +112,19 @@ def rewards_for(
     return rewards - np.array([[verdict.penalty for verdict in row] for row in verdicts])
 
 
-def choices_of(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, np.ndarray]:
-    """What may choose among a group's samples, (P, n): the scores, where there are any, and the
-    answers that vote. Objectives that do not need them ignore them."""
+def choices_of(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
+) -> dict[str, np.ndarray]:
+    """What a procedure may look at beside rewards, (P, n): the answers that vote, the tokens that
+    cost, and the scores, where there are any. Objectives that do not need them ignore them."""
     answers = np.empty((len(verdicts), len(verdicts[0]) if verdicts else 0), dtype=object)
     for row, judged in zip(answers, verdicts):
         row[:] = [verdict.answer for verdict in judged]
     scores = scores_of(verdicts)
-    return {"answers": answers} | ({} if np.isnan(scores).all() else {"scores": scores})
+    tokens = np.array([[float(each.drawn) for each in group.trajectories] for group in groups])
+    return {"answers": answers, "tokens": tokens} | (
+        {} if np.isnan(scores).all() else {"scores": scores}
+    )
 
 
 def scores_of(verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:

@@ -187,7 +187,7 @@ def sample_and_judge(
             rewards_for(objective, judged, progress),
             progress=progress,
             generators=generators_for(objective, mine, seed),
-            **choices_of(judged),
+            **choices_of([groups[slot] for slot in mine], judged),
         )
         signal = np.concatenate(processes.gather(has_signal(advantages)))
         empty = np.flatnonzero(~signal).tolist()
@@ -231,7 +231,7 @@ def learn(
     needed = watch_sampler or needs_old_log_probs(objective, loss, off_policy)
     old = old_log_probs(learner, batch, needed)
     reference = learner.log_probs(batch.groups, reference=True) if loss.kl > 0 else None
-    choices = choices_of(batch.verdicts)
+    choices = choices_of(batch.groups, batch.verdicts)
     further_inputs = inputs_beside_rewards(objective, old, live, choices, processes, seed)
 
     first, steps_before = np.zeros_like(rewards), learner.steps

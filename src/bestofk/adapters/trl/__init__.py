@@ -114,7 +114,8 @@ class BestOfKMixin(_Host):
         self.training_objective: Objective = as_objective(
             type(self).training_objective if objective is None else objective
         )
-        check_inputs(self.training_objective, "TRL", {"answers"}, scorer, NAME_SCORER)
+        absent = {"answers", "tokens"}
+        check_inputs(self.training_objective, "TRL", absent, scorer, NAME_SCORER)
         threshold = self.training_objective.threshold
         self._best_of_k = BestOfKLog(
             self.training_objective.k, passing if threshold is None else threshold

@@ -58,7 +58,9 @@ def chosen(algorithm: Mapping[str, Any] | None) -> Objective:
         )
     named = {key: value for key, value in options.items() if key not in OWN}
     built = objective(options["objective"], **named)
-    check_inputs(built, "verl", {"answers", "entropy"}, options.get("scorer"), NAME_SCORER)
+    check_inputs(
+        built, "verl", {"answers", "tokens", "entropy"}, options.get("scorer"), NAME_SCORER
+    )
     return built
 
 
