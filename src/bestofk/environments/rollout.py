@@ -9,7 +9,7 @@ first.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,15 +154,17 @@ class TurnSampler:
         *,
         model: str,
         context: int | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
             sampler: continues from token ids, as `ModelSampler` and `VLLMServer` do.
             model: its name, for errors.
             context: tokens that the model has positions for.
+            options: of the chat template.
         """
         self.sampler, self.environments, self.limits = sampler, environments, limits
-        self.model, self.context = model, context
+        self.model, self.context, self.options = model, context, options
         self._texts: dict[tuple[str, bool], ChatTurns] = {}
 
     def text_for(self, prompt: Prompt) -> ChatTurns:
@@ -180,6 +182,7 @@ class TurnSampler:
                 tools_of(made),
                 chat=key[1],
                 replies=callable(made),
+                options=self.options,
             )
         return self._texts[key]
 

@@ -1,5 +1,5 @@
 """What verl imports in each of its processes, by entry point (group `verl.plugins`) or by
-`VERL_USE_EXTERNAL_MODULES=bestofk.adapters.verl.plugin`: the estimator, the loss, the hooks.
+`VERL_USE_EXTERNAL_MODULES=bestofk.adapters.verl.plugin`: estimator, loss, hooks, agent loop.
 
 Groups are verl's uids, wherever their rows are. Not counted in n: padding, rows whose response is
 masked out whole (rejected), rewards that are NaN (could not be scored). A rollout of several rows
@@ -26,6 +26,7 @@ V1 = "verl.trainer.ppo.v1.utils"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 LEGACY_TRAINER = "verl.trainer.ppo.ray_trainer"
 WORKERS = "verl.workers.engine_workers"
+AGENT_LOOPS = "verl.experimental.agent_loop.agent_loop"
 
 
 def estimate(
@@ -69,6 +70,12 @@ def _name_rollouts(module: Any) -> None:
             setattr(each, name, by_rollout(getattr(each, name), NAME))
 
 
+def _offer_environments(module: Any) -> None:
+    """`default_agent_loop=bestofk`: an environment as an agent loop."""
+    target = "bestofk.adapters.verl.agent_loop.EnvironmentLoop"
+    module._agent_loop_registry[NAME] = {"_target_": target}
+
+
 def when_imported(name: str, then: Callable[[Any], None]) -> None:
     """Call `then(module)` now, or right after the module of that name is imported.
 
@@ -107,3 +114,4 @@ when_imported(V1, _name_rollouts)
 when_imported(TRAINER, extend_trainer)
 when_imported(LEGACY_TRAINER, refuse_legacy_trainer)
 when_imported(WORKERS, renew_before_each_step)
+when_imported(AGENT_LOOPS, _offer_environments)

@@ -13,13 +13,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from bestofk.adapters.inner_steps import check_inputs, check_version, needs_sibling_ratios
+from bestofk.environments.author_class import load_environment
+from bestofk.environments.limits import TurnLimits
 from bestofk.objectives import Objective, objective
 
 NAME = "bestofk"
 MODULE = "bestofk.adapters.verl.plugin"
 FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp", "ess_floor",
          "correct_sampler")  # fmt: skip
-OWN = ("objective", "passing", "scorer", "ess_floor", "correct_sampler")
+OWN = ("objective", "passing", "scorer", "ess_floor", "correct_sampler", "environment", "limits")
 """Entries of `algorithm.bestofk` that are not options of `bestofk.objective`."""
 ESS_FLOOR = 0.5
 """Inner steps on a batch end below this effective share, unless `algorithm.bestofk.ess_floor`."""
@@ -79,6 +81,25 @@ def ess_floor_of(options: Mapping[str, Any]) -> float:
     return float(floor)
 
 
+def check_environment(config: Any) -> None:
+    """Raise a ValueError for an environment that would not be played, or cannot be loaded."""
+    options = options_of(config.algorithm)
+    name, loop = options.get("environment"), config.actor_rollout_ref.rollout.agent
+    if name is None and loop.default_agent_loop == NAME:
+        raise ValueError(
+            f"{ROLLOUT}.agent.default_agent_loop={NAME} plays an environment: add "
+            "+algorithm.bestofk.environment=file.py:Class"
+        )
+    if name is not None:
+        if loop.default_agent_loop != NAME:
+            raise ValueError(
+                f"algorithm.bestofk.environment={name} is played by an agent loop of ours: set "
+                f"{ROLLOUT}.agent.default_agent_loop={NAME}"
+            )
+        load_environment(name)
+    TurnLimits(**options.get("limits", {}))
+
+
 def exact_loss(config: Any) -> bool:
     """Whether optimiser steps get exact off-policy advantages."""
     loss = config.actor_rollout_ref.actor.get("policy_loss") or {}
@@ -109,6 +130,7 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
     if not config.trainer.get("use_v1", True):
         raise ValueError(LEGACY)
     built = chosen(config.algorithm)
+    check_environment(config)
     ess_floor_of(options_of(config.algorithm))
     n = config.actor_rollout_ref.rollout.n
     try:
