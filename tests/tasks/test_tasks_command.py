@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def played(tmp_path, monkeypatch, capsys):
 ROWS = ("dataset", "--option", "train=rows.jsonl", "--environment")
 
 
-def test_a_person_plays_the_model_with_tools_and_with_text(played) -> None:
+def test_a_person_plays_the_model_with_tools_and_with_text(played: Any) -> None:
     shown = played("guess(50)\ngess(1)\nguess(number=*)\nguess(number=7)\nSeven.\n", *ROWS,
                    "game.py:Guess")  # fmt: skip
     said = shown.splitlines()
@@ -148,13 +149,13 @@ def test_a_person_plays_the_model_with_tools_and_with_text(played) -> None:
     assert "=== 0.5 partial" in shown
 
 
-def test_a_task_without_an_environment_is_answered_once(played) -> None:
+def test_a_task_without_an_environment_is_answered_once(played: Any) -> None:
     shown = played("1+1\n(10+23)/(15-12)\n", "countdown", "--option", "style=compact", "--n", "1")
     assert "=== 0 incorrect" in shown
     assert shown.count("[you]") == 1
 
 
-def test_leaving_ends_kindly(played, monkeypatch) -> None:
+def test_leaving_ends_kindly(played: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert played("guess(1)\n", *ROWS, "game.py:Guess").endswith("\n\nended before a reward\n")
 
     def interrupted(prompt: str = "") -> str:

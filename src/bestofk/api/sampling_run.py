@@ -365,21 +365,13 @@ def sample_run(
 
     The draws are fixed by the run's seed, the split and n: the same call gives the same file.
     """
-    from bestofk.environments.author_class import load_environment
-    from bestofk.training.task_setup import (
-        judge_of,
-        make_prompts,
-        make_verifier,
-        with_accepted_references,
-    )
+    from bestofk.training.task_setup import task_judge_environment, with_accepted_references
 
     config = read(run / "config.toml")
-    task = make_prompts(config.task, threshold=config.evaluation.threshold, seed=config.run.seed)
-    if environment is None and config.task.environment:
-        environment = load_environment(config.task.environment)
-    if environment is not None:
-        verifier = judge_of(environment, config.task, verifier)
-    judge = verifier or make_verifier(config.task, task)
+    threshold, seed = config.evaluation.threshold, config.run.seed
+    task, judge, environment = task_judge_environment(
+        config.task, verifier, environment, threshold=threshold, seed=seed
+    )
     task = with_accepted_references(task, judge)
     if split is not None and split not in task.splits:
         raise unknown("split", split, task.splits)
@@ -399,5 +391,5 @@ def sample_run(
             environment=environment,
             limits=config.task.limits,
         )
-        policy.draw_into(samples, samples.missing(count), sampling=sampling, seed=config.run.seed)
+        policy.draw_into(samples, samples.missing(count), sampling=sampling, seed=seed)
     return file

@@ -282,12 +282,7 @@ def problems_of(
     from bestofk.config import TaskSection
     from bestofk.rewards import scored_by
     from bestofk.training.resolve import style_for
-    from bestofk.training.task_setup import (
-        judge_of,
-        make_prompts,
-        make_verifier,
-        with_accepted_references,
-    )
+    from bestofk.training.task_setup import task_judge_environment, with_accepted_references
 
     task_options = json_pairs(job.task_option)
     if not job.remote:
@@ -300,10 +295,10 @@ def problems_of(
         verifier_options=json_pairs(job.verifier_option),
         environment=job.environment or None,
     )
-    chosen, environment = make_prompts(section), environment_of(job.environment)
-    own: Any = judge_of(environment, section, None) if environment else None
+    environment = environment_of(job.environment)
+    chosen, own, _ = task_judge_environment(section, environment=environment)
     split_name = job.split or ("test" if "test" in chosen.splits else chosen.splits[-1])
-    with own or make_verifier(section, chosen) as judge:
+    with own as judge:
         split = with_accepted_references(chosen, judge, say=say_aside).split(split_name)
         count = job.problems or len(split)
         if not 1 <= count <= len(split):

@@ -166,21 +166,17 @@ def play_prompts(arguments: TaskShowOptions) -> int:
     """Let a person answer the prompts, one after the other, until the last or until they leave."""
     from bestofk.cli._playing import play
     from bestofk.config import TaskSection
-    from bestofk.environments.author_class import load_environment
     from bestofk.environments.limits import TurnLimits
-    from bestofk.training.task_setup import judge_of, make_prompts, make_verifier
+    from bestofk.training.task_setup import task_judge_environment
 
     section = TaskSection(
         name=arguments.task,
         options=json_pairs(arguments.option),
         environment=arguments.environment or None,
     )
-    chosen, own = make_prompts(section), None
-    environments = load_environment(arguments.environment) if arguments.environment else None
-    if environments is not None:
-        own = judge_of(environments, section, None)
+    chosen, own, environments = task_judge_environment(section)
     name = arguments.split or chosen.splits[0]
-    with own or make_verifier(section, chosen) as judge:
+    with own as judge:
         try:
             for prompt in prompts_of(arguments, name, chosen.split(name)):
                 print(f"--- {prompt.id}")

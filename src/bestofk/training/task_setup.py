@@ -17,7 +17,7 @@ import numpy as np
 
 from bestofk import tasks
 from bestofk.config import EvaluationSection, TaskAdvanced, TaskSection
-from bestofk.environments.author_class import EnvironmentClasses, OwnReward
+from bestofk.environments.author_class import EnvironmentClasses, OwnReward, load_environment
 from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
@@ -214,6 +214,26 @@ def judge_of(
             "a bestofk.types.Verdict with a score"
         )
     return OwnReward()
+
+
+def task_judge_environment(
+    section: TaskSection,
+    own: Any = None,
+    environment: EnvironmentClasses | None = None,
+    **options: Any,
+) -> tuple[Task, Any, EnvironmentClasses | None]:
+    """What a section names, to sample on it: the task, who judges (`own`, where that is not the
+    environment), and what answers the model, where anything does.
+
+    Args:
+        options: of `make_prompts`.
+    """
+    if environment is None and section.environment:
+        environment = load_environment(section.environment)
+    if environment is not None:
+        own = judge_of(environment, section, own)
+    task = make_prompts(section, **options)
+    return task, own or make_verifier(section, task), environment
 
 
 def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
