@@ -18,6 +18,7 @@ from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._terminal import bar, is_quiet, say_aside
 from bestofk.config import read
+from bestofk.environments.limits import TurnLimits
 from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:
@@ -159,8 +160,13 @@ class SampleOptions(VerbOptions):
             for each, file in zip(self.temperature, files)
         ]
 
+    @property
+    def limits(self) -> TurnLimits:
+        return TurnLimits(**json_pairs(self.limit))
+
     def check(self) -> None:
         """Raise a ValueError for what no sampling can start from."""
+        _ = self.limits
         if len(self.temperature) != 1:
             raise ValueError(f"--temperature takes one value here, got {len(self.temperature)}")
         if not self.task:
@@ -325,14 +331,11 @@ def environment_of(names: str) -> EnvironmentClasses | None:
 
 @functools.cache
 def local_model(
-    name: str, device: str, dtype: str, environment: str, limits: tuple[str, ...]
+    name: str, device: str, dtype: str, environment: str, limits: TurnLimits
 ) -> LocalModel:
     """A model that several temperatures share."""
-    from bestofk.environments.limits import TurnLimits
-
     played = environment_of(environment)
-    bounds = TurnLimits(**json_pairs(limits))
-    return LocalModel(name, device=device, dtype=dtype, environment=played, limits=bounds)
+    return LocalModel(name, device=device, dtype=dtype, environment=played, limits=limits)
 
 
 def drawer_of(
@@ -344,7 +347,7 @@ def drawer_of(
 
     if not job.remote:
         device = job.device or "auto"
-        model = local_model(job.target, device, job.dtype, job.environment, job.limit)
+        model = local_model(job.target, device, job.dtype, job.environment, job.limits)
         cap = Cap(sys.maxsize, job.max_tokens or sys.maxsize)
         return functools.partial(model.draw_into, cap=cap, usage=Usage())
     same = ("model", "key_variable", "api", "concurrency", "per_request", "logprobs", "timeout",
