@@ -226,7 +226,7 @@ SETTING = re.compile(
 def test_every_setting_on_a_page_exists(path: Path) -> None:
     from bestofk.cli._recipe_flags import recipe_flags
 
-    known = {flag.name for flag in recipe_flags()} | {"run.toml", "run.model"}
+    known = {flag.name for flag in recipe_flags()} | {"run.toml", "run.model", "run.sample"}
     tables = ("task.options.", "task.verifier_options.")
     text = path.read_text(encoding="utf-8")
     named = {name.rstrip(".-").replace("-", "_") for name in SETTING.findall(text)}

@@ -64,7 +64,7 @@ HANDLERS = """() => [...document.querySelectorAll("*")].flatMap((e) => [...e.att
 def test_every_section_is_there_and_every_chart_painted(browser: Any, report: Path) -> None:
     with opened(browser, report) as page:
         assert page.locator("section h2").all_inner_texts() == [
-            "Coverage", "Summary", "Difference", "Problem by problem", "Diversity", "Training",
+            "Best of k", "Summary", "Difference", "Problem by problem", "Diversity", "Training",
             "Samples", "Settings", "Methods and sources",
         ]  # fmt: skip
         charts = page.locator("canvas").count()
@@ -376,7 +376,7 @@ def test_page_with_one_run_one_sample_and_no_text(browser: Any, tmp_path: Path) 
     with opened(browser, path) as page:
         titles = page.locator("section h2").all_inner_texts()
         assert "Difference" not in titles
-        assert "Coverage" in titles
+        assert "Best of k" in titles
         assert "0.500" in page.locator("#summary").inner_text()
 
 

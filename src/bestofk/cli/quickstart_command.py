@@ -112,8 +112,8 @@ def run(settings: Mapping[str, RunSettings], folder: Path, *, again: str) -> int
         if outcome.signal is not None:
             print(f"stopped at step {outcome.step} of {name}; to resume: {again}")
             return 128 + outcome.signal
-    gain, verdicts = report(runs, page)
-    print(f"\n{summary(runs, settings[ONE_SAMPLE], gain)}\n")
+    gains, verdicts = report(runs, page)
+    print(f"\n{summary(runs, settings[ONE_SAMPLE], gains)}\n")
     print(in_columns("\n".join(verdicts), 80))
     print(f"\n{time.monotonic() - began:.0f} s; the page: {page}; the runs: {folder}")
     return 0
@@ -141,14 +141,14 @@ def state_of(chosen: RunSettings) -> str:
     return "finished" if (path / "final").is_dir() else "begun"
 
 
-def summary(runs: Mapping[str, Path], chosen: RunSettings, gain: Comparison) -> str:
-    """What training for k gains over GRPO; best of k before and after, in 80 columns."""
+def summary(runs: Mapping[str, Path], chosen: RunSettings, gains: Sequence[Comparison]) -> str:
+    """What training for k gains; best of k before and after, in 80 columns."""
     from bestofk.evaluation import Estimate
 
     rows = results(runs)
     sampling, line = chosen.sampling, rows["start"]
     head = (
-        f"{sentence(gain)}\n\n{chosen.evaluation.split} split: {line['prompts']} "
+        f"{sentence(gains)}\n\n{chosen.evaluation.split} split: {line['prompts']} "
         f"problems × {line['samples_per_prompt']} samples; {chosen.run.steps} steps × "
         f"{sampling.prompts_per_step} × {sampling.samples_per_prompt} rollouts each, seed "
         f"{chosen.run.seed}. Brackets: 95% intervals over problems; those of the difference hold "
@@ -158,7 +158,7 @@ def summary(runs: Mapping[str, Path], chosen: RunSettings, gain: Comparison) -> 
     for k in SHOWN:
         cells = [row["results"][f"max@{k}"] for row in rows.values()]
         estimates = [Estimate(cell["value"], cell["low"], cell["high"]) for cell in cells]
-        table.append([str(k), *map(short, estimates), short(gain.at(k), "+")])
+        table.append([str(k), *map(short, estimates), short(gains[0].at(k), "+")])
     widths = [max(map(len, column)) for column in zip(*table)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
     return "\n".join([in_columns(head, 80), *lines])
@@ -181,20 +181,21 @@ def short(estimate: Estimate, sign: str = "") -> str:
     return f"{value} [{low}, {high}]"
 
 
-def sentence(gain: Comparison) -> str:
-    """What training for k gains over GRPO, for the head of table and page."""
+def sentence(gains: Sequence[Comparison]) -> str:
+    """What training for k gains over each of the others, for the head of table and page."""
+    changes = " and ".join(map(change, gains))
+    return f"At best of {QUOTED}, training for {gains[0].b} {changes}; 100 is the optimum"
+
+
+def change(gain: Comparison) -> str:
     at = gain.at(QUOTED)
     if at.low <= 0 <= at.high:
-        return (
-            f"No significant difference in best of {QUOTED} between {gain.b} and {gain.a}: "
-            f"{100 * at.value:+.1f} points (95%: {100 * at.low:+.1f} to {100 * at.high:+.1f})"
-        )
+        interval = f"95%: {100 * at.low:+.1f} to {100 * at.high:+.1f}"
+        return f"does not differ significantly from {gain.a} ({100 * at.value:+.1f}, {interval})"
     low, high = sorted((abs(at.low), abs(at.high)))
-    return (
-        f"Training for {gain.b} instead of {gain.a} {'gains' if at.value > 0 else 'loses'} "
-        f"{100 * abs(at.value):.1f} points of best of {QUOTED}, where 100 is the optimum "
-        f"(95%: {100 * low:.1f} to {100 * high:.1f})"
-    )
+    verb, over = ("gains", "over") if at.value > 0 else ("loses", "against")
+    points = f"{verb} {100 * abs(at.value):.1f} points {over} {gain.a}"
+    return f"{points} (95%: {100 * low:.1f} to {100 * high:.1f})"
 
 
 def results(runs: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
@@ -208,14 +209,19 @@ def results(runs: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
     return {"start": history[ONE_SAMPLE][0]} | {name: lines[-1] for name, lines in history.items()}
 
 
-def report(runs: Mapping[str, Path], page: Path) -> tuple[Comparison, list[str]]:
-    """Write the page; the k-sample run against GRPO, and every comparison in words."""
+def report(runs: Mapping[str, Path], page: Path) -> tuple[list[Comparison], list[str]]:
+    """Write the page; the k-sample run against GRPO and against the start, and all comparisons in
+    words."""
     from bestofk.reports import load, make
 
     start = f"start={runs[ONE_SAMPLE] / 'evaluations' / '000000.jsonl'}"
-    sources = load([*(f"{name}={path}" for name, path in runs.items()), start])
+    sources = load([start, *(f"{name}={path}" for name, path in runs.items())])
+
+    def gains(comparisons: Sequence[Comparison]) -> list[Comparison]:
+        return [one for one in reversed(comparisons) if one.b != ONE_SAMPLE]
+
     written = make(
-        sources, page, metrics=("max@k",), title=lambda findings: sentence(findings.comparisons[0])
+        sources, page, metrics=("max@k",), title=lambda found: sentence(gains(found.comparisons))
     )
     comparisons = written.findings.comparisons
-    return comparisons[0], [f"{one.metric}: {one.verdict}" for one in comparisons]
+    return gains(comparisons), [f"{one.metric}: {one.verdict}" for one in comparisons]

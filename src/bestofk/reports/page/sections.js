@@ -281,7 +281,7 @@ function coverage() {
   );
   return section(
     "coverage",
-    "Coverage",
+    "Best of k",
     null,
     host,
     el(
