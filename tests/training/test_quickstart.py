@@ -41,10 +41,13 @@ def test_the_quickstart_resumes_after_an_interrupt_compares_and_writes_a_page(
     row = rf"^16 +({cell} +){{3}}[+-]1?\.\d+ \[[+-]1?\.\d+, [+-]1?\.\d+\]$"
     assert re.search(row, said, re.MULTILINE)
     assert re.search(r"^best of +start +grpo +max@1\+4\+16 +minus grpo$", said, re.MULTILINE)
-    head = "No significant difference in best of 16 between max@1+4+16 and grpo"
-    end = said[said.index(head) :]
+    end = said[said.index("At best of 16, training for max@1+4+16 ") :]
     assert all(len(line) <= 80 for line in end.splitlines()[:-1])  # the last one names the folder
     assert end.count("max@k: ") == 3  # each against each
+    head = " ".join(end.partition("\n\n")[0].split())
+    assert re.fullmatch(
+        r"At best of 16.* grpo \(.*\) and .* start \(.*\); 100 is the optimum", head
+    )
     assert head in (folder / "report.html").read_text()
     one, other = (read(folder / name / "config.toml") for name in ("one-sample", "k-samples"))
     a, b = dict(leaves(one)), dict(leaves(other))

@@ -127,12 +127,8 @@ def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, list[str]]
 
 
 def default_metrics(graded: bool, threshold: float | None) -> tuple[Metric, ...]:
-    chosen: list[Metric] = []
-    if threshold is not None or not graded:
-        chosen.append("pass@k")
-    if graded:
-        chosen.append("max@k")
-    return tuple(chosen)
+    passing: tuple[Metric, ...] = ("pass@k",) if threshold is not None or not graded else ()
+    return ("max@k", *passing) if graded else passing
 
 
 def differing(runs: Sequence[Samples]) -> list[str]:

@@ -88,18 +88,19 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def evaluation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """pass@k against k at the first and at the last evaluation of every run that had some."""
+    """pass@k against k at the first and at the last evaluation of every run that had some; max@k
+    where rewards lie between 0 and 1."""
     result = []
     for run, source in enumerate(sources):
         lines = [line for line in _lines(source, "evaluation") if line.get(metrics.RESULTS)]
         for when, line in dict(
             zip(("first", "last"), (lines[0], lines[-1]) if lines else ())
         ).items():
-            names = sorted(
-                (name for name in line[metrics.RESULTS] if re.fullmatch(r"pass@\d+", name)),
-                key=lambda name: int(name[5:]),
-            )
-            cells = [line[metrics.RESULTS][name] for name in names]
+            found = line[metrics.RESULTS]
+            one = found.get("pass@1")
+            metric = "pass" if found.get("max@1", one) == one else "max"
+            ks = sorted(int(n.partition("@")[2]) for n in found if re.match(rf"{metric}@\d+$", n))
+            cells = [found[f"{metric}@{k}"] for k in ks]
             if cells and (when == "last" or len(lines) > 1):
                 result.append(
                     {
@@ -109,7 +110,8 @@ def evaluation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
                         "step": line["step"],
                         "n": line.get("samples_per_prompt"),
                         "problems": line.get("prompts"),
-                        "k": [int(name[5:]) for name in names],
+                        "metric": f"{metric}@k",
+                        "k": ks,
                         "mean": [cell["value"] for cell in cells],
                         "low": [cell["low"] for cell in cells],
                         "high": [cell["high"] for cell in cells],

@@ -109,7 +109,7 @@ function endRoom(spec, width) {
 function endLabels(u, columns, spec) {
   const ends = [];
   columns.forEach((one, i) => {
-    if (!u.series[one.index].show || one.noLabel) return;
+    if (!u.series[one.index].show || one.before || one.noLabel) return;
     let row = one.y.length - 1;
     while (row >= 0 && one.y[row] === null) row -= 1;
     if (row < 0) return;
@@ -279,7 +279,7 @@ function lineChart(spec) {
       series = [{}],
       bands = [];
     for (const one of columns) {
-      const stroke = runColour(one.run),
+      const stroke = one.before ? colour("--run0") : runColour(one.run),
         show = shown[one.run];
       if (one.low) {
         const edge = {

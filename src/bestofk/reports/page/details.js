@@ -65,7 +65,8 @@ function trainingFigure(metric) {
 
 function evaluationFigure(curves) {
   const split = UNIQUE(curves.map((c) => c.split)).join(" and ");
-  const name = `${split[0].toUpperCase()}${split.slice(1)} pass@k`;
+  const metric = UNIQUE(curves.map((c) => c.metric)).join(" and ");
+  const name = `${split[0].toUpperCase()}${split.slice(1)} ${metric}`;
   const series = curves.map((c) => ({
     run: c.run,
     x: c.k,
@@ -73,16 +74,16 @@ function evaluationFigure(curves) {
     low: c.when === "last" ? c.low : null,
     high: c.when === "last" ? c.high : null,
     dash: c.when === "first" ? [4, 4] : null,
-    noLabel: c.when === "first",
+    before: c.when === "first",
     prefix: `step ${count(c.step)}: `,
   }));
   const chart = lineChart({
     title: `${name} before and after training`,
     xLabel: "k (log scale)",
     xName: "k",
-    yLabel: "pass@k",
+    yLabel: metric,
     log: true,
-    ceiling: 1,
+    ceiling: metric === "pass@k" ? 1 : null,
     series,
   });
   queueMicrotask(chart.draw);
