@@ -123,7 +123,7 @@ class TurnScheduler(Scheduler):
 
     def _ask(self, sequences: np.ndarray, fetched: Fetched) -> None:
         turns = [
-            Turn(int(sequence), ids[start:length], values[start:length])
+            Turn(int(sequence), ids[start:length].copy(), values[start:length].copy())
             for sequence, ids, values, start, length in zip(
                 sequences, *fetched(), self.turn_starts[sequences], self.lengths[sequences]
             )
