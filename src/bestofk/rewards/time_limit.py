@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -53,17 +54,45 @@ def limited_call(function: Callable[..., R], seconds: float, name: str, *args: A
 
 def _in_thread(function: Callable[..., R], seconds: float, args: tuple[Any, ...]) -> R:
     outcome: Future[R] = Future()
+    try:
+        worker = _IDLE.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.calls.put((outcome, function, args))
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        if not outcome.done():
+            raise CallTimeout(f"no answer within {seconds:g} s") from None
+        return outcome.result()  # or the function's own error of that kind
 
-    def run() -> None:
-        try:
-            outcome.set_result(function(*args))
-        except BaseException as error:
-            outcome.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="bestofk reward function").start()
-    if not wait([outcome], seconds).done:
-        raise CallTimeout(f"no answer within {seconds:g} s")
-    return outcome.result()
+class _Worker(threading.Thread):
+    """Makes one call after another: a new thread for each would take longer than most calls."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="bestofk reward function")
+        self.calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = (
+            SimpleQueue()
+        )
+
+    def run(self) -> None:
+        while True:
+            outcome, function, args = self.calls.get()
+            try:
+                result, error = function(*args), None
+            except BaseException as raised:
+                result, error = None, raised
+            _IDLE.append(self)
+            if error is None:
+                outcome.set_result(result)
+            else:
+                outcome.set_exception(error)
+            del outcome, function, args, result, error  # an idle thread holds nothing
+
+
+_IDLE: list[_Worker] = []
 
 
 def limited_wait(awaitable: Awaitable[R], seconds: float | None) -> R:
@@ -197,6 +226,7 @@ _WATCHDOG = _Watchdog()
 def _after_fork() -> None:
     """The thread that watches is the parent's, and the forking thread is the main one now."""
     global _LOOP, _LOOP_LOCK, _MAIN
+    _IDLE.clear()
     _LOOP, _LOOP_LOCK, _MAIN = None, threading.Lock(), threading.main_thread()
     _WATCHDOG.__init__()  # type: ignore[misc]
 
