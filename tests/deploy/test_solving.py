@@ -164,8 +164,15 @@ def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
         (["--temperature", "0"], "at temperature 0 all 6 samples are one"),
         (["--threshold", "nan"], "threshold is the reward that passes, got nan"),
         (["--out", "nowhere/a.jsonl"], "there is no folder"),
-        (["--by", "score", "--planned", "pilot.jsonl", "--k", "2"], "needs the scores that choose"),
-        (["--planned", "pilot.jsonl"], "needs at least 6 scored samples"),
+        (
+            ["--by", "score", "--planned", "pilot.jsonl", "--k", "2"],
+            "has no scores",
+        ),
+        (
+            ["--planned", "pilot.jsonl"],
+            "has 2 scored samples of a problem",
+        ),
+        (["--verifier", "nowhere.py:f"], "cannot load verifier 'nowhere.py:f': there is no file"),
     ],
 )
 def test_bad_input_is_told(
@@ -180,6 +187,32 @@ def test_bad_input_is_told(
     (tmp_path / "pilot.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*SOLVE.split(), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_verifier_that_breaks_and_a_server_that_is_not_there_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judges.py").write_text("def broken(completion):\n    raise KeyError('total')\n")
+    words = ["--verifier", "judges.py:broken", "--problems", "2", "--k", "2"]
+    assert main([*SOLVE.split(), *words]) == 0
+    said = capsys.readouterr().err
+    assert "4 samples could not be scored, 4 of them because broken raised at" in said
+    assert "KeyError: 'total'" in said
+    words = ["http://127.0.0.1:1/v1", "--model", "m", "--task", "countdown", "--retries", "0"]
+    assert main(["solve", *words, "--out", "gone.jsonl"]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, Path("gone.jsonl").exists()) == ("", False)
+    assert "Is the server running, and are host and port right?" in shown.err
+    with (
+        FaultyServer(always={"": scripted}) as server,
+        pytest.warns(UserWarning, match="2 samples could not be scored, 2 because breaks raised"),
+    ):
+        bk.best_of(server.url, ["say one"], 2, verifier=breaks, name="m")
+
+
+def breaks(completion: str) -> float:
+    raise RuntimeError("no judge")
 
 
 REFERENCES = {

@@ -30,7 +30,7 @@ from bestofk.types import reaches
 
 if TYPE_CHECKING:
     from bestofk.api.sampling_run import SampleFile
-    from bestofk.rewards import BatchVerifier
+    from bestofk.rewards import BatchVerifier, UnscoredGuard
     from bestofk.types import Prompt
 
 
@@ -71,7 +71,9 @@ class SolveOptions(SampleOptions):
     out: Path | None = None
     """File for the answers, by default TASK-MODEL-answers.jsonl. All samples go into
     NAME.samples.jsonl beside it."""
-    max_tokens: int = option("N", "--max-tokens-total", default=0)
+    max_tokens: int = Field(
+        0, json_schema_extra={"metavar": "N", "words": ["--max-tokens-total", "--max-tokens"]}
+    )
     """Cap on tokens in all; by default a quarter more than the most that can come from an endpoint,
     and none on a model here."""
 
@@ -118,16 +120,17 @@ class SolveOptions(SampleOptions):
 def main(argv: list[str]) -> int:
     chosen = parsed(SolveOptions, argv, "bestofk solve").with_data()
     from bestofk.deploy.solving import answers_of
-    from bestofk.rewards import TooManyUnscored
+    from bestofk.rewards import TooManyUnscored, UnscoredGuard
     from bestofk.sampling.endpoint import CapReached, EndpointError
 
     chosen.check()
     forecast = forecast_of(chosen)
     error: Exception | None = None
+    guard = UnscoredGuard(share=0.05)
     with scorer_of(chosen) as scorer, problems_of(chosen, scorer) as (prompts, judge):
         check_comparing(judge, chosen.by)
         try:
-            draw(chosen, prompts, judge)
+            draw(chosen, prompts, judge, guard)
         except (CapReached, EndpointError, TooManyUnscored) as raised:
             error = raised
         except OSError as raised:
@@ -135,6 +138,8 @@ def main(argv: list[str]) -> int:
                                "same command again") from raised  # fmt: skip
     by_problem = answers_of(chosen.samples_file, prompts, chosen.n, chosen.by, chosen.threshold)
     answers = list(by_problem.values())
+    if error is not None and not answers:
+        raise error
     lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in answers]
     write_atomically(chosen.file, "".join(lines).encode("utf-8", "backslashreplace"))
     result = summary(chosen, answers, forecast)
@@ -142,6 +147,10 @@ def main(argv: list[str]) -> int:
         print(json.dumps(result))
     else:
         show(result)
+    if guard.unscored:
+        ((reason, times),) = guard.reasons.most_common(1)
+        print(f"bestofk solve: {counted(guard.unscored, 'sample')} could not be scored, "
+              f"{times} of them because {reason}", file=sys.stderr)  # fmt: skip
     if error is not None:
         print(f"bestofk solve: {error}", file=sys.stderr)
     return 0 if error is None else 1
@@ -164,17 +173,25 @@ def forecast_of(job: SolveOptions) -> Planned | None:
     from bestofk.samples import read
 
     pilot = read(job.planned)
+    if (fewest := int(pilot.live.min())) < job.n:
+        raise ValueError(
+            f"--planned {job.planned} has {fewest} scored samples of a problem, and k = {job.n} "
+            f"needs as many: draw more with bestofk sample, or take --k {max(1, fewest)}"
+        )
+    if job.by == "score" and pilot.scores is None:
+        raise ValueError(f"--planned {job.planned} has no scores, and they choose: draw it anew")
     zero_one = set(pilot.rewards) <= {0.0, 1.0}
     return planned(pilot, job.n, job.by, None if zero_one else job.threshold)
 
 
-def draw(job: SolveOptions, prompts: dict[str, Prompt], judge: BatchVerifier) -> None:
+def draw(
+    job: SolveOptions, prompts: dict[str, Prompt], judge: BatchVerifier, guard: UnscoredGuard
+) -> None:
     """Draw and score what is missing, round by round."""
     from bestofk.api.sampling_run import SampleFile
     from bestofk.deploy.solving import draw_in_rounds, round_options
-    from bestofk.rewards import UnscoredGuard
 
-    run, guard = run_of(job), UnscoredGuard(share=0.05)
+    run = run_of(job)
     if job.scorer:
         run["run_id"] += "-".join(["", job.scorer, *job.scorer_option])
     if not job.remote or judge.compares:  # those of another k are others

@@ -43,6 +43,7 @@ from bestofk.deploy.upstream import Upstream
 from bestofk.messages import printable
 from bestofk.rewards import BatchVerifier
 from bestofk.rewards.base import UnusableFunction
+from bestofk.rewards.combine import NO_VERIFIER
 from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.sandbox import SandboxError
 from bestofk.storage import json_safe
@@ -164,7 +165,7 @@ class Service:
             self.pool, self.verifier, [prompt] * len(texts), texts
         )
         for line, verdict in zip(lines, verdicts):
-            if verdict.status == "unscored" and verdict.detail != "no verifier":
+            if verdict.status == "unscored" and verdict.detail != NO_VERIFIER:
                 self.note(verdict.detail.replace(prompt.id, "a request"))
             line |= {
                 "reward": None if math.isnan(verdict.reward) else verdict.reward,

@@ -23,8 +23,9 @@ from bestofk.deploy.choosing import (
     check_drawing,
     rounds,
 )
-from bestofk.rewards import BatchVerifier, from_function, scored_by
+from bestofk.rewards import BatchVerifier, UnscoredGuard, from_function, scored_by
 from bestofk.rewards import verifier as verifier_by_name
+from bestofk.rewards.combine import NO_VERIFIER
 from bestofk.runs import read_jsonl
 from bestofk.sampling.endpoint import Cap, Endpoint, EndpointError, Usage
 from bestofk.sampling.openai_wire import sample_seed
@@ -198,12 +199,21 @@ def best_of(
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else ""
         file = Path(folder) / "samples.jsonl" if out is None else Path(out)
         run = {**about, "run_id": digest.hexdigest()[:12]}
+        guard = UnscoredGuard(share=1.0)
         try:
-            draw_in_rounds(lambda: SampleFile(file, run, by_id, judge), draw, k, by, threshold)
+            draw_in_rounds(
+                lambda: SampleFile(file, run, by_id, judge, guard), draw, k, by, threshold
+            )
         except EndpointError as error:
             if not lines_of(file):
                 raise
             warnings.warn(str(error), stacklevel=2)
+        for reason, times in guard.reasons.most_common(1):
+            if reason != NO_VERIFIER:
+                warnings.warn(
+                    f"{guard.unscored} samples could not be scored, {times} because {reason}",
+                    stacklevel=2,
+                )
         answers = answers_of(file, by_id, k, by, threshold)
     return [answers.get(problem) for problem in by_id]
 

@@ -159,7 +159,7 @@ class Scored(Combined):
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         verdicts = [
-            replace(Verdict.unscored("no verifier"), answer=answer_in(text)) for text in texts
+            replace(Verdict.unscored(NO_VERIFIER), answer=answer_in(text)) for text in texts
         ]
         if self.verifier is not None:
             verdicts = self.verifier(prompts, texts)
@@ -196,6 +196,8 @@ class Watched(Combined):
         return self.verifier.doubts(prompts)
 
 
+NO_VERIFIER = "no verifier"
+"""Why nobody says what a sample is worth, where a score or a vote chooses alone."""
 HELD_OUT = "held out"
 """Name of the part of a reward that does not pay."""
 

@@ -42,9 +42,11 @@ def load_function(path: str, what: str = "verifier") -> Any:
         ValueError: no such file or module, it does not import, or it has no such name.
     """
     source, _, name = path.rpartition(":")
+    file = Path(source).expanduser().resolve() if source.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise ValueError(f"cannot load {what} {path!r}: there is no file {file}")
     try:
-        is_file = source.endswith(".py")
-        module = _module_of_file(Path(source)) if is_file else importlib.import_module(source)
+        module = importlib.import_module(source) if file is None else _module_of_file(file)
         return getattr(module, name)
     except AttributeError:
         rest = unknown(f"name in {source}", name, [key for key in vars(module) if key[0] != "_"])
@@ -63,9 +65,6 @@ def load_function(path: str, what: str = "verifier") -> Any:
 
 def _module_of_file(file: Path) -> ModuleType:
     """A Python file as a module under its own name, so that it may import its neighbours."""
-    file = file.expanduser().resolve()
-    if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
     name = file.stem
     imported = sys.modules.get(name)
     if imported is not None:
