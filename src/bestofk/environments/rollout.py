@@ -8,6 +8,7 @@ first.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -282,4 +283,4 @@ class TurnSampler:
 
 
 def _seed(digest: bytes, sample: int) -> int:
-    return int(np.random.SeedSequence([*digest, sample]).generate_state(1)[0])
+    return int.from_bytes(hashlib.sha256(digest + sample.to_bytes(4)).digest()[:4])
