@@ -126,3 +126,9 @@ def test_settings_are_decided_in_one_place():
                 kinds = {ast.unparse(each.annotation) for each in given if each.annotation}
                 taking |= {name} if kinds & {"Config", "Config | None"} else set()
     assert taking == {"config", "training.checks", "training.resolve", "cli.train_command"}
+
+
+def test_no_page_holds_the_marks_of_a_merge():
+    root = SOURCE.parents[1]
+    pages = [page for top in (".", "docs", "research") for page in (root / top).glob("*.md")]
+    assert [p.name for p in pages if "\n<<<<<<< " in p.read_text(encoding="utf-8")] == []
