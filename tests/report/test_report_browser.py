@@ -85,7 +85,7 @@ def test_the_first_screen_and_the_tables_hold_the_data(browser: Any, report: Pat
         data = json.loads(page.locator("#data").text_content())
         lines = page.locator(".verdicts li").all_inner_texts()
         assert lines == data["verdicts"]
-        assert all(re.search(r"against base: [+−]0\.\d{3} at pass@1", line) for line in lines)
+        assert all(re.search(r"against base: [+−]0\.\d{3} at max@1", line) for line in lines)
         chart = page.locator("#coverage .chart").first.bounding_box()
         assert chart["y"] < 700
         assert chart["width"] > 900
