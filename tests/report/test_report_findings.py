@@ -200,7 +200,7 @@ def test_command_writes_a_page_under_a_megabyte(
     assert out.stat().st_size < 1_000_000
     told = capsys.readouterr().out
     findings = evaluate(load(files), resamples=400)
-    assert f"pass@k: {findings.comparisons[0].verdict}" in told
+    assert f"max@k: {findings.comparisons[0].verdict}" in told
     assert "3 runs, 24 problems, 1,152 samples" in told
 
 
