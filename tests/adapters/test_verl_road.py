@@ -232,6 +232,60 @@ def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
     assert "step 2: verl logged critic/advantages/" in done.stderr
 
 
+AGAIN = """
+import json
+
+from bestofk.rewards import verifier
+from bestofk.types import Prompt
+
+JUDGE = verifier("maze")
+
+
+class Again:
+    def reset(self, raw_prompt, reward_model, **row):
+        truth = json.loads(reward_model["ground_truth"])
+        self.problem = Prompt(truth["id"], "", "maze", truth["spec"])
+        self.maze, self.rewards = raw_prompt[0]["content"], []
+
+    def __call__(self, text):
+        self.rewards.append(JUDGE([self.problem], [text])[0].reward)
+        return None if self.rewards[-1] == 1 or len(self.rewards) == 2 else self.maze
+
+    def get_reward(self):
+        return max(self.rewards, default=0.0) / len(self.rewards) if self.rewards else 0.0
+"""
+
+
+@pytest.mark.slow
+def test_verls_own_trainer_plays_an_environment_with_exact_inner_steps(tmp_path):
+    """A wrong path gets the maze again; a path at the second try pays half."""
+    (tmp_path / "again.py").write_text(AGAIN, encoding="utf-8")
+    settings = [
+        "trainer.total_training_steps=1",
+        "data.max_response_length=80",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=bestofk",
+        f"+algorithm.bestofk.environment={tmp_path / 'again.py'}:Again",
+    ]
+    done = train(tmp_path, *settings, TRAIN="exact")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(lines) == 1
+    assert all("128 rollouts of 8 prompts, max@8" in line for line in lines)
+    logged = [
+        json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert all(step["actor/log_ratio_max"] > 0.001 for step in logged)
+    # the learner's log-probs of the drawn tokens are the server's, also after a reply
+    assert max(step["training/rollout_probs_diff_max"] for step in logged) < 1e-4
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "rollouts" / "1.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert {0.0, 0.5, 1.0} >= {row["score"] for row in rows} > {0.5}
+    for row in rows:
+        assert (row["input"] in row["output"]) == (row["score"] < 1)
+
+
 def test_the_reward_of_the_maths_recipe_is_our_verifiers():
     score = runpy.run_path(str(RECIPE / "reward.py"))["compute_score"]
     truth = json.dumps({"id": "math/1", "spec": {"expected": "1/2"}, "verifier": "maths"})
