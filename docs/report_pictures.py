@@ -27,7 +27,7 @@ def runs(folder: Path) -> list[str]:
     sharp = np.where(rng.random(PROBLEMS) < 0.5, np.minimum(1, 3.0 * start + 0.2), 0.05 * start)
     broad = np.minimum(1, 1.35 * start + 0.02)
     named = []
-    for name, chances in (("start", start), ("sharp", sharp), ("broad", broad)):
+    for name, chances in (("start", start), ("mean", sharp), ("max@8", broad)):
         path = folder / f"{name}.jsonl"
         with path.open("w") as file:
             for problem, chance in enumerate(chances):
