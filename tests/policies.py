@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from bestofk.learning.attention import flash_groups, flash_groups_backward
 from bestofk.types import Group, Prompt, Trajectory
 
 
@@ -175,3 +176,46 @@ def answers(vocabulary: int, end: int, longest: int) -> Iterator[tuple[int, ...]
             ended = tokens[-1] == end or length == longest
             if ended and end not in tokens[:-1]:
                 yield tokens
+
+
+# FlashAttention's two passes run on CUDA alone: here the same is computed by one mask, on CPU.
+
+
+def _scores_of(
+    query: Tensor, key: Tensor, parts: Tensor, queries: Tensor, keys: Tensor, scale: float
+) -> Tensor:
+    """The scores over the whole sequence (heads, T, T), -inf where a token does not see another."""
+    place = torch.arange(len(query))
+    part = torch.searchsorted(parts.long(), place, right=True) - 1
+    run = torch.searchsorted(queries.long(), place, right=True) - 1
+    without_keys = keys.diff() == 0
+    is_prompt, group = without_keys[run], without_keys.cumsum(0)[run]
+    own = (part[:, None] == part) & (place[:, None] >= place)
+    to_prompt = (group[:, None] == group) & is_prompt & ~is_prompt[:, None]
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
+    return scores.masked_fill(~(own | to_prompt), -torch.inf)
+
+
+@flash_groups.register_kernel("cpu")
+def _(query, key, value, parts, queries, keys, prompt_at, first, a, b, c, scale):
+    share = query.shape[1] // key.shape[1]
+    k, v = (each.repeat_interleave(share, 1) for each in (key, value))
+    scores = _scores_of(query, k, parts, queries, keys, scale)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.float())
+    return out.to(query.dtype).contiguous(), scores.logsumexp(-1)
+
+
+@flash_groups_backward.register_kernel("cpu")
+def _(grad, query, key, value, out, total, parts, queries, keys, prompt_at, first, a, b, c, scale):
+    share = query.shape[1] // key.shape[1]
+    k, v = (each.repeat_interleave(share, 1).float() for each in (key, value))
+    chances = _scores_of(query, k, parts, queries, keys, scale).softmax(-1)
+    grad = grad.float()
+    by_chance = torch.einsum("qhd,khd->hqk", grad, v)
+    by_score = chances * (by_chance - (chances * by_chance).sum(-1, keepdim=True)) * scale
+    dq = torch.einsum("hqk,khd->qhd", by_score, k)
+    dk = torch.einsum("hqk,qhd->khd", by_score, query.float())
+    dv = torch.einsum("hqk,qhd->khd", chances, grad)
+    shape = (len(key), key.shape[1], share, -1)
+    summed = (each.reshape(shape).sum(2) for each in (dk, dv))
+    return tuple(each.to(query.dtype).contiguous() for each in (dq, *summed))

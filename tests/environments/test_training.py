@@ -10,7 +10,7 @@ from bestofk.cli import sample_command
 from bestofk.cli.train_command import stated_by
 from bestofk.environments.author_class import OwnReward, as_environment
 from bestofk.models import Policy, save, tiny
-from bestofk.rewards import TooManyUnscored, UnscoredGuard, from_function, judge
+from bestofk.rewards import TooManyUnscored, UnscoredGuard, from_function, judge, scored_by
 from bestofk.runs import read_jsonl
 from bestofk.sampling import Sampling
 from bestofk.training.batch import RolloutBatch
@@ -187,6 +187,9 @@ def test_a_reward_function_may_read_the_whole_conversation():
 
     (verdicts,) = judge([Group(Prompt("p", "x", "t"), rows)], from_function(both))
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.5]
+    made_of_others = scored_by(from_function(len_of), from_function(both))
+    (verdicts,) = judge([Group(Prompt("p", "x", "t"), rows[:2])], made_of_others)
+    assert [verdict.score for verdict in verdicts] == [1.0, 0.0]
 
 
 def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp_path):

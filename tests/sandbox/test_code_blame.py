@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bestofk.rewards.base import refusals
-from bestofk.rewards.code.judge_programs import CodeVerifier, reference_of
+from bestofk.rewards.code.judge_programs import CodeVerifier
 from bestofk.sandbox import Limits
 from bestofk.types import Prompt, Verdict
 from sandbox_watch import RIGHT, New, descendants, prompts
@@ -103,7 +103,7 @@ def test_prepare_names_the_package_that_a_reference_misses(verifier: CodeVerifie
     spec = {"asserts": ["assert f(1) == 2", "assert f(2) == 3"]}
     lines = ("import sortedcontainers", "from a_package_of_nobody.part import thing")
     asked = [
-        Prompt(str(i), "", "code", spec, reference=reference_of(f"{line}\n{RIGHT}"))
+        Prompt(str(i), "", "code", spec, reference=f"```python\n{line}\n{RIGHT}\n```")
         for i, line in enumerate(lines)
     ]
     pytest.importorskip("sortedcontainers")

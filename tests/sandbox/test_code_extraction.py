@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bestofk.rewards.code.extract_program import answer_text, assembled, extract_code
-from bestofk.rewards.code.judge_programs import reference_of
 from bestofk.types import Verdict
 
 JudgeAll = Callable[[dict[str, tuple[dict[str, Any], str]]], dict[str, Verdict]]
@@ -184,7 +183,7 @@ def test_no_arrangement_of_marks_raises(text: str, prefix: str) -> None:
 )
 def test_a_fenced_program_is_extracted_exactly(code: str, prose: str) -> None:
     code = "x" + code.replace("think>", "")
-    assert extract_code(f"{prose}\n{reference_of(code)}\n{prose}") == code + "\n"
+    assert extract_code(f"{prose}\n```python\n{code}\n```\n{prose}") == code + "\n"
 
 
 GARBAGE = [

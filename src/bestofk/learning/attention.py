@@ -122,17 +122,12 @@ def _window(config: PretrainedConfig) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-Three = tuple[Tensor, Tensor, Tensor]
-
-
 @torch.library.custom_op("bestofk::flash_groups", mutates_args=())
 def flash_groups(
     query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, keys: Tensor,
     prompt_at: Tensor, first: Tensor, a: int, b: int, c: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (T, heads, d) and the log of the softmax's denominators (heads, T)."""
-    if not query.is_cuda:
-        return _plain(query, key, value, parts, queries, keys, scale)
     from bestofk.learning.merge_kernel import merge
 
     out, total = _forward(query, key, value, parts, parts, a, a, True, scale)
@@ -156,8 +151,6 @@ def flash_groups_backward(
     c: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key and value."""
-    if not query.is_cuda:
-        return _plain_backward(grad, query, key, value, parts, queries, keys, scale)
     forward = (out, total)
     grad = grad.contiguous()
     dq, dk, dv = _backward(grad, query, key, value, *forward, parts, parts, a, a, True, scale)
@@ -208,61 +201,13 @@ def _forward(
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, ends_q: Tensor,
     ends_k: Tensor, most_q: int, most_k: int, causal: bool, scale: float,
-) -> Three:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is not
-    result: Three = torch.ops.aten._flash_attention_backward(
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad, q, k, v, out, total, ends_q, ends_k, most_q, most_k, 0.0, causal, seed, seed,
         scale=scale,
     )  # fmt: skip
     return result
-
-
-def _chances(
-    query: Tensor, key: Tensor, parts: Tensor, queries: Tensor, keys: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """The softmax over the whole sequence (heads, T, T) and the logs of its denominators."""
-    length = len(query)
-    place = torch.arange(length)
-    part = torch.searchsorted(parts.long(), place, right=True) - 1
-    run = torch.searchsorted(queries.long(), place, right=True) - 1
-    without_keys = keys.diff() == 0
-    is_prompt, group = without_keys[run], without_keys.cumsum(0)[run]
-    own = (part[:, None] == part) & (place[:, None] >= place)
-    to_prompt = (group[:, None] == group) & is_prompt & ~is_prompt[:, None]
-    scores = torch.einsum("qhd,khd->hqk", query.float(), key.float()) * scale
-    scores = scores.masked_fill(~(own | to_prompt), -torch.inf)
-    return scores.softmax(-1), scores.logsumexp(-1)
-
-
-def _plain(
-    query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor, keys: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same by one mask over the whole sequence."""
-    share = query.shape[1] // key.shape[1]
-    k, v = (each.repeat_interleave(share, 1) for each in (key, value))
-    chances, total = _chances(query, k, parts, queries, keys, scale)
-    out = torch.einsum("hqk,khd->qhd", chances, v.float())
-    return out.to(query.dtype).contiguous(), total
-
-
-def _plain_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, parts: Tensor, queries: Tensor,
-    keys: Tensor, scale: float,
-) -> Three:  # fmt: skip
-    share = query.shape[1] // key.shape[1]
-    k, v = (each.repeat_interleave(share, 1).float() for each in (key, value))
-    chances, _ = _chances(query, k, parts, queries, keys, scale)
-    grad = grad.float()
-    by_chance = torch.einsum("qhd,khd->hqk", grad, v)
-    by_score = chances * (by_chance - (chances * by_chance).sum(-1, keepdim=True)) * scale
-    dq = torch.einsum("hqk,khd->qhd", by_score, k)
-    dk = torch.einsum("hqk,qhd->khd", by_score, query.float())
-    dv = torch.einsum("hqk,qhd->khd", chances, grad)
-    shape = (len(key), key.shape[1], share, -1)
-    summed = (each.reshape(shape).sum(2) for each in (dk, dv))
-    dq, dk, dv = (each.to(query.dtype).contiguous() for each in (dq, *summed))
-    return dq, dk, dv
 
 
 def flash_attention(

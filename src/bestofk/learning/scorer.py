@@ -126,7 +126,7 @@ def log_probs_and_entropies(
 
 
 def pull(
-    logits: Tensor, target: Tensor, by_log_prob: Tensor, by_entropy: Tensor, inverse: float,
+    logits: Tensor, target: Tensor, by_log_prob: Tensor, by_entropy: Tensor | None, inverse: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`log_probs_and_entropies`, and a gradient in the logits, in `dtype`.
@@ -135,28 +135,15 @@ def pull(
     d log p_y / dx = 1_y − p;  d entropy / dx = −p (log p + entropy).
     """
     x = logits.float() * inverse
-    total = x.logsumexp(-1, keepdim=True)
-    log_probs = x - total
+    log_probs = x - x.logsumexp(-1, keepdim=True)
     chance = log_probs.exp()
     entropy = -(chance * log_probs).sum(-1, keepdim=True)
     hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
-    first = by_log_prob[:, None] * (hit.to(x.dtype) - chance)
-    grad = (first - by_entropy[:, None] * chance * (log_probs + entropy)) * inverse
+    grad = by_log_prob[:, None] * (hit.to(x.dtype) - chance)
+    if by_entropy is not None:
+        grad = grad - by_entropy[:, None] * chance * (log_probs + entropy)
     log_prob = log_probs.gather(-1, target[:, None])[:, 0]
-    return log_prob, entropy[:, 0], grad.to(dtype)
-
-
-def _pull_known(
-    logits: Tensor, target: Tensor, by_log_prob: Tensor, inverse: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`pull` without a gradient of the entropy."""
-    x = logits.float() * inverse
-    total = x.logsumexp(-1, keepdim=True)
-    chance = torch.exp(x - total)
-    entropy = total[:, 0] - (chance * x).sum(-1)
-    hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
-    grad = by_log_prob[:, None] * (hit.to(x.dtype) - chance) * inverse
-    return x.gather(-1, target[:, None])[:, 0] - total[:, 0], entropy, grad.to(dtype)
+    return log_prob, entropy[:, 0], (grad * inverse).to(dtype)
 
 
 _COMPILED: dict[Any, Any] = {}
@@ -232,13 +219,13 @@ class WeighedHead(torch.autograd.Function):
         inverse: float,
         size: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        make = _fast(_pull_known, hidden.device)
+        make = _fast(pull, hidden.device)
         into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
         result = []
         for part in _stretches(len(target), size):
             logits = float32_product(hidden[part], into.by)
             log_prob, entropy, grad = make(
-                logits, target[part], coefficient[part], inverse, hidden.dtype
+                logits, target[part], coefficient[part], None, inverse, hidden.dtype
             )
             into.add(part, grad)
             result.append((log_prob, entropy))

@@ -56,6 +56,8 @@ class BatchVerifier(ABC):
     """Whether a model judges: what is paid by it learns to please it."""
     compares: bool = False
     """Whether it compares samples of a prompt with each other: all come in one batch."""
+    reads_messages: bool = False
+    """Whether a part of it takes the field `messages`: what was said with an environment."""
 
     @abstractmethod
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
@@ -291,8 +293,7 @@ def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
 
 def _with_messages(prompt: Prompt, drawn: Trajectory, verifier: Any) -> Prompt:
     """The prompt with the conversation as a field, for a function with a parameter `messages`."""
-    arguments = getattr(verifier, "arguments", None)
-    if drawn.conversation is None or "messages" not in getattr(arguments, "fields", ()):
+    if drawn.conversation is None or not getattr(verifier, "reads_messages", False):
         return prompt
     return replace(prompt, spec={**prompt.spec, "messages": list(drawn.conversation.messages)})
 

@@ -38,6 +38,7 @@ class Combined(BatchVerifier):
         self.verifiers: tuple[BatchVerifier, ...] = verifiers
         self.is_learned = any(verifier.is_learned for verifier in verifiers)
         self.compares = any(verifier.compares for verifier in verifiers)
+        self.reads_messages = any(verifier.reads_messages for verifier in verifiers)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         for verifier in self.verifiers:

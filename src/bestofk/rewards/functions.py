@@ -198,6 +198,7 @@ class FunctionVerifier(PairVerifier):
         self, function: Any, *, threads: int | None = None, time_limit: float | None = None
     ) -> None:
         self.function, self.arguments = function, arguments_of(function)
+        self.reads_messages = "messages" in self.arguments.fields
         if threads is None:
             threads = ASYNC_CALLS if self.arguments.is_async else 1
         super().__init__(self._call, name=name_of(function), threads=threads, time_limit=time_limit)
@@ -227,6 +228,7 @@ class BatchFunctionVerifier(BatchVerifier):
         self.function, self.time_limit, self.name = function, time_limit, name_of(function)
         self._has_judged = False
         self.arguments = arguments_of(function)
+        self.reads_messages = "messages" in self.arguments.fields
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         self.arguments.check(prompts)

@@ -55,6 +55,7 @@ class SandboxedVerifier(BatchVerifier):
                 f"module, {name or judge!r} of {module!r} is not; move it to a file of its own"
             )
         self.name, self.arguments = name, arguments_of(judge)
+        self.reads_messages = "messages" in self.arguments.fields
         self._target = f"{module}:{name}"
         self._sandbox = LazySandbox(
             tier=tier,

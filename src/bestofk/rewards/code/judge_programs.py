@@ -259,16 +259,3 @@ def _verdict(run: JobResult, total: int, tier: int, all_or_nothing: bool) -> Ver
     way = way_to_import(detail, by_reference=False)
     detail = printable(_ADDRESS.sub("", detail)) + way
     return Verdict(reward, status, passed, total, cpu, tier, detail)
-
-
-def reference_of(code: str) -> str:
-    """Reference code as the completion a prompt's `reference` wants.
-
-    >>> print(reference_of("x = 1"))
-    ```python
-    x = 1
-    ```
-    """
-    longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}python\n{code}\n{fence}"

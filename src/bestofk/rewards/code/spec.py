@@ -11,7 +11,8 @@ from bestofk.messages import unknown
 
 FORMS = ("calls", "asserts", "check", "stdio")
 _TEXTS = ("entry_point", "solution", "setup", "prefix", "checker")
-_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit", "shown"}
+_KEYS = {*FORMS, *_TEXTS, "tolerance", "time_limit", "shown", "messages"}
+"""`messages` are for a reward function beside the tests, which do not look at them."""
 _CALL_KEYS = {"args", "kwargs", "expected"}
 _PATH = re.compile(r"[^\W\d]\w*(\(\))?(\.[^\W\d]\w*(\(\))?)*")
 
