@@ -55,7 +55,7 @@ def test_a_hint_begins_a_right_answer_and_each_costs(hints: Any) -> None:
 
 def test_a_few_steps_of_the_tutorial_teach(hints: Any, tmp_path: Path) -> None:
     """Of the same 48 held-out problems more are solved, sooner, than before."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     numbers = random.Random(0)
     while len(rows) < 1000:
         terms = [numbers.randint(1, 25)]
