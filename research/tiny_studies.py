@@ -56,7 +56,9 @@ def tested(name: str) -> Tested:
     lines = sorted(counts(name), key=lambda line: line["step"])
     ks = tuple(k for k in KS if k <= lines[0]["samples"])
     shares = shares_of(lines[0]["samples"], ks)
-    best, final, steps = {}, {}, {}
+    best: dict[tuple[str, int], np.ndarray] = {}
+    final: dict[tuple[str, int], np.ndarray] = {}
+    steps: dict[tuple[str, int], int] = {}
     for line in lines:
         key = line["arm"], line["seed"]
         final[key] = best_of_k(line["counts"], shares)
