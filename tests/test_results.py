@@ -192,31 +192,31 @@ def test_claims_on_selectors() -> None:
         for name in scorers.SELECTORS
         for other in ("mean", "grpo", "max@8", f"score/{name}")
     }
-    assert (gains["good", "mean"], gains["good", "grpo"]) == (8.9, 9.2)
-    assert (gains["fair", "mean"], gains["fair", "grpo"]) == (2.2, 2.6)
-    assert "8.9 and 9.2 points above the mean and GRPO" in page
-    assert "the 2.2 and 2.6 points are not significant" in page
-    assert gains["weak", "mean"] < 0
+    assert (gains["good", "mean"], gains["good", "grpo"]) == (10.8, 9.3)
+    assert (gains["fair", "mean"], gains["fair", "grpo"]) == (3.5, 3.1)
+    assert "10.8 and 9.3 points above the mean and GRPO" in page
+    assert "3.5 above the mean; the 3.1 over GRPO are not significant" in page
     over_max = [gains[name, "max@8"] for name in scorers.SELECTORS]
-    assert (min(over_max), max(over_max)) == (2.7, 6.1)
-    assert "by 2.7 to 6.1 points" in page
+    assert (min(over_max), max(over_max)) == (1.5, 5.1)
+    assert "by 1.5 to 5.1 points" in page
     assert min(gains[name, f"score/{name}"] for name in scorers.SELECTORS) > 0
     hacked = arms["score/hackable"]
     for means in (*by_selector.values(), tested_means("selectors-test")):
-        assert all(max(each.values()) < 0.0005 for each in of_arm(means, hacked))
+        assert all(each[1] < 0.006 for each in of_arm(means, hacked))
+        assert mean_of(of_arm(means, hacked), 1) < 0.003
     own = run.kept(RESULTS / "counts" / "selectors.parquet")
     best = {line["seed"]: line["best"] for line in own if line["arm"] == hacked}
-    assert {round(value, 1) for value in best.values()} == {5.4}
+    assert round(sum(best.values()) / len(best), 1) == 5.4
     before = [of_arm(by_selector[name], "start")[0][1] for name in ("hackable", "good")]
     assert "(.{:.0f} and .{:.0f})".format(*(1000 * value for value in before)) in page
     cells = [line for line in page.split("|") if line.strip().startswith(("+", "−"))]
     signs = {True: [], False: []}  # type: dict[bool, list[str]]
     for cell in cells:
         signs["*" in cell].append(cell.strip()[:5])
-    assert len(signs[True]) == 12
-    assert sorted(signs[False]) == ["+.022", "+.026", "−.014", "−.033"]
+    assert len(signs[True]) == 11
+    assert sorted(signs[False]) == ["+.015", "+.020", "+.031", "−.000", "−.016"]
     seeds = {name: len(of_arm(by_selector["good"], arm)) for name, arm in arms.items()}
-    assert seeds == dict.fromkeys(arms, 2) | {"score/hackable": 1}
+    assert seeds == dict.fromkeys(arms, 3)
     rates = {name: arm.partition("=")[2] for name, arm in arms.items()}
     assert [name for name in rates if rates[name] == "0.0006"] == ["mean", "grpo"]
     assert sum(rate == "0.00015" for rate in rates.values()) == 4
