@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from bestofk.config import read
 from bestofk.messages import unknown
 from bestofk.rewards import UnscoredGuard
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 BATCH = 64
 """Samples judged at once, at most."""
+CONVERSATIONS = TypeAdapter(Conversation)
 ESCAPED = "backslashreplace"
 """How half a surrogate pair, which UTF-8 cannot hold, is written: as JSON writes it."""
 
@@ -161,10 +164,8 @@ def group_of(sample: Mapping[str, Any], prompt: Prompt) -> Group:
     talk = sample.get("conversation")
     if talk is None:
         return Group(prompt, (Trajectory(text=sample["completion"]),))
-    from pydantic import TypeAdapter
-
-    conversation = TypeAdapter(Conversation).validate_python(talk)
     shown = sample["prompt"] if isinstance(sample["prompt"], str) else tuple(sample["prompt"])
+    conversation = CONVERSATIONS.validate_python(talk)
     trajectory = Trajectory(text=sample["completion"], conversation=conversation)
     return Group(replace(prompt, text=shown), (trajectory,))
 
@@ -307,10 +308,7 @@ class LocalModel:
 def with_conversation(prompt: Prompt, talk: Conversation) -> dict[str, Any]:
     """What the journal keeps of a trajectory beside its last message: the prompt that was shown,
     and what happened with the environment."""
-    from pydantic import TypeAdapter
-
-    plain = TypeAdapter(Conversation).dump_python(talk, mode="json")
-    return {"prompt": prompt.text, "conversation": plain}
+    return {"prompt": prompt.text, "conversation": CONVERSATIONS.dump_python(talk, mode="json")}
 
 
 def draw_from_endpoint(
