@@ -7,6 +7,7 @@ tokens; tests of TRL compare with the same, for the same classes.
 import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -214,3 +215,15 @@ def test_the_check_says_what_an_environment_needs(chat, changed, said):
     with pytest.raises(ValueError, match=said):
         check(configured(chat, *changed))
     assert "max@2" in check(configured(chat, "+algorithm.bestofk.environment=python"))
+
+
+def test_the_settings_of_the_page_are_accepted(chat, tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "adapters" / "verl.md"
+    block = page.read_text(encoding="utf-8").partition("\nturns=(")[2].partition("```")[0]
+    given = " ".join(part.partition(")")[0] for part in block.split("=("))
+    (tmp_path / "guess.py").write_text("from environments.chat_models import Guess\n")
+    words = given.replace("/shared", str(tmp_path)).split()
+    assert len(words) == 4
+    config = native.composed(*TURNS, f"actor_rollout_ref.model.path={chat}", *words)
+    assert "max@2" in check(config)
+    assert config.algorithm.bestofk.limits.turns == 6

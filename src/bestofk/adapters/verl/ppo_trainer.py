@@ -23,6 +23,7 @@ from .ppo_settings import (
     LEGACY,
     NAME,
     NAME_SCORER,
+    check_environment,
     check_settings,
     chosen,
     exact_loss,
@@ -61,6 +62,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
         if config.algorithm.adv_estimator == NAME or exact_loss(config):
             for caution in check_settings(config)[1]:
                 warnings.warn(f"biased update: {caution}", ObjectiveWarning, stacklevel=2)
+        check_environment(config)
         init(self, config, *args, **named)
 
     return checked
