@@ -1,8 +1,11 @@
-"""The words of messages and errors: suggestions for mistyped names, counts, printable text."""
+"""The words of messages and errors: suggestions for mistyped names, counts, printable text; and
+where lines of progress go."""
 
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Iterable
 
 
@@ -92,3 +95,14 @@ def printable(text: str) -> str:
     'a�[31mb'
     """
     return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def is_quiet() -> bool:
+    """Whether the command was given --quiet."""
+    return bool(os.environ.get("BESTOFK_QUIET"))
+
+
+def say_aside(text: str) -> None:
+    """A line of progress on standard error; nothing with --quiet."""
+    if not is_quiet():
+        print(text, file=sys.stderr, flush=True)

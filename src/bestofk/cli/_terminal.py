@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from bestofk.messages import printable
-
-
-def is_quiet() -> bool:
-    """Whether the command was given --quiet."""
-    return bool(os.environ.get("BESTOFK_QUIET"))
+from bestofk.messages import is_quiet, printable
 
 
 @contextlib.contextmanager
@@ -34,12 +28,6 @@ def bar(text: str, total: float, *, transient: bool = False) -> Iterator[Callabl
 def say(text: str) -> None:
     """A line on standard output; nothing in it is markup or an escape sequence."""
     print(wrapped(printable(text)))
-
-
-def say_aside(text: str) -> None:
-    """A line of progress on standard error; nothing with --quiet."""
-    if not is_quiet():
-        print(text, file=sys.stderr, flush=True)
 
 
 def wrapped(text: str, stream: TextIO | None = None) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.cli._terminal import say_aside
 from bestofk.hub import check_hub_id
+from bestofk.messages import say_aside
 
 
 class ModelOptions(VerbOptions):

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from bestofk.cli._files import ReadingOptions
 from bestofk.cli._options import argument, option, parsed
-from bestofk.cli._terminal import is_quiet, say
-from bestofk.messages import printable
+from bestofk.cli._terminal import say
+from bestofk.messages import counted, is_quiet, printable
 from bestofk.reports import SAMPLES, Report, load, make, page_of
 
 
@@ -146,11 +146,3 @@ def show(report: Report) -> None:
         f"{counted(len(findings.problems), 'problem')}, {counted(samples, 'sample')}; "
         f"{report.size / 1e6:.2f} MB"
     )
-
-
-def counted(count: int, what: str) -> str:
-    """
-    >>> counted(1, "run"), counted(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{count:,} {what}" + ("s" if count != 1 else "")

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from bestofk.api.sampling_run import LocalModel, SampleFile, draw_from_endpoint
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.cli._terminal import bar, is_quiet, say_aside
+from bestofk.cli._terminal import bar
 from bestofk.config import read
 from bestofk.environments.limits import TurnLimits
+from bestofk.messages import is_quiet, say_aside
 from bestofk.sampling.sampler import Sampling
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, option, parsed
-from bestofk.cli._terminal import say_aside
+from bestofk.messages import say_aside
 from bestofk.types import Prompt
 
 if TYPE_CHECKING:

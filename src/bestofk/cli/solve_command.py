@@ -14,7 +14,7 @@ from pydantic import Field
 
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import option, parsed
-from bestofk.cli._terminal import bar, is_quiet, say
+from bestofk.cli._terminal import bar, say
 from bestofk.cli.sample_command import SampleOptions, drawer_of, problems_of, run_of
 from bestofk.deploy.choosing import (
     Chooser,
@@ -24,7 +24,7 @@ from bestofk.deploy.choosing import (
     planned,
     rounds,
 )
-from bestofk.messages import counted
+from bestofk.messages import counted, is_quiet
 from bestofk.storage import check_writable, write_atomically
 from bestofk.types import reaches
 

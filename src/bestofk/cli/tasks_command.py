@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import VerbOptions, argument, option, parsed
+from bestofk.messages import say_aside
 from bestofk.storage import json_safe
 
 if TYPE_CHECKING:
@@ -97,14 +98,14 @@ def show(arguments: TaskShowOptions) -> int:
         return play_prompts(arguments)
     from bestofk.rewards import verifier
     from bestofk.tasks import task
-    from bestofk.training.task_setup import say_on_stderr, with_accepted_references
+    from bestofk.training.task_setup import with_accepted_references
 
     chosen = task(arguments.task, **json_pairs(arguments.option))
     judge = verifier(chosen.verifier, **chosen.verifier_options) if arguments.judge else None
     split_name = arguments.split or chosen.splits[0]
     with judge or nullcontext():
         if judge is not None:
-            chosen = with_accepted_references(chosen, judge, say=say_on_stderr)
+            chosen = with_accepted_references(chosen, judge, say=say_aside)
         split = chosen.split(split_name)
         prompts = prompts_of(arguments, split_name, split)
         notes = []

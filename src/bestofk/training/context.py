@@ -13,9 +13,10 @@ from functools import cached_property
 import torch
 
 from bestofk.learning import Learner
+from bestofk.messages import is_quiet
 from bestofk.objectives import Objective
 from bestofk.tasks import Split
-from bestofk.training.display import Display, is_quiet, patient
+from bestofk.training.display import Display, patient
 from bestofk.training.processes import Processes
 from bestofk.training.resolve import RunSettings
 from bestofk.training.setup import RunParts

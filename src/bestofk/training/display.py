@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from bestofk import metrics
+from bestofk.messages import is_quiet
 from bestofk.training.processes import Processes
 from bestofk.training.trackers import start_trackers
 
@@ -86,11 +86,6 @@ class Pace:
         evaluations = -(-self.steps // every) - step // every if every else 0
         to_go = {"step": self.steps - step, "evaluation": evaluations}
         return sum(self._spent[kind] / max(self._done[kind], 1) * to_go[kind] for kind in to_go)
-
-
-def is_quiet() -> bool:
-    """Whether the command was given --quiet: no lines of progress."""
-    return bool(os.environ.get("BESTOFK_QUIET"))
 
 
 def step_line(

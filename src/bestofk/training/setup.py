@@ -13,10 +13,10 @@ from bestofk.config import ModelSection, SamplingSection
 from bestofk.environments.author_class import EnvironmentClasses
 from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
+from bestofk.messages import say_aside
 from bestofk.models.causal import context_length
 from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampler
-from bestofk.training.display import is_quiet
 from bestofk.training.processes import Processes, check_shards
 from bestofk.training.resolve import RunSettings
 from bestofk.training.task_setup import (
@@ -25,7 +25,6 @@ from bestofk.training.task_setup import (
     evaluation_sets,
     judge_of,
     make_task,
-    say_on_stderr,
     ways_to_watch,
 )
 from bestofk.types import Verifier
@@ -73,9 +72,9 @@ def make_sets(
         threshold=evaluation.threshold,
         seed=settings.run.seed,
     )
-    if processes.main and not is_quiet():
+    if processes.main:
         for line in ways_to_watch(chosen, settings.task.held_out, settings.loss.kl):
-            say_on_stderr(line)
+            say_aside(line)
     own = EvaluationSet("", task, judge, chosen, evaluation.split)
     return own, *evaluation_sets(evaluation, settings.task, task, verifier, settings.facts, new)
 

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,13 +17,13 @@ import numpy as np
 from bestofk import tasks
 from bestofk.config import EvaluationSection, TaskAdvanced, TaskSection
 from bestofk.environments.author_class import EnvironmentClasses, OwnReward, load_environment
+from bestofk.messages import is_quiet, say_aside
 from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
 from bestofk.rewards.combine import watched
 from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
-from bestofk.training.display import is_quiet
 from bestofk.training.processes import Processes
 from bestofk.training.resolve import ModelFacts
 from bestofk.types import Group, Prompt, Verdict, Verifier, reaches
@@ -52,7 +51,7 @@ def make_task(
         facts: of the model, to leave out prompts that do not fit into it with `new_tokens` more.
         threshold, seed: see `make_prompts`.
     """
-    say = say_on_stderr if processes and processes.main and not is_quiet() else None
+    say = say_aside if processes and processes.main and not is_quiet() else None
     task = make_prompts(section, threshold=threshold, seed=seed, say=say)
     if facts is not None:
         task = with_fitting_prompts(task, facts.config, facts.tokenizer, new_tokens)
@@ -68,10 +67,10 @@ def make_task(
             judge.check_prompts(split[:] if section.name == "dataset" else split[:64])
 
     for line in task.look(section.split) if say else ():
-        say_on_stderr(line)
+        say_aside(line)
     if say and isinstance(judge, BatchVerifier):
         for line in judge.notes(task.split(section.split)[:64]):
-            say_on_stderr(line)
+            say_aside(line)
 
     def judge_safely(groups: Sequence[Group]) -> list[list[Verdict]]:
         if not groups:
@@ -453,7 +452,3 @@ def _stored(place: Any) -> Mapping[str, str | None]:
         return json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # there is none yet, or another version wrote it
         return {}
-
-
-def say_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ import ast
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from bestofk.rewards.code.reach import names_in
 from bestofk.rewards.code.statements import PURE_BUILTINS, SWALLOW, parse
 
 Plan = tuple[str, list[str]]
@@ -66,9 +67,9 @@ def _is_assert(tree: ast.Module) -> bool:
 
 def _catches_failures(tree: ast.AST) -> bool:
     """Whether a test may expect an assert to fail, or catch it."""
-    nodes = list(ast.walk(tree))
+    nodes = ast.walk(tree)
     bare = any(isinstance(node, ast.ExceptHandler) and node.type is None for node in nodes)
-    return bare or bool(SWALLOW & _loaded(nodes))
+    return bare or bool(SWALLOW & names_in(tree, kind=ast.Load))
 
 
 def hoisted(source: str, names: Collection[str], *, nothing_follows: bool = True) -> Plan | None:
@@ -79,6 +80,8 @@ def hoisted(source: str, names: Collection[str], *, nothing_follows: bool = True
 
     >>> hoisted("assert f(1, key=2) == x", ["f"])
     ("__held__(0, ('x',), __answer_0__=f(1, key=2))", ['assert __answer_0__ == x'])
+    >>> hoisted("assert math.isclose(f(1), x)", ["f"])[0]  # a library is there later too
+    "__held__(0, ('x',), __answer_0__=f(1))"
     >>> hoisted("assert f(1) or f(2) == 3", ["f"]) is None
     True
     """
@@ -109,8 +112,8 @@ class _Cutter(ast.NodeTransformer):
         pure = all(map(_is_pure, ast.walk(node)))
         if _mentions(node, self.programs) or (self.pure_only and not pure):
             self.cuts_all = False
-        used = _loaded(ast.walk(node)) - _stored(node) - hoister.asked.keys() - _LIBRARIES
-        copied = sorted(used) if pure else []
+        used = names_in(node, kind=ast.Load) - names_in(node, kind=ast.Store)
+        copied = sorted(used - hoister.asked.keys() - _LIBRARIES) if pure else []
         self.later.append(ast.unparse(node))
         position = ast.Constant(len(self.later) - 1)
         variables = ast.Tuple([ast.Constant(name) for name in copied], ast.Load())
@@ -172,7 +175,8 @@ class _Hoister(ast.NodeTransformer):
             return node
         inner = _Hoister(self.programs, self.numbers)
         node.elt = inner.visit(node.elt)
-        bound = sorted(_stored(*node.generators) & _loaded(ast.walk(node.elt)))
+        read = names_in(node.elt, kind=ast.Load)
+        bound = sorted(read & names_in(*node.generators, kind=ast.Store))
         copies: list[ast.expr] = [ast.Call(_name("__copy__"), [_name(name)], []) for name in bound]
         row = ast.Tuple([*inner.asked.values(), *copies], ast.Load())
         rows = self._answer(ast.ListComp(row, node.generators))
@@ -188,16 +192,7 @@ def _name(name: str) -> ast.Name:
 
 
 def _mentions(node: ast.AST, names: Collection[str]) -> bool:
-    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
-
-
-def _loaded(nodes: Iterator[ast.AST] | Sequence[ast.AST]) -> set[str]:
-    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _stored(*nodes: ast.AST) -> set[str]:
-    parts = (part for node in nodes for part in ast.walk(node))
-    return {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return not names_in(node).isdisjoint(names)
 
 
 def _called(call: ast.Call) -> str:

@@ -36,7 +36,7 @@ class Reach:
 
     def of(self, node: ast.AST) -> frozenset[str]:
         """The program's names that the value, or the outcome, of this depends on."""
-        return self._union(_names(node))
+        return self._union(names_in(node))
 
     def _union(self, names: Collection[str]) -> frozenset[str]:
         return frozenset().union(*(self._of.get(name, frozenset()) for name in names))
@@ -48,40 +48,39 @@ def _flows(
     """(names that get a value, names it is made of), for all that is bound."""
     for node in nodes:
         if isinstance(node, ast.Assign):
-            yield _names(*node.targets), _names(node.value)
+            yield names_in(*node.targets), names_in(node.value)
         elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-            yield _names(node.target), _names(node.value)
+            yield names_in(node.target), names_in(node.value)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-            yield _names(node.target), _names(node.iter)
+            yield names_in(node.target), names_in(node.iter)
         elif isinstance(node, ast.withitem):
-            yield _names(node.optional_vars), _names(node.context_expr)
+            yield names_in(node.optional_vars), names_in(node.context_expr)
         elif isinstance(node, ast.Try):  # what is set depends on whether this raises
-            yield _set_in(node), _names(*node.body)
+            yield names_in(node, kind=ast.Store), names_in(*node.body)
         elif isinstance(node, ast.If | ast.While):
-            yield _set_in(node), _names(node.test)
+            yield names_in(node, kind=ast.Store), names_in(node.test)
         elif isinstance(node, _FUNCTIONS):
-            yield frozenset([node.name]), _names(*node.body)
+            yield frozenset([node.name]), names_in(*node.body)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func  # `results.append(f(1))` changes what it is called on
             if not (isinstance(function, ast.Name) and function.id in program):
-                yield _names(node.value), _names(node.value)
+                yield names_in(node.value), names_in(node.value)
 
 
-def _set_in(node: ast.AST) -> frozenset[str]:
+def names_in(
+    *nodes: ast.AST | None, kind: type[ast.expr_context] = ast.expr_context
+) -> frozenset[str]:
+    """The names in some code; of one kind, those that are read (`ast.Load`) or set (`ast.Store`).
+
+    >>> sorted(names_in(ast.parse("x = f(y)"))), *names_in(ast.parse("x = y"), kind=ast.Store)
+    (['f', 'x', 'y'], 'x')
+    """
     return frozenset(
-        inner.id
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-    )
-
-
-def _names(*nodes: ast.AST | None) -> frozenset[str]:
-    return frozenset(
-        inner.id
+        part.id
         for node in nodes
         if node is not None
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Name)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, kind)
     )
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bestofk.rewards.code.reach import Reach, refuse_programs_as_judges
+from bestofk.rewards.code.reach import Reach, names_in, refuse_programs_as_judges
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -114,7 +114,7 @@ def _statements(body: Sequence[ast.stmt], setup: str, names: dict[str, str]) -> 
             f"no test comes after `{_shown(unseen)}`, and its failure would go unnoticed: assert "
             "what it should give, or remove it"
         )
-    _refuse_unused(body, inner, helpers)
+    _refuse_unused(body, helpers)
     last = max((at for at, (_, is_test) in enumerate(cut) if is_test), default=-1)
     pure = not setup.strip() and all(map(_is_pure, body))
     return Statements(tuple(cut[: last + 1]), names, tuple(sorted(modules)), pure)
@@ -181,18 +181,17 @@ def _refuse_swallowed(nodes: Sequence[ast.AST]) -> None:
         if not any(isinstance(part, ast.Assert) for part in tried):
             continue
         for handler in node.handlers:
-            caught = {n.id for n in ast.walk(handler) if isinstance(n, ast.Name)}
             fails = any(isinstance(n, ast.Raise | ast.Assert) for n in ast.walk(handler))
-            if not fails and (handler.type is None or caught & SWALLOW):
+            if not fails and (handler.type is None or names_in(handler) & SWALLOW):
                 raise ValueError(
                     f"`{_shown(node)}` catches its own assert: catch the error that is expected, "
                     "and assert in `else`"
                 )
 
 
-def _refuse_unused(body: Sequence[ast.stmt], nodes: Sequence[ast.AST], helpers: set[str]) -> None:
+def _refuse_unused(body: Sequence[ast.stmt], helpers: set[str]) -> None:
     """Asserts inside of what is defined and never used would never run."""
-    used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    used = names_in(*body, kind=ast.Load)
     for statement in body:
         if isinstance(statement, _FUNCTIONS | ast.ClassDef):
             name = statement.name
@@ -323,11 +322,10 @@ PURE_BUILTINS = {
 
 def _is_pure(statement: ast.stmt) -> bool:
     """An assert over calls, operators and literals: no import, no assignment, no attribute."""
-    names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
     return (
         isinstance(statement, ast.Assert | ast.Expr)
         and all(isinstance(node, _PURE) for node in ast.walk(statement))
-        and all(name in PURE_BUILTINS or not hasattr(builtins, name) for name in names)
+        and all(n in PURE_BUILTINS or not hasattr(builtins, n) for n in names_in(statement))
     )
 
 
