@@ -41,6 +41,13 @@ def test_every_subset_counts_what_ended_in_time(metric: Any) -> None:
     assert (found[5].estimate == curve(table, metric).estimate).all()
 
 
+def test_a_longer_trajectory_gets_the_least_reward_that_is_stated() -> None:
+    table = samples([[0.5, 0.75, 1.0]], turns=[[1, 3, 3]])
+    found = curves_by_turns(table, "max@k", bounds=(0.25, 1.0))
+    assert found[1].at(1).value == pytest.approx((0.5 + 0.25 + 0.25) / 3, abs=1e-12)
+    assert found[3].at(1).value == pytest.approx(0.75, abs=1e-12)
+
+
 def test_a_trajectory_that_could_not_be_scored_stays_so_at_every_limit() -> None:
     table = samples([[1.0, None, 1.0, 0.0]], turns=[[3, 3, 1, 1]])
     short = table.within(1)

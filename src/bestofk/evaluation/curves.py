@@ -123,11 +123,11 @@ def curves_by_turns(samples: Samples, metric: Metric, **options: Any) -> dict[in
     Args:
         options: as in `curve`.
     """
-    most = samples.most_turns
+    most, (least, _) = samples.most_turns, options.get("bounds") or (None, None)
     if most == 1 or metric not in ("pass@k", "max@k"):
         return {}
     shown = sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
-    return {turns: curve(samples.within(turns), metric, **options) for turns in shown}
+    return {turns: curve(samples.within(turns, least=least), metric, **options) for turns in shown}
 
 
 def _cost_notes(

@@ -96,13 +96,13 @@ class Samples:
         stated = np.ones(1) if self.turns is None else self.turns
         return int(np.nan_to_num(stated, nan=1.0, posinf=1.0).max(initial=1.0))
 
-    def within(self, turns: int) -> Samples:
-        """The run with at most so many turns: a longer trajectory gets 0, or the least reward of
-        the run where that is negative."""
+    def within(self, turns: int, *, least: float | None = None) -> Samples:
+        """The run with at most so many turns: a longer trajectory gets the least reward that there
+        can be, by default 0, or that of the run where it is negative."""
         if turns >= self.most_turns or self.turns is None:
             return self
         scored = ~np.isnan(self.rewards)
-        least = self.rewards[scored].min(initial=0.0)
+        least = self.rewards[scored].min(initial=0.0) if least is None else least
         return replace(self, rewards=np.where((self.turns > turns) & scored, least, self.rewards))
 
     def of(self, problem: int) -> slice:
