@@ -39,7 +39,8 @@ class Answers:
         self.heard = 0
 
     def __call__(self, text: str) -> str | None:
-        time.sleep(self.wait)
+        if self.wait:
+            time.sleep(self.wait)
         self.heard += 1
         return REPLY if self.heard == 1 else None
 

@@ -72,17 +72,13 @@ class ChatTurns:
         return encode(self.tokenizer, prompt, self.schemas, self.options)
 
     def reply(self, messages: Sequence[Message], last: int, ends: Collection[int]) -> list[int]:
-        """The ids after a message of the model: its end, these messages, the start of the next.
+        """The ids after a message of the model: see `written` and `reply_ids`."""
+        return reply_ids(self.tokenizer, [self.written(messages)], [last], ends)[0]
 
-        Args:
-            last: the last token that the model drew; where it ended the message as the template
-                does, that end is not repeated.
-            ends: ids that end a message.
-        """
+    def written(self, messages: Sequence[Message]) -> str:
+        """What follows a message of the model: its end, these messages, the start of the next."""
         plain = [{**message, "content": self._harmless(message["content"])} for message in messages]
-        text = self.between(plain) if self.chat else "".join(each["content"] for each in plain)
-        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return ids[1:] if ids and ids[0] == last and last in ends else ids
+        return self.between(plain) if self.chat else "".join(each["content"] for each in plain)
 
     def between(self, replies: Sequence[Message]) -> str:
         """What the template writes after a message of the model, up to the start of its next.
@@ -141,6 +137,25 @@ class ChatTurns:
         for mark in self.marks:
             text = text.replace(mark, f"< {mark[1:]}")
         return text
+
+
+def reply_ids(
+    tokenizer: Any, texts: Sequence[str], last: Sequence[int], ends: Collection[int]
+) -> list[list[int]]:
+    """The ids of texts that follow messages of the model, all in one call: most of its time is
+    spent outside of Python.
+
+    Args:
+        last: the last token that the model drew before each; where it ended the message as the
+            template does, that end is not repeated.
+        ends: ids that end a message.
+    """
+    if not texts:
+        return []
+    distinct = list(dict.fromkeys(texts))
+    encoded = dict(zip(distinct, tokenizer(distinct, add_special_tokens=False)["input_ids"]))
+    rows = [(encoded[text], token) for text, token in zip(texts, last, strict=True)]
+    return [ids[1:] if ids[:1] == [token] and token in ends else ids for ids, token in rows]
 
 
 def schema_of(name: str, tool: Callable[..., Any]) -> dict[str, Any]:

@@ -42,11 +42,16 @@ class OpenConversation:
         """
         make = environments.maker_of(self.prompt)
         where = class_name(make)
-        try:
-            self.environment = self._limited(make, {})
+
+        def start() -> Any:
+            nonlocal where
+            self.environment = make()
             arguments = environments.reset_arguments(self.environment, self.prompt, seed)
             where = f"{where}.reset"
-            added = self._limited(self.environment.reset, arguments)
+            return self.environment.reset(**arguments)
+
+        try:
+            added = self._limited(start, {})
             if not isinstance(added, str | None):
                 raise TypeError(f"reset returns text or None, got {type(added).__name__}")
             self.observation = added

@@ -19,13 +19,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bestofk.environments.author_class import EnvironmentClasses, tools_of
-from bestofk.environments.chat_turns import ChatTurns
+from bestofk.environments.chat_turns import ChatTurns, reply_ids
 from bestofk.environments.conversation import OpenConversation, with_observation
 from bestofk.environments.limits import TurnLimits
-from bestofk.sampling.decode import Drawn, trajectory
+from bestofk.sampling.decode import Drawn, texts_of, up_to_stop, without_end
 from bestofk.sampling.prompts import digests, uniforms
 from bestofk.sampling.sampler import Sampling
-from bestofk.types import Ending, Group, Prompt, Trajectory
+from bestofk.types import Ending, Group, Message, Prompt, Trajectory
 
 
 @dataclass
@@ -33,6 +33,8 @@ class OpenTrajectory(OpenConversation):
     """A conversation as tokens."""
 
     text: ChatTurns = field(kw_only=True)
+    replies: list[Message] = field(default_factory=list)
+    """To the turn before, until they are appended."""
     tokens: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -59,38 +61,56 @@ class OpenTrajectory(OpenConversation):
         *,
         longest: int,
         ends: Collection[int],
-        stop: Sequence[str] = (),
-    ) -> list[int] | None:
-        """Append a turn that the policy drew, up to the limits; let the environment answer it.
+    ) -> None:
+        """Append a turn that the policy drew, up to the limits, and what the environment answers.
 
         Args:
             longest: tokens that the trajectory may have.
             ends: ids that end a turn.
-            stop: texts that end a turn.
-
-        Returns:
-            What the environment adds, or None where the trajectory is over.
         """
         most, tokenizer = self.free(longest), self.text.tokenizer
-        ids, log_probs = list(ids)[:most], list(log_probs)[:most]
+        ids = list(ids)[:most]
+        (text,) = texts_of(tokenizer, [without_end(ids, ends)])
+        log_probs = list(log_probs)[:most]
+        answer = self.heard(ids, log_probs, text, longest=longest, ends=ends)
+        if answer is not None:
+            self.told(*reply_ids(tokenizer, [answer], ids[-1:], ends), longest=longest)
+
+    def heard(
+        self,
+        ids: list[int],
+        log_probs: list[float],
+        text: str,
+        *,
+        longest: int,
+        ends: Collection[int],
+        stop: Sequence[str] = (),
+    ) -> str | None:
+        """Append a turn and let the environment answer it; what follows it, as text, or None where
+        the trajectory is over.
+
+        Args:
+            text: of the turn, without its end.
+            stop: texts that end a turn.
+        """
         self.add(ids, log_probs, own=True)
-        drawn = trajectory(np.array(ids), np.array(log_probs), tokenizer, frozenset(ends), stop)
-        room = longest - len(self.tokens)
-        if self.ended_by is None and drawn.finish_reason == "length":
+        text, is_cut = up_to_stop(text, stop)
+        if self.ended_by is None and not is_cut and ids[-1] not in ends:
             within: Ending = "turn_tokens" if self.own_room else "own_tokens"
-            self.ended_by = within if room else "length"
-        replies = self.hear(drawn.text, self.text.calls(ids))
+            self.ended_by = within if longest > len(self.tokens) else "length"
+        self.replies = self.hear(text, self.text.calls(ids))
         if self.ended_by is None and not self.own_room:
             self.ended_by = "own_tokens"
-        if self.ended_by is not None:
-            return None
-        told = self.text.reply(replies, self.tokens[-1], ends)
-        if len(told) >= room:
+        return None if self.ended_by else self.text.written(self.replies)
+
+    def told(self, ids: list[int], *, longest: int) -> list[int] | None:
+        """Append what follows a turn, or end the trajectory where that does not fit."""
+        if len(self.tokens) + len(ids) >= longest:
             self.ended_by = "length"
             return None
-        self.messages += replies
-        self.add(told, [0.0] * len(told), own=False)
-        return told
+        self.messages += self.replies
+        self.add(ids, [0.0] * len(ids), own=False)
+        return ids
 
     def trajectory(self) -> Trajectory:
         talk = self.conversation()
@@ -121,27 +141,36 @@ class OpenGroups:
     rows: list[OpenTrajectory]
     """n of each prompt, one prompt after another."""
     sampling: Sampling
-    ends: frozenset[int]
-    """Ids that end a turn."""
+    sampler: Any
     threads: ThreadPoolExecutor
+
+    def longest(self, at: int) -> int:
+        """Tokens that a trajectory may have."""
+        return self.room[at // self.sampling.n]
 
     def free(self, at: int) -> int:
         """Tokens that the next turn of a row may have."""
-        return self.rows[at].free(self.room[at // self.sampling.n])
+        return self.rows[at].free(self.longest(at))
 
-    def ask(self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> list[Future[Reply]]:
+    def ask(self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> list[Future[str | None]]:
         """Let environments answer turns (row, tokens, log-probs), each in a thread."""
-        return [self.threads.submit(self._answer, *turn) for turn in turns]
+        ends, stop = self.sampler.ends, self.sampling.stop
+        shown = [without_end(ids[: self.free(at)], ends) for at, ids, _ in turns]
+        replies = []
+        for (at, *drawn), text in zip(turns, texts_of(self.sampler.tokenizer, shown), strict=True):
+            ids, log_probs = (each[: self.free(at)].tolist() for each in drawn)
+            heard = partial(self.rows[at].heard, longest=self.longest(at), ends=ends, stop=stop)
+            replies.append(self.threads.submit(heard, ids, log_probs, text))
+        return replies
 
-    def _answer(self, at: int, ids: np.ndarray, log_probs: np.ndarray) -> Reply:
-        told = self.rows[at].take(
-            ids.tolist(),
-            log_probs.tolist(),
-            longest=self.room[at // self.sampling.n],
-            ends=self.ends,
-            stop=self.sampling.stop,
-        )
-        return None if told is None else (told, self.free(at))
+    def told(self, answers: Sequence[tuple[int, str | None]]) -> list[Reply]:
+        """What follows the turns of rows: the answers of their environments, as tokens."""
+        texts = {at: text for at, text in answers if text is not None}
+        last = [self.rows[at].tokens[-1] for at in texts]
+        tokenizer, ends = self.sampler.tokenizer, self.sampler.ends
+        rows = dict(zip(texts, reply_ids(tokenizer, list(texts.values()), last, ends)))
+        fits = {at: self.rows[at].told(ids, longest=self.longest(at)) for at, ids in rows.items()}
+        return [None if fits.get(at) is None else (rows[at], self.free(at)) for at, _ in answers]
 
 
 class TurnSampler:
@@ -235,7 +264,7 @@ class TurnSampler:
             self._room(prompt, len(start), sampling.max_new_tokens)
             for prompt, start in zip(shown, starts)
         ]
-        return OpenGroups(shown, starts, room, rows, sampling, self.sampler.ends, threads)
+        return OpenGroups(shown, starts, room, rows, sampling, self.sampler, threads)
 
     def _room(self, prompt: Prompt, start: int, most: int) -> int:
         """Tokens that the trajectories of a prompt may have."""
@@ -250,7 +279,7 @@ class TurnSampler:
     def _in_engine(self, made: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
         """All turns by a sampler that takes replies while it decodes; whether it can."""
         first = [made.free(at) for at in range(0, len(made.rows), sampling.n)]
-        options = {"room": made.room, "first": first, "ask": made.ask}
+        options = {"room": made.room, "first": first, "ask": made.ask, "told": made.told}
         return bool(self.sampler.converse(made.starts, draws, sampling, **options))
 
     def _turn_by_turn(self, made: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
@@ -258,9 +287,9 @@ class TurnSampler:
         active = list(range(len(made.rows)))
         while active:
             turns = self._draw(made, active, draws, sampling)
-            replies = made.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)])
-            ended = [reply.result() is None for reply in replies]
-            active = [at for at, over in zip(active, ended) if not over]
+            asked = made.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)])
+            replies = made.told([(at, each.result()) for at, each in zip(active, asked)])
+            active = [at for at, reply in zip(active, replies) if reply is not None]
         return True
 
     def _draw(

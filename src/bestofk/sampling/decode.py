@@ -383,23 +383,31 @@ def trajectory(
     Args:
         text: of the tokens without the ending one, where it is known already.
     """
-    ended = int(tokens[-1]) in ends
     if text is None:
-        shown = tokens[:-1] if ended else tokens
-        text = str(tokenizer.decode(shown.tolist(), skip_special_tokens=True))
-    cuts = [text.index(word) for word in stop if word in text]
-    if cuts:
-        text = text[: min(cuts)]
-    reason: FinishReason = "stop" if ended or cuts else "length"
+        (text,) = texts_of(tokenizer, [without_end(tokens, ends)])
+    text, is_cut = up_to_stop(text, stop)
+    reason: FinishReason = "stop" if is_cut or int(tokens[-1]) in ends else "length"
     return Trajectory(tokens, log_probs=log_probs, text=text, finish_reason=reason)
 
 
-def texts_of(tokenizer: Any, rows: Sequence[np.ndarray]) -> list[str]:
+def without_end(ids: Any, ends: Collection[int]) -> Any:
+    """What was drawn, without the token that ended it."""
+    return ids[:-1] if int(ids[-1]) in ends else ids
+
+
+def up_to_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """The text before the first stop string, and whether there is one."""
+    cuts = [text.index(word) for word in stop if word in text]
+    return (text[: min(cuts)], True) if cuts else (text, False)
+
+
+def texts_of(tokenizer: Any, rows: Sequence[np.ndarray | list[int]]) -> list[str]:
     """The text of each row, as `tokenizer.decode` gives it; many rows at once where it can."""
     core = getattr(tokenizer, "backend_tokenizer", None)
+    lists = [row if isinstance(row, list) else row.tolist() for row in rows]
     if core is None or getattr(tokenizer, "clean_up_tokenization_spaces", True):
-        return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
-    return list(core.decode_batch([row.tolist() for row in rows], skip_special_tokens=True))
+        return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in lists]
+    return list(core.decode_batch(lists, skip_special_tokens=True))
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -31,7 +31,7 @@ from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.memory import MemoryPlan, make_plan, room_for
 from bestofk.sampling.engine.scheduler import Scheduler
-from bestofk.sampling.engine.turns import Ask, Reply, Turn, TurnScheduler
+from bestofk.sampling.engine.turns import Ask, Told, TurnScheduler
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt, Trajectory
@@ -157,8 +157,10 @@ class GroupSampler:
         room: Sequence[int],
         first: Sequence[int],
         ask: Ask,
+        told: Told,
     ) -> bool:
-        """Draw n trajectories of each text, whose turns `ask` answers beside the decoding.
+        """Draw n trajectories of each text, whose turns `ask` answers beside the decoding; `told`
+        makes tokens of the answers.
 
         A sequence of a turn is p · n + i. Its log-probs and draws are those of its own tokens: a
         reply takes no number of `draws`.
@@ -175,12 +177,9 @@ class GroupSampler:
         """
 
         def options(batch: list[int]) -> dict[str, Any]:
-            before = batch[0] * sampling.n  # places of a batch follow each other
-
-            def asked(turns: Sequence[Turn]) -> Sequence[Reply]:
-                return ask([each._replace(sequence=before + each.sequence) for each in turns])
-
-            return {"room": np.array(room)[batch], "first": np.array(first)[batch], "ask": asked}
+            limits = {"room": np.array(room)[batch], "first": np.array(first)[batch]}
+            first_sequence = batch[0] * sampling.n  # places of a batch follow each other
+            return {**limits, "ask": ask, "told": told, "first_sequence": first_sequence}
 
         if self.reason is None:
             try:

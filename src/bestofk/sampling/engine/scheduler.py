@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.sampling.decode import texts_of, trajectory
+from bestofk.sampling.decode import texts_of, trajectory, without_end
 from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.operands import EMPTY
 from bestofk.sampling.engine.slots import SlotTable
@@ -184,9 +184,7 @@ class Scheduler:
         lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
         tokens, log_probs = fetched()
         sampled = [ids[:length] for ids, length in zip(tokens, lengths)]
-        texts = texts_of(
-            self.tokenizer, [ids[:-1] if int(ids[-1]) in ends else ids for ids in sampled]
-        )
+        texts = texts_of(self.tokenizer, [without_end(ids, ends) for ids in sampled])
         trajectories = [
             trajectory(ids, values[: len(ids)], self.tokenizer, ends, self.sampling.stop, text)
             for ids, values, text in zip(sampled, log_probs, texts)

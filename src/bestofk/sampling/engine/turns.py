@@ -29,10 +29,14 @@ class Turn(NamedTuple):
     log_probs: np.ndarray
 
 
-Reply: TypeAlias = "Future[tuple[list[int], int] | None]"
-"""The tokens that follow a turn, and how many the next may have; None where it was the last."""
-Ask: TypeAlias = Callable[[Sequence[Turn]], Sequence[Reply]]
+Answer: TypeAlias = "Future[Any]"
+"""What an environment says to a turn."""
+Ask: TypeAlias = Callable[[Sequence[Turn]], Sequence[Answer]]
 """Begins to answer turns."""
+Reply: TypeAlias = tuple[list[int], int] | None
+"""The tokens that follow a turn, and how many the next may have; None where it was the last."""
+Told: TypeAlias = Callable[[Sequence[tuple[int, Any]]], Sequence[Reply]]
+"""Makes replies of answers, with their sequences."""
 
 
 class TurnScheduler(Scheduler):
@@ -44,20 +48,23 @@ class TurnScheduler(Scheduler):
         room: np.ndarray,
         first: np.ndarray,
         ask: Ask,
+        told: Told,
+        first_sequence: int,
         **kwargs: Any,
     ) -> None:
         """
         Args:
             room: tokens that sequences of each prompt may have, at most max_new_tokens.
             first: tokens that the first turn of each may have.
+            first_sequence: what `ask` and `told` call the first sequence.
         """
         super().__init__(*args, **kwargs)
         self.numbers = self.uniform.reshape(len(self.lengths), self.limit)
         self.room = np.repeat(room, self.sampling.n)
         self.turn_ends = np.repeat(first, self.sampling.n)
         """Tokens that sequences have at most when their present turn ends."""
-        self.ask = ask
-        self.asked: dict[int, Reply] = {}
+        self.ask, self.told, self.first_sequence = ask, told, first_sequence
+        self.asked: dict[int, Answer] = {}
         self.drawn = np.zeros(len(self.lengths), dtype=np.int64)
         """Tokens that the policy drew in the turns before."""
 
@@ -122,26 +129,26 @@ class TurnScheduler(Scheduler):
         return (sequences, self.engine.state.fetch(sequences, self.limit)), any_ended
 
     def _ask(self, sequences: np.ndarray, fetched: Fetched) -> None:
+        tokens, log_probs = fetched()
+        starts, lengths = self.turn_starts[sequences], self.lengths[sequences]
         turns = [
-            Turn(int(sequence), ids[start:length].copy(), values[start:length].copy())
-            for sequence, ids, values, start, length in zip(
-                sequences, *fetched(), self.turn_starts[sequences], self.lengths[sequences]
+            Turn(self.first_sequence + each, ids[start:length].copy(), values[start:length].copy())
+            for each, ids, values, start, length in zip(
+                sequences.tolist(), tokens, log_probs, starts, lengths
             )
         ]
-        self.drawn[sequences] += self.lengths[sequences] - self.turn_starts[sequences]
-        for turn in turns:
-            self.last_tokens[turn.sequence] = turn.tokens[-1]
-        self.asked |= zip((turn.sequence for turn in turns), self.ask(turns), strict=True)
+        self.drawn[sequences] += lengths - starts
+        self.last_tokens[sequences] = tokens[np.arange(len(sequences)), lengths - 1]
+        self.asked |= zip(sequences.tolist(), self.ask(turns), strict=True)
 
     def _replies(self, *, wait_for_one: bool) -> dict[int, tuple[list[int], int]]:
         """What environments have answered since; sequences that are over leave."""
-        if wait_for_one and self.asked:
-            done, _ = wait(self.asked.values(), PATIENCE)
-            if not done:
-                wait(self.asked.values(), return_when=FIRST_COMPLETED)
+        if wait_for_one and self.asked and not wait(self.asked.values(), PATIENCE).done:
+            wait(self.asked.values(), return_when=FIRST_COMPLETED)
+        done = [each for each, answer in self.asked.items() if answer.done()]
+        answers = [(self.first_sequence + each, self.asked.pop(each).result()) for each in done]
         replies = {}
-        for sequence in [each for each, future in self.asked.items() if future.done()]:
-            reply = self.asked.pop(sequence).result()
+        for sequence, reply in zip(done, self.told(answers) if answers else (), strict=True):
             if reply is None:
                 self.unfinished[sequence // self.sampling.n] -= 1
                 self.slots.places.append(int(self.places[sequence]))
