@@ -61,6 +61,70 @@ def test_retry_is_reward_draws_and_tokens_over_all_orders():
     assert "a draw costs 0.05" in notes
 
 
+def test_a_price_of_tokens_is_their_number_times_the_price():
+    price, run = 0.01, RUN
+    found = curve(run, "retry@k:tokens", threshold=1.0, price=price)
+    free = curve(run, "retry@k", threshold=1.0).at(4).value
+    (spent,) = re.findall(r"tokens per problem.* ([\d.]+) at k = 4", " ".join(found.notes))
+    assert found.at(4).value == pytest.approx(free - price * float(spent), abs=1e-4)
+    assert "a token costs 0.01" in found.notes
+    assert found.rows()[0][0] == "retry@1:tokens"
+    assert (found.interval.low < found.estimate).all()
+    (both,) = compare([run, run], ["retry@k:tokens", "retry@k"], threshold=1.0, price=price, at=[4])
+    draws = curve(run, "retry@k", threshold=1.0, price=price).at(4).value
+    assert both.difference == pytest.approx(draws - found.at(4).value)
+    with pytest.raises(ValueError, match=r"retry@k:tokens needs the tokens.*--map tokens=COLUMN"):
+        curve(samples(REWARDS), "retry@k:tokens", threshold=1.0, price=price)
+
+
+RULES = ["", "ties-wrong", "ties-count", "weighted", "weighted:ties-wrong", "weighted:ties-count"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_vote_with_rules_is_its_definition_exact_and_by_random_orders(rule, monkeypatch):
+    answers: list[Any] = [["a", "b", "a", "c", "b"], ["a", None, "b", "c", "c", "b"]]
+    votes = [[1.0, 3.0, 2.0, 0.0, 1.0], [2.0, 9.0, 1.0, 1.0, 0.0, 1.0]]
+    rewards = [[float(each == "b") for each in row] for row in answers]
+    run = samples(rewards, answers=answers, scores=votes)
+
+    def worth(p, subset):
+        tally: dict[str, float] = {}
+        for j in subset:
+            own, answer = votes[p][j] if "weighted" in rule else 1.0, answers[p][j]
+            if answer is not None and own:
+                tally[answer] = tally.get(answer, 0.0) + own
+        lead = [each for each in tally if tally[each] == max(tally.values())]
+        if "count" in rule or "b" not in lead:
+            return float("b" in lead)
+        return 1.0 if len(lead) == 1 else 0.0 if "wrong" in rule else 1 / len(lead)
+
+    metric: Any = f"maj@k:{rule}".strip(":")
+    exact = curve(run, metric).estimate
+    expected = [over_subsets(worth, [(0, 5), (1, 6)], k) for k in range(1, 6)]
+    np.testing.assert_allclose(exact, expected, atol=1e-12)
+    monkeypatch.setattr("bestofk.evaluation.voting.EXACT_WORK", 0.0)
+    np.testing.assert_allclose(curve(run, metric).estimate, expected, atol=0.06)
+
+
+def test_a_soft_choice_is_one_of_k_in_proportion_to_the_exponential_of_its_score():
+    found = curve(RUN, "select@k:soft")
+
+    def worth(p, subset):
+        chances = np.exp(SCORES[p][list(subset)])
+        chances = chances if chances.any() else np.ones(len(chances))
+        return float(chances @ REWARDS[p][list(subset)] / chances.sum())
+
+    for k in range(1, 6):
+        expected = over_subsets(worth, list(enumerate(map(len, REWARDS))), k)
+        assert found.at(k).value == pytest.approx(expected, abs=1e-12)
+    assert found.rows()[0][0] == "select@1:soft"
+    with pytest.raises(ValueError, match="needs the scores that choose"):
+        curve(samples(REWARDS), "select@k:soft")
+    with pytest.raises(ValueError, match="run: a weighted vote takes scores that are whole"):
+        curve(samples([[0, 1]], answers=[["a", "b"]], scores=[[0.5, 1.0]], name="run"),
+              "maj@k:weighted")  # fmt: skip
+
+
 def test_a_price_is_for_retry_alone_and_is_never_negative():
     run = samples([[0, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0]] * 3, name="a")
     for metric in ("pass@k", "max@k", "pass^k", "mean"):

@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bestofk.cli._terminal import say
-from bestofk.evaluation.verdict_words import ASSUMED, decimals, p_text, percent, powers_of_two
+from bestofk.evaluation.verdict_words import (
+    ASSUMED,
+    decimals,
+    metric_at,
+    p_text,
+    percent,
+    powers_of_two,
+)
 from bestofk.storage import json_safe
 
 if TYPE_CHECKING:
@@ -81,7 +88,7 @@ def print_curve(curve: Curve, ks: Sequence[int], *, wide: bool = False) -> None:
     rows = []
     for k in sorted(set(ks)) or powers_of_two(curve.k):
         at = curve.place(k)
-        name = curve.metric.replace("k", str(k))
+        name = metric_at(curve.metric, k)
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
         rows.append((name, number(curve.estimate[at]), *shown))
     sure = percent(curve.confidence)
@@ -119,7 +126,7 @@ def print_comparison(comparison: Comparison, ks: Sequence[int], *, wide: bool = 
         at, one = comparison.place(k), comparison.at(k)
         places = one.decimals
         row = [
-            comparison.metric.replace("k", str(k)),
+            metric_at(comparison.metric, k),
             f"{comparison.values_a[:, at].mean():.{places}f}",
             f"{comparison.values_b[:, at].mean():.{places}f}",
             f"{one.value:+.{places}f}",

@@ -70,7 +70,7 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     if not chosen.metric and metric == "pass@k" and run.answers is not None:
         metrics.append("maj@k")
     passing: dict[str, Any] = {"threshold": chosen.threshold, "confidence": chosen.confidence}
-    judged = metric in ("pass@k", "pass^k", "maj@k", "retry@k") or chosen.threshold is not None
+    judged = metric.startswith(("pass", "maj", "retry")) or chosen.threshold is not None
     return {
         "name": run.name,
         "metadata": dict(run.metadata),

@@ -140,4 +140,4 @@ def planned(pilot: Samples, k: int, by: Chooser, threshold: float | None = None)
     draws = sum(len(numbers) * failed[numbers.start] for numbers in rounds(k, by))
     interval = result.interval
     value, low, high = (float(each[-1]) for each in (result.estimate, interval.low, interval.high))
-    return Planned(metric.replace("k", str(k)), value, low, high, float(draws))
+    return Planned(metric.replace("@k", f"@{k}"), value, low, high, float(draws))

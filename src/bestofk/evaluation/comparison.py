@@ -93,10 +93,12 @@ def compare(
         values_by_k(run, each, rows, k_max, threshold=threshold, seed=seed, price=price)[:, k - 1]
         for run, each, rows in zip(runs, metrics, kept)
     ]
-    found = [reward_bounds(runs, each, bounds) for each in dict.fromkeys(metrics)]
+    found = [
+        reward_bounds(runs, each, bounds, price=price, k_max=k_max)
+        for each in dict.fromkeys(metrics)
+    ]
     assumed = next((notes for _, notes in found if notes), ())
     size = max(high for (_, high), _ in found) - min(low for (low, _), _ in found)
-    size += price * k_max
     clusters = _clusters(runs, kept, common)
     couples = [
         (a, b) for a, b in itertools.combinations(range(len(runs)), 2) if a == 0 or pairs == "all"
@@ -332,7 +334,9 @@ def crossings(curves: np.ndarray, k: np.ndarray, start: float) -> np.ndarray:
 
 def _solved(run: Samples, rows: np.ndarray, metric: Metric, threshold: float | None) -> np.ndarray:
     """(P',) whether any sample passes; nobody where "pass" is not defined."""
-    undefined = metric in ("max@k", "mean") or (metric == "select@k" and not is_zero_one(run))
+    undefined = metric in ("max@k", "mean") or (
+        metric.startswith("select@k") and not is_zero_one(run)
+    )
     if undefined and threshold is None:
         return np.zeros(len(rows), dtype=bool)
     return passes_and_samples(run, threshold)[0][rows] > 0

@@ -23,6 +23,7 @@ from .intervals import (
 from .per_problem import (
     check_metric,
     check_price,
+    costs_of_a_draw,
     draws_by_k,
     pass_curve,
     passes_and_samples,
@@ -30,7 +31,7 @@ from .per_problem import (
     variance_of_one,
 )
 from .results import Curve, Interval, Metric
-from .verdict_words import ASSUMED, percent, powers_of_two
+from .verdict_words import ASSUMED, metric_at, percent, powers_of_two
 
 
 def curve(
@@ -51,7 +52,8 @@ def curve(
     Args:
         samples: one run.
         metric: "pass@k", "max@k", "maj@k", "select@k" (the best-scored of k is used), "retry@k"
-            (draws until one passes, at most k), "pass^k" (all k right) or "mean".
+            (draws until one passes, at most k), "pass^k" (all k right) or "mean"; with rules as
+            those of objectives, "maj@k:weighted:ties-wrong".
         k_max: the largest k; by default the fewest scored samples of any problem that has one.
         threshold: reward ≥ threshold passes; without it rewards must be 0 or 1.
         bounds: the least and greatest reward there can be; by default [0, 1] where all rewards lie
@@ -60,7 +62,8 @@ def curve(
             out of the whole curve and counted ("drop").
         resamples: bootstrap draws; by default as many as the printed digits need.
         confidence, seed: of the intervals.
-        price: what one draw costs, in units of reward: retry@k is the reward less that.
+        price: what one draw (of retry@k:tokens, one token) costs, in units of reward: retry@k is
+            the reward less that.
 
     Raises:
         ValueError: n < k; rewards that need a threshold; no scored sample at all.
@@ -71,11 +74,11 @@ def curve(
     resamples = draws_for(len(kept)) if resamples is None else resamples
     check_confidence(confidence, resamples)
     values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed, price=price)
-    ends, guessed = reward_bounds([samples], metric, bounds)
-    if price:
-        ends = (ends[0] - price * k_max, ends[1] - price)
-    if metric == "retry@k":
-        notes += _cost_notes(samples, kept, k_max, threshold, price)
+    ends, guessed = reward_bounds([samples], metric, bounds, price=price, k_max=k_max)
+    if metric.startswith("retry@k"):
+        what = "token" if metric == "retry@k:tokens" else "draw"
+        notes += (f"a {what} costs {price:g}",) if price else ()
+        notes += _cost_notes(samples, kept, k_max, threshold)
     clusters = samples.cluster_of(kept)
     spread = over_problems(
         values,
@@ -131,12 +134,12 @@ def curves_by_turns(samples: Samples, metric: Metric, **options: Any) -> dict[in
 
 
 def _cost_notes(
-    samples: Samples, kept: np.ndarray, k_max: int, threshold: float | None, price: float
+    samples: Samples, kept: np.ndarray, k_max: int, threshold: float | None
 ) -> tuple[str, ...]:
     """Draws, and tokens where the file has them, until a sample passes."""
     passes, live = passes_and_samples(samples, threshold)
     rate = pass_curve(passes[kept], live[kept], k_max).mean(axis=0)
-    notes: tuple[str, ...] = (f"a draw costs {price:g}",) if price else ()
+    notes: tuple[str, ...] = ()
     costs: dict[str, np.ndarray | None] = {"draws": None}
     if samples.tokens is not None and not np.isnan(samples.tokens).any():
         costs["tokens"] = samples.tokens
@@ -205,7 +208,7 @@ def select(
     if few.any():
         worst = int(kept[few][live[kept[few]].argmin()])
         message = (
-            f"{samples.name}: {metric.replace('k', str(k_max))} needs at least {k_max} scored "
+            f"{samples.name}: {metric_at(metric, k_max)} needs at least {k_max} scored "
             f"samples per problem; {int(few.sum())} of {counted(kept.size, 'problem')} "
             f"{'has' if few.sum() == 1 else 'have'} fewer "
             f"(problem {samples.problems[worst]!r} has {int(live[worst])})"
@@ -240,12 +243,21 @@ With lognormal rewards (σ = 1) of 8 problems, intervals of max@16 hold in 93% w
 
 
 def reward_bounds(
-    runs: Sequence[Samples], metric: Metric, bounds: tuple[float, float] | None
+    runs: Sequence[Samples],
+    metric: Metric,
+    bounds: tuple[float, float] | None,
+    *,
+    price: float = 0.0,
+    k_max: int = 1,
 ) -> tuple[tuple[float, float], tuple[str, ...]]:
-    """The range that the rewards of all runs are assumed to lie in, and a note where it had to be
-    guessed."""
-    if metric in ("pass@k", "maj@k", "pass^k"):
+    """The range that the metric of all runs is assumed to lie in, and a note where that of the
+    rewards had to be guessed."""
+    if metric.startswith(("pass", "maj@k")):
         return (0.0, 1.0), ()
+    if price and metric.startswith("retry@k"):
+        (low, high), notes = reward_bounds(runs, metric, bounds)
+        least, most = np.transpose([costs_of_a_draw(run, metric) for run in runs])
+        return (low - price * k_max * float(most.max()), high - price * float(least.min())), notes
     ends = [(float(np.nanmin(run.rewards)), float(np.nanmax(run.rewards))) for run in runs]
     low, high = min(one for one, _ in ends), max(other for _, other in ends)
     if bounds is not None:
@@ -307,13 +319,13 @@ def fixed_set(
     live = samples.live[kept].astype(float)
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     mean = values.mean(axis=0)
-    if metric in ("pass@k", "pass^k"):
+    if metric.startswith("pass"):
         passes, n = passes_and_samples(samples, threshold)
         hits = passes[kept] if metric == "pass@k" else (n - passes)[kept]
         variance = _sampling_variance(hits, n[kept], values.shape[1])
     else:
         k = np.arange(1, values.shape[1] + 1)
-        if metric == "maj@k":
+        if metric.startswith("maj@k"):
             single = values * (1.0 - values)
         else:
             single = variance_of_one(samples, metric, kept, values.shape[1], threshold, price)

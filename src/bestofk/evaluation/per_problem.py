@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from bestofk.messages import unknown
-from bestofk.procedures import MAX, SELECT
+from bestofk.procedures import MAX, PROCEDURES, SELECT, Procedure
 from bestofk.procedures.estimates import zero_one
 from bestofk.procedures.grouping import gather, lay_out, scatter_groups
+from bestofk.procedures.majority import whole_votes
+from bestofk.procedures.retries import draws_by_k as expected_draws
 from bestofk.samples import Samples
 
 from .results import METRICS, Metric
@@ -75,24 +77,46 @@ def values_by_k(
 
     Args:
         kept: indices of the problems that count; each has at least k_max scored samples.
-        price: of one draw, for retry@k.
+        price: of one draw, for retry@k; of one token, for retry@k:tokens.
     """
     check_metric(metric)
-    if metric in ("pass@k", "pass^k"):
+    if metric.startswith("pass"):
         passes, live = passes_and_samples(samples, threshold)
         passes, live = passes[kept], live[kept]
         if metric == "pass@k":
             return pass_curve(passes, live, k_max)
         return 1.0 - pass_curve(live - passes, live, k_max)
-    if metric == "maj@k":
-        return _majority(samples, kept, k_max, threshold, seed)
+    if metric.startswith("maj@k"):
+        return _majority(samples, metric, kept, k_max, threshold, seed)
     if metric == "mean":
         rewards, groups, _ = _scored(samples, kept)
         return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
     values = _reward_by_k(*_what_is_used(samples, metric, kept, threshold), k_max)
-    if price and metric == "retry@k":
-        return values - price * draws_by_k(samples, kept, k_max, threshold)
+    if price and metric.startswith("retry@k"):
+        tokens = tokens_of(samples) if metric == "retry@k:tokens" else None
+        return values - price * draws_by_k(samples, kept, k_max, threshold, tokens)
     return values
+
+
+def tokens_of(samples: Samples) -> np.ndarray:
+    """
+    Raises:
+        ValueError: not all samples have them.
+    """
+    if samples.tokens is None or np.isnan(samples.tokens[~np.isnan(samples.rewards)]).any():
+        raise ValueError(
+            f"{samples.name}: retry@k:tokens needs the tokens of every scored sample, and no such "
+            "column was read: name it with --map tokens=COLUMN"
+        )
+    return samples.tokens
+
+
+def costs_of_a_draw(samples: Samples, metric: Metric) -> tuple[float, float]:
+    """The least and the most that a draw takes, in what has the price."""
+    if metric != "retry@k:tokens":
+        return 1.0, 1.0
+    tokens = tokens_of(samples)
+    return float(np.nanmin(tokens)), float(np.nanmax(tokens))
 
 
 def check_price(price: float, metrics: Sequence[Metric]) -> None:
@@ -102,52 +126,66 @@ def check_price(price: float, metrics: Sequence[Metric]) -> None:
     """
     if not 0 <= price < math.inf:
         raise ValueError(f"price is what one draw costs, a number of at least 0, got {price!r}")
-    if price and "retry@k" not in metrics:
+    if price and not any(each.startswith("retry@k") for each in metrics):
         raise ValueError(f"a price of draws is for retry@k, and the metric is {metrics[0]}")
 
 
 def _what_is_used(
     samples: Samples, metric: Metric, kept: np.ndarray, threshold: float | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the scored samples: their rewards, what chooses one of k, and the row of their problem.
+) -> tuple[Procedure, np.ndarray, np.ndarray, np.ndarray]:
+    """How one of k is chosen; and of the scored samples their rewards, what chooses, and the row of
+    their problem.
 
     Raises:
         ValueError: select@k without a score for each scored sample.
     """
     rewards, groups, live = _scored(samples, kept)
     if metric in ("max@k", "mean"):
-        return rewards, rewards, groups
-    if metric == "retry@k":  # the first that passes, else the best
+        return MAX, rewards, rewards, groups
+    if metric.startswith("retry@k"):  # the first that passes, else the best
         passed = passing(samples, threshold)[live] == 1
-        return rewards, np.where(passed, np.inf, rewards), groups
+        return SELECT, rewards, np.where(passed, np.inf, rewards), groups
+    scores = _scores(samples, metric, live, kept[groups])
+    rewards = rewards if threshold is None else passing(samples, threshold)[live]
+    return PROCEDURES[metric], rewards, scores, groups
+
+
+def _scores(samples: Samples, metric: Metric, live: np.ndarray, problems: np.ndarray) -> np.ndarray:
+    """The scores of the scored samples, and an error where one has none."""
     if samples.scores is None:
         raise ValueError(
-            f"{samples.name}: select@k needs the scores that choose, and no column with "
+            f"{samples.name}: {metric} needs the scores that choose, and no column with "
             "numbers was read for them: name it with --scores COLUMN, or --map score=COLUMN"
         )
     scores = samples.scores[live]
     if np.isnan(scores).any():
-        problem = samples.problems[kept[groups[np.isnan(scores).argmax()]]]
+        problem = samples.problems[problems[np.isnan(scores).argmax()]]
+        way_out = "0, and it does not vote" if "weighted" in metric else "-Infinity"
         raise ValueError(
-            f"{samples.name}: select@k needs a score for every scored sample, and a sample of "
-            f"problem {problem!r} has none: give one that cannot be chosen -Infinity"
+            f"{samples.name}: {metric} needs a score for every scored sample, and a sample of "
+            f"problem {problem!r} has none: give one that cannot be chosen {way_out}"
         )
-    return rewards if threshold is None else passing(samples, threshold)[live], scores, groups
+    return scores
 
 
 def _reward_by_k(
-    rewards: np.ndarray, scores: np.ndarray, groups: np.ndarray, k_max: int
+    how: Procedure, rewards: np.ndarray, scores: np.ndarray, groups: np.ndarray, k_max: int
 ) -> np.ndarray:
     """The expected reward of the best-scored of k: (P', k_max)."""
-    layout = lay_out(rewards, groups=groups, minimum=k_max, small_groups="error")
-    pieces = []
-    for bucket in layout.buckets:
-        part = gather(rewards, bucket)
-        if scores is rewards:
-            pieces.append(MAX.curve(part, k_max))
-        else:
-            pieces.append(SELECT.curve(part, k_max, scores=gather(scores, bucket)))
-    return np.asarray(scatter_groups(pieces, layout, rewards))
+    inputs = (rewards,) if how is MAX else (rewards, scores)
+    return _by_problem(lambda *each: how.curve(each[0], k_max, *each[1:]), inputs, groups, k_max)
+
+
+def _by_problem(
+    curve: Callable[..., np.ndarray],
+    inputs: Sequence[np.ndarray],
+    groups: np.ndarray,
+    k_max: int,
+) -> np.ndarray:
+    """The curve (P', k_max) of every problem, from one that takes many of one size, (g, n) each."""
+    layout = lay_out(inputs[0], groups=groups, minimum=k_max, small_groups="error")
+    pieces = [curve(*(gather(each, bucket) for each in inputs)) for bucket in layout.buckets]
+    return np.asarray(scatter_groups(pieces, layout, inputs[0]))
 
 
 def draws_by_k(
@@ -157,26 +195,16 @@ def draws_by_k(
     threshold: float | None,
     costs: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Expected cost of drawing until a sample passes, at most k: (P', k_max); by default, draws.
-
-        Σ_{j<k} [ℓ_pass C(F, j) + ℓ_fail C(F-1, j)] / (n C(n-1, j)),
-
-    with F the samples that fail, ℓ_pass and ℓ_fail the summed costs (N,) of those that pass and
-    fail: sample i is drawn after j others that all failed.
-    """
-    passed = passing(samples, threshold)
-    ones = np.ones(len(passed)) if costs is None else costs
-    n, fails = samples.live[kept], samples.count(passed == 0)[kept]
-    rows = samples.problem_of
-    j = np.arange(k_max - 1)
-    total = np.zeros((len(kept), k_max))
-    for which, others in ((1, fails), (0, fails - 1)):
-        chosen = passed == which
-        spent = np.bincount(rows[chosen], ones[chosen], minlength=len(samples.problems))[kept]
-        chance = np.maximum(others[:, None] - j, 0) / np.maximum(n[:, None] - 1 - j, 1)
-        chance = np.concatenate([np.ones((len(kept), 1)), np.cumprod(chance, axis=1)], axis=1)
-        total += np.cumsum((spent / n)[:, None] * chance, axis=1)
-    return total
+    """Expected cost of drawing until a sample passes, at most k: (P', k_max); by default, draws."""
+    _, groups, live = _scored(samples, kept)
+    passed = passing(samples, threshold)[live]
+    costs = np.ones(len(passed)) if costs is None else costs[live]
+    return _by_problem(
+        lambda passes, spent: expected_draws(passes, k_max, tokens=spent),
+        (passed, costs),
+        groups,
+        k_max,
+    )
 
 
 def _scored(samples: Samples, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -190,14 +218,31 @@ def _scored(samples: Samples, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def _majority(
-    samples: Samples, kept: np.ndarray, k_max: int, threshold: float | None, seed: int
+    samples: Samples,
+    metric: Metric,
+    kept: np.ndarray,
+    k_max: int,
+    threshold: float | None,
+    seed: int,
 ) -> np.ndarray:
     if samples.answers is None:
         raise ValueError(
-            f"{samples.name}: maj@k needs the answers that vote, and no column that all samples "
+            f"{samples.name}: {metric} needs the answers that vote, and no column that all samples "
             "have was read for them: name it with --map answer=..."
         )
-    return majority_curve(samples, passing(samples, threshold), kept, k_max, seed)[0]
+    procedure, votes = PROCEDURES[metric], None
+    if "scores" in procedure.needs:
+        _, groups, live = _scored(samples, kept)
+        scores = _scores(samples, metric, live, kept[groups])
+        votes = np.zeros(len(samples.rewards), np.int64)
+        try:
+            votes[live] = whole_votes(scores)
+        except ValueError as error:
+            raise ValueError(f"{samples.name}: {error}") from None
+    ties = procedure.curve.arguments["ties"]  # type: ignore[attr-defined]
+    return majority_curve(
+        samples, passing(samples, threshold), kept, k_max, seed, ties=ties, votes=votes
+    )[0]
 
 
 def variance_of_one(
@@ -210,13 +255,14 @@ def variance_of_one(
 ) -> np.ndarray:
     """Var(result of k) over the k-subsets of each problem: (P', k_max). For the fixed-set interval.
 
-    The price of draws adds at most what draws of 1 or k would.
+    The price of draws adds at most what one that costs least or k that cost most would.
     """
-    rewards, scores, groups = _what_is_used(samples, metric, kept, threshold)
+    how, rewards, scores, groups = _what_is_used(samples, metric, kept, threshold)
     above = rewards - rewards.min()
-    first, second = (_reward_by_k(each, scores, groups, k_max) for each in (above, above**2))
+    first, second = (_reward_by_k(how, each, scores, groups, k_max) for each in (above, above**2))
     spread = np.sqrt(np.maximum(second - first**2, 0.0))
-    return np.asarray((spread + price * np.arange(k_max) / 2) ** 2)
+    least, most = costs_of_a_draw(samples, metric) if price else (0.0, 0.0)
+    return np.asarray((spread + price * (most * np.arange(1, k_max + 1) - least) / 2) ** 2)
 
 
 def check_metric(metric: str) -> None:

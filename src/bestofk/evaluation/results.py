@@ -14,9 +14,22 @@ import numpy as np
 
 from bestofk.samples.sample_arrays import in_clusters
 
-from .verdict_words import decimals, latex, methods, one_or_range, percent, powers_of_two, quote
+from .verdict_words import (
+    decimals,
+    latex,
+    methods,
+    metric_at,
+    one_or_range,
+    percent,
+    powers_of_two,
+    quote,
+)
 
-Metric: TypeAlias = Literal["pass@k", "max@k", "maj@k", "select@k", "retry@k", "pass^k", "mean"]
+Metric: TypeAlias = Literal[
+    "pass@k", "max@k", "maj@k", "select@k", "retry@k", "pass^k", "mean", "select@k:soft",
+    "retry@k:tokens", "maj@k:ties-wrong", "maj@k:ties-count", "maj@k:weighted",
+    "maj@k:weighted:ties-wrong", "maj@k:weighted:ties-count",
+]  # fmt: skip
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
@@ -68,7 +81,7 @@ class Shown:
     def rows(self) -> list[tuple[str, Estimate]]:
         """(label, estimate) for the k that are shown."""
         chosen = self.shown or powers_of_two(self.k)
-        return [(self.metric.replace("k", str(k)), self.at(k)) for k in chosen]
+        return [(metric_at(self.metric, k), self.at(k)) for k in chosen]
 
     def to_pandas(self) -> Any:
         """One row per k: the value, low, high; and p of a difference, corrected over k."""

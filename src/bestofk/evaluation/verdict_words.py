@@ -113,13 +113,22 @@ def p_text(p: float, *, level: float = 0.05, bare: bool = False) -> str:
     return text if bare else f"p {text}" if p < 1e-4 else f"p = {text}"
 
 
+def metric_at(metric: str, k: int) -> str:
+    """A metric's name at one k.
+
+    >>> metric_at("retry@k:tokens against pass^k", 8)
+    'retry@8:tokens against pass^8'
+    """
+    return metric.replace("@k", f"@{k}").replace("^k", f"^{k}")
+
+
 def quote(result: Any, k: int) -> str:
     """The sentence that people quote: the number, its interval, what it is over, how many.
 
     "pass@1: +0.099 [0.063, 0.135], p < .0001, paired, 60 problems × 16 samples".
     """
     one, at = result.at(k), result.place(k)
-    name = "mean reward" if result.metric == "mean" else result.metric.replace("k", str(k))
+    name = "mean reward" if result.metric == "mean" else metric_at(result.metric, k)
     problems = in_clusters(len(result.problems), result.clusters)
     if not result.signed:
         size = f"{problems} × {per_problem(result.n)}"
@@ -149,7 +158,7 @@ def methods(result: Any) -> str:
     """A paragraph for a paper: what was estimated and how, from what was computed."""
     unbiased = ", by the unbiased estimator over all k-subsets of a problem's samples"
     what = " against ".join(FAMILY[each] for each in result.metric.split(" against "))
-    what += unbiased * (result.metric not in ("maj@k", "mean"))
+    what += unbiased * (result.metric != "mean" and not result.metric.startswith("maj@k"))
     problems = in_clusters(len(result.problems), result.clusters)
     limit = result.threshold
     passes = "" if limit is None else f" A reward of {limit:g} or more passes."
@@ -197,7 +206,7 @@ def latex(result: Any) -> str:
     sign, p = ("+", ["$p$"]) if result.signed else ("", [])
     rows = []
     for k in result.shown or powers_of_two(result.k):
-        one, name = result.at(k), _escaped(result.metric.replace("k", str(k)))
+        one, name = result.at(k), _escaped(metric_at(result.metric, k))
         value, ends = one.text(sign).split(" ", 1)
         cells = [name, f"${value}$", f"${ends}$"]
         if result.signed:
