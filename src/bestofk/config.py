@@ -187,9 +187,12 @@ class EvaluationSection(Section):
     sets: Table = {}
     """Further sets to evaluate on, by name: {aime = "aime.jsonl"}, a file with the columns of the
     run's own data, or {maze = "maze"}, a task."""
+    metrics: Annotated[tuple[str, ...], FromList] = ()
+    """Further metrics: pass^k, maj@k, maj@k:weighted, ... (names of `bestofk eval --metric`). The
+    objective's own is always there."""
     best_by: str | None = None
-    """Metric that picks the best checkpoint: max@k, pass@k or, where scores choose, select@k at an
-    evaluated k. By default max@k (select@k) at the largest that does not exceed the objective's."""
+    """Metric that picks the best checkpoint, at an evaluated k. By default the objective's own (or
+    max@k) at the largest that does not exceed the objective's."""
 
     @property
     def ks(self) -> tuple[int, ...]:

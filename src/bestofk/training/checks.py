@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from os.path import exists
-from typing import Any
+from typing import Any, cast
 
 from bestofk.config import (
     Config,
@@ -17,7 +17,9 @@ from bestofk.config import (
     differences,
     leaves,
 )
-from bestofk.evaluation import plan
+from bestofk.evaluation import Metric, plan
+from bestofk.evaluation.per_problem import check_metric
+from bestofk.evaluation.verdict_words import metric_at
 from bestofk.learning.settings import Loss, usual_rate
 from bestofk.objectives import Objective, objective
 from bestofk.objectives.options import INPUTS
@@ -193,13 +195,36 @@ def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objectiv
     return objective(text, **{"off_policy": form, **options, **functions})
 
 
+def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]:
+    """The metrics to evaluate beside pass@k and max@k: the objective's own first.
+
+    Raises:
+        ValueError: there is no such metric, or it has no place in a run.
+    """
+    for each in section.metrics:
+        check_metric(each)
+        if each == "mean" or each.startswith("retry"):
+            raise ValueError(
+                f"evaluation.metrics cannot have {each}: the mean is max@1, and retry@k is "
+                "evaluated where it is the objective, which has its price"
+            )
+    own = [
+        "pass^k" if term.text.startswith("all@") else term.entry.procedure.metric
+        for term in reversed(objective.terms)
+    ]
+    found = dict.fromkeys([*own, *section.metrics])
+    there = ("max@k", "pass@k", "subsets@k")
+    return [cast(Metric, each) for each in found if each not in there]
+
+
 def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     """The metric that picks the best checkpoint."""
     ks, chosen = evaluation.ks, evaluation.best_by
-    best = "select" if "scores" in objective.needs else "max"
-    names = [f"{name}@{k}" for name in dict.fromkeys((best, "max", "pass")) for k in ks]
+    known = dict.fromkeys((*metrics_of(evaluation, objective), "max@k", "pass@k"))
+    names = [metric_at(name, k) for name in known for k in ks]
     if chosen is None:
-        return f"{best}@{max(k for k in ks if k <= max(objective.k, 1))}"
+        own = next(iter(metrics_of(EvaluationSection(), objective)), "max@k")
+        return metric_at(own, max(k for k in ks if k <= max(objective.k, 1)))
     if chosen not in names and evaluation.every:
         raise ValueError(f"evaluation.best_by is one of {', '.join(names)}, got {chosen!r}")
     return chosen

@@ -12,10 +12,13 @@ import numpy as np
 from bestofk import metrics
 from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, curve, diversity
+from bestofk.evaluation.verdict_words import metric_at
 from bestofk.objectives import Objective
+from bestofk.procedures import PROCEDURES
 from bestofk.samples import Samples, samples
 from bestofk.sampling import Sampling
 from bestofk.training.batch import RolloutBatch, scores_of, unscored_without_score
+from bestofk.training.checks import metrics_of
 from bestofk.training.processes import Processes
 from bestofk.training.task_setup import EvaluationSet
 from bestofk.types import Group, Prompt, Verdict
@@ -33,8 +36,8 @@ def evaluate(
     seed: int,
     bootstrap_seed: int,
 ) -> tuple[dict[str, Any], RolloutBatch]:
-    """pass@k and max@k of the policy as it is, and select@k where there are scores, over all
-    processes; and the groups behind them.
+    """pass@k, max@k and further metrics of the policy as it is, over all processes; and the groups
+    behind them.
 
     The draws are fixed by the seed alone: two steps, or two runs with one seed, differ by their
     weights and not by their luck.
@@ -52,7 +55,14 @@ def evaluate(
         rows = unscored_without_score(rows, objective)
     batch = RolloutBatch(tuple(group for group, _ in judged), tuple(map(tuple, rows)))
     table = evaluation_samples(batch.groups, batch.verdicts)
-    result = evaluation_results(table, section.ks, section.threshold, bootstrap_seed)
+    result = evaluation_results(
+        table,
+        section.ks,
+        section.threshold,
+        bootstrap_seed,
+        metrics_of(section, objective),
+        objective.options,
+    )
     seconds = {"validate": time.perf_counter() - began}
     line = {"kind": "evaluation", "step": step, "split": chosen.split, **result}
     if chosen.name:
@@ -91,9 +101,20 @@ def pass_threshold(threshold: float | None, rewards: np.ndarray) -> float | None
 
 
 def evaluation_results(
-    table: Samples, ks: Sequence[int], threshold: float | None, seed: int
+    table: Samples,
+    ks: Sequence[int],
+    threshold: float | None,
+    seed: int,
+    further: Sequence[Metric] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Every figure with its 95 % interval over prompts.
+
+    Metrics that look at answers or scores are left out where there are none.
+
+    Args:
+        further: metrics beside pass@k, max@k and, where there are scores, select@k.
+        options: of the objective: the price of retries, and the reward that ends them.
 
     A prompt with fewer scored samples than the largest k is left out and counted. Entropy is the
     mean of -log π per sampled token: it costs nothing and is unbiased for the policy's.
@@ -103,21 +124,34 @@ def evaluation_results(
     passing = pass_threshold(threshold, table.rewards)
     if (table.live >= max(ks)).any():
         shown: list[Metric] = ["max@k"] if passing is None else ["pass@k", "max@k"]
-        if table.scores is not None and not np.isnan(table.scores[~np.isnan(table.rewards)]).any():
-            shown.append("select@k")
+        has_scores = (
+            table.scores is not None and not np.isnan(table.scores[~np.isnan(table.rewards)]).any()
+        )
+        shown += ["select@k"] if has_scores else []
+        given = {"scores": has_scores, "answers": table.answers is not None}
+        given["pass"] = passing is not None
+        for metric in further:
+            needs = PROCEDURES[metric].needs if metric in PROCEDURES else ()
+            needs = (*needs, *["pass"] * metric.startswith(("pass", "maj")))
+            if all(given.get(each, True) for each in needs) and metric not in shown:
+                shown.append(metric)
+        retry = {"price": 0.0, "stop": 1.0, **(options or {})}
         for metric in shown:
+            is_retry = metric.startswith("retry")
+            judged = passing if metric.startswith(("pass", "maj")) else None
             line = curve(
                 table,
                 metric,
                 k_max=max(ks),
-                threshold=passing if metric == "pass@k" else None,
+                threshold=retry["stop"] if is_retry else judged,
+                price=retry["price"] if is_retry else 0.0,
                 small="drop",
                 seed=seed,
             )
             counted = len(line.problems)
             for k in ks:
                 at = line.place(k)
-                cells[f"{metric[:-1]}{k}"] = {
+                cells[metric_at(metric, k)] = {
                     "value": float(line.estimate[at]),
                     "low": float(line.interval.low[at]),
                     "high": float(line.interval.high[at]),
