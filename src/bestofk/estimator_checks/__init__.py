@@ -15,9 +15,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from bestofk.objectives import Objective
+from bestofk.objectives import Objective, objective
 
 from .behaviour import Finding
+from .beyond_max import judge_procedure, procedure_of
 from .calling import Clock, Kind
 from .fits import Case, Fit
 from .judging import judge
@@ -38,8 +39,10 @@ def conformance(
     kind: Kind | None = None,
     seed: int = 0,
     seconds: float = 120.0,
+    procedure: str | None = None,
+    **options: Any,
 ) -> Conformance:
-    """Judge an estimator of ∇max@k, print a verdict, return the data.
+    """Judge an estimator of ∇max@k, or of another procedure; print a verdict, return the data.
 
     The expected update E[(1/n) Σ_i A_i ∇log π(y_i)] is summed over all outcomes of n draws, under
     several tabular softmax policies with 0/1, real, tied and negative rewards, and compared with
@@ -60,6 +63,11 @@ def conformance(
         seed: of the policies.
         seconds: that all calls together may take. What is slow says so on standard error; large
             groups that would take longer are left out, with a note.
+        procedure: what k samples are used for, where that is not the maximum: "select@k",
+            "maj@k:ties-wrong", "retry@k", "subsets@k", ...; known for an objective. The function
+            gets what it needs by name, fn(rewards, scores=, answers=, tokens=, log_ratio=), and is
+            judged against the definition of the procedure.
+        options: of the procedure: price (retry@k), value (subsets@k); and of a named objective.
 
     Raises:
         ValueError: k < 1, n < k, n < 2; too many outcomes to enumerate; calls that take too long.
@@ -83,10 +91,16 @@ def conformance(
         raise ValueError(f"kind is 'numpy', 'torch', 'list' or None (try them all), got {kind!r}")
     if kind == "torch":
         import torch  # noqa: F401  (tensors are made from the loaded module)
+    chosen = procedure_of(fn, procedure, options)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # the function's own; what it returns is what counts
         clock = Clock(seconds, (lambda _: None) if quiet else _to_standard_error)
-        result = judge(fn, k, n, off_policy, name, kind, seed, clock)
+        if chosen is not None:
+            result = judge_procedure(fn, chosen, k, n, off_policy, name, kind, seed, clock, options)
+        else:
+            if options:
+                fn = objective(fn, **options) if isinstance(fn, str) else fn
+            result = judge(fn, k, n, off_policy, name, kind, seed, clock)
     if not quiet:
         print(result, file=file or sys.stdout)
     return result

@@ -87,10 +87,10 @@ def judge(
         result += behaviour.shift_and_scale(estimator, n) if takes_real else []
     result += _shape(estimator)
     normaliser = any(each.check == "scale" and "normaliser" in each.text for each in result)
-    verdict, summary = _sentence(k, n, zero_one, real, other, normaliser, trouble)
+    verdict, summary = _sentence(k, n, zero_one, real, other, normaliser, trouble, _target(k))
     wrong = ("biased", "varying scale", "0/1 only")
     if off_policy and verdict in wrong and at_once and at_once.constant:
-        verdict, summary = "on policy only", _drift(cases, at_once, k, n)
+        verdict, summary = "on policy only", _drift(cases, at_once, k, n, _target(k))
     if random:
         summary += f"; two calls differ: means over {DRAWS} draws, to within {noise:.1%}"
     elif verdict in ("exact", "scaled") and 1 <= k < n:
@@ -288,10 +288,10 @@ def _sentence(
     other: tuple[str, float] | None,
     normaliser: bool,
     trouble: Sequence[Finding],
+    target: str,
 ) -> tuple[Verdict, str]:
     """The verdict and its one sentence."""
     fits = [each for each in (zero_one, real) if each is not None]
-    target = _target(k)
     only = "" if real is not None else "; on 0/1 rewards, real ones raise an error"
     but = "; it fails on some groups" if trouble else ""
     if all(max(abs(s) for s in each.scale) < 1e-9 and each.bias < 1.001 for each in fits):
@@ -326,10 +326,10 @@ def _sentence(
     )
 
 
-def _drift(cases: Sequence[Case], at_once: Fit, k: int, n: int) -> str:
+def _drift(cases: Sequence[Case], at_once: Fit, k: int, n: int, target: str) -> str:
     """The sentence for an estimator that is right until the policy moves."""
     shown = ", ".join(f"{worst:.1%} at {s:g}" for s, worst in drift(cases).items() if s > 0)
-    target = _times(at_once.constant or 1.0, at_once, k, n, _target(k))
+    target = _times(at_once.constant or 1.0, at_once, k, n, target)
     return (
         f"unbiased for {target}, only while π_θ = π_old; worst bias by sd of the log-ratio: {shown}"
     )

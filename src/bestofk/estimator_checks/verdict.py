@@ -182,7 +182,7 @@ def render(result: Conformance) -> str:
             lines.append(f"{name:<13}" + ("error" if fit is None else fit_text(fit)))
         if result.off_policy:
             lines.append(_spreads(result))
-        lines += _counts(result)
+        lines += _counts(result) if result.by_count else []
     marks = {"ok": "ok ", "bad": "BAD", "note": "-  "}
     lines += [f"{each.check:<13}{marks[each.status]} {each.text}" for each in result.findings]
     return "\n".join([lines[0], *("  " + line for line in lines[1:])])
