@@ -22,7 +22,7 @@ COMMANDS = re.findall(
 
 def test_every_generated_task_has_an_example() -> None:
     shown = " ".join(command for _, command, _ in COMMANDS)
-    for name in ("countdown", "maze", "construct", "gym"):
+    for name in ("countdown", "maze", "construct"):
         assert f"show {name} " in shown
 
 
