@@ -19,6 +19,7 @@ if __name__ == "__main__":  # pytest imports every file of tests
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that used a device cannot be forked
 
 from bestofk.config import merged, read
+from bestofk.environments.conversation import OpenConversation
 from bestofk.learning import Learner
 from bestofk.runs import Checkpoints, Run
 from bestofk.training import train as training
@@ -31,6 +32,7 @@ ENDS = {"KILL": [9], "INT": [2], "TERM": [15], "TWICE": [15, 15]}
 
 PHASES = {
     "sample": (Rollouts, "sample"),
+    "reply": (OpenConversation, "hear"),
     "judge": (Rollouts, "judge"),
     "drawn": (training, "for_later"),
     "learn": (training, "learn"),

@@ -74,10 +74,13 @@ def test_ended_runs_resume_bit_for_bit(end_at):
         off_policy=(off_policy, OFF_POLICY),
         schedules=(["record:3:TERM"], SCHEDULES | late),
         ahead=(ahead, AHEAD | {"run": {"steps": 12, "checkpoint_every": 1}}),
-        turns=(["sample:4:KILL", "learn:2:KILL"], TURNS | {"run": {"checkpoint_every": 1}}),
+        turns=(
+            ["sample:4:KILL", "reply:90:KILL", "learn:2:KILL"],  # while environments answer, too
+            TURNS | {"run": {"checkpoint_every": 1}},
+        ),
         asked_with_a_queue=(["record:3:TERM"], AHEAD | late),
     )
-    assert ends == [[-9, -9, -15, 130], [143], [-9] * len(ahead), [-9, -9], [143]]
+    assert ends == [[-9, -9, -15, 130], [143], [-9] * len(ahead), [-9] * 3, [143]]
 
 
 def test_a_queue_comes_back_as_it_was_on_any_number_of_processes():
