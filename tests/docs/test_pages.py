@@ -182,7 +182,9 @@ def training_notebook(folder: Path, shorter: dict[str, str]) -> str:
     (folder / "notebook.py").write_text(code, encoding="utf-8")
     words = [sys.executable, "notebook.py"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     return done.stdout
