@@ -15,7 +15,6 @@ from bestofk.environments.rollout import TurnSampler
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.sampling.engine.group_sampler import GroupSampler
-from bestofk.sampling.engine.kernels import sample
 from bestofk.sampling.engine.layers import sample_plain
 from bestofk.sampling.engine.operands import SlotField
 from bestofk.types import Group, Prompt
@@ -143,6 +142,8 @@ def test_an_environment_of_one_turn_draws_what_the_engine_draws_without() -> Non
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_the_kernel_forces_tokens_as_its_plain_twin_does(temperature: float) -> None:
     """Every second row is forced, also to a token that ends others, and to the last of many."""
+    from bestofk.sampling.engine.kernels import sample
+
     draw, rows, vocabulary = np.random.default_rng(0), 24, 9000
     last = vocabulary - 1
     forced = [3, 0, last, 17] * 3
