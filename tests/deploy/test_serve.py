@@ -13,6 +13,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ import pytest
 
 from bestofk.cli import main
 from bestofk.cli.serve_command import threads_of
+from bestofk.deploy import serving
 from bestofk.deploy.racing import DrawFailed, race
 from bestofk.deploy.requests import Rules
 from bestofk.deploy.serving import ServerLimits, Service, server_of
@@ -223,6 +225,41 @@ def test_only_named_fields_of_the_metadata_reach_the_verifier() -> None:
         assert "needs expected in the request's metadata" in without.json()["error"]["message"]
     assert seen == [{"expected": "right"}]
     assert "metadata" not in upstream.requests[0]
+
+
+def test_a_client_that_sends_slowly_or_too_much_is_told_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Raw bytes: half a body, a body of 50 MB, two Hosts, an absolute address, a huge header."""
+    monkeypatch.setattr(serving, "BODY_SECONDS", 0.3)
+    upstream = ScriptedUpstream(lambda body, number: ("right", 0.0))
+    with upstream.running() as url, served(url, body_bytes=10_000) as address:
+        host, port = address.removeprefix("http://").split(":")
+
+        def answer(head: str, *rest: bytes) -> str:
+            with socket.create_connection((host, int(port)), 60) as client:
+                lines = f"{head}\r\nContent-Type: application/json\r\n\r\n".encode()
+                with contextlib.suppress(ConnectionError):  # it stops reading
+                    for part in (lines, *rest):
+                        client.sendall(part)
+                with contextlib.suppress(ConnectionError):
+                    return client.recv(4096).decode().partition("\r\n")[0]
+                return "cut"
+
+        post = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}"
+        get = f"GET /metrics HTTP/1.1\r\nHost: {host}:{port}"
+        assert "408" in answer(f"{post}\r\nContent-Length: 100", b"{")
+        large = answer(f"{post}\r\nContent-Length: 50000000", *[b"x" * 2**16] * 760)
+        assert "400" in large or large == "cut"
+        assert "400" in answer(f"{post}\r\nContent-Length: -5")
+        assert "400" in answer(f"{get}\r\nHost: evil.example")
+        assert "400" in answer(f"{get}\r\nX-Long: {'a' * 200_000}")
+        assert "404" in answer(get.replace("/metrics", "http://evil.example/metrics"))
+        assert "421" in answer("GET /metrics HTTP/1.0")
+        assert "421" in answer(f"GET /metrics HTTP/1.1\r\nHost: {host}@evil.example")
+        metrics = httpx.get(f"{address}/metrics").text
+    assert "bestofk_in_progress 0" in metrics
+    assert upstream.requests == []
 
 
 def test_what_the_verifier_cannot_use_is_the_clients_fault() -> None:
