@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import random
 import re
 import subprocess
@@ -55,7 +56,7 @@ def upstream(told: Any, stop: Any) -> None:
         return JSONResponse({"id": str(draw), "choices": [choice], "usage": usage})
 
     app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
-    config = uvicorn.Config(app, log_level="error", ws="none", access_log=False)
+    config = uvicorn.Config(app, log_level="critical", ws="none", timeout_keep_alive=75)
     with running(uvicorn.Server(config)) as address:
         told.send(address)
         stop.wait()
@@ -63,8 +64,8 @@ def upstream(told: Any, stop: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(address: str) -> Iterator[str]:
-    """`bestofk serve` in a process of its own."""
+def serving(address: str) -> Iterator[tuple[str, int]]:
+    """`bestofk serve` in a process of its own: its address and number."""
     words = ["serve", "--upstream", address, "--verifier", "mine.py:reward", "--k", "4"]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine.py").write_text(VERIFIER)
@@ -76,7 +77,7 @@ def serving(address: str) -> Iterator[str]:
             assert process.stderr is not None
             match = re.match(r"(http://127.0.0.1:\d+)/v1 ", process.stderr.readline())
             assert match is not None
-            yield match[1]
+            yield match[1], process.pid
         finally:
             process.terminate()
             process.wait()
@@ -111,6 +112,11 @@ async def ask(address: str, seconds: float, own: dict[str, Any]) -> tuple[list[f
     return latencies, answers
 
 
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def answered(address: str) -> int:
     counts = httpx.get(f"{address}/metrics").text
     match = re.search(r'requests_total\{status="200"\} (\d+)', counts)
@@ -124,15 +130,17 @@ def main() -> None:
     process = context.Process(target=upstream, args=(other_end, stop))
     process.start()
     direct = told.recv()
-    rows = [("", "answers", "a second", "p50", "p99", "added p50", "added p99", "p50 / alone")]
+    rows = [("", "answers", "a second", "p50", "p99", "added p50", "added p99", "p50 / alone",
+             "CPU a request")]  # fmt: skip
     draws, alone = 0, (0.0, 0.0)
-    with serving(direct) as address:
+    minute = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    with serving(direct) as (address, server):
         for name, target, seconds, own in (
-            ("upstream alone", direct, 20.0, {}),
-            ("serve, k = 1", address, 60.0, {"bestofk": {"k": 1}}),
-            ("serve, k = 4", address, 20.0, {}),
+            ("upstream alone", direct, minute / 3, {}),
+            ("serve, k = 1", address, minute, {"bestofk": {"k": 1}}),
+            ("serve, k = 4", address, minute / 3, {}),
         ):
-            before = answered(address)
+            before, cpu = answered(address), cpu_seconds(server)
             latencies, answers = asyncio.run(ask(target, seconds, own))
             assert len(set(answers)) == len(answers), "an answer came twice"
             assert target == direct or answered(address) - before == len(answers)
@@ -143,6 +151,7 @@ def main() -> None:
                 name, f"{len(answers):,}", f"{len(answers) / seconds:.0f}", f"{p50:.2f} s",
                 f"{p99:.2f} s", f"{1e3 * (p50 - alone[0]):.0f} ms",
                 f"{1e3 * (p99 - alone[1]):.0f} ms", f"{p50 / alone[0]:.3f}",
+                f"{1e3 * (cpu_seconds(server) - cpu) / len(answers):.1f} ms",
             ))  # fmt: skip
     stop.set()
     assert told.recv() >= draws

@@ -450,6 +450,7 @@ def server_of(service: Service) -> Any:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=10,
+        timeout_keep_alive=75,  # longer than clients keep idle connections: they close them first
     )
     return uvicorn.Server(config)
 

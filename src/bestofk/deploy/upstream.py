@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Mapping
@@ -32,6 +33,9 @@ from bestofk.sampling.openai_wire import (
     reason_of,
     retry_after,
 )
+
+CONNECTIONS = 32
+"""Of one HTTP client: with each request it looks at all that it has."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,21 @@ class Upstream:
     async def __aenter__(self) -> Upstream:
         import httpx
 
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
+        limits = httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=self.concurrency,
+            keepalive_expiry=2.0,  # vLLM closes idle connections after five seconds
+        )
+        context = httpx.create_ssl_context()
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         headers = {"Content-Type": "application/json", "Accept-Encoding": ", ".join(ENCODINGS[1:])}
-        self.client = await self.stack.enter_async_context(
-            httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
-        )
+        clients = [
+            await self.stack.enter_async_context(
+                httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, verify=context)
+            )
+            for _ in range(-(-self.concurrency // CONNECTIONS))
+        ]
+        self.clients = itertools.cycle(clients)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,7 +122,7 @@ class Upstream:
             try:
                 async with self.slots:
                     status, told, content = await fetch(
-                        self.client, url, body, ANSWER_BYTES, headers
+                        next(self.clients), url, body, ANSWER_BYTES, headers
                     )
                 if status == 200:
                     answer = read_answer(content, 1)
@@ -150,7 +163,9 @@ class Upstream:
         try:
             async with self.slots, asyncio.timeout(CONNECT_SECONDS):
                 url = f"{self.base_url}/models"
-                status, _, content = await fetch(self.client, url, None, ANSWER_BYTES, headers)
+                status, _, content = await fetch(
+                    next(self.clients), url, None, ANSWER_BYTES, headers
+                )
         except transient() as error:
             raise DrawFailed(f"upstream: {reason_of(error)}", 503) from None
         if status != 200:
