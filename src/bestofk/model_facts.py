@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -18,6 +19,35 @@ def unpacked(parameter: Any) -> Any:
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(parameter.data, state)
+
+
+def merged(base: Any, *, adapters: bool = True) -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of every weight as if there were no adapters: theirs are added in, or, without
+    `adapters`, left out."""
+    adapted = adapted_modules(base)
+    for name, parameter in base.named_parameters():
+        owner = next((each for each in adapted if name.startswith(f"{each}.")), None)
+        if owner is None:
+            yield name, unpacked(parameter)
+            continue
+        inner = name.removeprefix(f"{owner}.base_layer.")
+        if inner == name:
+            continue  # of the adapter itself
+        weight = unpacked(parameter)
+        dtype = weight.dtype
+        if adapters and inner == "weight":
+            for adapter in adapted[owner].active_adapters:
+                weight = weight.float() + adapted[owner].get_delta_weight(adapter).float()
+        yield f"{owner}.{inner}", weight.to(dtype)
+
+
+def adapted_modules(base: Any) -> dict[str, Any]:
+    """Modules that peft wrapped with adapters, by name."""
+    return {
+        name: module
+        for name, module in base.named_modules()
+        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
+    }
 
 
 def config_value(config: Any, name: str) -> Any:

@@ -29,7 +29,7 @@ from transformers.utils import logging
 from bestofk.agreement.one_model import check_causal
 from bestofk.hub import SHIPPED, hub_options
 from bestofk.messages import did_you_mean, unknown
-from bestofk.model_facts import base_model, unpacked
+from bestofk.model_facts import base_model, merged
 from bestofk.models.causal import (
     check_complete,
     check_finite,
@@ -372,20 +372,14 @@ def _merged(model: Any) -> Any:
 
 def _written_out(model: Any) -> Any:
     """The same of a model whose weights are in 4 bits: as numbers again."""
-    base, weights = base_model(model), {}
-    for name, p in base.named_parameters():
-        if ".lora_" in name:
-            continue
-        weight = unpacked(p)
-        if ".base_layer." in name and name.endswith(".weight"):
-            layer = base.get_submodule(name.rpartition(".base_layer.")[0])
-            for adapter in layer.active_adapters:
-                weight = weight.float() + layer.get_delta_weight(adapter).detach().float()
-        weights[name.replace(".base_layer.", ".")] = weight.to("cpu", base.dtype)
+    base = base_model(model)
+    with torch.no_grad():
+        weights = {name: weight.to("cpu", base.dtype) for name, weight in merged(base)}
     config = copy.deepcopy(base.config)
     del config.quantization_config
     with torch.device("meta"):
         fresh = type(base)(config)
     fresh.load_state_dict(weights, strict=False, assign=True)
     fresh.tie_weights()
+    fresh.generation_config = base.generation_config
     return fresh

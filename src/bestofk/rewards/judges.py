@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bestofk.rewards.base import RETRIES, BatchVerifier, PairVerifier, UnusableFunction
+from bestofk.rewards.base import RETRIES, BatchVerifier, UnusableFunction
 from bestofk.rewards.reward_models import plain_prompt, scored_verdict
-from bestofk.rewards.served import Client, Rejected, model_and_url
+from bestofk.rewards.served import Client, Rejected, ServedVerifier, client_of, model_and_url
 from bestofk.rewards.text import final_text
 from bestofk.sampling.openai_wire import read_answer
 from bestofk.types import Prompt, Verdict
@@ -49,11 +49,7 @@ def judge(
     rubric: str = RUBRIC,
     pairwise: bool = False,
     opponents: int = 2,
-    concurrency: int = 16,
-    retries: int = 4,
-    timeout: float = 120.0,
-    most_calls: int = 0,
-    key_variable: str = "OPENAI_API_KEY",
+    **connection: Any,
 ) -> BatchVerifier:
     """`judge:MODEL@URL`: a model behind an OpenAI-compatible server judges by a rubric.
 
@@ -61,8 +57,7 @@ def judge(
         rubric: the criteria, or a file with them (.md or .txt).
         pairwise: compare the samples of a prompt with each other, instead of a mark for each.
         opponents: samples that each sample is compared with on either side, at most.
-        concurrency: requests at once.
-        most_calls: a bound on the cost.
+        connection: options of `Client`: concurrency, retries, timeout, most_calls, key_variable.
     """
     model, url = model_and_url("judge", source)
     if not model:
@@ -71,13 +66,7 @@ def judge(
         raise ValueError(f"opponents is at least 1, got {opponents}")
     if rubric.endswith((".md", ".txt")):
         rubric = Path(rubric).read_text(encoding="utf-8").strip()
-    client = Client(
-        concurrency=concurrency,
-        retries=retries,
-        timeout=timeout,
-        most_calls=most_calls,
-        key_variable=key_variable,
-    )
+    client = client_of("judge", connection)
 
     def ask(question: str, read: Callable[[str], T], texts: Mapping[str, str]) -> T:
         asked = question.format(rubric=rubric, texts=fenced(texts))
@@ -94,20 +83,7 @@ def judge(
         except Rejected as error:  # too long, say: by the model that wrote it
             return scored_verdict(0.0, str(error))
 
-    return Grader(f"judge:{source}", client, grade)
-
-
-class Grader(PairVerifier):
-    """Marks by a server, many at once."""
-
-    is_learned = True
-
-    def __init__(self, name: str, client: Client, grade: Callable[[Prompt, str], Verdict]) -> None:
-        super().__init__(grade, name=name, threads=client.concurrency)
-        self.client = client
-
-    def close(self) -> None:
-        self.client.close()
+    return ServedVerifier(f"judge:{source}", client, grade)
 
 
 class PairwiseJudge(BatchVerifier):
@@ -202,9 +178,9 @@ def fenced(texts: Mapping[str, str]) -> str:
     """Texts between marks that they do not hold.
 
     >>> print(fenced({"task": "2 + 2?"}))
-    <task 12b67d77>
+    <task f2417e13>
     2 + 2?
-    </task 12b67d77>
+    </task f2417e13>
     """
     mark = hashlib.sha256(repr(list(texts.values())).encode()).hexdigest()[:8]
     return "\n\n".join(

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestofk.rewards.base import BatchVerifier, PairVerifier, UnusableFunction
-from bestofk.rewards.served import Client, NotServed, model_and_url
+from bestofk.rewards.base import BatchVerifier, UnusableFunction
+from bestofk.rewards.served import NotServed, ServedVerifier, client_of, model_and_url
 from bestofk.types import Prompt, Verdict, status_of
 
 LARGEST = 1e6
@@ -113,27 +113,16 @@ class ServedModel:
     longest: int
 
 
-class ServedRewardModel(PairVerifier):
+class ServedRewardModel(ServedVerifier):
     """A reward model behind a server: vLLM's /classify or, where it has none, /pooling, or SGLang's
     /classify. The logit is the reward."""
 
-    is_learned = True
-
-    def __init__(
-        self,
-        source: str,
-        *,
-        tokenizer: str = "",
-        concurrency: int = 16,
-        retries: int = 4,
-        timeout: float = 120.0,
-        most_calls: int = 0,
-        key_variable: str = "OPENAI_API_KEY",
-    ) -> None:
+    def __init__(self, source: str, *, tokenizer: str = "", **connection: Any) -> None:
         """
         Args:
             source: URL or MODEL@URL; the first model of the server unless stated.
             tokenizer: of the model, for SGLang, which takes token ids; by default the model's name.
+            connection: options of `Client`.
         """
         self.model, url = model_and_url("reward-model", source)
         self.url, _, own = url.removesuffix("/v1").rpartition("/")
@@ -142,19 +131,10 @@ class ServedRewardModel(PairVerifier):
             self.url, self.paths = url.removesuffix("/v1"), ["classify", "pooling"]
         self.tokenizer_name = tokenizer
         self._tokenizer: Any = None
-        self.client = Client(
-            concurrency=concurrency,
-            retries=retries,
-            timeout=timeout,
-            most_calls=most_calls,
-            key_variable=key_variable,
-        )
         self._service: ServedModel | None = None
         self._lock = threading.Lock()
-        super().__init__(self._score, name=f"reward-model:{source}", threads=concurrency)
-
-    def close(self) -> None:
-        self.client.close()
+        client = client_of("reward-model", connection)
+        super().__init__(f"reward-model:{source}", client, self._score)
 
     @property
     def service(self) -> ServedModel:

@@ -15,9 +15,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from bestofk.messages import printable
-from bestofk.rewards.base import UnusableFunction
+from bestofk.rewards.base import Judge, PairVerifier, UnusableFunction
 from bestofk.sampling.endpoint import ANSWER_BYTES, FATAL, REJECTED, key_in
 from bestofk.sampling.openai_wire import backoff, retry_after
+from bestofk.sections import check_options
 
 REMEMBERED = 20_000
 """Answers that are kept."""
@@ -46,16 +47,29 @@ def model_and_url(kind: str, source: str) -> tuple[str, str]:
     return model, url.rstrip("/")
 
 
+def client_of(kind: str, options: Mapping[str, Any]) -> Client:
+    """A client with these options; an unknown one is an error in words."""
+    check_options(f"verifier {kind}", Client, options)
+    return Client(**options)
+
+
 class Client:
     """JSON to one server and back, from many threads."""
 
     def __init__(
-        self, *, concurrency: int, retries: int, timeout: float, most_calls: int, key_variable: str
+        self,
+        *,
+        concurrency: int = 16,
+        retries: int = 4,
+        timeout: float = 120.0,
+        most_calls: int = 0,
+        key_variable: str = "OPENAI_API_KEY",
     ) -> None:
         """
         Args:
             concurrency: requests at once.
-            most_calls: bound on the requests that are answered, and so on the cost; 0 is none.
+            most_calls: bound on the requests, and so on the cost; repeats are not counted, 0 is
+                none.
         """
         if concurrency < 1 or retries < 0 or most_calls < 0 or not timeout > 0:
             raise ValueError(
@@ -160,3 +174,16 @@ class Client:
         """The beginning of a text from outside, without the key."""
         text = content[:4000].decode("utf-8", "replace")
         return printable(text.replace(self.key, "***") if self.key else text)[:300].strip()
+
+
+class ServedVerifier(PairVerifier):
+    """Judges pairs by a server, many at once."""
+
+    is_learned = True
+
+    def __init__(self, name: str, client: Client, judge: Judge) -> None:
+        super().__init__(judge, name=name, threads=client.concurrency)
+        self.client = client
+
+    def close(self) -> None:
+        self.client.close()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bestofk.model_facts import base_model, unpacked
+from bestofk.model_facts import base_model, merged
 
 LAYER = re.compile(r"(.*?\.\d+)\.")
 """Up to and with the first number in a name: the layer a weight belongs to."""
@@ -27,35 +27,6 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     base = base_model(model)
     for _, layer in groupby(merged(base), key=lambda pair: _layer_of(pair[0])):
         yield from _as_on_disk(base, dict(layer)).items()
-
-
-def merged(base: Any, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every weight as if there were no adapters: theirs are added in, or, without
-    `adapters`, left out."""
-    adapted = adapted_modules(base)
-    for name, parameter in base.named_parameters():
-        owner = next((each for each in adapted if name.startswith(f"{each}.")), None)
-        if owner is None:
-            yield name, unpacked(parameter)
-            continue
-        inner = name.removeprefix(f"{owner}.base_layer.")
-        if inner == name:
-            continue  # of the adapter itself
-        weight = unpacked(parameter)
-        dtype = weight.dtype
-        if adapters and inner == "weight":
-            for adapter in adapted[owner].active_adapters:
-                weight = weight.float() + adapted[owner].get_delta_weight(adapter).float()
-        yield f"{owner}.{inner}", weight.to(dtype)
-
-
-def adapted_modules(base: Any) -> dict[str, Any]:
-    """Modules that peft wrapped with adapters, by name."""
-    return {
-        name: module
-        for name, module in base.named_modules()
-        if hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
-    }
 
 
 class LowRank(NamedTuple):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from bestofk.model_facts import base_model
+from bestofk.model_facts import adapted_modules, base_model, merged
 from bestofk.sampling.engine.attention_interface import BACKEND, CannotRun, engine_attention
 from bestofk.sampling.engine.layers import FusedModel, fused_model
 from bestofk.sampling.engine.linear_layers import (
@@ -35,7 +35,7 @@ from bestofk.sampling.engine.linear_layers import (
     plain_linear,
 )
 from bestofk.sampling.engine.state import AttentionLayer
-from bestofk.sampling.weights import LowRank, adapted_modules, low_rank, merged
+from bestofk.sampling.weights import LowRank, low_rank
 
 AT_ONCE = 64
 """Tensors cast by one call: bounds what adapters need in between."""
