@@ -1,21 +1,26 @@
 """Several turns in the group engine on one GPU, at a shape of 1.5 billion weights; needs CUDA.
 
-    python benchmarks/gpu_turns.py [turns] [waiting]
+    python benchmarks/gpu_turns.py [turns] [waiting] [trl]
 
 turns: two turns of 64 tokens with a reply of 64 between them, against one turn of 192 tokens, in
 the same engine. waiting: the same trajectories, three for each slot, with environments that take
-.2 s to answer, against environments that take none. Tokens per second count forced ones; a turn
-ends after exactly 64 tokens, because its last number to draw with is 0, which draws token 0.
+.2 s to answer, against environments that take none. trl: two such turns in TRL, which has no reply
+without a tool, by our `rollout_func` and the generation of transformers, where TRL is installed.
+Tokens per second count forced ones; a turn ends after exactly 64 tokens: its last number to draw
+with is 0, which draws token 0, and in TRL this token is forced.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
+import tempfile
 import time
 from typing import Any
 
 import numpy as np
+import torch
 
 from _gpu import made, needs_cuda, peaks, prompts, qwen_15b, reported, seconds, words
 from bestofk.environments import rollout
@@ -27,6 +32,11 @@ from bestofk.sampling.engine import group_sampler
 from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
 
 TURN, PROMPT, SAMPLES, SLOTS = 64, 128, 16, 512
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }} "
+    "{% for call in message.tool_calls or [] %}{{ call | tojson }} {% endfor %}{% endfor %}"
+)
+"""TRL plays no environment without a chat template that shows tools, though texts need none."""
 REPLY = " ".join(f"t{i}" for i in range(100, 100 + TURN))
 
 
@@ -101,18 +111,65 @@ def compared(slow: Any, count: int, usual: Any = None) -> dict[str, Any]:
     return {"rows": count * SAMPLES, "slots": SLOTS, "share": share, **found, **peaks()}
 
 
+def with_trl(count: int, repeats: int = 2) -> dict[str, Any]:
+    """The rollouts of a trainer of TRL, after one other."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    from bestofk.adapters.trl import RolloutsWithReplies
+
+    model, rows = ended(), count * SAMPLES
+    vocabulary = model.config.vocab_size
+    exact = {"max_new_tokens": TURN, "min_new_tokens": TURN - 1, "forced_eos_token_id": 0}
+    settings = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=rows, num_generations=SAMPLES,
+        max_completion_length=3 * TURN, generation_kwargs=exact, bf16=torch.cuda.is_available(),
+        report_to=[], save_strategy="no", max_steps=1,
+    )  # fmt: skip
+    tokenizer = words(vocabulary, pad_token="t0", eos_token="t0")
+    tokenizer.chat_template = TEMPLATE
+    texts = [str(prompt.text) for prompt in prompts(count, PROMPT, vocabulary)]
+    rollouts = RolloutsWithReplies()
+    trainer: Any = GRPOTrainer(
+        model,
+        lambda completions, **_: [0.0] * len(completions),
+        settings,
+        train_dataset=Dataset.from_dict({"prompt": texts}),
+        processing_class=tokenizer,
+        environment_factory=Answers,
+        rollout_func=rollouts,
+    )
+    lengths: list[int] = []
+
+    def call() -> None:
+        trainer.environments = [Answers() for _ in range(rows)]
+        for each in trainer.environments:
+            each.reset()
+        drawn = rollouts([text for text in texts for _ in range(SAMPLES)], trainer)
+        lengths[:] = map(len, drawn["completion_ids"])
+
+    call()
+    taken = seconds(call, repeats)
+    assert set(lengths) == {3 * TURN}, set(lengths)
+    return {"rows": rows, "tokens_per_s": sum(lengths) / min(taken), "seconds": taken, **peaks()}
+
+
 def main(named: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=["turns", "waiting"])
+    parser.add_argument("cases", nargs="*", default=["turns", "waiting", "trl"])
     asked = parser.parse_args(named)
     needs_cuda()
     groups = SLOTS // SAMPLES
     works = {
         "turns": functools.partial(compared, Answers, groups),
         "waiting": functools.partial(compared, Slow, 3 * groups, Answers),
+        "trl": functools.partial(with_trl, groups),
     }
     for case in asked.cases:
-        reported("turns", case, works[case])
+        if case == "trl" and importlib.util.find_spec("trl") is None:
+            print("TRL is not installed: its trajectories are not measured", flush=True)
+        else:
+            reported("turns", case, works[case])
 
 
 if __name__ == "__main__":
