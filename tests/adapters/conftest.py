@@ -32,7 +32,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory, warm):
-    """What each of two processes that trained with TRL left: by "on" and "off" policy, by rank."""
+    """What two processes that trained with TRL left: "on" and "off" policy, in "turns"; by rank."""
     import torch
 
     folder = tmp_path_factory.mktemp("two-processes")
@@ -41,8 +41,8 @@ def two_processes(tmp_path_factory, warm):
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["ends"] == [[0, 0]] * 2, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["ends"] == [[0, 0]] * 3, done.stderr
     return {
         kind: [torch.load(folder / f"{kind}-{rank}.pt", weights_only=False) for rank in range(2)]
-        for kind in ("on", "off")
+        for kind in ("on", "off", "turns")
     }

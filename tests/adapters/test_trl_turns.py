@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
 import bestofk
-from adapters.trl_runs import Inner, config, prompts, trainer
+from adapters.trl_runs import PROMPTS, Inner, config, prompts, trainer
 from bestofk.adapters.trl import BestOfKTrainer, RolloutsWithReplies, log_best_of_k
 from bestofk.adapters.trl.grpo_rows import log_ratios
 from bestofk.environments.author_class import as_environment
@@ -362,6 +362,17 @@ def test_environments_that_are_called_stop_at_trls_limits(tmp_path):
         runs = "".join(map(str, own.int().tolist())).strip("0").split("0")
         assert all(len(each) <= 30 for each in runs)
         assert sum(map(bool, runs)) <= 2
+
+
+def test_two_processes_play_until_the_last_row_of_either_has_ended(two_processes):
+    first, second = two_processes["turns"]
+    for rank, part in enumerate((first, second)):
+        for shown, own in part["rows"]:
+            turns = np.count_nonzero(np.diff([0, *own]) == 1)
+            assert turns == (3 if shown == PROMPTS[2] else 1)
+        assert any(shown == PROMPTS[2] for shown, _ in part["rows"]) == bool(rank)
+    assert first["logged"] == second["logged"]
+    assert np.abs(first["logged"]).max() > 0.001
 
 
 class Quiet(Hints):

@@ -154,30 +154,31 @@ def test_a_class_gives_verl_the_trajectories_and_advantages_of_bestofk_train(cha
 
 
 class Broken:
-    """An environment of which every second one cannot be reset, and which owns the reward."""
+    """One of four cannot be reset, and one of four does not know its reward."""
 
     made = 0
 
     def reset(self):
         Broken.made += 1
-        if Broken.made % 2:
+        self.number = Broken.made
+        if self.number % 4 == 0:
             raise OSError("no such place")
 
     def __call__(self, text):
         return None
 
     def get_reward(self):
-        return 1.0
+        return None if self.number % 4 == 1 else 1.0
 
 
 class Varying(Broken):
     def reset(self):
-        Broken.made += 1
-        return f" Problem {Broken.made}."
+        super().reset()
+        return f" Problem {self.number}."
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_reset_that_fails_is_unscored_and_limits_hold(chat):
+def test_what_cannot_be_reset_or_scored_is_nan_and_limits_hold(chat):
     config = configured(
         chat, f"+algorithm.bestofk.environment={__name__}:Broken",
         "+algorithm.bestofk.limits.turn_tokens=5",

@@ -1,6 +1,6 @@
 """Real TRL runs of the tiny model, what was sampled in them, and two-process runs of the same.
 
-    python tests/adapters/trl_runs.py FOLDER    two processes, twice; FOLDER/on-N.pt and off-N.pt
+    python tests/adapters/trl_runs.py FOLDER    two processes; FOLDER/{on,off,turns}-N.pt
 
 A `Judge` is a reward function that remembers every row it was shown, so that a test can make the
 groups again and learn from them with our own learner.
@@ -215,6 +215,39 @@ def one_rank_off_policy(folder, rank):
     )
 
 
+class Turns:
+    """Ends after as many messages as the row says; rewards long ones."""
+
+    def reset(self, turns, **row):
+        self.turns, self.heard = turns, list[str]()
+
+    def __call__(self, text):
+        self.heard.append(text)
+        return "\n3 5 7=15\n" if len(self.heard) < self.turns else None
+
+    def get_reward(self):
+        return len("".join(self.heard)) / 100
+
+
+def one_rank_of_turns(folder, rank):
+    """The rows of the first process end after one turn, and some of the second after three."""
+    data = prompts(3).add_column("turns", [1, 1, 3])
+    options = {"per_device_train_batch_size": 6, "max_completion_length": 80}
+    named = {"train_dataset": data, "environment_factory": Turns}
+    run = trainer(folder, [], named=named, shuffle_dataset=False, **options)
+    run.train()
+    rows = []
+    for batch in run._buffered_inputs:
+        for at, mask in enumerate(batch["completion_mask"].bool()):
+            shown = batch["prompt_ids"][at][batch["prompt_mask"][at].bool()]
+            own = batch["tool_mask"][at][mask]
+            rows.append((run._tokenizer.decode(shown), own.tolist()))
+    torch.save(
+        {"rows": rows, "logged": list(run._logs["advantages"]), "log": run.state.log_history[0]},
+        Path(folder) / f"turns-{rank}.pt",
+    )
+
+
 def two_ranks(folder, one_rank):
     children = []
     _store, place = meeting_place()
@@ -234,7 +267,9 @@ def two_ranks(folder, one_rank):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
+RUNS = (one_rank, one_rank_off_policy, one_rank_of_turns)
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    ends = [two_ranks(sys.argv[1], each) for each in (one_rank, one_rank_off_policy)]
+    ends = [two_ranks(sys.argv[1], each) for each in RUNS]
     print(json.dumps({"ends": ends}))

@@ -53,7 +53,13 @@ from .grpo_settings import (
     prepared,
     scorer_column,
 )
-from .replies import RolloutsWithReplies, conversations, rollouts_for
+from .replies import (
+    RolloutsWithReplies,
+    called_environments,
+    conversations,
+    let_play,
+    own_rewards,
+)
 
 __all__ = ["BestOfKMixin", "BestOfKTrainer", "RolloutsWithReplies", "log_best_of_k"]
 
@@ -129,15 +135,24 @@ class BestOfKMixin(_Host):
         by_name = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
         del by_name["self"]
         arguments = {**by_name, **named}
+        cautions += check_data(arguments)
         factory = arguments.get("environment_factory")
-        rollouts = rollouts_for(factory, arguments.get("tools")) if factory is not None else None
+        called = called_environments(factory, arguments.get("tools")) if factory else []
+        if called:
+            rollouts = arguments.get("rollout_func") or RolloutsWithReplies()
+            rewards, own = arguments.get("reward_funcs") or [], own_rewards(called)
+            rewards = rewards if isinstance(rewards, list) else [rewards]
+            arguments |= {"reward_funcs": [*rewards, *own], "rollout_func": None}
+            if args.reward_weights is not None:
+                args.reward_weights = [*args.reward_weights, *(1.0 for _ in own)]
+            del arguments["environment_factory"]
         super().__init__(**arguments)
-        self.rollout_func = self.rollout_func or rollouts
+        if called:
+            let_play(self, factory, rollouts)
         self._scorer = scorer_column(scorer, self.reward_func_names)
         if self._scorer is not None:
             self.reward_weights[self._scorer] = 0.0
         cautions += check_model(self.model, several_steps=self.exact_steps)
-        cautions += check_data(arguments)
         for caution in cautions:
             if args.process_index == 0:
                 warnings.warn(caution, ObjectiveWarning, stacklevel=2)

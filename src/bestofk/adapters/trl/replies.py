@@ -6,7 +6,7 @@ tools. What is played in between is the same code as in `bestofk.train`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
@@ -85,8 +85,8 @@ def longest_after(trainer: Any, start: list[int]) -> int:
     return int(min(trainer.max_completion_length or places, places - len(start)))
 
 
-def rollouts_for(factory: Any, tools: Any) -> RolloutsWithReplies | None:
-    """The rollout function that environments need in TRL; None where TRL's own loop plays them.
+def called_environments(factory: Any, tools: Any) -> list[Any]:
+    """An instance of each environment of a factory, where they are called; else none.
 
     Raises:
         ValueError: some are called and some have tools.
@@ -94,7 +94,7 @@ def rollouts_for(factory: Any, tools: Any) -> RolloutsWithReplies | None:
     made = [make() for make in (factory.values() if isinstance(factory, Mapping) else [factory])]
     called = [type(each).__name__ for each in made if callable(each)]
     if not called:
-        return None
+        return []
     as_environment(factory)  # its signature
     names = [name for each in made for name in tools_of(each)]
     names += [getattr(tool, "__name__", str(tool)) for tool in tools or ()]
@@ -104,7 +104,34 @@ def rollouts_for(factory: Any, tools: Any) -> RolloutsWithReplies | None:
             f"environment {called[0]} is called with the model's text, and there are {other} "
             "beside it: a trainer of TRL plays one kind; take them apart, or use bestofk.train"
         )
-    return RolloutsWithReplies()
+    return made
+
+
+def own_rewards(made: list[Any]) -> list[Callable[..., Any]]:
+    """A reward function for each class that gives rewards, as TRL makes them."""
+
+    def reward_of(kind: Any) -> Callable[..., Any]:
+        def rewards(environments: list[Any], **_: Any) -> list[float | None]:
+            return [each.get_reward() if type(each) is kind else None for each in environments]
+
+        rewards.__name__ = kind.__name__
+        return rewards
+
+    return [
+        reward_of(kind) for kind in dict.fromkeys(map(type, made)) if hasattr(kind, "get_reward")
+    ]
+
+
+def let_play(trainer: Any, factory: Any, rollouts: Any) -> None:
+    """Give a trainer environments that are called. As its argument TRL takes them only with a chat
+    template that shows tools, which they do not need."""
+    trainer._multi_environment = isinstance(factory, Mapping)
+    trainer.environment_factories = (
+        dict(factory) if isinstance(factory, Mapping) else {None: factory}
+    )
+    trainer._env_tools = {name: [] for name in trainer.environment_factories}
+    trainer._environment_pool = {name: [] for name in trainer.environment_factories}
+    trainer.rollout_func = rollouts
 
 
 def conversations(rows: list[dict[str, Any]], completions: list[Any]) -> list[Any]:

@@ -27,7 +27,7 @@ from bestofk.environments.author_class import load_environment
 from bestofk.environments.conversation import with_observation
 from bestofk.environments.limits import TurnLimits
 from bestofk.environments.rollout import OpenTrajectory, TurnSampler
-from bestofk.types import Prompt
+from bestofk.types import Prompt, Verdict
 
 from .ppo_settings import options_of
 
@@ -78,15 +78,18 @@ class EnvironmentLoop(AgentLoopBase):
             extra = {**drawn.extra_fields, **{k: v for k, v in extra.items() if k[:4] == "min_"}}
             await self.aside(row.take, ids, log_probs, longest=longest, ends=ends)
         await self.aside(row.finish)
-        judged = {} if row.verdict is None else {"acc": row.verdict.reward}
-        if row.verdict is not None and row.verdict.score is not None:
-            judged["score"] = row.verdict.score
+        verdict = row.verdict
+        if verdict is None and hasattr(row.environment, "get_reward"):
+            verdict = Verdict.unscored("get_reward returned None")
+        judged = {} if verdict is None else {"acc": verdict.reward}
+        if verdict is not None and verdict.score is not None:
+            judged["score"] = verdict.score
         return AgentLoopOutput(
             prompt_ids=start,
             response_ids=row.tokens,
             response_mask=list(map(int, row.own)),
             response_logprobs=row.log_probs if has_log_probs else None,
-            reward_score=None if row.verdict is None else row.verdict.reward,
+            reward_score=None if verdict is None else verdict.reward,
             num_turns=1 + len(row.messages),
             metrics=AgentLoopMetrics(),
             extra_fields={
