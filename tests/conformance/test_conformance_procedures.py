@@ -1,5 +1,7 @@
 """Estimators of procedures beyond the maximum: right ones are exact, wrong ones are caught."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -80,7 +82,7 @@ def any_size(rewards, scores):
     ],
 )
 def test_wrong_ones_are_caught(fn, k, procedure, off_policy, verdict):
-    price = {"price": 0.1} if procedure == "retry@k" else {}
+    price: dict[str, Any] = {"price": 0.1} if procedure == "retry@k" else {}
     result = bestofk.conformance(
         fn, k, n=k + 1, off_policy=off_policy, procedure=procedure, quiet=True, **price
     )
@@ -89,12 +91,12 @@ def test_wrong_ones_are_caught(fn, k, procedure, off_policy, verdict):
 
 
 def test_what_is_judged_must_be_known():
-    for given, message in (
-        ({"procedure": "vote@k"}, "unknown procedure 'vote@k'"),
-        ({"procedure": "retry@k"}, "to judge retry@k, state price="),
-        ({"procedure": "subsets@k"}, "to judge subsets@k, state value="),
+    for procedure, message in (
+        ("vote@k", "unknown procedure 'vote@k'"),
+        ("retry@k", "to judge retry@k, state price="),
+        ("subsets@k", "to judge subsets@k, state value="),
     ):
         with pytest.raises(ValueError, match=message):
-            bestofk.conformance(halved, 2, quiet=True, **given)
+            bestofk.conformance(halved, 2, quiet=True, procedure=procedure)
     with pytest.raises(ValueError, match="ordered draws of 4 answers: judge a smaller k"):
         bestofk.conformance("select@12", 12, n=13, quiet=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bestofk.cli import main
-from bestofk.evaluation import compare, curve, samples
+from bestofk.evaluation import Metric, compare, curve, plan, population, samples
 
 RNG = np.random.default_rng(3)
 REWARDS: list[Any] = [RNG.choice([0.0, 0.3, 1.0], n) for n in (5, 6, 5)]
@@ -175,3 +175,40 @@ def test_bad_scores_and_metrics_are_one_sentence():
         curve(RUN, "retry@k")
     with pytest.raises(ValueError, match="3 metrics for 2 runs"):
         compare([RUN, RUN], ["max@k", "mean", "max@k"])
+
+
+def test_a_plan_for_any_metric_draws_a_pilot_again():
+    rng = np.random.default_rng(5)
+    chance = rng.beta(0.6, 0.8, (200, 1))
+    right = (rng.random((200, 32)) < chance) * 1.0
+    pilot = samples(
+        right, scores=right + rng.normal(size=right.shape), answers=right.astype(int).tolist(),
+        tokens=np.full(right.shape, 10.0), name="pilot",
+    )  # fmt: skip
+    by_pass = plan(4, width=0.1, people=population([pilot], k=4), n=[16]).best.problems
+    drawn = plan(4, "max@k", width=0.1, pilots=[pilot], n=[16])
+    assert drawn.best.problems == pytest.approx(by_pass, rel=0.15)
+    assert drawn.population == "problems and samples of pilot drawn again (200 problems)"
+    prices: dict[Metric, float] = {"select@k": 0.0, "maj@k:ties-wrong": 0.0, "retry@k:tokens": 0.01}
+    for metric, price in prices.items():
+        made = plan(4, metric, width=0.1, pilots=[pilot], n=[16], price=price, threshold=1.0)
+        assert made.metric == metric
+        assert 50 < made.best.problems < 1000
+        assert made.best.value <= 0.1
+    one, two = (
+        plan(4, "select@k", power=0.8, effect=0.05, pilots=pilots, n=[16]).best.problems
+        for pilots in ([pilot], [pilot, pilot_of_the_same(pilot, rng)])
+    )
+    assert 50 < two < one  # the same problems are as hard for both: less to tell apart
+    with pytest.raises(ValueError, match=r"a plan for maj@k takes a pilot \(--pilot FILE\)"):
+        plan(4, "maj@k", width=0.1)
+    with pytest.raises(ValueError, match="no problem has 40 scored samples to plan max@k from"):
+        plan(40, "max@k", width=0.1, pilots=[pilot])
+
+
+def pilot_of_the_same(pilot, rng):
+    """Another run with the pass rates of the pilot."""
+    rates = pilot.rewards.reshape(200, 32).mean(axis=1, keepdims=True)
+    right = (rng.random((200, 32)) < rates) * 1.0
+    scores = right + rng.normal(size=right.shape)
+    return samples(right, scores=scores, problems=pilot.problems, name="other")

@@ -121,12 +121,12 @@ def print_turns(by_turns: Mapping[int, Curve], ks: Sequence[int]) -> None:
 def print_comparison(comparison: Comparison, ks: Sequence[int], *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
     sure, level = percent(comparison.confidence), 1 - comparison.confidence
-    rows = []
+    rows, two = [], " against " in comparison.metric
     for k in ks or powers_of_two(comparison.k):
         at, one = comparison.place(k), comparison.at(k)
         places = one.decimals
         row = [
-            metric_at(comparison.metric, k),
+            f"k = {k}" if two else metric_at(comparison.metric, k),
             f"{comparison.values_a[:, at].mean():.{places}f}",
             f"{comparison.values_b[:, at].mean():.{places}f}",
             f"{one.value:+.{places}f}",
@@ -208,10 +208,11 @@ def print_diversity(diversity: Diversity) -> None:
 
 
 def print_plan(plan: Plan) -> None:
+    metric = metric_at(plan.metric, plan.k)
     what = (
-        f"an interval of width {plan.target:g} for pass@{plan.k}"
+        f"an interval of width {plan.target:g} for {metric}"
         if plan.goal == "width"
-        else f"power {plan.target:g} to find a difference of {plan.effect:g} in pass@{plan.k}"
+        else f"power {plan.target:g} to find a difference of {plan.effect:g} in {metric}"
     )
     runs = "" if plan.goal == "width" else " (both runs)"
     scope = " alone (compare --at)" if plan.at else ""

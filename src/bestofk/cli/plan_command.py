@@ -19,16 +19,23 @@ class PlanOptions(VerbOptions):
     examples: ClassVar = (
         "bestofk plan --k 8 --width 0.05",
         "bestofk plan --k 8 --power 0.8 --effect 0.03 --pilot a.jsonl",
+        "bestofk plan --k 8 --metric select@k --scores judge --width 0.05 --pilot a.jsonl",
     )
 
     k: Count
-    """The k of pass@k."""
+    """The k of the metric."""
+    metric: str = "pass@k"
+    """As in bestofk eval; all but pass@k take a --pilot with the columns they need."""
+    scores: str = option("COLUMN", default="")
+    """Column of the pilot that chooses one of k (select@k), or has the votes of maj@k:weighted."""
+    price: float = 0.0
+    """Price of a draw in reward, for retry@k; of a token, for retry@k:tokens."""
     width: Share | None = None
     """Wanted full width of the interval over problems."""
     power: Annotated[float, Field(gt=0.05, lt=1)] | None = None
     """Wanted chance that bestofk compare finds a difference of --effect at this k."""
     effect: Annotated[float, Field(gt=-1, lt=1)] | None = None
-    """The difference in pass@k to be found."""
+    """The difference in the metric to be found."""
     at: bool = False
     """Plan for `bestofk compare --at K`, a test at this k alone, instead of one over every k."""
     pilot: tuple[Path, ...] = ()
@@ -55,10 +62,19 @@ def main(argv: list[str]) -> int:
 
     if len(chosen.pilot) > 2:
         raise ValueError(f"one or two pilot files, got {len(chosen.pilot)}")
-    pilots = [read(path, cluster=chosen.cluster) for path in chosen.pilot]
-    people = population(pilots, k=chosen.k, shape=chosen.population, threshold=chosen.threshold)
+    columns = {"score": chosen.scores} if chosen.scores else {}
+    pilots = [read(path, cluster=chosen.cluster, columns=columns) for path in chosen.pilot]
+    people = None
+    if chosen.metric == "pass@k":
+        people = population(pilots, k=chosen.k, shape=chosen.population, threshold=chosen.threshold)
+    elif chosen.population:
+        raise ValueError("--population is for pass@k: other metrics take a --pilot")
     result = plan(
         chosen.k,
+        chosen.metric,  # type: ignore[arg-type]
+        pilots=pilots,
+        threshold=chosen.threshold,
+        price=chosen.price,
         width=chosen.width,
         power=chosen.power,
         effect=chosen.effect,

@@ -26,12 +26,14 @@ from bestofk.procedures.binomials import subset_share
 from bestofk.samples import Samples
 
 from .comparison import compare
+from .curves import reward_bounds
 from .difficulty import fit, miss, sampling_variance
 from .intervals import bounds_of_means, by_cluster, log_grid, tail_rank
-from .per_problem import pass_curve, passes_and_samples
+from .per_problem import check_metric, check_price, pass_curve, passes_and_samples, values_by_k
 from .rare_losses import least_gain
-from .results import Plan, PlanRow
+from .results import Metric, Plan, PlanRow
 from .sign_flips import sign_flip_tests
+from .verdict_words import metric_at
 
 MOST_PROBLEMS = 10_000_000
 MOST_SIMULATED = 4000
@@ -42,6 +44,8 @@ COLUMNS = 24
 POOL = 20_000
 DEFAULT_SHAPE = (0.4, 0.6)
 """Beta(0.4, 0.6): mean pass@1 of .4, many problems near 0 and 1, as benchmarks tend to be."""
+POOLED = 500
+"""Problems drawn again from a pilot, each with samples drawn again, for metrics beyond pass@k."""
 UNLIKE = 0.2
 """Without two pilots: one minus the correlation of the difficulties of two runs."""
 
@@ -157,7 +161,11 @@ def _drift(pilots: Sequence[Samples], k: int, threshold: float | None) -> float:
 
 def plan(
     k: int,
+    metric: Metric = "pass@k",
     *,
+    pilots: Sequence[Samples] = (),
+    threshold: float | None = None,
+    price: float = 0.0,
     width: float | None = None,
     power: float | None = None,
     effect: float | None = None,
@@ -171,11 +179,14 @@ def plan(
     """Ways to reach an interval of a wanted width, or a wanted power to find a difference.
 
     Args:
-        k: of pass@k.
+        k: of the metric.
+        metric: as in `curve`. How rewards, scores and answers go together is taken from a pilot,
+            whose problems and samples are drawn again; pass@k takes `people`.
+        pilots, threshold, price: for metrics other than pass@k: one run; two for the differences.
         width: wanted full width of the interval over problems (quoted: the bounded bootstrap).
         power: wanted chance that `compare` finds `effect` at k between two runs on the same
             problems, corrected over all k up to n.
-        effect: the difference in pass@k to be found.
+        effect: the difference in the metric to be found.
         people: the population of problems (`population`).
         n: samples per problem to consider; by default k, 2k, 4k, ... 32k.
         problems: how many there are, where that is given; then rows say what is reached.
@@ -193,23 +204,42 @@ def plan(
         raise ValueError("power needs the difference to be found (--effect 0.03)")
     options = sorted(n or [k * 2**j for j in range(6)])
     if options[0] < k:
-        raise ValueError(f"pass@{k} needs at least {k} samples per problem, got n = {options[0]}")
+        name = metric_at(metric, k)
+        raise ValueError(f"{name} needs at least {k} samples per problem, got n = {options[0]}")
+    check_metric(metric)
+    check_price(price, [metric])
+    if metric != "pass@k":
+        people = _people_of(pilots, metric, k, threshold, price)
+        ends = reward_bounds(pilots, metric, None, price=price, k_max=k)[0]
     people = people or population()
     target = width or power or 0.0
-    pair = pair_of(people, k, effect) if effect and power is not None else None
+    by_pass = metric == "pass@k" and effect and power is not None
+    pair = pair_of(people, k, effect or 0.0) if by_pass else None
 
     def enough(value: float) -> bool:
         return value <= target if width is not None else value >= target
 
     rows = []
     for samples in options:
-        if pair is None:
-            reached = width_of(people, k, samples, confidence, seed)
+        rng = np.random.default_rng(seed)
+        if pair is not None:
+            gaps = _gaps_of_pair(pair, k, samples, at, rng)
+            change = float(((1 - pair[0]) ** k - (1 - pair[1]) ** k).mean())
+            reached = power_of(gaps, change, 1.0, confidence, rng)
+        elif metric == "pass@k":
+            reached = width_of(_passes(people, k, samples), (0.0, 1.0), confidence, seed)
         else:
-            reached = power_of(pair, k, samples, at=at, confidence=confidence, seed=seed)
+            runs = [*pilots, pilots[0]][:2] if power is not None else pilots[:1]
+            values = _drawn_again(runs, metric, k, samples, at or not power, threshold, price, rng)
+            if power is None:
+                reached = width_of(_from_pool(values[0][:, -1]), ends, confidence, seed)
+            else:
+                gaps = values[1] - values[0]
+                gaps = gaps - gaps.mean(axis=0) + (effect or 0.0)
+                reached = power_of(gaps, effect or 0.0, ends[1] - ends[0], confidence, rng)
         alone = int(problems / people.effect) if problems else _least(reached, enough)
         count = problems or int(np.ceil(alone * people.effect))
-        drawn = count * samples * (1 if pair is None else 2)
+        drawn = count * samples * (1 if power is None else 2)
         rows.append(PlanRow(samples, count, drawn, reached(max(alone, 2))))
     good = [row for row in rows if enough(row.value)]
     notes: tuple[str, ...] = ()
@@ -223,6 +253,7 @@ def plan(
         target=target,
         effect=effect,
         k=k,
+        metric=metric,
         population=people.described,
         rows=tuple(rows),
         best=min(good or rows, key=lambda row: (row.samples, row.n)),
@@ -232,50 +263,146 @@ def plan(
     )
 
 
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+"""(generator, shape) → values of random problems."""
+
+
+def _passes(people: Population, k: int, n: int) -> Draw:
+    table = 1.0 - subset_share(n, k)[::-1]  # by the number of passes
+    return lambda rng, shape: table[rng.binomial(n, rng.beta(people.a, people.b, shape))]
+
+
+def _from_pool(pool: np.ndarray) -> Draw:
+    return lambda rng, shape: rng.choice(pool, shape)
+
+
 def width_of(
-    people: Population, k: int, n: int, confidence: float, seed: int
+    draw: Draw, ends: tuple[float, float], confidence: float, seed: int
 ) -> Callable[[int], float]:
-    """The mean width of simulated intervals of `curve`, as a function of the number of problems."""
+    """The mean width of simulated intervals of `curve`, as a function of the number of problems.
+
+    Args:
+        ends: the range of the metric.
+    """
 
     @functools.cache
     def reached(problems: int) -> float:
         if problems > MOST_SIMULATED:
             return reached(MOST_SIMULATED) * float(np.sqrt(MOST_SIMULATED / problems))
         rng = np.random.default_rng(seed)
-        passes = rng.binomial(n, rng.beta(people.a, people.b, (TRIALS, problems)))
-        table = 1.0 - subset_share(n, k)[::-1]  # by the number of passes
+        values = draw(rng, (TRIALS, problems))
         draws = max(400, int(np.ceil(20 / (1.0 - confidence))))
-        low, high = bounds_of_means(table[passes].T, (0.0, 1.0), draws, rng)
+        low, high = bounds_of_means(values.T, ends, draws, rng)
         rank = tail_rank((1.0 - confidence) / 2, draws)
-        ends = np.sort(high, axis=0)[rank] - np.sort(low, axis=0)[draws - 1 - rank]
-        return float(ends.mean())
+        reach = np.sort(high, axis=0)[rank] - np.sort(low, axis=0)[draws - 1 - rank]
+        return float(reach.mean())
 
     return reached
 
 
+def _columns(k: int, n: int, at: bool) -> np.ndarray:
+    """The places of the k that are tested, k last."""
+    others = [] if at else [each for each in log_grid(n, COLUMNS).tolist() if each != k - 1]
+    return np.array([*others, k - 1])
+
+
+def _gaps_of_pair(
+    pair: np.ndarray, k: int, n: int, at: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """Differences in pass@k of two runs on random problems, (POOL, columns)."""
+    drawn, columns = pair[:, rng.integers(0, POOL, POOL)], _columns(k, n, at)
+    a, b = (pass_curve(rng.binomial(n, p), np.full(POOL, n), n)[:, columns] for p in drawn)
+    return np.asarray(b - a)
+
+
+def _people_of(
+    pilots: Sequence[Samples], metric: Metric, k: int, threshold: float | None, price: float
+) -> Population:
+    """What a plan from pilots rests on, in words, and the effect of clusters.
+
+    Raises:
+        ValueError: there is no pilot.
+    """
+    if not pilots:
+        raise ValueError(
+            f"a plan for {metric} takes a pilot (--pilot FILE): how rewards, scores and answers go "
+            "together cannot be assumed"
+        )
+    run = pilots[0]
+    rows = np.flatnonzero(run.live >= k)
+    if not rows.size:
+        raise ValueError(f"{run.name}: no problem has {k} scored samples to plan {metric} from")
+    values = values_by_k(run, metric, rows, k, threshold=threshold, seed=0, price=price)[:, -1:]
+    clusters = run.cluster_of(rows)
+    effect = design_effect(values, clusters)
+    text = f"problems and samples of {run.name} drawn again ({len(rows)} problems)"
+    text += f", in clusters (design effect {effect:.1f})" if clusters is not None else ""
+    text += f"; difference as to {pilots[1].name}" if len(pilots) > 1 else ""
+    return Population(1.0, 1.0, text, effect=effect)
+
+
+def _drawn_again(
+    runs: Sequence[Samples],
+    metric: Metric,
+    k: int,
+    n: int,
+    at: bool,
+    threshold: float | None,
+    price: float,
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
+    """Values of POOLED random problems with n samples each, drawn with replacement: for each run,
+    (POOLED, columns). Two runs share problems; one run taken twice shares all but UNLIKE of them.
+    """
+    shared = sorted(set.intersection(*(set(run.problems) for run in runs)))
+    if not shared:
+        raise ValueError("the two pilots have no problem in common")
+    picks = rng.integers(0, len(shared), POOLED)
+    columns, found = _columns(k, n, at), []
+    for number, run in enumerate(runs):
+        if number and run is runs[0]:
+            other = rng.random(POOLED) < UNLIKE
+            picks = np.where(other, rng.integers(0, len(shared), POOLED), picks)
+        row = {problem: at for at, problem in enumerate(run.problems)}
+        scored = [np.flatnonzero(~np.isnan(run.rewards[run.of(row[p])])) for p in shared]
+        starts = [run.offsets[row[p]] for p in shared]
+        able = [each if each.size else np.zeros(1, np.int64) for each in scored]
+        flat = np.concatenate([starts[p] + rng.choice(able[p], n) for p in picks])
+        again = Samples(
+            name=run.name,
+            problems=tuple(map(str, range(POOLED))),
+            offsets=np.arange(POOLED + 1) * n,
+            rewards=np.nan_to_num(run.rewards[flat]),
+            answers=None if run.answers is None else run.answers[flat],
+            scores=None if run.scores is None else run.scores[flat],
+            tokens=None if run.tokens is None else run.tokens[flat],
+        )
+        values = values_by_k(
+            again, metric, np.arange(POOLED), int(columns.max()) + 1, threshold=threshold, seed=0,
+            price=price,
+        )  # fmt: skip
+        found.append(values[:, columns])
+    return found
+
+
 def power_of(
-    pair: np.ndarray, k: int, n: int, *, at: bool, confidence: float, seed: int
+    gaps: np.ndarray, effect: float, size: float, confidence: float, rng: np.random.Generator
 ) -> Callable[[int], float]:
     """The chance that `compare` finds the effect at k, as a function of the number of problems.
 
     The spread of the differences and the critical value of the test are those of simulated runs.
 
     Args:
-        at: the test is at k alone, else over all k up to n.
+        gaps: differences of random problems at the k that are tested, the wanted k last.
+        size: the range of the metric.
     """
-    others = [] if at else [each for each in log_grid(n, COLUMNS).tolist() if each != k - 1]
-    columns = np.array([*others, k - 1])
-    rng = np.random.default_rng(seed)
-    drawn = pair[:, rng.integers(0, POOL, POOL)]
-    a, b = (pass_curve(rng.binomial(n, p), np.full(POOL, n), n)[:, columns] for p in drawn)
-    critical = sign_flip_tests((b - a)[:1000], confidence, 4000, rng).critical
-    spread = max(float((b - a)[:, -1].std(ddof=1)), 1e-12)
-    effect = float(((1 - pair[0]) ** k - (1 - pair[1]) ** k).mean())
+    critical = sign_flip_tests(gaps[:1000], confidence, 4000, rng, size).critical
+    spread = max(float(gaps[:, -1].std(ddof=1)), 1e-12)
 
     def reached(problems: int) -> float:
         error = spread / np.sqrt(problems)
-        least = max(critical * error, least_gain(error, problems, 1.0, 1.0 - confidence))
-        return NormalDist().cdf(float((effect - least) / error))
+        least = max(critical * error, least_gain(error, problems, size, 1.0 - confidence))
+        return NormalDist().cdf(float((abs(effect) - least) / error))
 
     return reached
 

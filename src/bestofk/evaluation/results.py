@@ -285,7 +285,9 @@ class Comparison(Shown):
     @property
     def title(self) -> str:
         paired = in_clusters(len(self.problems), self.clusters)
-        return f"{self.b} minus {self.a}: {self.metric}, {paired}, paired"
+        runs = f"{self.b} minus {self.a}"
+        about = runs if self.metric == f"{self.b} against {self.a}" else f"{runs}: {self.metric}"
+        return f"{about}, {paired}, paired"
 
     def numbers(self) -> dict[str, np.ndarray]:
         """The difference b - a, the band that the verdict uses, and p: corrected over k."""
@@ -363,4 +365,5 @@ class Plan:
     confidence: float
     at: bool = False
     """Planned for a comparison at this k alone, not over all k."""
+    metric: Metric = "pass@k"
     notes: tuple[str, ...] = ()
