@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrained
 import bestofk as bk
 from bestofk.rewards import from_function, scored_by, verifier
 from bestofk.rewards.base import UnusableFunction
-from bestofk.rewards.combine import watched
+from bestofk.rewards.combine import Watched
 from bestofk.rewards.judges import fenced, mark_of, winner_of
 from bestofk.types import Prompt
 from deploy.scripted_upstream import running
@@ -334,7 +334,7 @@ def test_a_text_that_a_judge_rejects_is_worth_nothing_and_a_request_is_an_error(
 def test_a_held_out_judge_is_a_part_that_neither_pays_nor_chooses() -> None:
     longer = from_function(lambda completion: float(len(completion)))
     shouts = from_function(lambda completion: completion.isupper())
-    verdicts = watched(longer, shouts)([PROMPT] * 2, ["AB", "abc"])
+    verdicts = Watched(longer, shouts)([PROMPT] * 2, ["AB", "abc"])
     assert [(each.reward, each.score) for each in verdicts] == [(2.0, None), (3.0, None)]
     assert [each.parts["held out"] for each in verdicts] == [1.0, 0.0]
 

@@ -219,11 +219,6 @@ def scored_by(verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> B
     return Scored(verifier, scorer)
 
 
-def watched(verifier: BatchVerifier, held_out: BatchVerifier) -> BatchVerifier:
-    """`watched(reward_model, judge)`: the first pays, the second is logged."""
-    return Watched(verifier, held_out)
-
-
 def weighted(*parts: tuple[float, BatchVerifier]) -> Weighted:
     """`weighted((0.9, maths), (0.1, format))`: the weighted mean of rewards."""
     return Weighted(parts)

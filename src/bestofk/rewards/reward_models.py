@@ -105,8 +105,6 @@ def plain_prompt(prompt: Prompt) -> str:
 class ServedModel:
     """What a server says of itself."""
 
-    url: str
-    """Up to the port, or a path before /v1."""
     model: str
     is_sglang: bool
     tokenizer: str
@@ -167,7 +165,6 @@ class ServedRewardModel(ServedVerifier):
         found = models[names.index(name)]
         is_sglang, longest = found.get("owned_by") == "sglang", found.get("max_model_len")
         return ServedModel(
-            self.url,
             name,
             is_sglang,
             self.tokenizer_name or str(found.get("root") or name),

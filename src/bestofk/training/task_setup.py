@@ -21,7 +21,7 @@ from bestofk.messages import is_quiet, say_aside
 from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
-from bestofk.rewards.combine import watched
+from bestofk.rewards.combine import Watched
 from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
 from bestofk.training.processes import Processes
@@ -61,7 +61,7 @@ def make_task(
     if section.scorer:
         judge = scored_by(judge, verifier(section.scorer, **section.scorer_options))
     if section.held_out:
-        judge = watched(judge, verifier(section.held_out, **section.held_out_options))
+        judge = Watched(judge, verifier(section.held_out, **section.held_out_options))
     for split in map(task.split, splits):
         if isinstance(judge, BatchVerifier):  # rows of data may differ, those of a generator do not
             judge.check_prompts(split[:] if section.name == "dataset" else split[:64])
