@@ -189,6 +189,26 @@ def test_a_row_that_waits_has_no_slot() -> None:
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("made", [engine, lambda: ModelSampler(model(), tokenizer())])
+def test_a_class_bounds_how_many_of_its_instances_answer_at_once(made: Any) -> None:
+    lock, busy, most = threading.Lock(), [0], [0]
+
+    class Few(Brief):
+        at_once = 3
+
+        def __call__(self, text: str) -> str | None:
+            with lock:
+                busy[0] += 1
+                most[0] = max(most[0], busy[0])
+            time.sleep(0.01)
+            with lock:
+                busy[0] -= 1
+            return None
+
+    source(made(), Few).sample(PROMPTS, seed=5, sampling=SAMPLING.changed(samples_per_prompt=4))
+    assert 1 < most[0] <= 3
+
+
 def test_the_prompt_is_computed_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
     run = Prefill.run

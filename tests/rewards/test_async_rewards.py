@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bestofk.rewards import PairVerifier, from_function, gated, weighted
+from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import Prompt
 
 PROMPT = Prompt("sum", "2 + 2 = ?", "dataset", {"answer": 4})
@@ -250,3 +252,26 @@ def test_an_async_function_is_judged_from_asyncio_and_in_the_sandbox() -> None:
         sys.path.remove(folder)
         sys.modules.pop("judges_in_a_file", None)
     assert [v.reward for v in made] == [0.5, 1.0]
+
+
+def test_calls_in_threads_share_one_and_a_late_call_holds_no_other_up() -> None:
+    """Time-outs of the function's own are its errors, not ours."""
+
+    def calls() -> list[Any]:
+        threads = {limited_call(threading.get_ident, 1.0, "ident") for _ in range(50)}
+        began = time.monotonic()
+        with pytest.raises(CallTimeout, match=r"no answer within 0\.05 s"):
+            limited_call(time.sleep, 0.05, "sleep", 0.5)
+        other = limited_call(threading.get_ident, 1.0, "ident")
+        assert time.monotonic() - began < 0.5
+        with pytest.raises(TimeoutError, match="mine"):
+            limited_call(raises, 1.0, "raises")
+        return [threads, other]
+
+    def raises() -> None:
+        raise TimeoutError("mine")
+
+    with ThreadPoolExecutor(1) as pool:
+        threads, other = pool.submit(calls).result()
+    assert len(threads) == 1
+    assert other not in threads

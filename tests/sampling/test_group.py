@@ -441,6 +441,10 @@ def test_the_plan_follows_the_call_and_the_card() -> None:
         assert both.holds(plan)
         assert both.holds(needed)
         assert both.own_tokens + both.prefix_tokens <= room
+    turns = make_plan(total_bytes=1e9, **common | {"max_rows": 128}, several_turns=True)
+    assert (turns.slots, turns.own_tokens) == (128, 512 * 100)  # keys of rows without a slot too
+    turns = make_plan(total_bytes=1e8, **common, several_turns=True)
+    assert 1.4 <= turns.own_tokens / (turns.slots * 100) <= 1.7
     for total in (1e6, 3e6, 1e7, 1e8):
         tight = make_plan(total_bytes=total, **common)
         assert (tight.own_tokens + tight.prefix_tokens) * 1000 <= 0.35 * total + 1000
