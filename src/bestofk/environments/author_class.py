@@ -62,6 +62,11 @@ class EnvironmentClasses:
                     f"environment {about} has nothing that answers the model: give it public "
                     "methods (tools), or def __call__(self, text), which returns the reply or None"
                 )
+            if type(most := getattr(make, "at_once", AT_ONCE)) is not int or most < 1:
+                raise ValueError(
+                    f"environment {about} has at_once = {most!r}: it is how many instances answer "
+                    "at once, a whole number of at least 1"
+                )
             try:
                 if callable(made):
                     inspect.signature(made).bind(text="")
@@ -79,7 +84,7 @@ class EnvironmentClasses:
     @property
     def at_once(self) -> int:
         """Instances that answer at once: as many as the most careful class takes."""
-        return min(int(getattr(make, "at_once", AT_ONCE)) for make in self.makers.values())
+        return min(getattr(make, "at_once", AT_ONCE) for make in self.makers.values())
 
     def name_of(self, prompt: Prompt) -> str:
         """Which environment a prompt belongs to."""

@@ -245,11 +245,6 @@ def as_verdict(judgement: Judgement) -> Verdict:
         ) from error
     if math.isnan(reward):
         return Verdict.unscored("the judging function returned NaN")
-    return _plain_verdict(reward)
-
-
-@lru_cache(maxsize=4096)
-def _plain_verdict(reward: float) -> Verdict:
     return Verdict(reward, status_of(reward), passed=int(reward >= 1.0), total=1)
 
 

@@ -172,8 +172,8 @@ class Scored(Combined):
 
 
 class Watched(Combined):
-    """A verifier's verdicts, with another's rewards among their parts: those neither pay nor
-    choose."""
+    """`Watched(reward_model, judge)`: the first pays, and the second's rewards are logged among the
+    parts of its verdicts."""
 
     def __init__(self, verifier: BatchVerifier, held_out: BatchVerifier) -> None:
         super().__init__(verifier, held_out)

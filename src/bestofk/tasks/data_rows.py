@@ -134,11 +134,14 @@ def _saved_folder(path: Path, split: str) -> list[Row]:
                 f"{', '.join(splits)}"
             )
         path = path / split
+    return [dict(row) for row in _datasets(str(path)).load_from_disk(str(path))]
+
+
+def _datasets(source: str) -> Any:
     try:
-        import datasets
+        return importlib.import_module("datasets")
     except ImportError as error:
-        raise ValueError(f"{path} needs datasets: pip install 'bestofk[data]'") from error
-    return [dict(row) for row in datasets.load_from_disk(str(path))]
+        raise ValueError(f"{source} needs datasets: pip install 'bestofk[data]'") from error
 
 
 class LeftOut(ValueError):
@@ -212,10 +215,7 @@ def _from_hub(source: str) -> list[Row]:
     match = _HUB.fullmatch(source)
     if match is None:
         raise ValueError(f"a Hub dataset is hub:owner/name[:config][@split][#revision], {source}")
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(f"{source} needs datasets: pip install 'bestofk[data]'") from error
+    datasets = _datasets(source)
     offline = datasets.config.HF_HUB_OFFLINE
     # Offline, its library takes what is cached at once; otherwise it would try for a minute.
     datasets.config.HF_HUB_OFFLINE = offline or not can_connect(datasets.config.HF_ENDPOINT)
