@@ -84,7 +84,7 @@ def test_runs_for_k_are_above_all_one_sample_runs_on_construction_problems() -> 
     assert min(for_k) > max(for_one) + 0.06
 
 
-def tested_means(study: str) -> dict[tuple[str, int, int], dict[int, float]]:
+def means_of_a_test(study: str) -> dict[tuple[str, int, int], dict[int, float]]:
     """max@k on test by arm, seed and step, from the samples in order: Σ r_(i) C(i-1,k-1)/C(n,k)."""
     means = {}
     for line in run.kept(RESULTS / "counts" / f"{study}.parquet"):
@@ -122,7 +122,7 @@ def mean_of(runs: list[dict[int, float]], k: int) -> float:
 
 def test_claims_on_guests() -> None:
     page = (RESULTS / "guests.md").read_text(encoding="utf-8")
-    means = tested_means("guests-test")
+    means = means_of_a_test("guests-test")
     rate = " learning_rate="
     start = means["start", 0, 1]
     control, one = (
@@ -182,7 +182,7 @@ def test_claims_on_guests() -> None:
 def test_claims_on_selectors() -> None:
     page = " ".join((RESULTS / "selectors.md").read_text(encoding="utf-8").split())
     arms = {arm.split(" ")[0]: arm for arm in tiny_studies.picked("selectors")}
-    by_selector = {name: tested_means(f"selectors-test-{name}") for name in scorers.SELECTORS}
+    by_selector = {name: means_of_a_test(f"selectors-test-{name}") for name in scorers.SELECTORS}
 
     def picks(selector: str, arm: str) -> float:
         return 100 * mean_of(of_arm(by_selector[selector], arms[arm]), 1)
@@ -201,7 +201,7 @@ def test_claims_on_selectors() -> None:
     assert "by 1.5 to 5.1 points" in page
     assert min(gains[name, f"score/{name}"] for name in scorers.SELECTORS) > 0
     hacked = arms["score/hackable"]
-    for means in (*by_selector.values(), tested_means("selectors-test")):
+    for means in (*by_selector.values(), means_of_a_test("selectors-test")):
         assert all(each[1] < 0.006 for each in of_arm(means, hacked))
         assert mean_of(of_arm(means, hacked), 1) < 0.003
     own = run.kept(RESULTS / "counts" / "selectors.parquet")
