@@ -154,7 +154,7 @@ def test_draws_belong_to_seed_and_prompt(server: VLLMServer) -> None:
 
 
 def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
-    return [[done.tokens.tolist() for done in group.trajectories] for group in groups]
+    return [[tuple(done.tokens.tolist()) for done in group.trajectories] for group in groups]
 
 
 def test_an_update_makes_it_the_new_model(server: VLLMServer, policy: Any) -> None:
