@@ -1,6 +1,6 @@
 """`bestofk serve` against scripted servers: early stop, streams, faults, load, access.
 
-The commands of README.md and docs/deploy.md are those of `test_the_command_serves_and_ends_at_ctrl_c`.
+The commands of README.md and docs/deploy.md: `test_the_command_serves_and_ends_at_ctrl_c`.
 """
 
 from __future__ import annotations
