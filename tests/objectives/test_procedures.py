@@ -331,6 +331,7 @@ def test_a_function_of_subsets_agrees_with_exact_objectives_and_is_silent_withou
     for options, message in (
         ({}, "needs value="),
         ({"value": 3}, "value is a function"),
+        ({"value": lambda r: 1.0}, "value is a function"),
         ({"value": max, "control": "best"}, "unknown control 'best'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -606,3 +607,13 @@ def test_equal_tokens_are_a_price_of_draws_and_all_passes_of_one_length_no_signa
             advantages(np.ones(6), "retry@3:tokens", price=0.1, tokens=given)
     with pytest.raises(ValueError, match=r"needs price=, what a draw .* costs.*try price=0.02"):
         objective("retry@3")
+
+
+def test_a_vote_without_baseline_keeps_its_digits_where_the_ratios_are_worlds_apart():
+    answers, rewards = ["c", None, "b", "a", None], np.array([0.0, 0.0, 0.0, 1.0, 0.0])
+    logs = np.array([7.0, -11.0, 31.0, -25.0, 10.0])
+    worth = partial(vote, rewards, answers, np.ones(5), "")
+    for k in (1, 2, 3):
+        got = advantages(rewards, f"maj@{k}:none", answers=answers, log_ratio=logs)
+        expected = by_definition(worth, np.exp(logs), k, "none")
+        np.testing.assert_allclose(got, expected, rtol=1e-11)

@@ -149,7 +149,7 @@ def _find(name: str, variant: str) -> Entry:
         raise unknown("objective", name, names(), cutoff=0.5)
     variants = CATALOG[key]
     if variant not in variants:
-        have = [known for known in variants if known]
+        have = [known for known in variants if known and ":" not in known]
         if not have:
             raise ValueError(f"objective {name} has no variants, got {variant!r}")
         raise ValueError(f"objective {name} has no variant {variant!r}; {choices(variant, have)}")

@@ -117,7 +117,7 @@ def read_inputs(
         if scores is None:
             raise ValueError(
                 f"objective {text} needs scores=, one per sample: they choose which of k samples "
-                "is used, and rewards say what it is worth"
+                "is used (with :weighted, they are its votes), and rewards say what it is worth"
             )
         arguments["scores"] = {"scores": per_sample(scores, rewards, "scores")}
     if "answers" in needed:
@@ -159,7 +159,7 @@ def _require_scores(scores: Array) -> None:
     if bool(array_namespace(scores).any(array_namespace(scores).isnan(scores))):
         raise ValueError(
             "scores must be a number for every live sample, got nan: give a sample that cannot be "
-            "chosen -inf, or leave it out with live=False"
+            "chosen -inf (one that does not vote 0), or leave it out with live=False"
         )
 
 

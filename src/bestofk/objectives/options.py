@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +54,17 @@ def finite_numbers(name: str, values: Any) -> tuple[float, ...]:
     return tuple(finite_number(name, value, "a list of finite numbers") for value in values)
 
 
+def _takes_three(function: Any) -> bool:
+    """Whether this can be called with rewards, scores and answers."""
+    try:
+        inspect.signature(function).bind(0, 0, 0)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        pass
+    return callable(function)
+
+
 def with_weights(
     text: str, stages: tuple[Stage, ...], shares: Sequence[float]
 ) -> tuple[Stage, ...]:
@@ -78,7 +90,7 @@ def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> M
             raise ValueError(f"objective {text} needs {name}=, {MISSING[name]}")
         if name == "sets" and value is not None:
             chosen[name] = positive_integer(value, name)
-        elif name == "value" and not callable(value):
+        elif name == "value" and not _takes_three(value):
             raise ValueError(
                 "value is a function (rewards, scores, answers) of k samples that returns what "
                 f"they are worth, got {value!r}"

@@ -287,16 +287,19 @@ def _with_and_without(
     tails: np.ndarray,
     k: int,
     ties: Ties,
+    *,
+    is_centred: bool,
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Σ over sets of chance × (worth - reference), as `symmetric_sums.with_and_without`, and the
-    reference: the reward of the answer with most votes, so that no signal gives exact zeros."""
+    reference: the reward of the answer with most votes, so that no signal gives exact zeros; or,
+    where nothing is to be centred, 0, so that nothing cancels."""
     means = means_of_answers(rewards, labels)
     found = np.unique(labels[labels >= 0])
     first = [int((labels == each).argmax()) for each in found]
     found = found[np.argsort(-means[first], kind="stable")]  # the best first, for ties-count
     classes = [np.flatnonzero(labels == each) for each in (-1, *found)]
     most = max(classes[1:], key=lambda each: votes[each].sum(), default=classes[0][:0])
-    reference = float(means[most[0]]) if most.size else 0.0
+    reference = float(means[most[0]]) if most.size and is_centred else 0.0
     coins = [
         _coins(heads[at], tails[at], rewards[at] - reference, votes[at] - 1, k) for at in classes
     ]
@@ -396,7 +399,16 @@ def weights(
 
     def sums(size: int) -> tuple[np.ndarray, ...]:
         found = [
-            _with_and_without(host[row], answers[row], votes[row], heads, tails, size, ties)
+            _with_and_without(
+                host[row],
+                answers[row],
+                votes[row],
+                heads,
+                tails,
+                size,
+                ties,
+                is_centred=baseline != "none",
+            )
             for row, (heads, tails) in enumerate(zip(tosses.heads.T, tosses.tails.T))
         ]
         return tuple(np.stack(each, axis=-1) for each in zip(*found))
