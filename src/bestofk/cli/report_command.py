@@ -12,6 +12,11 @@ from bestofk.cli._terminal import say
 from bestofk.messages import counted, is_quiet, printable
 from bestofk.reports import SAMPLES, Report, load, make, page_of
 
+Shown = Literal[
+    "pass@k", "max@k", "maj@k", "select@k", "pass^k", "select@k:soft", "maj@k:ties-wrong",
+    "maj@k:ties-count", "maj@k:weighted",
+]  # fmt: skip
+
 
 class ReportOptions(ReadingOptions):
     """One self-contained page on what best-of-k is worth, and which run is better.
@@ -36,11 +41,9 @@ class ReportOptions(ReadingOptions):
     """Where the page goes. An existing file is replaced."""
     title: str | None = None
     """Title of the page; by default the runs' names."""
-    metrics: tuple[Literal["pass@k", "max@k", "maj@k", "select@k", "pass^k"], ...] | None = option(
-        "METRIC ...", default=None
-    )
-    """Curves to show, of pass@k, max@k, maj@k, select@k and pass^k; by default pass@k, and max@k
-    where rewards are graded."""
+    metrics: tuple[Shown, ...] | None = option("METRIC ...", default=None)
+    """Curves to show, of pass@k, max@k, maj@k, select@k (with rules, maj@k:ties-wrong) and pass^k;
+    by default pass@k, and max@k where rewards are graded."""
     k: int | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     samples: int = SAMPLES
