@@ -328,6 +328,12 @@ def test_best_of_by_score_and_by_vote_sees_all_k() -> None:
         options: dict[str, Any] = {"k": 9, "name": "m"}
         longest = bk.best_of(server.url, WORDS, scorer=length, **options)
         voted = bk.best_of(server.url, WORDS, vote=True, **options)
+        named = bk.best_of(
+            server.url, WORDS, scorer=length, verifier=says_it, name="m", procedure="select@9"
+        )
+        assert bk.best_of(server.url, WORDS, name="m", procedure="maj@9") == voted
+    texts = [[each and each["completion"] for each in answers] for answers in (named, longest)]
+    assert texts[0] == texts[1]
     for each in longest:
         assert each is not None
         assert (each["draws"], each["chosen_by"], each["reward"]) == (9, "score", None)
@@ -367,6 +373,8 @@ def test_best_of_a_model_here_ends_as_solve_does() -> None:
     ("prompts", "options", "said"),
     [
         (["a"], {}, "what chooses: verifier=, scorer= or vote=True"),
+        (["a"], {"procedure": "best@8"}, "a procedure is max@8, pass@8, retry@8, select@8, maj@8"),
+        (["a"], {"procedure": "retry@8"}, "chosen by the verifier: state verifier="),
         (["a"], {"vote": True, "name": ""}, "state name="),
         ("a", {"vote": True}, "prompts are a list"),
         ([7], {"vote": True}, "prompt 0 is a text, chat messages or a row, got 7"),

@@ -34,6 +34,24 @@ def rounds(k: int, by: Chooser) -> list[range]:
     return [range(first, end) for first, end in zip([0, *ends], ends)]
 
 
+BY_PROCEDURE: Mapping[str, Chooser] = {
+    "max": "verifier", "pass": "verifier", "retry": "verifier", "select": "score", "maj": "vote",
+}  # fmt: skip
+
+
+def deployed(procedure: str) -> tuple[Chooser, int]:
+    """What chooses among how many, by the name that training and evaluation have for it.
+
+    >>> deployed("select@8"), deployed("retry@4")
+    (('score', 8), ('verifier', 4))
+    """
+    name, _, k = procedure.partition("@")
+    if name not in BY_PROCEDURE or not (k.isascii() and k.isdigit()):
+        known = ", ".join(f"{each}@8" for each in BY_PROCEDURE)
+        raise ValueError(f"a procedure is {known}, or with another k, got {procedure!r}")
+    return BY_PROCEDURE[name], int(k)
+
+
 def check_drawing(k: int, temperature: float, threshold: float) -> None:
     """
     Raises:

@@ -21,6 +21,7 @@ from bestofk.deploy.choosing import (
     answer_line,
     check_comparing,
     check_drawing,
+    deployed,
     rounds,
 )
 from bestofk.rewards import BatchVerifier, UnscoredGuard, from_function, scored_by
@@ -119,6 +120,7 @@ def best_of(
     verifier: Any = None,
     scorer: Any = None,
     vote: bool = False,
+    procedure: str | None = None,
     threshold: float = 1.0,
     name: str = "",
     out: str | PathLike[str] | None = None,
@@ -142,6 +144,8 @@ def best_of(
         scorer: the same; its reward chooses where nothing passes, or alone.
         vote: keep the most frequent answer: in a box, an <answer> tag, after "Answer:", or all of
             the text.
+        procedure: k and what chooses under the name that they have in training: "retry@8" (the
+            verifier), "select@8" (the score, also beside a verifier), "maj@8" (the vote).
         threshold: a reward of at least this passes.
         name: the model's name at the endpoint.
         out: file for all samples. The same call resumes it.
@@ -156,8 +160,15 @@ def best_of(
         EndpointError: the endpoint rejects every request, or keeps failing.
     """
     by: Chooser = "vote" if vote else "verifier" if verifier is not None else "score"
-    if verifier is None and scorer is None and not vote:
-        raise ValueError("best_of needs what chooses: verifier=, scorer= or vote=True")
+    if procedure is not None:
+        by, k = deployed(procedure)
+    source = "verifier" if by == "verifier" else "scorer"
+    if by != "vote" and verifier is None and (by == "verifier" or scorer is None):
+        raise ValueError(
+            f"{procedure} is chosen by the {by}: state {source}="
+            if procedure
+            else "best_of needs what chooses: verifier=, scorer= or vote=True"
+        )
     check_drawing(k, temperature, threshold)
     if isinstance(model, str) and model.startswith(("http://", "https://")):
         if not name:
