@@ -58,13 +58,11 @@ class FileOptions(ReadingOptions):
     k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
-    """pass@k, max@k, maj@k, select@k, retry@k, pass^k or mean; by default pass@k or max@k. Rules
-    follow a colon: maj@k:ties-wrong, maj@k:ties-count, maj@k:weighted, select@k:soft,
-    retry@k:tokens."""
+    """pass@k, max@k, maj@k, select@k, retry@k, pass^k or mean; or maj@k:weighted, ..."""
     scores: str = option("COLUMN", default="")
-    """Column that chooses one of k, for select@k, or has the votes of maj@k:weighted."""
+    """Column that chooses one of k, for select@k."""
     price: float = 0.0
-    """Price of a draw in reward, for retry@k; of a token, for retry@k:tokens."""
+    """Price of a draw in reward, for retry@k."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
     judge: str = ""

@@ -19,7 +19,7 @@ class PlanOptions(VerbOptions):
     examples: ClassVar = (
         "bestofk plan --k 8 --width 0.05",
         "bestofk plan --k 8 --power 0.8 --effect 0.03 --pilot a.jsonl",
-        "bestofk plan --k 8 --metric select@k --scores judge --width 0.05 --pilot a.jsonl",
+        "bestofk plan --k 8 --metric maj@k --width 0.05 --pilot a.jsonl",
     )
 
     k: Count
