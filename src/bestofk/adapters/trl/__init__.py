@@ -134,7 +134,7 @@ class BestOfKMixin(_Host):
         theirs = inspect.signature(GRPOTrainer.__init__)
         by_name = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
         del by_name["self"]
-        arguments = {**by_name, **named}
+        arguments = dict(**by_name, **named)  # a name given twice is an error
         cautions += check_data(arguments)
         factory = arguments.get("environment_factory")
         called = called_environments(factory, arguments.get("tools")) if factory else []
