@@ -56,7 +56,11 @@ def inputs(name: str) -> dict[str, np.ndarray]:
     if ":bootstrap" in name:
         return {"rng": np.random.default_rng(1).random((G, N, N))}
     if name.startswith("select"):
-        return {"scores": np.random.default_rng(2).integers(0, 3, (G, N)).astype(float)}
+        scores = np.random.default_rng(2).integers(0, 3, (G, N)).astype(float)
+        noise = {"rng": np.random.default_rng(1).random((G, N, 16))} if ":soft" in name else {}
+        return {"scores": scores} | noise
+    if ":tokens" in name:
+        return {"tokens": np.random.default_rng(2).integers(1, 9, (G, N)).astype(float)}
     return {"entropy": np.arange(float(G))} if "adaptive" in name else {}
 
 

@@ -303,7 +303,7 @@ def scan(
 
 def stacked(values: Any) -> Array:
     """Arrays of one shape as one array; an array as it is."""
-    return values if is_array(values) else array_namespace(values[0]).stack(list(values))
+    return array_namespace(values[0]).stack(list(values)) if isinstance(values, tuple) else values
 
 
 def _short_on_gpu(values: Array) -> bool:

@@ -58,7 +58,7 @@ def weights(
     total = SELECT.weights[baseline](rewards, k, scores)
     if tokens is not None and price:
         logs = array_namespace(rewards).zeros_like(rewards)
-        form: dict[str, Any] = {"baseline": baseline, "self_normalise": False}
+        form: dict[str, Any] = {"baseline": baseline, "self_normalise": False, "check": False}
         return total - price * _token_weights(tokens, passes, logs, k, **form)
     for j in range(1, k if price else 1):
         total = total + price * MAX.weights[baseline](passes, j)
