@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -405,6 +406,35 @@ def test_a_judge_is_repeated_bounded_and_keeps_its_key(monkeypatch: pytest.Monke
             judge([PROMPT], ["x"])
         assert "sk-secret" not in str(raised.value)
         assert "answered 401 Bearer ***" in str(raised.value)
+
+
+def endless(seconds: float, piece: bytes) -> Any:
+    """An answer of a gigabyte, a piece at a time."""
+
+    def answer(handler: Any, body: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(2**30))
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(2**30 // len(piece)):
+                handler.wfile.write(piece)
+                time.sleep(seconds)
+        handler.close_connection = True
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(endless(0.01, b" "), "no answer in time"), (endless(0.0, b" " * 2**20), "of more than")],
+)
+def test_a_judge_whose_answer_does_not_end_is_not_waited_for(answer: Any, said: str) -> None:
+    """By a byte now and then, or by more than fits."""
+    with FaultyServer(always={"": answer}) as server:
+        with verifier(f"judge:m@{server.url}", timeout=0.5, retries=0) as judge:
+            (verdict,) = judge([PROMPT], ["x"])
+        assert verdict.status == "unscored"
+        assert said in verdict.detail
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class ServeOptions(VerbOptions):
         """
         from bestofk.deploy.choosing import check_drawing
         from bestofk.deploy.serving import LOOPBACK, ServerLimits
-        from bestofk.sampling.endpoint import key_in
+        from bestofk.sampling.retrying_client import key_in
 
         check_drawing(self.k, 1.0, self.threshold)
         token = key_in(self.token_variable)

@@ -45,6 +45,7 @@ from bestofk.rewards import BatchVerifier
 from bestofk.rewards.base import UnusableFunction
 from bestofk.rewards.combine import NO_VERIFIER
 from bestofk.rewards.maths.extract_answer import given_answer
+from bestofk.sampling.retrying_client import RetryingClient
 from bestofk.sandbox import SandboxError
 from bestofk.storage import json_safe
 
@@ -152,9 +153,8 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self, _: Starlette) -> AsyncIterator[None]:
         limits = self.limits
-        async with Upstream(
-            self.address, concurrency=limits.concurrency, retries=limits.retries
-        ) as self.upstream:
+        async with RetryingClient(concurrency=limits.concurrency, retries=limits.retries) as client:
+            self.upstream = Upstream(self.address, client)
             yield
         self.pool.shutdown(wait=False, cancel_futures=True)
 

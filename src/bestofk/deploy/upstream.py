@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from bestofk.deploy.racing import DrawFailed
 from bestofk.deploy.requests import is_deeper
-from bestofk.messages import printable
-from bestofk.sampling.endpoint import (
-    ANSWER_BYTES,
+from bestofk.sampling.openai_wire import Choice, read_answer
+from bestofk.sampling.retrying_client import (
     CONNECT_SECONDS,
-    ENCODINGS,
-    FATAL,
-    REDIRECTS,
-    REJECTED,
-    fetch,
-    transient,
-)
-from bestofk.sampling.openai_wire import (
     NO_CONNECTION,
+    REDIRECTS,
+    TOO_SLOW,
     BadAnswer,
-    Choice,
-    backoff,
-    read_answer,
-    reason_of,
-    retry_after,
+    RequestFailed,
+    RetryingClient,
 )
-
-CONNECTIONS = 32
-"""Of one HTTP client: with each request it looks at all that it has."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +31,6 @@ class Completion:
     """The choice as the server wrote it."""
     response: Mapping[str, Any]
     usage: Mapping[str, int]
-
-
-def key_header(authorization: str) -> dict[str, bytes]:
-    """The header as the client sent it, where it sent one."""
-    return {"Authorization": authorization.encode("latin-1")} if authorization else {}
 
 
 def check_choice(choice: Mapping[str, Any], *, is_chat: bool) -> None:
@@ -67,44 +46,32 @@ def check_choice(choice: Mapping[str, Any], *, is_chat: bool) -> None:
         raise BadAnswer("tool_calls that are not a list of objects")
 
 
-class Upstream:
-    """An OpenAI-compatible server, asked by many requests at once. Use as a context."""
+def completion_in(content: bytes, *, is_chat: bool) -> Completion:
+    """The one sample of an answer.
 
-    def __init__(self, base_url: str, *, concurrency: int, retries: int) -> None:
+    Raises:
+        BadAnswer: there is none, or it is nested too deeply.
+    """
+    answer = read_answer(content, 1)
+    (choice,) = answer.choices
+    assert choice is not None
+    response = json.loads(content)
+    if is_deeper(response):
+        raise BadAnswer("an answer that is nested too deeply")
+    raw = response["choices"][0]
+    check_choice(raw, is_chat=is_chat)
+    return Completion(choice, raw, response, answer.usage)
+
+
+class Upstream:
+    """An OpenAI-compatible server, asked by many requests at once."""
+
+    def __init__(self, base_url: str, client: RetryingClient) -> None:
         """
         Args:
             base_url: up to and including the version.
-            concurrency: requests in flight at once.
-            retries: times that a request is repeated after 429, 5xx, a cut connection or an answer
-                that is no completion.
         """
-        self.base_url, self.retries, self.concurrency = base_url.rstrip("/"), retries, concurrency
-        self.slots = asyncio.Semaphore(concurrency)
-        self.not_before = 0.0
-        self.stack = AsyncExitStack()
-
-    async def __aenter__(self) -> Upstream:
-        import httpx
-
-        limits = httpx.Limits(
-            max_connections=None,
-            max_keepalive_connections=self.concurrency,
-            keepalive_expiry=2.0,  # vLLM closes idle connections after five seconds
-        )
-        context = httpx.create_ssl_context()
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": ", ".join(ENCODINGS[1:])}
-        clients = [
-            await self.stack.enter_async_context(
-                httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, verify=context)
-            )
-            for _ in range(-(-self.concurrency // CONNECTIONS))
-        ]
-        self.clients = itertools.cycle(clients)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stack.aclose()
+        self.base_url, self.client = base_url.rstrip("/"), client
 
     async def draw(self, path: str, body: bytes, authorization: str) -> Completion:
         """One sample.
@@ -112,46 +79,16 @@ class Upstream:
         Raises:
             DrawFailed: the server rejects the request, or keeps failing. No message holds the key.
         """
-        url = f"{self.base_url}/{path}"
-        headers, key = key_header(authorization), authorization.rpartition(" ")[2]
-        failure = DrawFailed("")
-        for attempt in range(self.retries + 1):
-            pause = backoff(attempt)
-            while (wait := self.not_before - time.monotonic()) > 0:
-                await asyncio.sleep(wait)
-            try:
-                async with self.slots:
-                    status, told, content = await fetch(
-                        next(self.clients), url, body, ANSWER_BYTES, headers
-                    )
-                if status == 200:
-                    answer = read_answer(content, 1)
-                    (choice,) = answer.choices
-                    assert choice is not None
-                    response = json.loads(content)
-                    if is_deeper(response):
-                        raise BadAnswer("an answer that is nested too deeply")
-                    raw = response["choices"][0]
-                    check_choice(raw, is_chat=path.startswith("chat/"))
-                    return Completion(choice, raw, response, answer.usage)
-                cause = self.printed(content.decode("utf-8", "replace"), key)
-                says = f"upstream answered {status}: {cause}".removesuffix(": ")
-                if status in FATAL | REJECTED:
-                    raise DrawFailed(says, 502 if status in REDIRECTS else status, is_final=True)
-                failure = DrawFailed(says, 429 if status == 429 else 502)
-                asked = retry_after(told.get("retry-after"))
-                pause = pause if asked is None else asked
-                if status == 429:
-                    self.not_before = time.monotonic() + pause
-            except transient() as error:
-                reason = reason_of(error)
-                failure = DrawFailed(
-                    f"upstream: {self.printed(f'{reason}: {error}', key)}".removesuffix(":"),
-                    503 if reason == NO_CONNECTION else 502,
-                )
-            if attempt < self.retries:
-                await asyncio.sleep(pause)
-        raise failure
+
+        def read(content: bytes) -> Completion:
+            return completion_in(content, is_chat=path.startswith("chat/"))
+
+        try:
+            return await self.client.ask(
+                f"{self.base_url}/{path}", body, read, authorization=authorization
+            )
+        except RequestFailed as failure:
+            raise draw_failed(failure) from None
 
     async def models(self, authorization: str) -> Any:
         """What the server answers to GET /models.
@@ -159,27 +96,31 @@ class Upstream:
         Raises:
             DrawFailed: it gives no JSON. No message holds the key.
         """
-        headers, key = key_header(authorization), authorization.rpartition(" ")[2]
+        url = f"{self.base_url}/models"
         try:
-            async with self.slots, asyncio.timeout(CONNECT_SECONDS):
-                url = f"{self.base_url}/models"
-                status, _, content = await fetch(
-                    next(self.clients), url, None, ANSWER_BYTES, headers
-                )
-        except transient() as error:
-            raise DrawFailed(f"upstream: {reason_of(error)}", 503) from None
-        if status != 200:
-            cause = self.printed(content.decode("utf-8", "replace"), key)
-            says = f"upstream answered {status}: {cause}".removesuffix(": ")
-            raise DrawFailed(says, status if status >= 400 else 502)
-        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                content = await self.client.ask(url, None, bytes, authorization=authorization)
             listed = json.loads(content)
             if not is_deeper(listed):
                 return listed
+        except RequestFailed as failure:
+            raise draw_failed(failure) from None
+        except TimeoutError:
+            raise DrawFailed(f"upstream: {TOO_SLOW}", 504) from None
         except (ValueError, RecursionError):
             pass
         raise DrawFailed("upstream: its list of models is not JSON")
 
-    def printed(self, text: str, key: str) -> str:
-        """A text from outside, without the key."""
-        return printable(text.replace(key, "***") if key else text)[:300].strip()
+
+def draw_failed(failure: RequestFailed) -> DrawFailed:
+    """The failure as a client is told it."""
+    status = failure.status
+    if not status:
+        return DrawFailed(f"upstream: {failure}", 503 if failure.reason == NO_CONNECTION else 502)
+    text = "" if status in REDIRECTS else failure.text
+    is_told = status == 429 or (failure.is_final and status not in REDIRECTS)
+    return DrawFailed(
+        f"upstream answered {status}: {text}".removesuffix(": "),
+        status if is_told else 502,
+        is_final=failure.is_final,
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, UnusableFunction
 from bestofk.rewards.served import NotServed, ServedVerifier, client_of, model_and_url
+from bestofk.sampling.retrying_client import RequestFailed
 from bestofk.types import Prompt, Verdict, status_of
 
 LARGEST = 1e6
@@ -148,15 +149,20 @@ class ServedRewardModel(ServedVerifier):
             UnusableFunction: no such list, or not this model in it.
         """
         address = f"{self.url}/v1/models"
-        status, content = self.client.sent("GET", address)
+        said = "without a model"
         try:
+            content = self.client.sent(address, None)
             models = [each for each in json.loads(content)["data"] if isinstance(each["id"], str)]
         except (ValueError, KeyError, TypeError, RecursionError):
             models = []
-        if status != 200 or not models:
+        except RequestFailed as failure:
+            if not failure.is_final:
+                raise
+            said, models = str(failure), []
+        if not models:
             raise UnusableFunction(
-                f"{address} answered {status} {self.client.printed(content)}: a reward model is "
-                "asked by the URL of vLLM or SGLang, up to the port"
+                f"{address} answered {said}: a reward model is asked by the URL of vLLM or SGLang, "
+                "up to the port"
             )
         names = [each["id"] for each in models]
         name = self.model or names[0]

@@ -5,19 +5,18 @@ An answer is remembered by its request, so no text is judged twice. No message h
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from bestofk.messages import printable
 from bestofk.rewards.base import Judge, PairVerifier, UnusableFunction
-from bestofk.sampling.endpoint import ANSWER_BYTES, FATAL, REJECTED, key_in
-from bestofk.sampling.openai_wire import backoff, retry_after
+from bestofk.sampling.retrying_client import REJECTED, RequestFailed, RetryingClient, key_in
 from bestofk.sections import check_options
 
 REMEMBERED = 20_000
@@ -78,29 +77,45 @@ class Client:
             )
         self.concurrency, self.retries, self.timeout = concurrency, retries, timeout
         self.most_calls, self.calls = most_calls, 0
-        self.key = key_in(key_variable)
+        key = key_in(key_variable)
+        self.authorization = f"Bearer {key}" if key else ""
         self.has_answered = False
         self._answers: OrderedDict[bytes, Future[Any]] = OrderedDict()
-        self._http: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
-    @property
-    def http(self) -> Any:
-        import httpx
+    def sent(self, url: str, content: bytes | None) -> bytes:
+        """The answer of status 200 to a request. Without content it is a GET.
 
+        Raises:
+            RequestFailed: there is none.
+        """
         with self._lock:
-            if self._http is None:
-                headers = {"Content-Type": "application/json"}
-                headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
-                limits = httpx.Limits(max_connections=self.concurrency)
-                self._http = httpx.Client(headers=headers, timeout=self.timeout, limits=limits)
-            return self._http
+            if self._loop is None:
+                self._http = RetryingClient(
+                    concurrency=self.concurrency, retries=self.retries, timeout=self.timeout
+                )
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._loop,), daemon=True).start()
+                asyncio.run_coroutine_threadsafe(self._http.__aenter__(), self._loop).result()
+            asking = self._http.ask(url, content, bytes, authorization=self.authorization)
+            answer = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        return answer.result()
 
     def close(self) -> None:
         with self._lock:
-            if self._http is not None:
-                self._http.close()
-            self._http = None
+            if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result()
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    async def _disconnect(self) -> None:
+        """Cancel the requests that are still being answered."""
+        asking = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await self._http.__aexit__()
 
     def asked(self, url: str, body: Mapping[str, Any], read: Callable[[bytes], T]) -> T:
         """What `read` makes of the answer to a request. One that was answered is not sent again.
@@ -135,45 +150,24 @@ class Client:
                 raise UnusableFunction(
                     f"{url}: the bound of {self.most_calls:,} calls is reached: raise most_calls"
                 )
-        status, answer = self.sent("POST", url, content)
-        cause = f"{url} answered {status} {self.printed(answer)}"
-        if status in REJECTED and self.has_answered:
-            raise Rejected(cause)
-        if status != 200:
-            raise (NotServed if status in (404, 501) else UnusableFunction)(cause)
+        try:
+            answer = self.sent(url, content)
+        except RequestFailed as failure:
+            cause = f"{url} answered {failure}"
+            if failure.status in REJECTED and self.has_answered:
+                raise Rejected(cause) from None
+            if failure.is_final:
+                unusable = NotServed if failure.status in (404, 501) else UnusableFunction
+                raise unusable(cause) from None
+            raise RuntimeError(f"{url} failed {failure.tries} times: {failure}") from None
         self.has_answered = True
         return answer
 
-    def sent(self, method: str, url: str, content: bytes = b"") -> tuple[int, bytes]:
-        """Status and content of the answer that no repeat will change.
 
-        Raises:
-            RuntimeError: there is none.
-        """
-        import httpx
-
-        cause = ""
-        for attempt in range(self.retries + 1):
-            pause = backoff(attempt)
-            try:
-                answer = self.http.request(method, url, content=content)
-                if len(answer.content) > ANSWER_BYTES:
-                    raise RuntimeError(f"{url} sent an answer of more than {ANSWER_BYTES:,} bytes")
-                if answer.status_code in {200, 501} | FATAL | REJECTED:
-                    return answer.status_code, answer.content
-                cause = f"{answer.status_code} {self.printed(answer.content)}"
-                asked = retry_after(answer.headers.get("retry-after"))
-                pause = pause if asked is None else asked
-            except httpx.HTTPError as error:
-                cause = self.printed(f"{type(error).__name__}: {error}".encode())
-            if attempt < self.retries:
-                time.sleep(pause)
-        raise RuntimeError(f"{url} failed {self.retries + 1} times: {cause}")
-
-    def printed(self, content: bytes) -> str:
-        """The beginning of a text from outside, without the key."""
-        text = content[:4000].decode("utf-8", "replace")
-        return printable(text.replace(self.key, "***") if self.key else text)[:300].strip()
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped."""
+    with contextlib.closing(loop):
+        loop.run_forever()
 
 
 class ServedVerifier(PairVerifier):

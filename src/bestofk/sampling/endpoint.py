@@ -2,17 +2,14 @@
 
 `draw` takes what is still to be sampled and hands over each sample the moment it arrives; keeping
 it is the caller's business, so a killed run resumes from what was kept. A request that fails is
-repeated with growing pauses. Where that does not help one prompt, it is left out until the others
-are done; where it helps none, the last cause is raised. Repeats do not count against the cap. An
-answer has a longest time and a largest size. The key is read from the environment, sent in one
-header, and cut out of every message.
+repeated. Where that does not help one prompt, it is left out until the others are done; where it
+helps none, the last cause is raised. Repeats do not count against the cap.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -20,39 +17,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from bestofk.messages import printable
-from bestofk.sampling.openai_wire import (
+from bestofk.sampling.openai_wire import Answer, read_answer, request_body, sample_seed
+from bestofk.sampling.retrying_client import (
+    ANSWER_BYTES,
     NO_CONNECTION,
+    REDIRECTS,
+    REJECTED,
     TOO_SLOW,
-    Answer,
-    BadAnswer,
-    backoff,
-    read_answer,
-    reason_of,
-    request_body,
-    retry_after,
-    sample_seed,
+    RequestFailed,
+    RetryingClient,
+    key_in,
 )
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
 
-REJECTED = frozenset({400, 413, 422})
-"""Statuses that a repeat will not change, but another prompt may."""
-REDIRECTS = frozenset({301, 302, 303, 307, 308})
-FATAL = REDIRECTS | {401, 403, 404, 405, 415}
-"""Statuses that no prompt will change."""
 IN_A_ROW = 3
 """Requests given up with no sample between them before drawing ends."""
 PATIENCE = 20.0
 """Seconds without a sample before that is reported."""
-CONNECTING = 3
-"""Tries where no connection was ever made."""
-CONNECT_SECONDS = 30.0
-"""Until a connection is made, where --timeout is longer."""
-ANSWER_BYTES, TOKEN_BYTES = 2**24, 2**10
-"""The largest answer, unless stated: so much, and so much for each token asked for."""
-ENCODINGS = ("identity", "gzip", "deflate")
-"""Compressions of an answer: none that makes more than 1,032 bytes of one."""
+TOKEN_BYTES = 2**10
+"""Of the largest answer, unless stated, for each token asked for."""
 
 
 class EndpointError(RuntimeError):
@@ -61,18 +45,6 @@ class EndpointError(RuntimeError):
 
 class GivenUp(EndpointError):
     """A request that failed for good, while those for other prompts may not."""
-
-
-def key_in(variable: str) -> str:
-    """The key in an environment variable; empty where it is not set.
-
-    Raises:
-        ValueError: no header can hold it. Its text would be in a later error.
-    """
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"${variable} has a character that no key has: set it again")
-    return key
 
 
 class CapReached(RuntimeError):
@@ -252,14 +224,6 @@ class _Failures:
     given_up: list[tuple[SamplesToDraw, GivenUp]] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
 
-    @property
-    def key(self) -> str:
-        return key_in(self.endpoint.key_variable)
-
-    def printed(self, text: str) -> str:
-        """A text from outside for a terminal, without the key."""
-        return printable(text.replace(self.key, "***") if self.key else text)[:300].strip()
-
     def repeat(self, reason: str, cause: str) -> None:
         """Count a failure; the first of each kind is told at once."""
         self.last = cause
@@ -286,28 +250,32 @@ class _Failures:
             raise error
         self.warn(f"problem {job.prompt.id!r} is left out: {error}")
 
-    def rejection(self, status: int, cause: str) -> EndpointError:
+    def error_of(self, failure: RequestFailed) -> EndpointError:
+        """What a request that failed for good means, and what to do."""
+        if failure.is_final:
+            return self.rejection(failure)
+        way, kind = "Look into the server's log.", GivenUp
+        if failure.status:
+            kind = EndpointError
+        elif failure.reason == NO_CONNECTION:
+            way, kind = "Is the server running, and are host and port right?", EndpointError
+        elif failure.reason == TOO_SLOW:
+            way = "Is the server overloaded? Lower --concurrency, or raise --timeout."
+        return kind(
+            f"{self.endpoint.base_url} failed {failure.tries} times in a row; the last failure was "
+            f"{failure}. {way} Samples drawn so far are kept: run the same command again to resume"
+        )
+
+    def rejection(self, failure: RequestFailed) -> EndpointError:
         ways = {
             401: f"is the key in ${self.endpoint.key_variable} right?",
             403: f"may the key in ${self.endpoint.key_variable} use this model?",
             404: f"is the URL right up to /v1, and is {self.endpoint.model!r} known there?",
             **dict.fromkeys(REDIRECTS, "state the URL that it redirects to"),
         }
-        way = ways.get(status, "the endpoint does not accept the prompt or a parameter")
-        kind = GivenUp if status in REJECTED else EndpointError
-        return kind(f"{self.endpoint.base_url} rejected the request: {cause}: {way}")
-
-    def exhausted(self, tries: int, cause: str, kind: type[EndpointError]) -> EndpointError:
-        """The error after the last of several tries."""
-        way = "Look into the server's log."
-        if cause.startswith(NO_CONNECTION):
-            way = "Is the server running, and are host and port right?"
-        elif cause.startswith(TOO_SLOW):
-            way = "Is the server overloaded? Lower --concurrency, or raise --timeout."
-        return kind(
-            f"{self.endpoint.base_url} failed {tries} times in a row; the last failure was "
-            f"{cause}. {way} Samples drawn so far are kept: run the same command again to resume"
-        )
+        way = ways.get(failure.status, "the endpoint does not accept the prompt or a parameter")
+        kind = GivenUp if failure.status in REJECTED else EndpointError
+        return kind(f"{self.endpoint.base_url} rejected the request: {failure}: {way}")
 
     def raise_given_up(self) -> None:
         if self.given_up:
@@ -319,8 +287,12 @@ class _Failures:
             )
 
 
+class _Stopped(Exception):
+    """Nothing more is asked: another worker met an error."""
+
+
 class _Drawing:
-    """One event loop's work: a queue of jobs, workers, and a rate limit that stops them all."""
+    """One event loop's work: a queue of jobs and workers."""
 
     def __init__(
         self,
@@ -337,23 +309,21 @@ class _Drawing:
         self.cap, self.seed, self.usage = cap, seed, usage
         self.failures, self.patience = failures, patience
         self.last_answer = time.monotonic()
-        self.answered = False
-        self.in_flight = 0
+        self.in_flight: dict[int, int] = {}
+        """Samples asked for, by job."""
         self.stopping = False
-        self.not_before = 0.0
+        key = key_in(endpoint.key_variable)
+        self.authorization = f"Bearer {key}" if key else ""
 
     async def run(
         self, keep: Callable[[EndpointSample], None], on_answer: Callable[[Usage], None]
     ) -> None:
         """Run workers until the queue is empty; the first error stops all and is raised."""
-        import httpx
-
-        headers = {"Content-Type": "application/json", "Accept-Encoding": ", ".join(ENCODINGS[1:])}
-        if self.failures.key:
-            headers["Authorization"] = f"Bearer {self.failures.key}"
-        limits = httpx.Limits(max_connections=self.endpoint.concurrency)
-        timeout = httpx.Timeout(None, connect=min(self.endpoint.timeout, CONNECT_SECONDS))
-        async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
+        async with RetryingClient(
+            concurrency=self.endpoint.concurrency,
+            retries=self.endpoint.retries,
+            timeout=self.endpoint.timeout,
+        ) as client:
             workers = [
                 asyncio.create_task(self.work(client, keep, on_answer))
                 for _ in range(min(self.endpoint.concurrency, max(1, len(self.jobs))))
@@ -380,14 +350,15 @@ class _Drawing:
                 last_warning = time.monotonic()
                 cause = self.failures.last
                 self.failures.warn(
-                    f"{self.endpoint.base_url}: no sample for {silent:.0f} s, {self.in_flight} "
+                    f"{self.endpoint.base_url}: no sample for {silent:.0f} s, "
+                    f"{sum(self.in_flight.values())} "
                     f"requested (a request is given up after --timeout {self.endpoint.timeout:g} s)"
                     + (f"; the last failure was {cause}" if cause else "")
                 )
 
     async def work(
         self,
-        client: Any,
+        client: RetryingClient,
         keep: Callable[[EndpointSample], None],
         on_answer: Callable[[Usage], None],
     ) -> None:
@@ -400,6 +371,8 @@ class _Drawing:
                 except GivenUp as error:
                     self.failures.give_up(job, error)
                     continue
+                except _Stopped:
+                    return
                 for sample in samples:
                     keep(sample)
             except BaseException:
@@ -411,82 +384,54 @@ class _Drawing:
                 self.jobs.append(SamplesToDraw(job.prompt, missing))
             on_answer(self.usage)
 
-    async def ask(self, client: Any, job: SamplesToDraw) -> list[EndpointSample]:
+    async def ask(self, client: RetryingClient, job: SamplesToDraw) -> list[EndpointSample]:
         """One request, repeated while that can help.
 
         Raises:
             EndpointError: it cannot, or did not.
             CapReached: before a request that would pass the cap.
         """
+        count, longest = len(job.samples), self.sampling.max_new_tokens
         seed = sample_seed(self.seed, job.prompt.id, job.samples[0])
         body = request_body(
             job.prompt,
             self.sampling,
             model=self.endpoint.model,
-            n=len(job.samples),
+            n=count,
             seed=seed,
             chat=self.endpoint.api == "chat",
             logprobs=self.endpoint.logprobs,
             extra=self.endpoint.extra_body,
         )
-        largest = self.endpoint.answer_bytes or (
-            ANSWER_BYTES + TOKEN_BYTES * len(job.samples) * self.sampling.max_new_tokens
-        )
-        tries, attempt = self.endpoint.retries + 1, 0
-        cause, kind = "", EndpointError
-        while attempt < tries:
-            await self.wait()
-            if self.stopping:
-                return []
-            if attempt == 0:
-                in_flight = self.in_flight + len(job.samples)
-                self.cap.check(self.usage, in_flight * self.sampling.max_new_tokens)
-                self.usage.requests += 1
-            pause = backoff(attempt)
-            self.in_flight += len(job.samples)
-            try:
-                async with asyncio.timeout(self.endpoint.timeout):
-                    status, headers, content = await fetch(
-                        client, self.endpoint.url, json.dumps(body).encode(), largest
-                    )
-                if status == 200:
-                    return self.samples(job, read_answer(content, len(job.samples)), seed)
-                told = content.decode("utf-8", "replace") or headers.get("location", "")
-                cause, kind = self.failures.printed(f"{status} {told}"), EndpointError
-                if status in FATAL | REJECTED:
-                    raise self.failures.rejection(status, cause)
-                retry = retry_after(headers.get("retry-after"))
-                if status == 429:
-                    self.not_before = time.monotonic() + (retry or pause)
-                pause = pause if retry is None else retry
-                self.failures.repeat(
-                    "429 too many requests" if status == 429 else str(status), cause
-                )
-            except transient() as error:
-                reason = reason_of(error)
-                cause = self.failures.printed(f"{reason}: {error}").removesuffix(
-                    ":"
-                )  # of time-outs
-                self.failures.repeat(reason, cause)
-                kind = EndpointError if reason == NO_CONNECTION else GivenUp
-                if not self.answered and reason == NO_CONNECTION:
-                    tries = min(tries, CONNECTING)  # nobody is there: say so soon
-            finally:
-                self.in_flight -= len(job.samples)
-            attempt += 1
-            if attempt < tries:
-                await asyncio.sleep(pause)
-        raise self.failures.exhausted(tries, cause, kind)
 
-    async def wait(self) -> None:
-        """Until a rate limit that any worker met is over."""
-        while (seconds := self.not_before - time.monotonic()) > 0:
-            await asyncio.sleep(min(seconds, 1.0))
+        def before(attempt: int) -> None:
+            if self.stopping:
+                raise _Stopped
+            if attempt == 0:
+                in_flight = sum(self.in_flight.values()) + count
+                self.cap.check(self.usage, in_flight * longest)
+                self.usage.requests += 1
+                self.in_flight[id(job)] = count
+
+        try:
+            return await client.ask(
+                self.endpoint.url,
+                json.dumps(body).encode(),
+                lambda content: self.samples(job, read_answer(content, count), seed),
+                authorization=self.authorization,
+                largest=self.endpoint.answer_bytes or ANSWER_BYTES + TOKEN_BYTES * count * longest,
+                before=before,
+                failed=lambda failure: self.failures.repeat(failure.reason, str(failure)),
+            )
+        except RequestFailed as failure:
+            raise self.failures.error_of(failure) from None
+        finally:
+            self.in_flight.pop(id(job), None)
 
     def samples(self, job: SamplesToDraw, answer: Answer, seed: int) -> list[EndpointSample]:
         """The samples in an answer; what it costs is counted."""
         limit, once = self.sampling.max_new_tokens, self.failures.once
-        self.last_answer, self.answered, self.failures.in_a_row = time.monotonic(), True, 0
+        self.last_answer, self.failures.in_a_row = time.monotonic(), 0
         self.usage.count(answer, limit)
         if "completion_tokens" not in answer.usage:
             once(
@@ -516,42 +461,3 @@ class _Drawing:
                 EndpointSample(job.prompt, sample, text, reason, n_tokens, choice.logprob_sum, seed)
             )
         return samples
-
-
-async def fetch(
-    client: Any,
-    url: str,
-    body: bytes | None,
-    largest: int,
-    headers: Mapping[str, str | bytes] | None = None,
-) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and content of an answer; of an error, the beginning of the content. Without
-    a body it is a GET.
-
-    Raises:
-        BadAnswer: more than `largest` bytes, or a compression that was not asked for.
-    """
-    content = bytearray()
-    async with client.stream(
-        "GET" if body is None else "POST", url, content=body, headers=headers
-    ) as answer:
-        encoding = answer.headers.get("content-encoding", "identity").lower()
-        if encoding not in ENCODINGS:
-            raise BadAnswer(f"an answer compressed by {encoding!r}, which was not asked for")
-        async for piece in answer.aiter_bytes():
-            content += piece
-            if answer.status_code != 200 and len(content) > 2000:
-                break
-            if len(content) > largest:
-                raise BadAnswer(
-                    f"an answer of more than {largest:,} bytes (`bestofk sample` and `solve` take "
-                    "--max-answer-bytes)"
-                )
-        return answer.status_code, answer.headers, bytes(content)
-
-
-def transient() -> tuple[type[Exception], ...]:
-    """Failures worth a repeat: cut connections, timeouts, answers that are no completions."""
-    import httpx
-
-    return httpx.TransportError, httpx.DecodingError, TimeoutError, BadAnswer

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
 import hashlib
 import json
-import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from bestofk.sampling.retrying_client import BadAnswer
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Prompt
-
-LONGEST_PAUSE = 120.0
-"""Seconds; no server makes us wait longer at once."""
-NO_CONNECTION, TOO_SLOW = "no connection", "no answer in time"
 
 
 def request_body(
@@ -74,44 +67,6 @@ def sample_seed(seed: int, problem: str, sample: int) -> int:
     """A seed for every sample, the same in a resumed run; 31 bits, as servers want it."""
     digest = hashlib.sha256(f"{seed}/{sample}/{problem}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
-
-
-def backoff(attempt: int) -> float:
-    """Seconds before the next try: doubling from half a second, spread so that workers part."""
-    return float(min(LONGEST_PAUSE, 0.5 * 2**attempt) * random.uniform(0.5, 1.0))
-
-
-def retry_after(header: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or a date.
-
-    >>> retry_after("2"), retry_after(None), retry_after("soon")
-    (2.0, None, None)
-    """
-    if header is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return min(LONGEST_PAUSE, max(0.0, float(header)))
-    with contextlib.suppress(ValueError, TypeError):
-        when = email.utils.parsedate_to_datetime(header).timestamp()
-        return min(LONGEST_PAUSE, max(0.0, when - time.time()))
-    return None
-
-
-def reason_of(error: Exception) -> str:
-    """What kind of failure this is, in words."""
-    import httpx
-
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return NO_CONNECTION
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
-        return TOO_SLOW
-    if isinstance(error, httpx.TransportError):
-        return f"a cut connection ({type(error).__name__})"
-    return "an answer that is not a completion"
-
-
-class BadAnswer(ValueError):
-    """An answer that is not what the API promises."""
 
 
 @dataclass(frozen=True)
