@@ -143,6 +143,30 @@ def test_a_pairwise_judge_compares_all_k_once_they_are_there() -> None:
     assert (alone["chosen_by"], alone["score"]) == ("first", None)
 
 
+def test_a_request_with_a_pairwise_judge_ends_within_its_time() -> None:
+    """One sample does not come, and the judge does not answer."""
+    go_on = threading.Event()
+
+    def waits(handler: Any, body: dict[str, Any]) -> None:
+        go_on.wait(60)
+        more_letters(handler, body)
+
+    upstream = ScriptedUpstream(lambda body, number: (f"answer {number}", 60.0 * (number == 2)))
+    with faulty(always={"": waits}) as server, upstream.running() as url:
+        judge = verifier(f"judge:m@{server.url}", pairwise=True)
+        with served(url, scored_by(None, judge), k=3, by="score", timeout=3.0) as address:
+            begin = time.monotonic()
+            told = ask(address).json()["bestofk"]
+            took = time.monotonic() - begin
+            metrics = httpx.get(f"{address}/metrics").text
+            go_on.set()
+        judge.close()
+    assert took < 5.5
+    assert (told["draws"], told["cancelled"], told["chosen_by"]) == (2, 1, "first")
+    assert len(server.requests) == 2  # the two that came were being compared
+    assert "bestofk_late_total 1" in metrics
+
+
 def test_a_stream_is_the_answer_in_events() -> None:
     upstream = ScriptedUpstream(lambda body, number: ("right", 0.0))
     with upstream.running() as url, served(url, k=2) as address:

@@ -12,14 +12,11 @@ import contextlib
 import hmac
 import itertools
 import json
-import math
 import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +26,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from bestofk.deploy.racing import DrawFailed, Race, race
+from bestofk.deploy.answering import Judging, drawn_and_judged
+from bestofk.deploy.racing import DrawFailed
 from bestofk.deploy.requests import (
     BadRequest,
     Question,
@@ -39,12 +37,10 @@ from bestofk.deploy.requests import (
     parsed_body,
     question_of,
 )
+from bestofk.deploy.tally import Tally
 from bestofk.deploy.upstream import Upstream
-from bestofk.messages import printable
 from bestofk.rewards import BatchVerifier
 from bestofk.rewards.base import UnusableFunction
-from bestofk.rewards.combine import NO_VERIFIER
-from bestofk.rewards.maths.extract_answer import given_answer
 from bestofk.sampling.retrying_client import RetryingClient
 from bestofk.sandbox import SandboxError
 from bestofk.storage import json_safe
@@ -52,10 +48,6 @@ from bestofk.storage import json_safe
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BODY_SECONDS = 30.0
 """Until a request has sent its body."""
-MOST_NOTES = 20
-"""Kinds of failing verdicts that are told on stderr."""
-SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Bounds of the histogram of a request's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +55,7 @@ class ServerLimits:
     """What the server allows and who may ask."""
 
     timeout: float = 600.0
-    """Seconds of a request; then the best of what has come is the answer."""
+    """Seconds of a request from its first byte; then the best of what has come is the answer."""
     requests: int = 1024
     """Answered at once; more get status 429."""
     concurrency: int = 256
@@ -78,56 +70,8 @@ class ServerLimits:
     """Accepted in the Host header; empty accepts all."""
 
 
-NOT_JUDGED = {"reward": None, "score": None, "status": "unscored", "answer": None}
-
-
-class Tally:
-    """What /metrics shows."""
-
-    def __init__(self) -> None:
-        self.counts = Counter[tuple[str, str]]()
-        self.in_progress = 0
-
-    def add(self, name: str, label: str, value: float = 1) -> None:
-        self.counts[name, label] += value  # type: ignore[assignment]  # seconds are no integers
-
-    def time(self, seconds: float) -> None:
-        """A request that took so long, in the histogram."""
-        for bound in (*SECONDS, math.inf):
-            text = "+Inf" if bound == math.inf else f"{bound:g}"
-            self.add("request_seconds_bucket", f'le="{text}"', int(seconds <= bound))
-        self.add("request_seconds_sum", "", seconds)
-        self.add("request_seconds_count", "")
-
-    def draws(self, drawn: Race, answer: dict[str, Any]) -> None:
-        told = answer["bestofk"]
-        for end in ("cancelled", "failed"):
-            self.add("draws_total", f'end="{end}"', told[end])
-        self.add("draws_total", 'end="finished"', told["draws"])
-        self.add("answers_total", f'chosen_by="{told["chosen_by"]}"')
-        self.add("answers_passed_total", "", int(told["passed"]))
-        self.add("tokens_total", 'kind="completion"', answer["usage"]["completion_tokens"])
-        self.add("tokens_total", 'kind="prompt"', answer["usage"]["prompt_tokens"])
-        self.add("late_total", "", int(drawn.is_late))
-        unscored = sum(line["status"] == "unscored" for line in drawn.lines)
-        self.add("verdicts_unscored_total", "", unscored)
-
-    def text(self) -> str:
-        """In Prometheus' text format."""
-        kinds = {"request_seconds_bucket": "histogram", "in_progress": "gauge"}
-        lines, seen = [], set[str]()
-        self.counts["in_progress", ""] = self.in_progress
-        for (name, label), value in sorted(self.counts.items(), key=lambda item: item[0][0]):
-            base = name.removesuffix("_bucket")
-            if name not in seen and not name.endswith(("seconds_sum", "seconds_count")):
-                lines.append(f"# TYPE bestofk_{base} {kinds.get(name, 'counter')}")
-            seen.add(name)
-            lines.append(f"bestofk_{name}{f'{{{label}}}' if label else ''} {value:g}")
-        return "\n".join(lines) + "\n"
-
-
 class Service:
-    """One verifier, one upstream server, and the requests between them."""
+    """The server between its clients and another one."""
 
     def __init__(
         self,
@@ -145,9 +89,8 @@ class Service:
             judges: samples judged at once.
             say: told once of each kind of failing verdict.
         """
-        self.address, self.verifier, self.rules, self.limits = upstream, verifier, rules, limits
-        self.pool = ThreadPoolExecutor(judges, "bestofk judge")
-        self.tally, self.say, self.notes = Tally(), say, set[str]()
+        self.address, self.rules, self.limits = upstream, rules, limits
+        self.judging, self.tally = Judging(verifier, threads=judges, say=say), Tally()
         self.numbers = itertools.count(1)
 
     @contextlib.asynccontextmanager
@@ -156,72 +99,28 @@ class Service:
         async with RetryingClient(concurrency=limits.concurrency, retries=limits.retries) as client:
             self.upstream = Upstream(self.address, client)
             yield
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.judging.close()
 
-    async def judge(self, question: Question, lines: Sequence[dict[str, Any]]) -> None:
-        """Write their verdicts into lines, and the answers that a vote counts."""
-        prompt, texts = question.prompt, [line["text"] for line in lines]
-        verdicts = await asyncio.get_running_loop().run_in_executor(
-            self.pool, self.verifier, [prompt] * len(texts), texts
-        )
-        for line, verdict in zip(lines, verdicts):
-            if verdict.status == "unscored" and verdict.detail != NO_VERIFIER:
-                self.note(verdict.detail.replace(prompt.id, "a request"))
-            line |= {
-                "reward": None if math.isnan(verdict.reward) else verdict.reward,
-                "score": verdict.score,
-                "status": verdict.status,
-                "answer": verdict.answer or given_answer(prompt, line["text"], verdict),
-            }
-
-    def note(self, text: str) -> None:
-        if text not in self.notes and len(self.notes) < MOST_NOTES:
-            self.notes.add(text)
-            self.say(printable(text))
-
-    async def best(self, question: Question, authorization: str) -> dict[str, Any]:
+    async def best(self, question: Question, request: Request, seconds: float) -> dict[str, Any]:
         """The response to a question.
 
         Raises:
             DrawFailed: no sample came.
         """
-        path = "chat/completions" if question.is_chat else "completions"
-
-        async def draw(sample: int) -> dict[str, Any]:
-            came = await self.upstream.draw(path, question.body_of(sample), authorization)
-            line = {
-                "sample_id": sample,
-                "text": came.choice.text,
-                "choice": came.raw,
-                "response": came.response,
-                "usage": came.usage,
-                **NOT_JUDGED,
-            }
-            if not self.verifier.compares:
-                await self.judge(question, [line])
-            return line
-
-        rules, seconds = self.rules, self.limits.timeout
-        drawn = await race(
-            draw,
-            question.k,
-            rules.by,
-            threshold=rules.threshold,
-            at_once=question.at_once,
+        drawn = await drawn_and_judged(
+            question,
+            self.upstream,
+            self.judging,
+            self.rules,
+            authorization=self.authorization(request),
             seconds=seconds,
         )
+        self.tally.draws(drawn)
         if not drawn.lines:
-            self.tally.add("draws_total", 'end="failed"', len(drawn.failures))
-            self.tally.add("draws_total", 'end="cancelled"', drawn.cancelled)
-            if drawn.failures:
-                raise drawn.failures[-1]
-            raise DrawFailed(f"no sample within {seconds:g} s", 504)
-        if self.verifier.compares and len(drawn.lines) > 1:
-            with contextlib.suppress(TimeoutError):  # then nothing is known of them
-                async with asyncio.timeout(seconds):
-                    await self.judge(question, drawn.lines)
-        answer = answer_of(question, drawn, rules)
-        self.tally.draws(drawn, answer)
+            late = DrawFailed(f"no sample within {self.limits.timeout:g} s", 504)
+            raise drawn.failures[-1] if drawn.failures else late
+        answer = answer_of(question, drawn, self.rules)
+        self.tally.answer(answer)
         return answer
 
     async def complete(self, request: Request) -> Response:
@@ -238,14 +137,13 @@ class Service:
                 f"request-{next(self.numbers)}",
                 is_chat=request.url.path.endswith("/chat/completions"),
             )
-            self.check(question)
-            answer = await while_connected(
-                request, self.best(question, self.authorization(request))
-            )
+            self.judging.check(question)
+            left = begin + self.limits.timeout - time.monotonic()
+            answer = await while_connected(request, self.best(question, request, left))
         except BadRequest as error:
             return self.failed(str(error), 400)
         except TimeoutError:
-            return self.failed(f"the body did not come within {BODY_SECONDS:g} s", 408)
+            return self.failed("the body did not come in time", 408)
         except DrawFailed as error:
             return self.failed(str(error), error.status)
         except ClientDisconnect:
@@ -253,7 +151,7 @@ class Service:
         except asyncio.CancelledError:  # by the web server, ten seconds after a signal
             return self.failed("this server is stopping", 503)
         except (UnusableFunction, SandboxError) as error:
-            self.note(str(error))
+            self.judging.note(str(error))
             return self.failed("the verifier cannot judge; the server's log says why", 500)
         finally:
             self.tally.in_progress -= 1
@@ -262,17 +160,6 @@ class Service:
         if question.stream:
             return Response("".join(events_of(question, answer)), media_type="text/event-stream")
         return as_json(answer, 200)
-
-    def check(self, question: Question) -> None:
-        """
-        Raises:
-            BadRequest: the verifier cannot use what the request brings.
-        """
-        try:
-            self.verifier.check_prompts([question.prompt])
-        except (ValueError, TypeError, LookupError) as error:
-            said = f"{error}".replace(question.prompt.id, "the request")
-            raise BadRequest(f"the verifier cannot use the request's metadata: {said}") from error
 
     async def body_of(self, request: Request) -> bytes:
         """The body, if it is JSON and not too large.
@@ -284,7 +171,7 @@ class Service:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise BadRequest("state Content-Type: application/json")  # no page of a browser's can
         content = bytearray()
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(min(BODY_SECONDS, self.limits.timeout)):
             async for piece in request.stream():
                 content += piece
                 if len(content) > self.limits.body_bytes:

@@ -205,9 +205,19 @@ def draw(
         for at in range(0, len(each.samples), endpoint.per_request)
     )
     usage = Usage() if usage is None else usage
-    failures = _Failures(endpoint, usage, warn or (lambda text: None))
-    drawing = _Drawing(endpoint, sampling, jobs, cap, seed, usage, failures, patience)
-    asyncio.run(drawing.run(keep, on_answer or (lambda usage: None)))
+    drawing = _Drawing(
+        endpoint=endpoint,
+        sampling=sampling,
+        jobs=jobs,
+        keep=keep,
+        on_answer=on_answer or (lambda usage: None),
+        cap=cap,
+        seed=seed,
+        usage=usage,
+        failures=_Failures(endpoint, usage, warn or (lambda text: None)),
+        patience=patience,
+    )
+    asyncio.run(drawing.run())
     return usage
 
 
@@ -291,41 +301,36 @@ class _Stopped(Exception):
     """Nothing more is asked: another worker met an error."""
 
 
+@dataclass(kw_only=True)
 class _Drawing:
     """One event loop's work: a queue of jobs and workers."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        sampling: Sampling,
-        jobs: deque[SamplesToDraw],
-        cap: Cap,
-        seed: int,
-        usage: Usage,
-        failures: _Failures,
-        patience: float,
-    ) -> None:
-        self.endpoint, self.sampling, self.jobs = endpoint, sampling, jobs
-        self.cap, self.seed, self.usage = cap, seed, usage
-        self.failures, self.patience = failures, patience
-        self.last_answer = time.monotonic()
-        self.in_flight: dict[int, int] = {}
-        """Samples asked for, by job."""
-        self.stopping = False
-        key = key_in(endpoint.key_variable)
-        self.authorization = f"Bearer {key}" if key else ""
+    endpoint: Endpoint
+    sampling: Sampling
+    jobs: deque[SamplesToDraw]
+    keep: Callable[[EndpointSample], None]
+    on_answer: Callable[[Usage], None]
+    cap: Cap
+    seed: int
+    usage: Usage
+    failures: _Failures
+    patience: float
+    last_answer: float = field(default_factory=time.monotonic)
+    in_flight: dict[int, int] = field(default_factory=dict)
+    """Samples asked for, by job."""
+    stopping: bool = False
 
-    async def run(
-        self, keep: Callable[[EndpointSample], None], on_answer: Callable[[Usage], None]
-    ) -> None:
+    async def run(self) -> None:
         """Run workers until the queue is empty; the first error stops all and is raised."""
+        key = key_in(self.endpoint.key_variable)
+        self.authorization = f"Bearer {key}" if key else ""
         async with RetryingClient(
             concurrency=self.endpoint.concurrency,
             retries=self.endpoint.retries,
             timeout=self.endpoint.timeout,
-        ) as client:
+        ) as self.client:
             workers = [
-                asyncio.create_task(self.work(client, keep, on_answer))
+                asyncio.create_task(self.work())
                 for _ in range(min(self.endpoint.concurrency, max(1, len(self.jobs))))
             ]
             watch = asyncio.create_task(self.watch())
@@ -356,25 +361,20 @@ class _Drawing:
                     + (f"; the last failure was {cause}" if cause else "")
                 )
 
-    async def work(
-        self,
-        client: RetryingClient,
-        keep: Callable[[EndpointSample], None],
-        on_answer: Callable[[Usage], None],
-    ) -> None:
+    async def work(self) -> None:
         """Take jobs until there are none; what a short answer leaves over is a new job."""
         while self.jobs and not self.stopping:
             job = self.jobs.popleft()
             try:
                 try:
-                    samples = await self.ask(client, job)
+                    samples = await self.ask(job)
                 except GivenUp as error:
                     self.failures.give_up(job, error)
                     continue
                 except _Stopped:
                     return
                 for sample in samples:
-                    keep(sample)
+                    self.keep(sample)
             except BaseException:
                 self.stopping = True
                 raise
@@ -382,9 +382,9 @@ class _Drawing:
             numbers = {sample.sample for sample in samples}
             if missing := tuple(number for number in job.samples if number not in numbers):
                 self.jobs.append(SamplesToDraw(job.prompt, missing))
-            on_answer(self.usage)
+            self.on_answer(self.usage)
 
-    async def ask(self, client: RetryingClient, job: SamplesToDraw) -> list[EndpointSample]:
+    async def ask(self, job: SamplesToDraw) -> list[EndpointSample]:
         """One request, repeated while that can help.
 
         Raises:
@@ -414,7 +414,7 @@ class _Drawing:
                 self.in_flight[id(job)] = count
 
         try:
-            return await client.ask(
+            return await self.client.ask(
                 self.endpoint.url,
                 json.dumps(body).encode(),
                 lambda content: self.samples(job, read_answer(content, count), seed),
