@@ -110,7 +110,8 @@ def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixt
         (["compare", "FILE", "FILE", "--at", "0"], "--at takes k of at least 1"),
         (["eval", "FILE", "--columns", "reward=rewards"], "no column 'rewards'"),  # the former name
         (["eval", "FILE", "--metric", "passk"], "unknown metric 'passk'; did you mean"),
-        (["compare", "FILE"], "at least two runs"),
+        (["compare", "FILE"], "at least two runs, got 1; or two metrics of one file"),
+        (["compare", "FILE", "FILE"], "two runs are called 'a' ("),
         (["compare", "a=FILE", "a=FILE"], "two runs are called 'a'"),
         (["plan", "--k", "8"], "one of them"),
         (["plan", "--k", "8", "--width", "3"], "--width takes below 1, got 3"),

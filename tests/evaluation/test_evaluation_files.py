@@ -316,6 +316,12 @@ GOOD = json.dumps({"problem_id": "a", "sample_id": 0, "reward": 1.0, "completion
             f'{GOOD}\n{{"problem_id": null, "reward": 1}}\n'.encode(),
             r"line 2: 'problem_id' is null",
         ),
+        (f'{GOOD}\n{{"problem_id": "", "reward": 1}}\n'.encode(), r"line 2: .*null or empty"),
+        (b'{"id": 1, "rewards": [0, 1]}\n{"rewards": [0, 1]}\n', r"line 2: 'id' is null"),
+        (b'{"id": 1, "n": 3, "c": 1}\n{"n": 3, "c": 1}\n', r"line 2: 'id' is null"),
+        (GOOD.encode() * 2, r"line 1: a line must be one whole JSON object.*jq -c"),
+        (b'{\n "problem_id": "a",\n "reward": 1\n}\n', r"line 1: a line must be one whole JSON"),
+        (b"<html>", r"line 1: not JSON"),
         (f"{GOOD}\n\n{GOOD}\n".encode(), r"line 3: the same problem and sample number as line 1"),
         (f'{GOOD}\n{{"problem_id": "b", "reward": "good"}}\n'.encode(), r"line 2: .*not a number"),
         (f'{GOOD}\n{{"problem_id": "b", "reward": [1]}}\n'.encode(), r"line 2: the reward is list"),
@@ -356,6 +362,9 @@ def test_other_bad_files(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id,reward\n1,1,1\n")
     with pytest.raises(BadFile, match="line 2: 3 fields, but the header names 2"):
         read(tmp_path / "x.csv")
+    (tmp_path / "semicolons.csv").write_text("id;reward\n1;0,5\n")
+    with pytest.raises(BadFile, match=r"line 1: columns are separated by ';': .*commas"):
+        read(tmp_path / "semicolons.csv")
     (tmp_path / "y.csv").write_text('id,reward\n1,"1\n')
     with pytest.raises(BadFile, match="not CSV"):
         read(tmp_path / "y.csv")

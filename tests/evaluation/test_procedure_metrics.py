@@ -160,6 +160,8 @@ def test_two_procedures_on_one_file_are_paired_by_problem(tmp_path, capsys):
     vote, judge = curve(run, "maj@k").estimate, curve(run, "select@k").estimate
     np.testing.assert_allclose(shown["difference"], judge - vote, atol=1e-9)
     assert shown["metric"] == "select@k against maj@k"
+    assert main(["compare", str(path), *asked[:-1]]) == 0
+    assert capsys.readouterr().out.count(str(path)) == 1  # one file is named once
     assert main(["eval", str(path), "--metric", "select@k", "--scores", "judge", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     np.testing.assert_allclose(one["curves"][0]["estimate"], judge, atol=1e-9)

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     at = whole_numbers(chosen.at, "--at")
     if at and chosen.k:
         raise ValueError("--at chooses the k that are tested and shown: leave --k out")
-    runs = read_all(chosen.runs, chosen)
+    runs = sources = read_all(chosen.runs, chosen)
     metrics: Any = chosen.metric.split(",")
     metrics = metrics if len(metrics) > 1 else metric_of(chosen, runs)
     if len(runs) == 1 and isinstance(metrics, list):
@@ -58,8 +58,8 @@ def main(argv: list[str]) -> int:
     if chosen.as_json:
         print(_tables.as_json(result))
         return 0
-    for run in runs:
-        _tables.print_source(run)
+    for source in sources:
+        _tables.print_source(source)
     for each in result:
         _tables.print_comparison(each, chosen.ks(), wide=chosen.wide)
         _tables.print_for_papers(each, chosen.ks(), latex=chosen.latex, methods=chosen.methods)

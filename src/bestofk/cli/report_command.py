@@ -11,6 +11,7 @@ from bestofk.cli._options import argument, option, parsed
 from bestofk.cli._terminal import say
 from bestofk.messages import counted, is_quiet, printable
 from bestofk.reports import SAMPLES, Report, load, make, page_of
+from bestofk.sections import Count, NaturalNumber
 
 Shown = Literal[
     "pass@k", "max@k", "maj@k", "select@k", "pass^k", "select@k:soft", "maj@k:ties-wrong",
@@ -44,9 +45,9 @@ class ReportOptions(ReadingOptions):
     metrics: tuple[Shown, ...] | None = option("METRIC ...", default=None)
     """Curves to show, of pass@k, max@k, maj@k, select@k (with rules, maj@k:ties-wrong) and pass^k;
     by default pass@k, and max@k where rewards are graded."""
-    k: int | None = None
+    k: Count | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
-    samples: int = SAMPLES
+    samples: NaturalNumber = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
     watch: bool = False
     """Serve the page on this machine and follow the runs while they train; writes no file."""

@@ -77,7 +77,10 @@ def compare(
         check_metric(each)
     check_price(price, metrics)
     if len(runs) < 2:
-        raise ValueError(f"a comparison takes at least two runs, got {len(runs)}")
+        raise ValueError(
+            f"a comparison takes at least two runs, got {len(runs)}; or two metrics of one file: "
+            "--metric maj@k,select@k"
+        )
     if len(metrics) != len(runs) or (len({*metrics}) > 1 and len(runs) > 2):
         raise ValueError(
             f"{len(metrics)} metrics for {len(runs)} runs: name one, or one for each of two runs"

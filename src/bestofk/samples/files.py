@@ -113,11 +113,14 @@ def _gathered(loop: _Records, name: str, notes: tuple[str, ...]) -> Samples:
         notes += _alike(list(gathered.problems))
     if mapped.format == "TRL completions":
         notes += _repeated(loop, gathered)
+    columns = dict(mapped.columns)
+    if np.isnan(gathered.column("score")).all():
+        columns.pop("score", None)
     metadata = {
         **{column: value for column, (_, value) in loop.uniform.items()},
         "path": str(loop.file),
         "format": mapped.format,
-        "mapping": dict(mapped.columns),
+        "mapping": columns,
         "notes": mapped.notes + check_samples(loop.file, gathered, mapped.columns) + notes,
     }
     return gathered.finish(name, metadata)
@@ -224,7 +227,13 @@ class _Records:
                     if column in record:
                         self._check_steady(column, record[column], line)
                 for fields in self.mapped.samples(record, self.mapped.columns):
-                    problem = problem_name(fields.pop("problem_id"))
+                    named = fields.pop("problem_id")
+                    if named is None or named == "":
+                        column = self.mapped.columns["problem_id"]
+                        raise ValueError(
+                            f"{column!r} is null or empty: every sample needs a problem"
+                        )
+                    problem = problem_name(named)
                     if self.cluster:
                         fields["cluster"] = self._cluster(record, problem)
                     yield SampleRow(line, problem, reward_of(fields["reward"]), fields)

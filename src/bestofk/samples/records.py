@@ -251,8 +251,8 @@ def _jsonl(
             raise BadFile(
                 path,
                 number,
-                f"a line is one JSON object, got {type(record).__name__}: "
-                "write one object per line ({...} without [ ] around them)",
+                f"a line is one JSON object, got {type(record).__name__}: write one object per "
+                "line ({...} without [ ] around them), or name the file .json",
             )
         settled = True
         yield number, record
@@ -265,7 +265,11 @@ def _bad_json(path: Path, line: int | None, text: str, error: Exception) -> BadF
         return BadFile(path, line, f"a number is too long ({error}): repair the line")
     if line is None and error.msg == "Extra data":
         return BadFile(path, error.lineno, "one object per line: name the file .jsonl")
-    if line is not None and (not text.endswith("\n") or error.pos >= len(text.rstrip())):
+    if error.msg == "Extra data" or text.strip() in ("{", "["):
+        way = "write one object per line (jq -c . FILE), or a list of them as .json"
+        return BadFile(path, line, f"a line must be one whole JSON object: {way}")
+    is_object = text.startswith("{")
+    if line and is_object and (not text.endswith("\n") or error.pos >= len(text.rstrip())):
         return BadFile(
             path,
             line,
@@ -337,6 +341,9 @@ def _csv(path: Path, encoding: str, delimiter: str, progress: Progress) -> Numbe
         header = next(reader, None)
         if not header:
             raise BadFile(path, 1, "the file is empty: its first line must name the columns")
+        if len(header) == 1 and ";" in header[0]:
+            way = "separate them by commas, or by tabs and name it .tsv"
+            raise BadFile(path, 1, f"columns are separated by ';': {way}")
         if len(set(header)) < len(header):
             raise BadFile(path, 1, f"a column name occurs twice: {', '.join(header)}")
         for row in reader:

@@ -73,6 +73,8 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     """
     short = [run_name(path.resolve()) for path in paths]
     names, clashing = short, {name for name in short if short.count(name) > 1}
+    if len({path.resolve() for path in paths}) < len(paths):
+        return names  # the same file twice: no folder tells it from itself
     for depth in range(1, 64):
         if len(set(names)) == len(names):
             break

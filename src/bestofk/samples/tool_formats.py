@@ -31,8 +31,6 @@ def plain(record: Record, columns: Columns) -> Samples:
                 + (" (null where a sample was not scored)" if role == "reward" else "")
                 + f", or name another column with --map {role}=..."
             )
-    if fields["problem_id"] is None:
-        raise ValueError(f"{columns['problem_id']!r} is null: every sample needs a problem")
     if fields.get("status") == "unscored":
         fields["reward"] = None
     completion = fields.get("completion")
