@@ -197,6 +197,8 @@ class Bad(Guess):
             time.sleep(5)
         if self.where == "long":
             return "x" * 10_000
+        if self.where == "exit":
+            raise SystemExit("bye")
         raise KeyError(number)
 
     def get_reward(self):
@@ -213,6 +215,7 @@ def bad(where, write=lambda text: "So.<|im_end|>" if "_resp" in text else call("
     ("where", "told", "ended_by"),
     [
         ("tool", '{"error": "1"}', "answer"),
+        ("exit", '{"error": "bye"}', "answer"),
         ("endless", '{"error": "no answer within 0.2 s"}', "answer"),
         ("long", None, "length"),
     ],
@@ -440,6 +443,11 @@ def test_environments_that_cannot_be_used_say_why():
         as_environment("guess.py")
     with pytest.raises(ValueError, match="an environment is a class, a list of functions"):
         as_environment(7)
+    with pytest.raises(ValueError, match=r"pass Guess, not one made of it"):
+        as_environment(Guess())
+    for functions in ([], [len, len]):
+        with pytest.raises(ValueError, match="tools are functions with different names"):
+            as_environment(functions)
     with pytest.raises(ValueError, match="reset of Guess takes secret, and the row of 'p0' has x"):
         sampler(Guess).sample([asked(0, x=1)], seed=1, sampling=SAMPLING)
     with pytest.raises(ValueError, match="positions for 20"):

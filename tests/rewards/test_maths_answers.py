@@ -55,6 +55,12 @@ EQUAL: Table = {
     "sets in sets": [
         (r"\{1,\{2\}\}", r"\{\{2\},1\}"),
         (r"x\in\{1,2\}", "2, 1"),
+        (r"\{\emptyset\}", r"\{ \emptyset \}"),
+    ],
+    "fractions in one sign": [
+        (r"\frac{1}{2}", "½"),
+        ("2.5", "2½"),
+        (r"\frac{x}{2}", "½x"),
     ],
     "rates": [
         ("10 m/s", r"10\,\mathrm{m/s}"),
@@ -110,6 +116,8 @@ EQUAL: Table = {
         ("x=1, y=2", "(1,2)"),
         ("(1,2)", "(x,y)=(1,2)"),
         ("(5,2)", "(n,k)=(5,2)"),
+        ("(1,2)", "y=2, x=1"),
+        ("(1,2)", "(y,x)=(2,1)"),
         ("3, 2", "x_1=2, x_2=3"),
     ],
     "currencies, angles, dates and words in another spelling": [
@@ -291,6 +299,15 @@ EQUAL: Table = {
     ],
 }
 DIFFERENT: Table = {
+    "fractions in one sign": [
+        ("5", "½"),
+        ("15", "1½"),
+        (r"\frac{1}{2x}", "½x"),
+    ],
+    "the empty set and the set of it": [
+        (r"\emptyset", r"\{\emptyset\}"),
+        (r"\{\emptyset\}", r"\{\}"),
+    ],
     "spaces between thousands": [
         ("1234", "1 23"),
         ("1234567", "-1 234 567"),

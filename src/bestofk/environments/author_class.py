@@ -169,7 +169,15 @@ def as_environment(source: Any) -> EnvironmentClasses:
         source = [source]
     if isinstance(source, Sequence) and all(map(inspect.isroutine, source)):
         functions = tuple(source)
+        names = [function.__name__ for function in functions]
+        if len(set(names)) < max(len(names), 1):
+            raise ValueError(f"tools are functions with different names, got {names}")
         return EnvironmentClasses({"": lambda: PlainTools(functions)})
+    if hasattr(source, "reset") and not isinstance(source, type):
+        raise ValueError(
+            "an environment is a class, of which each trajectory has an instance of its own: pass "
+            f"{type(source).__name__}, not one made of it"
+        )
     if not callable(source):
         raise ValueError(
             f"an environment is a class, a list of functions, or a dict of those, got {source!r}"

@@ -71,10 +71,6 @@ class ChatTurns:
     def prompt(self, prompt: Prompt) -> tuple[int, ...]:
         return encode(self.tokenizer, prompt, self.schemas, self.options)
 
-    def reply(self, messages: Sequence[Message], last: int, ends: Collection[int]) -> list[int]:
-        """The ids after a message of the model: see `written` and `reply_ids`."""
-        return reply_ids(self.tokenizer, [self.written(messages)], [last], ends)[0]
-
     def written(self, messages: Sequence[Message]) -> str:
         """What follows a message of the model: its end, these messages, the start of the next."""
         plain = [{**message, "content": self._harmless(message["content"])} for message in messages]

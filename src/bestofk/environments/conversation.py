@@ -15,6 +15,9 @@ from bestofk.rewards.base import as_verdict, broken
 from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
 from bestofk.types import Conversation, Ending, Message, Prompt, Verdict
 
+FAILURES = (Exception, SystemExit, CallTimeout)
+"""What an author's code may raise. A `sys.exit` in a tool ends no run."""
+
 
 @dataclass
 class OpenConversation:
@@ -57,7 +60,7 @@ class OpenConversation:
             self.observation = added
         except UnfitRow:
             raise
-        except (Exception, CallTimeout) as error:
+        except FAILURES as error:
             self.ended_by = "broken"
             self.verdict = broken(where, self.prompt, error)
 
@@ -85,7 +88,7 @@ class OpenConversation:
             return []
         try:
             reply = self._limited(self.environment, {"text": text})
-        except (Exception, CallTimeout) as error:
+        except FAILURES as error:
             self.tool_errors += 1
             reply = _error(error)
         if reply is None:
@@ -99,7 +102,7 @@ class OpenConversation:
             if call.error or call.name not in tools:
                 raise ValueError(call.error or f"no tool {call.name!r}; have {', '.join(tools)}")
             return str(self._limited(tools[call.name], dict(call.arguments), seconds))
-        except (Exception, CallTimeout) as error:
+        except FAILURES as error:
             self.tool_errors += 1
             return _error(error)
 
@@ -119,7 +122,7 @@ class OpenConversation:
         try:
             reward = self._limited(self.environment.get_reward, {})
             self.verdict = None if reward is None else as_verdict(reward)
-        except (Exception, CallTimeout) as error:
+        except FAILURES as error:
             name = f"{type(self.environment).__name__}.get_reward"
             self.verdict = broken(name, self.prompt, error)
 

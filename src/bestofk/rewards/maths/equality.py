@@ -142,7 +142,9 @@ def parts(text: str) -> tuple[str, list[str]]:
         return "", [text]
     inner, brackets = text, ""
     if text.startswith("\\{") and text.endswith("\\}"):
-        inner = text[2:-2]
+        inner = text[2:-2].strip()
+        if inner == "\\emptyset":
+            return "{}", [inner]  # {∅} is not ∅
     elif text[:1] in "([" and text[-1:] in ")]" and is_wrapped(text):
         inner, brackets = text[1:-1], text[0] + text[-1]
     pieces = _split(inner, _COMMA if brackets else _BETWEEN)
@@ -289,13 +291,14 @@ _ORDERED = (set("xyz"), set("abcd"))
 def _same_unnamed(named: dict[str, str], other: str, is_gold: bool, scalar: Scalar) -> bool | None:
     """Values with names against values without, which are in the order of the names.
 
-    Where the expected answer has no names, (y, x) is the wrong way round.
+    Where the expected answer has no names, its values are those of x, y, z.
     """
     names, (_, values) = list(named), parts(other)
-    turned = any(set(names) <= letters for letters in _ORDERED) and names != sorted(names)
-    if len(values) != len(names) or (turned and not is_gold):
+    if not is_gold and any(set(names) <= letters for letters in _ORDERED):
+        names = sorted(names)
+    if len(values) != len(names):
         return False
-    pairs = zip(named.values(), values, strict=True)
+    pairs = [(named[name], value) for name, value in zip(names, values, strict=True)]
     return _all(same(*(pair if is_gold else pair[::-1]), scalar) for pair in pairs)
 
 
