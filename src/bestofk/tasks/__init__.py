@@ -18,35 +18,25 @@ from bestofk.tasks.definition import Split, Task
 
 __all__ = ["TASKS", "Split", "Task", "factory", "task"]
 
-# name: (module and function that makes the task, one line, tokens that an answer may need);
+# name: (module here and function that makes the task, one line, tokens that an answer may need);
 # imported when asked for
 TASKS = {
-    "codecontests": (
-        "bestofk.tasks.code_sets:codecontests",
-        "competitive programming, stdin",
-        1024,
-    ),
+    "codecontests": ("code_sets:codecontests", "competitive programming, stdin", 1024),
     "construct": (
-        "bestofk.tasks.construct:construct",
-        "large sets, short covers, long walks, graded by the optimum",
-        256,
+        "construct:construct", "large sets, short covers, long walks, graded by the optimum", 256,
     ),
-    "countdown": ("bestofk.tasks.countdown:countdown", "reach a target with given numbers", 256),
-    "dataset": ("bestofk.tasks.dataset:dataset", "any rows of data, by a small declaration", 512),
-    "gsm8k": ("bestofk.tasks.maths_sets:gsm8k", "word problems whose answer is a number", 512),
-    "gym": ("bestofk.tasks.gym:gym", "puzzles of reasoning-gym, those that can be trusted", 512),
-    "humaneval": (
-        "bestofk.tasks.code_sets:humaneval",
-        "164 functions to complete, a test set",
-        768,
-    ),
-    "leetcode": ("bestofk.tasks.leetcode:leetcode", "LeetCode problems, a few cases each", 768),
-    "math": ("bestofk.tasks.maths_sets:math", "competition mathematics", 1024),
-    "maze": ("bestofk.tasks.maze:maze", "walk from S to E (Pass@k Training)", 256),
-    "mbpp": ("bestofk.tasks.code_sets:mbpp", "970 small functions, asserts", 512),
-    "mbppplus": ("bestofk.tasks.code_sets:mbppplus", "368 functions, about 100 inputs each", 512),
-    "stdio": ("bestofk.tasks.code_sets:stdio", "programs over stdin and stdout, your rows", 1024),
-}
+    "countdown": ("countdown:countdown", "reach a target with given numbers", 256),
+    "dataset": ("dataset:dataset", "any rows of data, by a small declaration", 512),
+    "gsm8k": ("maths_sets:gsm8k", "word problems whose answer is a number", 512),
+    "gym": ("gym:gym", "puzzles of reasoning-gym, those that can be trusted", 512),
+    "humaneval": ("code_sets:humaneval", "164 functions to complete, a test set", 768),
+    "leetcode": ("leetcode:leetcode", "LeetCode problems, a few cases each", 768),
+    "math": ("maths_sets:math", "competition mathematics", 1024),
+    "maze": ("maze:maze", "walk from S to E (Pass@k Training)", 256),
+    "mbpp": ("code_sets:mbpp", "970 small functions, asserts", 512),
+    "mbppplus": ("code_sets:mbppplus", "368 functions, about 100 inputs each", 512),
+    "stdio": ("code_sets:stdio", "programs over stdin and stdout, your rows", 1024),
+}  # fmt: skip
 
 
 def factory(name: str) -> Callable[..., Task]:
@@ -54,7 +44,7 @@ def factory(name: str) -> Callable[..., Task]:
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     module, _, function = TASKS[name][0].partition(":")
-    return getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(f"bestofk.tasks.{module}"), function)
 
 
 def task(name: str, /, **options: Any) -> Task:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import string
@@ -15,7 +14,7 @@ from typing import Any
 
 from bestofk.messages import one_of, unknown
 from bestofk.tasks.data_rows import Row, each, read
-from bestofk.tasks.definition import Split, Task, identity
+from bestofk.tasks.definition import Split, Task, identity, share_of
 from bestofk.tasks.schemas import (
     ANSWERS,
     QUESTIONS,
@@ -330,7 +329,7 @@ def _apart(
     if cut:
         pools["train"] = []
         for item in loaded["train"]:
-            pools[_share(item, cut)].append(item)
+            pools[share_of(f"split {_content(item)}", cut, "train")].append(item)
     contents: set[str] = set()
     by_id: dict[str, Prompt] = {}
     apart: dict[str, list[Prompt]] = {key: [] for key in order}
@@ -363,17 +362,6 @@ def _content(prompt: Prompt) -> str:
     if isinstance(prompt.text, str):
         return " ".join(prompt.text.split())
     return " ".join(" ".join(message["content"].split()) for message in prompt.text)
-
-
-def _share(prompt: Prompt, cut: Mapping[str, float]) -> str:
-    """The split of a row, by the hash of its content: adding rows moves no other row."""
-    digest = hashlib.sha256(b"split " + _content(prompt).encode("utf-8", "surrogatepass")).digest()
-    point = int.from_bytes(digest[:8]) / 2**64
-    for key, share in cut.items():
-        point -= share
-        if point < 0:
-            return key
-    return "train"
 
 
 def as_messages(style: str, system: str, text: str) -> str | tuple[dict[str, str], ...]:

@@ -161,40 +161,38 @@ SHARES = {"train": 0.7, "validation": 0.1, "test": 0.1, "ood": 0.1}
 """Of the space of problems that each split may draw from."""
 
 
-def share_of(key: str) -> str:
-    """The split a generated problem belongs to, by the hash of what it is.
+def share_of(key: str, shares: Mapping[str, float] = SHARES, rest: str = "ood") -> str:
+    """The split that a problem belongs to, by the hash of what it is.
 
     A problem belongs to one split whatever the seed, so train and test cannot meet: not within a
-    run, nor between runs with different seeds.
+    run, nor between runs with different seeds. Adding problems moves no other.
     """
-    point = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
-    for name, share in SHARES.items():
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    point = int.from_bytes(digest[:8]) / 2**64
+    for name, share in shares.items():
         point -= share
         if point < 0:
             return name
-    return "ood"
+    return rest
 
 
 Draw: TypeAlias = Callable[[random.Random], tuple[str, Callable[[], Prompt | None]] | None]
 """Draws a problem: a key (what it is) and a way to build its prompt, or None for a bad draw."""
 
 
-def generate(
-    draw: Draw,
-    *,
-    belongs: str,
-    seed: tuple[Any, ...],
-    what: str,
-    patience: int = 20_000,
-) -> Iterator[Prompt]:
+PATIENCE = 20_000
+"""Draws in a row without a new problem, after which there may be no other."""
+
+
+def distinct(task: str, draw: Draw, split: str, rng: random.Random) -> Iterator[Prompt]:
     """Distinct problems of one split, endlessly.
 
     Bad draws, problems whose key belongs to another split, and those made before are passed over.
     """
-    rng, ids, missed = rng_of(what, *seed), set[str](), 0
+    ids, missed = set[str](), 0
     while True:
         problem = draw(rng)
-        if problem is not None and share_of(problem[0]) == belongs:
+        if problem is not None and share_of(problem[0]) == split:
             prompt = problem[1]()
             if prompt is not None and prompt.id not in ids:
                 ids.add(prompt.id)
@@ -202,9 +200,9 @@ def generate(
                 yield prompt
                 continue
         missed += 1
-        if missed > patience:
+        if missed > PATIENCE:
             raise ValueError(
-                f"{what}: {patience} draws in a row gave no new problem after {len(ids)}; "
+                f"{task}: {PATIENCE} draws in a row gave no new problem after {len(ids)}; "
                 "ask for fewer prompts or widen the settings"
             )
 
@@ -217,15 +215,12 @@ def generated(
     seed: int,
     reward: str,
     summary: str,
-    patience: int = 20_000,
 ) -> Task:
     """A task that makes its own problems: `drawing(split)` says how, and what that depends on."""
 
     def make(split: str) -> Split:
         draw, settings = drawing(split)
-        problems = generate(
-            draw, belongs=split, seed=(seed, split, *settings), what=name, patience=patience
-        )
+        problems = distinct(name, draw, split, rng_of(name, seed, split, *settings))
         return Split(problems, sizes[split], seed=seed, shuffle=False)
 
     return Task(

@@ -46,14 +46,17 @@ def literal(value: Any) -> Any:
     >>> literal("{'a': 1}"), literal('[1, null]'), literal("plain")
     ({'a': 1}, [1, None], 'plain')
     """
-    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
-        return value
+    is_text = isinstance(value, str) and value.lstrip().startswith(("{", "["))
+    return _read(value) if is_text else value
+
+
+def _read(text: str) -> Any:
     for read in (json.loads, ast.literal_eval):
         try:
-            return read(value)
+            return read(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-    return value
+    return text
 
 
 def field(row: Any, name: str, default: Any = _MISSING) -> Any:
@@ -358,16 +361,7 @@ def _calls(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _values(text: str) -> list[Any]:
     """Arguments written one a line as JSON, as LiveCodeBench has them."""
-    values: list[Any] = []
-    for line in text.strip().split("\n"):
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            try:
-                values.append(ast.literal_eval(line.strip()))
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                values.append(line)
-    return values
+    return list(map(_read, text.strip().split("\n")))
 
 
 _IMPORT = re.compile(r"^(?:from solution import .*|import solution)$", re.M)
