@@ -190,6 +190,9 @@ class EvaluationSection(Section):
     metrics: Annotated[tuple[str, ...], FromList] = ()
     """Further metrics: pass^k, maj@k, maj@k:weighted, ... (names of `bestofk eval --metric`). The
     objective's own is always there."""
+    price: NonNegative | None = None
+    """What one draw of retry@k costs in reward (with :tokens, one token). By default the
+    objective's own price."""
     best_by: str | None = None
     """Metric that picks the best checkpoint, at an evaluated k. By default the objective's own (or
     max@k) at the largest that does not exceed the objective's."""

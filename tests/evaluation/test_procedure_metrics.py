@@ -77,6 +77,45 @@ def test_a_price_of_tokens_is_their_number_times_the_price():
         curve(samples(REWARDS), "retry@k:tokens", threshold=1.0, price=price)
 
 
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_at_least_m_of_k_is_its_definition_over_all_subsets(m):
+    metric: Any = f"atleast{m}@k"
+    found = curve(RUN, metric, threshold=0.3)
+
+    def worth(p, subset):
+        return float((REWARDS[p][list(subset)] >= 0.3).sum() >= m)
+
+    for k in range(1, 6):
+        expected = over_subsets(worth, list(enumerate(map(len, REWARDS))), k)
+        assert found.at(k).value == pytest.approx(expected, abs=1e-14)
+    assert (found.interval.low <= found.estimate).all()
+    assert found.methods().startswith(f"We report {metric}, the chance that {m} or more of k")
+    if m == 1:
+        passed = curve(RUN, "pass@k", threshold=0.3)
+        np.testing.assert_array_equal(found.interval.low, passed.interval.low)
+
+
+def test_at_least_two_of_k_is_compared_planned_and_typed_with_its_k(tmp_path, capsys):
+    file = tmp_path / "a.jsonl"
+    lines = [
+        {"problem_id": p, "reward": float(reward >= 1)}
+        for p, row in enumerate(REWARDS)
+        for reward in row
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["eval", str(file), "--metric", "atleast2@4", "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)[0]["curves"]
+    assert main(["eval", str(file), "--metric", "atleast2@k", "--k", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["curves"] == [shown]
+    assert (shown["metric"], shown["k"][-1]) == ("atleast2@k", 4)
+    assert main(["compare", str(file), "--metric", "atleast2@4,pass@4", "--json"]) == 0
+    assert "pass@k against atleast2@k" in capsys.readouterr().out
+    planned: Any = plan(4, "atleast2@k", pilots=[RUN], threshold=0.3, width=0.3)
+    assert planned.rows
+    with pytest.raises(ValueError, match="unknown metric 'atleast0@k'; did you mean"):
+        curve(RUN, "atleast0@k")  # type: ignore[arg-type]
+
+
 RULES = ["", "ties-wrong", "ties-count", "weighted", "weighted:ties-wrong", "weighted:ties-count"]
 
 

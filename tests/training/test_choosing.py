@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bestofk.config import read
+from bestofk.config import EvaluationSection, read
+from bestofk.evaluation import samples
+from bestofk.objectives import objective
 from bestofk.runs import read_metrics, read_samples
 from bestofk.samples import read as samples_of
+from bestofk.training.checks import metrics_of
 from bestofk.training.resolve import resolve
 from bestofk.training.train import train
+from bestofk.training.validation import evaluation_results
 
 SMALL: dict[str, Any] = {
     "sampling": {"prompts_per_step": 3, "samples_per_prompt": 6, "max_new_tokens": 5},
@@ -154,3 +158,18 @@ def test_a_function_of_k_samples_that_the_recipe_names(recipe: Any, tmp_path: Pa
         expected = by_enumeration(rewards, -rewards, 2)  # the worst is chosen
         np.testing.assert_allclose([row["weight"] for row in group], expected, atol=1e-12)
     assert any(row["weight"] for group in groups for row in group)
+
+
+def test_retries_and_counts_are_evaluated_whatever_the_objective() -> None:
+    """retry@k needs a price: that of the evaluation, else the objective's."""
+    goal, free = objective("atleast2@4"), EvaluationSection(metrics=("retry@k", "pass^k"))
+    with pytest.raises(ValueError, match=r"retry@k, whose price is not known: set evaluation.pri"):
+        metrics_of(free, goal)
+    assert metrics_of(free, objective("retry@4", price=0.1)) == ["retry@k", "pass^k"]
+    priced = free.model_copy(update={"price": 0.05})
+    assert metrics_of(priced, goal) == ["atleast2@k", "retry@k", "pass^k"]
+    table = samples([[0.0, 1.0, 1.0, 0.0]])
+    found = evaluation_results(table, (1, 2), None, 0, metrics_of(priced, goal), {"price": 0.05})
+    values = {name: cell["value"] for name, cell in found["results"].items()}
+    assert values["atleast2@2"] == pytest.approx(1 / 6)
+    assert values["retry@2"] == pytest.approx(5 / 6 - 0.05 * 1.5)

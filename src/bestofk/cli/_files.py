@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,7 +59,7 @@ class FileOptions(ReadingOptions):
     k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
-    """pass@k, max@k, maj@k, select@k, retry@k, pass^k or mean; or maj@k:weighted, ..."""
+    """pass@k, max@k, maj@k, select@k, retry@k, pass^k, atleast2@k or mean; maj@k:weighted, ..."""
     scores: str = option("COLUMN", default="")
     """Column that chooses one of k, for select@k."""
     price: float = 0.0
@@ -89,7 +90,13 @@ class FileOptions(ReadingOptions):
         return given | {"judge": self.judge or None}
 
     def ks(self) -> list[int]:
-        return whole_numbers(self.k, "--k")
+        """Those of --k, or of the metric: 8 of max@8."""
+        stated = re.findall(r"[@^](\d+)", self.metric)
+        return whole_numbers(self.k or ",".join(dict.fromkeys(stated)), "--k")
+
+    def metrics(self) -> list[str]:
+        """As they are called: max@k for max@8."""
+        return re.sub(r"(?<=[@^])\d+", "k", self.metric).split(",") if self.metric else []
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
@@ -156,7 +163,7 @@ def metric_of(reading: FileOptions, runs: list[Samples]) -> Metric:
     """The metric asked for, or the one that fits the rewards."""
     from bestofk.evaluation.per_problem import check_metric, default_metric
 
-    if reading.metric:
-        check_metric(reading.metric)
-        return reading.metric  # type: ignore[return-value]
+    for metric in reading.metrics()[:1]:
+        check_metric(metric)
+        return metric  # type: ignore[return-value]
     return default_metric(runs, reading.threshold)

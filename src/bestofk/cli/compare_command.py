@@ -41,10 +41,10 @@ def main(argv: list[str]) -> int:
     from bestofk.evaluation import compare
 
     at = whole_numbers(chosen.at, "--at")
-    if at and chosen.k:
+    if at and chosen.ks():
         raise ValueError("--at chooses the k that are tested and shown: leave --k out")
     runs = sources = read_all(chosen.runs, chosen)
-    metrics: Any = chosen.metric.split(",")
+    metrics: Any = chosen.metrics()
     metrics = metrics if len(metrics) > 1 else metric_of(chosen, runs)
     if len(runs) == 1 and isinstance(metrics, list):
         runs = [replace(runs[0], name=each) for each in metrics]

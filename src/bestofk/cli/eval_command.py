@@ -61,6 +61,7 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
 def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     """The results on one run."""
     from bestofk.evaluation import curve, curves_by_turns, diversity
+    from bestofk.evaluation.results import OF_PASSES
 
     metric = metric_of(chosen, [run])
     numbers = chosen.numbers()
@@ -70,7 +71,7 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     if not chosen.metric and metric == "pass@k" and run.answers is not None:
         metrics.append("maj@k")
     passing: dict[str, Any] = {"threshold": chosen.threshold, "confidence": chosen.confidence}
-    judged = metric.startswith(("pass", "maj", "retry")) or chosen.threshold is not None
+    judged = metric.startswith((*OF_PASSES, "retry")) or chosen.threshold is not None
     return {
         "name": run.name,
         "metadata": dict(run.metadata),

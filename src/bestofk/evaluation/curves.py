@@ -30,7 +30,7 @@ from .per_problem import (
     values_by_k,
     variance_of_one,
 )
-from .results import Curve, Interval, Metric
+from .results import OF_PASSES, Curve, Interval, Metric
 from .verdict_words import ASSUMED, metric_at, percent, powers_of_two
 
 
@@ -252,7 +252,7 @@ def reward_bounds(
 ) -> tuple[tuple[float, float], tuple[str, ...]]:
     """The range that the metric of all runs is assumed to lie in, and a note where that of the
     rewards had to be guessed."""
-    if metric.startswith(("pass", "maj@k")):
+    if metric.startswith(OF_PASSES):
         return (0.0, 1.0), ()
     if price and metric.startswith("retry@k"):
         (low, high), notes = reward_bounds(runs, metric, bounds)
@@ -325,7 +325,7 @@ def fixed_set(
         variance = _sampling_variance(hits, n[kept], values.shape[1])
     else:
         k = np.arange(1, values.shape[1] + 1)
-        if metric.startswith("maj@k"):
+        if metric.startswith(OF_PASSES):
             single = values * (1.0 - values)
         else:
             single = variance_of_one(samples, metric, kept, values.shape[1], threshold, price)

@@ -16,6 +16,7 @@ from bestofk.procedures.retries import draws_by_k as expected_draws
 from bestofk.samples import Samples
 
 from .results import METRICS, Metric
+from .verdict_words import ATLEAST
 from .voting import majority_curve
 
 
@@ -63,6 +64,22 @@ def pass_curve(passes: np.ndarray, samples: np.ndarray, k_max: int) -> np.ndarra
     return 1.0 - np.cumprod(missed, axis=1, out=missed)
 
 
+def at_least_curve(passes: np.ndarray, samples: np.ndarray, m: int, k_max: int) -> np.ndarray:
+    """Chance that m or more of k pass, for k = 1..k_max, ragged n ≥ k_max: (P, k_max).
+
+    Σ over the draw that brings the m-th pass: of d before it exactly m - 1 pass, with chance h_d,
+    and it passes, with chance (c-m+1)/(n-d). h_{d+1}/h_d = (d+1)/(d-m+2) · (n-c-d+m-1)/(n-d).
+    """
+    c, n = passes[:, None], samples[:, None]
+    chances = np.zeros((len(passes), k_max))
+    d, first = np.arange(m - 1, k_max), np.arange(m - 1)
+    h = np.prod(np.maximum(c - first, 0) / np.maximum(n - first, 1), axis=1, keepdims=True)
+    growth = (d + 1) / (d - m + 2) * np.maximum(n - c - d + m - 1, 0) / (n - d)
+    h = h * np.cumprod(np.concatenate([np.ones_like(h), growth[:, :-1]], axis=1), axis=1)
+    chances[:, m - 1 :] = np.cumsum(h * np.maximum(c - m + 1, 0) / (n - d), axis=1)
+    return chances
+
+
 def values_by_k(
     samples: Samples,
     metric: Metric,
@@ -80,11 +97,13 @@ def values_by_k(
         price: of one draw, for retry@k; of one token, for retry@k:tokens.
     """
     check_metric(metric)
-    if metric.startswith("pass"):
+    if metric.startswith(("pass", "atleast")):
         passes, live = passes_and_samples(samples, threshold)
         passes, live = passes[kept], live[kept]
         if metric == "pass@k":
             return pass_curve(passes, live, k_max)
+        if count := ATLEAST.fullmatch(metric):
+            return at_least_curve(passes, live, int(count[1]), k_max)
         return 1.0 - pass_curve(live - passes, live, k_max)
     if metric.startswith("maj@k"):
         return _majority(samples, metric, kept, k_max, threshold, seed)
@@ -267,5 +286,5 @@ def variance_of_one(
 
 def check_metric(metric: str) -> None:
     """Raise an error for an unknown metric, naming the nearest."""
-    if metric not in METRICS:
-        raise unknown("metric", metric, METRICS)
+    if metric not in METRICS and not ATLEAST.fullmatch(metric):
+        raise unknown("metric", metric, (*METRICS, "atleast2@k"))

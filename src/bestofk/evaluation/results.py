@@ -31,6 +31,9 @@ Metric: TypeAlias = Literal[
     "maj@k:weighted:ties-wrong", "maj@k:weighted:ties-count",
 ]  # fmt: skip
 METRICS: tuple[Metric, ...] = get_args(Metric)
+"""And `atleast<m>@k` for every m."""
+OF_PASSES = ("pass", "maj", "atleast")
+"""How metrics begin that look at 0 and 1 alone: chances."""
 
 
 class Shown:

@@ -152,12 +152,24 @@ FAMILY = {
     "pass^k": "the chance that all k samples pass",
     "mean": "the mean reward",
 }
+ATLEAST = re.compile(r"atleast([1-9]\d*)@k")
+
+
+def meaning(metric: str) -> str:
+    """What a metric is, in words.
+
+    >>> meaning("atleast2@k")
+    'the chance that 2 or more of k samples pass'
+    """
+    if count := ATLEAST.fullmatch(metric):
+        return f"the chance that {count[1]} or more of k samples pass"
+    return FAMILY[metric]
 
 
 def methods(result: Any) -> str:
     """A paragraph for a paper: what was estimated and how, from what was computed."""
     unbiased = ", by the unbiased estimator over all k-subsets of a problem's samples"
-    what = " against ".join(FAMILY[each] for each in result.metric.split(" against "))
+    what = " against ".join(meaning(each) for each in result.metric.split(" against "))
     what += unbiased * (result.metric != "mean" and not result.metric.startswith("maj@k"))
     problems = in_clusters(len(result.problems), result.clusters)
     limit = result.threshold

@@ -42,6 +42,14 @@ class Term:
     def least(self) -> int:
         return self.entry.least(self.k)
 
+    @property
+    def metric(self) -> str:
+        """What `bestofk eval` measures for it: "max@k" of max@8:loo-1, "atleast2@k", "pass^k"."""
+        name = self.text.partition("@")[0]
+        if name == "all":
+            return "pass^k"
+        return f"{name}@k" if name.startswith("atleast") else self.entry.procedure.metric
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -19,7 +19,7 @@ from bestofk.evaluation.results import (
     Interval,
     Measure,
 )
-from bestofk.evaluation.verdict_words import FAMILY, effects
+from bestofk.evaluation.verdict_words import effects, meaning
 
 from .chosen_samples import Excerpts
 from .report_results import Findings
@@ -132,7 +132,8 @@ def run_facts(source: Source) -> dict[str, Any]:
 
 def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str, Any]:
     rewards = any(curve.bounds != (0.0, 1.0) for curve in curves)
-    about = FAMILY[key][0].upper() + FAMILY[key][1:]
+    about = meaning(key)
+    about = about[0].upper() + about[1:]
     threshold = curves[0].threshold
     if threshold is not None and key != "max@k":
         about += f"; a sample passes when its reward is at least {threshold:g}"

@@ -203,15 +203,14 @@ def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]
     """
     for each in section.metrics:
         check_metric(each)
-        if each == "mean" or each.startswith("retry"):
+        if each == "mean":
+            raise ValueError("evaluation.metrics cannot have mean: it is max@1")
+        if each.startswith("retry") and {section.price, objective.options.get("price")} == {None}:
             raise ValueError(
-                f"evaluation.metrics cannot have {each}: the mean is max@1, and retry@k is "
-                "evaluated where it is the objective, which has its price"
+                f"evaluation.metrics has {each}, whose price is not known: set evaluation.price to "
+                "what one draw (with :tokens, one token) costs in reward"
             )
-    own = [
-        "pass^k" if term.text.startswith("all@") else term.entry.procedure.metric
-        for term in reversed(objective.terms)
-    ]
+    own = [term.metric for term in reversed(objective.terms)]
     found = dict.fromkeys([*own, *section.metrics])
     there = ("max@k", "pass@k", "subsets@k")
     return [cast(Metric, each) for each in found if each not in there]

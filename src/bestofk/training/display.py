@@ -137,7 +137,7 @@ def evaluation_line(line: Mapping[str, Any]) -> str:
     shown = "pass@" if metrics.PASS_1 in cells and zero_one else "max@"
     parts = [f"{name} {number(cell['value'])} [{number(cell['low'])}, {number(cell['high'])}]"
              for name, cell in cells.items()
-             if name.startswith((shown, "select@", "retry@", "maj@"))]  # fmt: skip
+             if name.startswith((shown, "select", "retry", "maj", "pass^", "atleast"))]  # fmt: skip
     left_out = line.get(metrics.PROMPTS_LEFT_OUT, 0)
     left_out = f"; {left_out} left out: too few of their samples are scored" if left_out else ""
     return (

@@ -12,6 +12,7 @@ import numpy as np
 from bestofk import metrics
 from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, curve, diversity
+from bestofk.evaluation.results import OF_PASSES
 from bestofk.evaluation.verdict_words import metric_at
 from bestofk.objectives import Objective
 from bestofk.procedures import PROCEDURES
@@ -61,7 +62,7 @@ def evaluate(
         section.threshold,
         bootstrap_seed,
         metrics_of(section, objective),
-        objective.options,
+        {**objective.options, **({} if section.price is None else {"price": section.price})},
     )
     seconds = {"validate": time.perf_counter() - began}
     line = {"kind": "evaluation", "step": step, "split": chosen.split, **result}
@@ -132,13 +133,13 @@ def evaluation_results(
         given["pass"] = passing is not None
         for metric in further:
             needs = PROCEDURES[metric].needs if metric in PROCEDURES else ()
-            needs = (*needs, *["pass"] * metric.startswith(("pass", "maj")))
+            needs = (*needs, *["pass"] * metric.startswith(OF_PASSES))
             if all(given.get(each, True) for each in needs) and metric not in shown:
                 shown.append(metric)
-        retry = {"price": 0.0, "stop": 1.0, **(options or {})}
+        retry = {"price": 0.0, "stop": 1.0 if passing is None else passing, **(options or {})}
         for metric in shown:
             is_retry = metric.startswith("retry")
-            judged = passing if metric.startswith(("pass", "maj")) else None
+            judged = passing if metric.startswith(OF_PASSES) else None
             line = curve(
                 table,
                 metric,
