@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import bestofk
@@ -74,6 +76,41 @@ def test_the_draws_of_a_trajectory_depend_on_its_own_seed_and_place_alone(serve)
     assert trajectories(server, seed=4) != groups
     rows = [each.tokens.tobytes() for group in groups for each in group.trajectories]
     assert len(set(rows)) == len(rows)
+
+
+class Counted(Echo):
+    """Says when a trajectory of the second prompt has gone on after a reply."""
+
+    gone_on = threading.Semaphore(0)
+
+    def reset(self, place: int) -> None:
+        super().reset()
+        self.place = place
+
+    def __call__(self, text: str) -> str | None:
+        reply = super().__call__(text)
+        if self.place == 1 and len(self.heard) == 2:
+            self.gone_on.release()
+        return reply
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_slow_trajectory_does_not_hold_the_others(serve, n):
+    """The first prompt's first turn comes after a second turn of the other prompt."""
+    start, waited = [], []
+
+    def hold(body):
+        if body.get("prompt") == start:
+            waited.append(Counted.gone_on.acquire(timeout=60))
+
+    asked = [Prompt(p.id, p.text, "t", {"place": i}) for i, p in enumerate(ASKED)]
+    server = VLLMServer(serve(holds=hold), model(**SHAPE), tokenizer())
+    source = TurnSampler(server, as_environment(Counted), TurnLimits(), model="m", context=2048)
+    start += source.text_for(asked[0]).prompt(asked[0])
+    sampling = Sampling(samples_per_prompt=n, max_new_tokens=400)
+    groups = source.sample(asked, seed=3, sampling=sampling)
+    assert waited == [True]
+    assert [len(group.trajectories) for group in groups] == [n, n]
 
 
 def run_with(url, chat, folder, **settings):

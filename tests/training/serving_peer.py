@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,6 +26,7 @@ class ServingPeer:
         tokenises_again: it continues the text of the ids that it is sent.
         hides_prompts: it does not say which ids it continued.
         context: tokens that it has positions for.
+        holds: called with each request before it is answered.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class ServingPeer:
         tokenises_again: bool = False,
         hides_prompts: bool = False,
         context: int | None = None,
+        holds: Callable[[dict[str, Any]], Any] = lambda body: None,
     ) -> None:
         self.policy, self.lives, self.loads, self.scale = load(folder), lives, loads, scale
         self.sampler = ModelSampler(self.policy.model, self.policy.tokenizer)
@@ -51,6 +54,7 @@ class ServingPeer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                holds(body)
                 with peer.lock:
                     answer = peer.answer(self.path, body)
                 if answer is None:

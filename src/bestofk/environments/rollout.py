@@ -1,9 +1,9 @@
 """Trajectories of several turns: the model draws, the environment answers, until one of them ends.
 
-Environments answer in threads: beside the decoding in the group engine, else when all rows have
-drawn a turn. Tokens are appended, never tokenised again; every draw is fixed by seed, prompt,
-sample and the place among the row's own tokens, so nothing depends on which environment answers
-first.
+Environments answer in threads: beside the decoding in the group engine and with a vLLM server, else
+when all rows have drawn a turn. Tokens are appended, never tokenised again; every draw is fixed by
+seed, prompt, sample and the place among the row's own tokens, so nothing depends on which
+environment answers first.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -114,17 +116,67 @@ class VLLMServer:
         self, texts: Sequence[tuple[int, ...]], draws: np.ndarray, sampling: Sampling
     ) -> Iterator[tuple[int, list[Drawn]]]:
         """See `ModelSampler.continue_from`. The first number of each text is its seed."""
-        common = {"model": self.name, "return_token_ids": True}
-        bodies = [
-            {**common, **request(sampling, seed_of(own), self.ends), "prompt": list(text)}
-            for text, own in zip(texts, draws)
-        ]
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            answers = pool.map(
-                lambda body: self._send("POST", "/v1/completions", json=body), bodies
-            )
-            for place, answer in enumerate(answers):
-                yield place, drawn_rows(answer["choices"], texts[place], sampling)
+            turns = pool.map(lambda text, own: self._drawn(text, own, sampling), texts, draws)
+            yield from enumerate(turns)
+
+    def converse(
+        self,
+        texts: Sequence[tuple[int, ...]],
+        draws: np.ndarray,
+        sampling: Sampling,
+        *,
+        room: Sequence[int],
+        first: Sequence[int],
+        ask: Callable[..., Sequence[Future[Any]]],
+        told: Callable[..., Sequence[tuple[list[int], int] | None]],
+    ) -> bool:
+        """See `GroupSampler.converse`: no trajectory waits for another. A turn is a request."""
+        n, one = sampling.n, sampling.changed(samples_per_prompt=1)
+        so_far = [text for text in texts for _ in range(n)]
+        numbers = [row for own in draws for row in own]  # for the tokens still to be drawn
+        unfinished = len(so_far)
+        events = SimpleQueue[Callable[[], None]]()
+        pool = ThreadPoolExecutor(CONNECTIONS)
+
+        def when_done(future: Future[Any], then: Callable[..., None], where: Any) -> None:
+            future.add_done_callback(lambda done: events.put(partial(then, where, done)))
+
+        def drawn(rows: Sequence[int], request: Future[list[Drawn]]) -> None:
+            turns = [(at, *turn) for at, turn in zip(rows, request.result(), strict=True)]
+            for (at, ids, _), answer in zip(turns, ask(turns), strict=True):
+                so_far[at] = (*so_far[at], *ids.tolist())
+                numbers[at] = numbers[at][len(ids) :]
+                when_done(answer, answered, at)
+
+        def answered(at: int, answer: Future[Any]) -> None:
+            nonlocal unfinished
+            (reply,) = told([(at, answer.result())])
+            if reply is None:
+                unfinished -= 1
+                return
+            ids, most = reply
+            so_far[at] = (*so_far[at], *ids)
+            options = one.changed(max_new_tokens=most)
+            when_done(pool.submit(self._drawn, so_far[at], numbers[at], options), drawn, [at])
+
+        try:
+            for p, text in enumerate(texts):
+                options = sampling.changed(max_new_tokens=first[p])
+                rows = range(p * n, (p + 1) * n)
+                when_done(pool.submit(self._drawn, text, draws[p], options), drawn, rows)
+            while unfinished:
+                events.get()()
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return True
+
+    def _drawn(self, text: Sequence[int], draws: np.ndarray, sampling: Sampling) -> list[Drawn]:
+        """Tokens and log-probs of the n continuations of a text, by one request."""
+        options = request(sampling, seed_of(draws), self.ends)
+        body = {"model": self.name, "return_token_ids": True, "prompt": list(text), **options}
+        answer = self._send("POST", "/v1/completions", json=body)
+        return drawn_rows(answer["choices"], text, sampling)
 
     def update(self, weights: Iterable[tuple[str, Tensor]], *, version: int = 0) -> None:
         """Put new weights into the running server; forget what the old ones computed.
@@ -223,7 +275,7 @@ def seed_of(draws: np.ndarray) -> int:
 
 
 def drawn_rows(
-    choices: Sequence[dict[str, Any]], text: tuple[int, ...], sampling: Sampling
+    choices: Sequence[dict[str, Any]], text: Sequence[int], sampling: Sampling
 ) -> list[Drawn]:
     """Token ids and log-probs of what vLLM drew after a text.
 

@@ -62,6 +62,7 @@ class Rollouts:
         sampling = self.context.settings.sampling
         precision = PRECISIONS[self.context.settings.model.precision]
         limit = sampling.advanced.agreement or SAMPLER.limit(reduced=precision.reduced)
+        checks_turns = hasattr(self.sampler, "converse") and not self.has_own_weights  # the engine
         return Agreement(
             self.sampler,
             self.context.learner,
@@ -69,7 +70,7 @@ class Rollouts:
             sampling,
             limit,
             named_weights if self.has_own_weights else None,
-            several_turns=self.source is not self.sampler and not hasattr(self.sampler, "converse"),
+            several_turns=self.source is not self.sampler and not checks_turns,
         )
 
     @property
