@@ -36,7 +36,7 @@ from _gpu import (
 )
 from bestofk.sampling import Sampling
 from bestofk.sampling.engine import engine_model
-from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler, PlainCheck
 
 SHAPES = ("32x16x64x128", "64x16x64x256", "16x64x512x128")
 
@@ -52,10 +52,10 @@ def measured(make: Any, shape: str, *, profiled: bool = False, **changes: Any) -
     engine = sampler.engine
     assert engine is not None, sampler.reason
     replay = seconds(lambda: engine.steps.run(engine.steps.widths(count * n)[0], 1, sampling), 5)
-    assert sampler.agreement is not None
+    assert sampler.check.agreement is not None
     result = {
         "shape": shape, **found, "ms_per_step": min(found["seconds"]) / new * 1e3,
-        "agreement_mean": sampler.agreement[0], "agreement_max": sampler.agreement[1],
+        "agreement_mean": sampler.check.agreement[0], "agreement_max": sampler.check.agreement[1],
         "idle_replay_ms": min(replay) * 1e3, **peaks(),
     }  # fmt: skip
     if profiled:
@@ -75,14 +75,14 @@ def timed(
         tokens = sum(len(c.tokens) for g in groups for c in g.trajectories)
 
     first = seconds(call, 2)[0]
-    sampler.calls = CHECKED  # the timed ones do not compare themselves
+    sampler.check.calls = PlainCheck.FIRST  # the timed ones do not compare themselves
     taken = seconds(call, repeats)
     assert sampler.engine is not None, sampler.reason
     return {
         "tokens_per_s": tokens / min(taken), "tokens": tokens, "seconds": taken, "first_s": first,
         "compile_s": sampler.engine.steps.compile_s, "prefill_s": sampler.stats["prefill_s"],
         "steps": sampler.stats["steps"], "busy": tokens / max(1, sampler.stats["slot_steps"]),
-        "layers": sampler.about["layers"],
+        "layers": sampler.resident.about["layers"],
     }  # fmt: skip
 
 

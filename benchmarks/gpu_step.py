@@ -35,7 +35,7 @@ from _gpu import (
 from bestofk import objective
 from bestofk.learning import Learner, Optimizer
 from bestofk.sampling import Sampling
-from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler, PlainCheck
 
 SHAPES: dict[str, Any] = {
     "135m": {"make": smollm_135m, "shape": "32x16x64x128"},
@@ -64,7 +64,8 @@ def measured(
     gaps = []
     for step in range(steps):
         if step == 2:
-            sampler.calls = CHECKED  # the timed ones do not compare themselves with a plain pass
+            # the timed ones do not compare themselves with a plain pass
+            sampler.check.calls = PlainCheck.FIRST
         asked = prompts(count, length, vocabulary, seed=step)
         wait()
         marks = [time.perf_counter()]
@@ -91,7 +92,7 @@ def measured(
         "sampler": sampler.stats,
         "micro_batches": stats["micro_batches"],
         "budget": learner.batching.budget,
-        "layers": sampler.about["layers"],
+        "layers": sampler.resident.about["layers"],
         **peaks(),
     }
     if profiled:

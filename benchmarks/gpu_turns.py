@@ -29,7 +29,7 @@ from bestofk.environments.limits import TurnLimits
 from bestofk.environments.rollout import TurnSampler
 from bestofk.sampling import Sampling
 from bestofk.sampling.engine import group_sampler
-from bestofk.sampling.engine.group_sampler import CHECKED, GroupSampler
+from bestofk.sampling.engine.group_sampler import GroupSampler, PlainCheck
 
 TURN, PROMPT, SAMPLES, SLOTS = 64, 128, 16, 512
 TEMPLATE = (
@@ -84,15 +84,15 @@ def timed(model: Any, count: int, environment: Any = None, repeats: int = 3) -> 
         lengths[:] = [len(each.tokens) for group in groups for each in group.trajectories]
 
     first = seconds(call, 2)[0]
-    engine.calls = CHECKED  # the timed ones do not compare themselves
+    engine.check.calls = PlainCheck.FIRST  # the timed ones do not compare themselves
     taken = seconds(call, repeats)
     assert engine.engine is not None, engine.reason
-    assert engine.agreement is not None
+    assert engine.check.agreement is not None
     assert set(lengths) == {3 * TURN}, set(lengths)
     return {
         "tokens_per_s": sum(lengths) / min(taken), "seconds": taken, "first_s": first,
         "steps": engine.stats["steps"], "busy": sum(lengths) / engine.stats["slot_steps"],
-        "agreement_mean": engine.agreement[0], "agreement_max": engine.agreement[1],
+        "agreement_mean": engine.check.agreement[0], "agreement_max": engine.check.agreement[1],
     }  # fmt: skip
 
 

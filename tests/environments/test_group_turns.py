@@ -111,7 +111,7 @@ def test_trajectories_are_those_of_the_sampler_turn_by_turn(
     assert_same(found, expected)
     talks = [each.conversation for group in found for each in group.trajectories]
     assert sum(talk.turns > 1 for talk in talks if talk) >= 10
-    assert made.agreement is None or made.agreement[1] < 1e-3
+    assert made.check.agreement is None or made.check.agreement[1] < 1e-3
 
 
 def test_fused_layers_and_plain_text_with_stop_strings_in_replies_too() -> None:
@@ -124,8 +124,8 @@ def test_fused_layers_and_plain_text_with_stop_strings_in_replies_too() -> None:
     expected = source(present, More).sample(TEXTS, seed=5, sampling=sampling)
     made = GroupSampler(model(), tokenizer(template=None), max_rows=16, copied=True)
     assert_same(source(made, More).sample(TEXTS, seed=5, sampling=sampling), expected)
-    assert made.engine_model is not None
-    assert made.engine_model.fused_model is not None
+    assert made.resident.engine_model is not None
+    assert made.resident.engine_model.fused_model is not None
     whole = [each for group in expected for each in group.trajectories]
     assert sum(not each.own.all() for each in whole) > 10
 

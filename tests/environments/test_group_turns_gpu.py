@@ -92,8 +92,8 @@ def test_groups_of_16_over_64_slots_are_those_of_transformers(make: Any, compile
         assert gaps(model, found).max() < 1e-3
     turns = [each.conversation.turns for one in found for each in one.trajectories]  # type: ignore[union-attr]
     assert np.mean(np.array(turns) > 1) > 0.3
-    assert made.agreement is not None
-    assert made.agreement[1] < 1e-3
+    assert made.check.agreement is not None
+    assert made.check.agreement[1] < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_long_prompts_that_are_read_by_tiles_in_bf16() -> None:
     for _ in range(2):
         found = drawn(made, sampling, prompts=LONG)
         assert gaps(model, found).mean() < 0.03
-    assert made.agreement is not None
+    assert made.check.agreement is not None
 
 
 def test_an_environment_of_one_turn_draws_what_the_engine_draws_without() -> None:

@@ -75,8 +75,8 @@ def test_fused_layers_draw_the_same(name: str, way: str) -> None:
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=sampling)
     sampler = GroupSampler(model, TOKENIZER, copied=True, max_rows=16)
     found = sampler.sample(PROMPTS, seed=3, sampling=sampling)
-    assert sampler.engine_model is not None
-    assert sampler.engine_model.fused_model is not None
+    assert sampler.resident.engine_model is not None
+    assert sampler.resident.engine_model.fused_model is not None
     assert rows(found) == rows(expected)
     np.testing.assert_allclose(log_probs(found), log_probs(expected), atol=5e-5)
     with torch.no_grad():
@@ -95,8 +95,8 @@ def test_layers_that_only_look_alike_are_run_by_the_model_itself(name: str) -> N
     model = fixed(lambda: family(name))
     sampler = GroupSampler(model, TOKENIZER, copied=True)
     found = sampler.sample(PROMPTS, seed=3, sampling=PARAMS["plain"])
-    assert sampler.engine_model is not None
-    assert sampler.engine_model.fused_model is None
+    assert sampler.resident.engine_model is not None
+    assert sampler.resident.engine_model.fused_model is None
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=3, sampling=PARAMS["plain"])
     assert rows(found) == rows(expected)
 
@@ -355,7 +355,7 @@ def test_lora_is_sampled_with_its_adapters_beside_shared_weights(targets: Any, r
             for name, p in model.named_parameters():
                 if "lora" in name:
                     p.mul_(1.3)
-    engine_model = sampler.engine_model
+    engine_model = sampler.resident.engine_model
     assert engine_model is not None
     assert engine_model.fused_model is not None
     assert not engine_model.copies
@@ -395,8 +395,8 @@ def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers(
     expected = ModelSampler(loha, TOKENIZER).sample(PROMPTS, seed=0, sampling=sampling)
     sampler = GroupSampler(loha, TOKENIZER)
     assert rows(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == rows(expected)
-    assert sampler.engine_model is not None
-    assert sampler.engine_model.copies
+    assert sampler.resident.engine_model is not None
+    assert sampler.resident.engine_model.copies
     dora: Any = get_peft_model(
         fixed(llama), LoraConfig(r=2, use_dora=True, target_modules=["q_proj"])
     )

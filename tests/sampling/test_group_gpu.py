@@ -52,8 +52,8 @@ def test_draws_are_those_of_the_present_sampler_in_float32(sampling: Sampling, r
         found = sampler.sample(PROMPTS, seed=5, sampling=sampling)
         same = [a == b for a, b in zip(tokens(found), tokens(expected), strict=True)]
         assert sum(same) >= 0.97 * len(same)  # rounding may move a draw across a boundary
-    assert sampler.agreement is not None
-    assert sampler.agreement[1] < 1e-3
+    assert sampler.check.agreement is not None
+    assert sampler.check.agreement[1] < 1e-3
 
 
 def test_later_calls_with_other_prompts_are_right_too() -> None:
@@ -119,6 +119,6 @@ def test_lora_is_sampled_with_its_adapters(targets: Any) -> None:
                 if "lora" in name:
                     p.mul_(1.5)
     assert drawn[0] != drawn[2]
-    assert sampler.engine_model is not None
-    assert sampler.engine_model.fused_model is not None
-    assert not sampler.engine_model.copies
+    assert sampler.resident.engine_model is not None
+    assert sampler.resident.engine_model.fused_model is not None
+    assert not sampler.resident.engine_model.copies

@@ -105,8 +105,8 @@ def test_greedy_tokens_are_those_of_transformers(name: str, compiled: bool) -> N
     expected = ModelSampler(model, letters(26, end=1)).sample(PROMPTS, seed=0, sampling=sampling)
     sampler = GroupSampler(model, letters(26, end=1), compiled=compiled, memory_gib=8, copied=True)
     assert tokens(sampler.sample(PROMPTS, seed=0, sampling=sampling)) == tokens(expected)
-    assert sampler.engine_model is not None
-    assert sampler.engine_model.fused_model is not None
+    assert sampler.resident.engine_model is not None
+    assert sampler.resident.engine_model.fused_model is not None
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short prompts", "prompts read by tiles"])
@@ -134,8 +134,8 @@ def test_bf16_agrees_with_a_plain_forward_pass_and_repeats() -> None:
         sampler = GroupSampler(model, letters(26, end=1), precision="bf16", memory_gib=8)
         calls += [tokens(sampler.sample(PROMPTS, seed=1, sampling=sampling)) for _ in range(2)]
         assert sampler.reason is None
-        assert sampler.agreement is not None
-        assert sampler.agreement[0] < 0.05
+        assert sampler.check.agreement is not None
+        assert sampler.check.agreement[0] < 0.05
     assert calls[0] == calls[1] == calls[2] == calls[3]
 
 

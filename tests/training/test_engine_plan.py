@@ -54,7 +54,7 @@ def test_a_damaged_or_missing_plan_is_made_anew(tmp_path: Path) -> None:
     for damaged in ('{"slots": "many"}', "[1]", '{"slots": 1'):
         (tmp_path / "engine.json").write_text(damaged, encoding="utf-8")
         take_plan(sampler, tmp_path)
-        assert sampler.kept is None
+        assert sampler.resident.stored_plan is None
     keep_plan(object(), tmp_path)  # a sampler that plans nothing
 
 
@@ -68,9 +68,9 @@ def test_processes_on_one_card_share_its_memory(monkeypatch: pytest.MonkeyPatch)
         for matrix in (True, False)
     )
     assert held == 6 * matrices + 8 * gains  # and a copy, of factors of products in bfloat16
-    alone = GroupSampler(model, tokenizer)._total(engine_model) + held
+    alone = GroupSampler(model, tokenizer).resident.room_bytes(engine_model) + held
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert GroupSampler(model, tokenizer)._total(engine_model) + held == alone / 4
+    assert GroupSampler(model, tokenizer).resident.room_bytes(engine_model) + held == alone / 4
 
 
 def test_a_long_first_phase_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

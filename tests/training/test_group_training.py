@@ -39,7 +39,7 @@ def test_a_run_is_the_same_with_either_sampler(
         found[name] = (rows, [line["reward"] for line in lines], weights)
         assert max(line["sampler_gap_max"] for line in lines) < 1e-4
     assert made[0].reason is None
-    assert made[0].calls >= 4
+    assert made[0].check.calls >= 4
     (rows_a, rewards_a, weights_a), (rows_b, rewards_b, weights_b) = found.values()
     assert rows_a == rows_b
     assert rewards_a == rewards_b

@@ -172,7 +172,7 @@ def keep_plan(sampler: Any, folder: Path) -> None:
     plan = getattr(sampler, "plan", None)
     if plan is None:
         return
-    text = json.dumps({**asdict(plan), **sampler.about}, indent=1) + "\n"
+    text = json.dumps({**asdict(plan), **sampler.resident.about}, indent=1) + "\n"
     path = Path(folder) / PLAN
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text)
@@ -185,9 +185,9 @@ def take_plan(sampler: Any, folder: Path) -> None:
     resumed run draws what the uninterrupted one draws.
     """
     path = Path(folder) / PLAN
-    if not hasattr(sampler, "begin_with") or not path.is_file():
+    if not hasattr(sampler, "resident") or not path.is_file():
         return
     with contextlib.suppress(ValueError):  # a damaged file: the plan is made anew
         stored = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(stored, dict):
-            sampler.begin_with(stored)
+            sampler.resident.begin_with(stored)

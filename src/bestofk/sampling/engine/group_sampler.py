@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,14 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bestofk.agreement.log_prob_gaps import gap_to_plain
 from bestofk.agreement.tolerances import ENGINE
-from bestofk.devices import card_bytes, processes_per_card
 from bestofk.precision import PRECISIONS
 from bestofk.sampling.decode import ModelSampler, end_tokens
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.engine.attention_interface import CannotRun
-from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_engine import GroupEngine
-from bestofk.sampling.engine.memory import MemoryPlan, make_plan, room_for
+from bestofk.sampling.engine.memory import MemoryPlan
+from bestofk.sampling.engine.resident import ResidentEngine
 from bestofk.sampling.engine.scheduler import Scheduler
 from bestofk.sampling.engine.turns import Ask, Told, TurnScheduler
 from bestofk.sampling.prompts import encode, uniforms
@@ -37,9 +35,6 @@ from bestofk.sampling.sampler import Sampling
 from bestofk.types import Group, Prompt, Trajectory
 
 S = TypeVar("S", bound=Scheduler)
-CHECKED, CHECK_EVERY = 4, 64
-"""The first calls, and every so many, compare one completion that way: steps are compiled and
-recorded, and what was recorded is used again."""
 
 
 def _first_call_errors() -> tuple[type[Exception], ...]:
@@ -51,6 +46,51 @@ def _first_call_errors() -> tuple[type[Exception], ...]:
     except ImportError:
         return plain
     return (*plain, CompilationError, TritonError)
+
+
+class PlainCheck:
+    """Compares the log-probs of a trajectory with a plain forward pass over all of it.
+
+    In the first calls, and in every so many: steps are compiled and recorded, and what was recorded
+    is used again.
+    """
+
+    FIRST, EVERY = 4, 64
+
+    def __init__(self, *, reduced: bool) -> None:
+        self.limit = ENGINE.limit(reduced=reduced)
+        self.calls = 0
+        self.is_due = False
+        """Whether a trajectory of this call is still to be compared."""
+        self.agreement: tuple[float, float] | None = None
+        """Mean and largest |log-prob difference|, when last compared."""
+
+    def begin_call(self, sampling: Sampling) -> None:
+        self.calls += 1
+        due = self.calls <= self.FIRST or self.calls % self.EVERY == 0
+        self.is_due = due and bool(sampling.temperature)
+
+    @torch.no_grad()
+    def compare(
+        self, engine: GroupEngine, prompt: tuple[int, ...], drawn: Trajectory, sampling: Sampling
+    ) -> None:
+        """
+        Raises:
+            CannotRun: they differ by more than rounding.
+        """
+        self.is_due = False
+        with engine.model.plain_attention():
+            tokens = prompt, drawn.tokens, drawn.log_probs
+            drawn_with = partial(distribution, sampling=sampling)
+            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)[torch.tensor(drawn.own)]
+        gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
+        mean, largest = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
+        self.agreement = (mean, largest)
+        if not mean <= self.limit:
+            raise CannotRun(
+                f"its log-probs are {mean:.2g} per token away from those of a plain forward pass, "
+                f"more than {self.limit:g}"
+            )
 
 
 class GroupSampler:
@@ -82,47 +122,28 @@ class GroupSampler:
             copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
             fused: run the common kind of layer (Llama, Qwen, ...) by fewer, larger kernels.
         """
-        self.model, self.tokenizer, self.max_rows = model, tokenizer, max_rows
+        self.model, self.tokenizer = model, tokenizer
         self.precision = PRECISIONS[precision]
-        self.memory_gib, self.compiled = memory_gib, compiled
-        self.copied, self.fused = copied, fused
+        self.resident = ResidentEngine(
+            model, self.precision, max_rows=max_rows, memory_gib=memory_gib,
+            compiled=compiled, copied=copied, fused=fused,
+        )  # fmt: skip
         self.ends = end_tokens(model, tokenizer)
         self.fallback = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)
-        self.kept: MemoryPlan | None = None
-        self.engine_model: EngineModel | None = None
-        self.engine: GroupEngine | None = None
         self.reason: str | None = None
-        self.agreement: tuple[float, float] | None = None
-        """Mean and largest |log-prob difference| to a plain forward pass, when last compared."""
-        self.calls = 0
+        self.check = PlainCheck(reduced=self.precision.reduced)
         self.stats: dict[str, float] = {}
         """Of the last call: seconds by part, tokens, steps, share of slots that were at work."""
+
+    @property
+    def engine(self) -> GroupEngine | None:
+        """What decodes, once it has been used."""
+        return self.resident.engine
 
     @property
     def plan(self) -> MemoryPlan | None:
         """Sizes of what the engine holds, once it has been used."""
         return self.engine.plan if self.engine else None
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the plan was made for; for a run's folder."""
-        assert self.engine_model is not None
-        assert self.engine is not None
-        each = self.engine_model.token_bytes()
-        plan = self.engine.plan
-        return {
-            "token_bytes": each,
-            "weight_bytes": self.precision.weight_bytes,
-            "bytes": each * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
-            "processes_on_the_card": self._processes(),
-            "layers": "fused" if self.engine_model.fused_model else "the model's own",
-        }
-
-    def begin_with(self, stored: Mapping[str, Any]) -> None:
-        """Take at least the sizes of a plan that was written down, from the first call on."""
-        names = [each.name for each in fields(MemoryPlan)]
-        if all(isinstance(stored.get(name), int) for name in names):
-            self.kept = MemoryPlan(**{name: stored[name] for name in names})
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""
@@ -200,11 +221,12 @@ class GroupSampler:
         before."""
         reason = str(error)
         if not isinstance(error, CannotRun):
-            if self.calls > 1 or isinstance(error, torch.AcceleratorError):
+            if self.check.calls > 1 or isinstance(error, torch.AcceleratorError):
                 raise error
             message = reason.strip().partition("\n")[0]
             reason = f"its first call failed ({type(error).__name__}: {message})"
-        self.reason, self.engine, self.engine_model = reason, None, None
+        self.reason = reason
+        self.resident.drop()
         warnings.warn(
             f"the group engine does not run {type(self.model).__name__}: {reason}; sampling with "
             "transformers instead, more slowly",
@@ -216,15 +238,13 @@ class GroupSampler:
     ) -> Iterator[tuple[int, Group]]:
         encoded = [encode(self.tokenizer, prompt) for prompt in prompts]
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
-        checked = False
         for batch, scheduler in self._schedulers(Scheduler, encoded, draws, sampling):
             for i, trajectories in scheduler.run():
                 p = batch[i]
                 group = Group(prompts[p], tuple(trajectories), encoded[p], sampling.temperature)
-                if self._is_due(sampling) and not checked:
-                    checked = True
+                if self.check.is_due:
                     longest = max(trajectories, key=lambda one: len(one.tokens))
-                    self._agree(scheduler.engine, encoded[p], longest, sampling)
+                    self.check.compare(scheduler.engine, encoded[p], longest, sampling)
                 yield p, group
 
     def _converse(
@@ -234,13 +254,11 @@ class GroupSampler:
         sampling: Sampling,
         turns: Callable[[list[int]], dict[str, Any]],
     ) -> None:
-        checked = False
         for batch, scheduler in self._schedulers(TurnScheduler, texts, draws, sampling, turns):
             scheduler.converse()
-            if self._is_due(sampling) and not checked:
-                checked = True
+            if self.check.is_due:
                 i, longest = scheduler.longest()
-                self._agree(scheduler.engine, texts[batch[i]], longest, sampling)
+                self.check.compare(scheduler.engine, texts[batch[i]], longest, sampling)
 
     def _schedulers(
         self,
@@ -256,8 +274,8 @@ class GroupSampler:
             options: of the schedulers, by batch.
         """
         began = time.perf_counter()
-        engine = self._prepared(encoded, sampling, several_turns=kind is TurnScheduler)
-        self.calls += 1
+        engine = self.resident.prepare(encoded, sampling, several_turns=kind is TurnScheduler)
+        self.check.begin_call(sampling)
         self.stats = {"prepare_s": time.perf_counter() - began}
         totals: Counter[str] = Counter()
         for batch in batches(encoded, sampling, engine.plan):
@@ -269,84 +287,6 @@ class GroupSampler:
             totals.update(scheduler.stats)
         total = time.perf_counter() - began
         self.stats |= {**totals, "total_s": total, "compile_s": engine.steps.compile_s}
-
-    def _is_due(self, sampling: Sampling) -> bool:
-        """Whether this call is compared with a plain forward pass."""
-        is_due = self.calls <= CHECKED or self.calls % CHECK_EVERY == 0
-        return is_due and bool(sampling.temperature)
-
-    @torch.no_grad()
-    def _prepared(
-        self, encoded: Sequence[tuple[int, ...]], sampling: Sampling, *, several_turns: bool
-    ) -> GroupEngine:
-        """The engine with the policy's present weights, and memory for this call."""
-        if self.engine_model is None:
-            self.engine_model = EngineModel(
-                self.model, self.precision.dtype, copied=self.copied, fused=self.fused
-            )
-        else:
-            self.engine_model.load_weights(self.model)
-        token_bytes, total = self.engine_model.token_bytes(), self._total(self.engine_model)
-        needed = make_plan(
-            token_bytes=token_bytes,
-            total_bytes=total,
-            samples=sampling.n,
-            new_tokens=sampling.max_new_tokens,
-            lengths=[len(ids) for ids in encoded],
-            max_rows=self.max_rows,
-            several_turns=several_turns,
-        )
-        positions = needed.longest + sampling.max_new_tokens
-        if self.engine is not None and not self.engine.holds(needed, positions):
-            plan = self.engine.plan.joined(needed, room_for(token_bytes, total))
-            if plan != self.engine.plan or positions > self.engine.positions:
-                needed, self.engine = plan, None  # frees its memory first
-        if self.engine is None:
-            if self.kept is not None:
-                needed = self.kept.joined(needed, room_for(token_bytes, total))
-            self.engine = GroupEngine(
-                self.engine_model, needed, compiled=self.compiled, positions=positions
-            )
-        return self.engine
-
-    def _total(self, model: EngineModel) -> float:
-        if self.memory_gib is not None:
-            return self.memory_gib * 2**30
-        device = next(self.model.parameters()).device
-        cuda = device.type == "cuda"
-        total = card_bytes(device) if cuda else 8.0 * 2**30 / self._processes()
-        return total - model.held_bytes(self.model)
-
-    def _processes(self) -> int:
-        """Of this run on one card: they share its memory."""
-        return processes_per_card(torch.cuda.device_count())
-
-    @torch.no_grad()
-    def _agree(
-        self,
-        engine: GroupEngine,
-        prompt: tuple[int, ...],
-        longest: Trajectory,
-        sampling: Sampling,
-    ) -> None:
-        """Compare the log-probs of what was drawn with a plain forward pass over all of it.
-
-        Raises:
-            CannotRun: they differ by more than rounding.
-        """
-        with engine.model.plain_attention():
-            tokens = prompt, longest.tokens, longest.log_probs
-            drawn_with = partial(distribution, sampling=sampling)
-            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)[torch.tensor(longest.own)]
-        gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
-        mean, largest = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
-        self.agreement = (mean, largest)
-        limit = ENGINE.limit(reduced=self.precision.reduced)
-        if not mean <= limit:
-            raise CannotRun(
-                f"its log-probs are {mean:.2g} per token away from those of a plain forward pass, "
-                f"more than {limit:g}"
-            )
 
 
 def batches(
