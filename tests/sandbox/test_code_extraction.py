@@ -95,6 +95,8 @@ READ_AS_A_PERSON_WOULD = {
     "indented without a fence": "    def f(x):\n        return x + 1\n",
     "indented in the fence": "```python\n    def f(x):\n        return x + 1\n```",
     "sentences around it": f"Here is the code:\n\n{CODE}\nIt adds one to x.\n",
+    "the end of a fence that the prompt began": f"{CODE}```",
+    "the end of a fence, then prose": f"{CODE}```\n\nIt adds one to x.\n",
     "an answer tag": f"<answer>\n{CODE}</answer>",
     "tags in brackets": f"[PYTHON]\n{CODE}[/PYTHON]\n",
     "line ends of Windows": "def f(x):\r\n    return x + 1\r\n",
@@ -103,6 +105,7 @@ READ_AS_A_PERSON_WOULD = {
 
 
 OVER_STDIN = [
+    f"{MAIN}```\nIt reads a number.",
     f"```python\n{MAIN}```\nFor the input\n```\n3\n```\nit prints 4.\n",
     f"```python\n{MAIN}```\nor, without reading:\n```python\nprint(4)\n```",
     f"```python\nimport sys\nx = int(sys.stdin.read())\nprint(x + 2)\n```\nno:\n```python\n{MAIN}```",
@@ -112,6 +115,8 @@ OVER_STDIN = [
 ]
 AFTER_A_PREFIX = [
     "    return x + 1",
+    "    return x + 1\n```",
+    f"{CODE}```",
     "```python\n    return x + 1\n```",
     "```python\nreturn x + 1\n```",
     "1. The body:\n\n   ```python\n       return x + 1\n   ```",

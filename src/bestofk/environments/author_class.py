@@ -54,22 +54,23 @@ class EnvironmentClasses:
 
     def __post_init__(self) -> None:
         for make in self.makers.values():
-            about, made = class_name(make), _made(make)
-            if not callable(getattr(made, "reset", None)):
+            about, environment = class_name(make), _made(make)
+            if not callable(getattr(environment, "reset", None)):
                 raise ValueError(f"environment {about} has no reset(self, **row)")
-            if not tools_of(made) and not callable(made):
+            if not tools_of(environment) and not callable(environment):
                 raise ValueError(
                     f"environment {about} has nothing that answers the model: give it public "
                     "methods (tools), or def __call__(self, text), which returns the reply or None"
                 )
-            if type(most := getattr(make, "at_once", AT_ONCE)) is not int or most < 1:
+            at_once = getattr(make, "at_once", AT_ONCE)
+            if type(at_once) is not int or at_once < 1:
                 raise ValueError(
-                    f"environment {about} has at_once = {most!r}: it is how many instances answer "
-                    "at once, a whole number of at least 1"
+                    f"environment {about} has at_once = {at_once!r}: it is how many instances "
+                    "answer at once, a whole number of at least 1"
                 )
             try:
-                if callable(made):
-                    inspect.signature(made).bind(text="")
+                if callable(environment):
+                    inspect.signature(environment).bind(text="")
             except TypeError as error:
                 raise ValueError(
                     f"environment {about} is called with the model's message as text: write "
@@ -146,8 +147,8 @@ def _made(make: Callable[[], Any]) -> Any:
         ) from error
 
 
-def class_name(made: Any) -> str:
-    return getattr(made, "__name__", type(made).__name__)
+def class_name(make: Any) -> str:
+    return getattr(make, "__name__", type(make).__name__)
 
 
 def as_environment(source: Any) -> EnvironmentClasses:

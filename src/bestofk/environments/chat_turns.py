@@ -85,14 +85,14 @@ class ChatTurns:
         why = "it changes or drops what the model wrote before it"
         try:
             start = self._render(QUESTION)
-            begun = start.rpartition(QUESTION[0]["content"])[2]
-            drawn = "An answer." if "</think>" in begun else f"{THOUGHT}An answer."
-            message = {"role": "assistant", "content": drawn}
-            if begun.endswith("<think>\n"):
-                drawn = drawn.removeprefix("<think>\n")
-            whole = self._render([*QUESTION, message, *replies])
-            if whole.startswith(start + drawn):
-                return whole[len(start + drawn) :]
+            opening = start.rpartition(QUESTION[0]["content"])[2]
+            answer = "An answer." if "</think>" in opening else f"{THOUGHT}An answer."
+            message = {"role": "assistant", "content": answer}
+            if opening.endswith("<think>\n"):
+                answer = answer.removeprefix("<think>\n")
+            rendered = self._render([*QUESTION, message, *replies])
+            if rendered.startswith(start + answer):
+                return rendered[len(start + answer) :]
         except Exception as error:  # templates raise what they like
             why = f"it raises {type(error).__name__}: {error}"
         role = replies[0]["role"]
@@ -113,12 +113,12 @@ class ChatTurns:
         message: Any = {"role": "assistant", "content": "", "tool_calls": [
             {"type": "function", "function": function}]}  # fmt: skip
         try:
-            whole = self._render([*QUESTION, message], add_generation_prompt=False)
+            rendered = self._render([*QUESTION, message], add_generation_prompt=False)
         except Exception as error:
             raise ValueError(
                 f"the chat template of {self.name} cannot write tool calls: {error}"
             ) from error
-        written = whole.rpartition(QUESTION[0]["content"])[2]
+        written = rendered.rpartition(QUESTION[0]["content"])[2]
         for mark, reader in FORMS.items():
             if mark in written:
                 return reader

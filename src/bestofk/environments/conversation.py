@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from bestofk.environments.author_class import EnvironmentClasses, UnfitRow, clas
 from bestofk.environments.limits import TurnLimits
 from bestofk.environments.tool_calls import ToolCall
 from bestofk.rewards.base import as_verdict, broken
-from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
+from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import Conversation, Ending, Message, Prompt, Verdict
 
 FAILURES = (Exception, SystemExit, CallTimeout)
@@ -112,8 +111,7 @@ class OpenConversation:
         """A call of the author's code, also an async one, for at most so many seconds."""
         seconds = seconds or self.limits.tool_seconds
         name = getattr(function, "__name__", type(function).__name__)
-        result = limited_call(lambda: function(**arguments), seconds, name)
-        return limited_wait(result, seconds) if inspect.isawaitable(result) else result
+        return limited_call(lambda: function(**arguments), seconds, name)
 
     def finish(self) -> None:
         """Ask the environment for its reward, where it gives one; where that fails, unscored."""
@@ -152,9 +150,9 @@ def with_observation(rows: Sequence[OpenConversation]) -> Prompt:
     prompt = rows[0].prompt
     added = {row.observation for row in rows if row.ended_by != "broken"}
     if len(added) > 1:
-        made = next(row.environment for row in rows if row.ended_by != "broken")
+        environment = next(row.environment for row in rows if row.ended_by != "broken")
         raise ValueError(
-            f"reset of {type(made).__name__} returned different texts for the "
+            f"reset of {type(environment).__name__} returned different texts for the "
             f"samples of {prompt.id!r}, and the samples of a group answer one problem: let reset "
             "take everything that varies from the row"
         )

@@ -68,10 +68,10 @@ class OpenTrajectory(OpenConversation):
             longest: tokens that the trajectory may have.
             ends: ids that end a turn.
         """
-        most, tokenizer = self.free(longest), self.text.tokenizer
-        ids = list(ids)[:most]
+        free, tokenizer = self.free(longest), self.text.tokenizer
+        ids = list(ids)[:free]
         (text,) = texts_of(tokenizer, [without_end(ids, ends)])
-        log_probs = list(log_probs)[:most]
+        log_probs = list(log_probs)[:free]
         answer = self.heard(ids, log_probs, text, longest=longest, ends=ends)
         if answer is not None:
             self.told(*reply_ids(tokenizer, [answer], ids[-1:], ends), longest=longest)
@@ -157,8 +157,8 @@ class OpenGroups:
         ends, stop = self.sampler.ends, self.sampling.stop
         shown = [without_end(ids[: self.free(at)], ends) for at, ids, _ in turns]
         replies = []
-        for (at, *drawn), text in zip(turns, texts_of(self.sampler.tokenizer, shown), strict=True):
-            ids, log_probs = (each[: self.free(at)].tolist() for each in drawn)
+        for (at, *turn), text in zip(turns, texts_of(self.sampler.tokenizer, shown), strict=True):
+            ids, log_probs = (each[: self.free(at)].tolist() for each in turn)
             heard = partial(self.rows[at].heard, longest=self.longest(at), ends=ends, stop=stop)
             replies.append(self.threads.submit(heard, ids, log_probs, text))
         return replies
@@ -205,13 +205,13 @@ class TurnSampler:
         """
         key = (self.environments.name_of(prompt), not isinstance(prompt.text, str))
         if key not in self._texts:
-            made = self.environments.make(prompt)
+            environment = self.environments.make(prompt)
             self._texts[key] = ChatTurns(
                 self.sampler.tokenizer,
                 self.model,
-                tools_of(made),
+                tools_of(environment),
                 chat=key[1],
-                replies=callable(made),
+                replies=callable(environment),
                 options=self.options,
             )
         return self._texts[key]
@@ -229,19 +229,19 @@ class TurnSampler:
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
         with ThreadPoolExecutor(self.environments.at_once, "bestofk environment") as threads:
             for draw in ways:
-                made = self._opened(prompts, seed, sampling, threads)
-                if draw(made, draws, sampling):
+                groups = self._opened(prompts, seed, sampling, threads)
+                if draw(groups, draws, sampling):
                     break
-            list(threads.map(OpenTrajectory.finish, made.rows))
+            list(threads.map(OpenTrajectory.finish, groups.rows))
         n = sampling.n
         return [
             Group(
                 prompt,
-                tuple(row.trajectory() for row in made.rows[p * n : (p + 1) * n]),
-                made.starts[p],
+                tuple(row.trajectory() for row in groups.rows[p * n : (p + 1) * n]),
+                groups.starts[p],
                 sampling.temperature,
             )
-            for p, prompt in enumerate(made.prompts)
+            for p, prompt in enumerate(groups.prompts)
         ]
 
     def _opened(
@@ -266,9 +266,9 @@ class TurnSampler:
         ]
         return OpenGroups(shown, starts, room, rows, sampling, self.sampler, threads)
 
-    def _room(self, prompt: Prompt, start: int, most: int) -> int:
+    def _room(self, prompt: Prompt, start: int, limit: int) -> int:
         """Tokens that the trajectories of a prompt may have."""
-        room = most if self.context is None else min(most, self.context - start)
+        room = limit if self.context is None else min(limit, self.context - start)
         if room < 1:
             raise ValueError(
                 f"prompt {prompt.id!r} has {start} tokens with its tools, and the model has "
@@ -276,39 +276,44 @@ class TurnSampler:
             )
         return room
 
-    def _in_engine(self, made: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
+    def _in_engine(self, groups: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
         """All turns by a sampler that takes replies while it decodes; whether it can."""
-        first = [made.free(at) for at in range(0, len(made.rows), sampling.n)]
-        options = {"room": made.room, "first": first, "ask": made.ask, "told": made.told}
-        return bool(self.sampler.converse(made.starts, draws, sampling, **options))
+        first = [groups.free(at) for at in range(0, len(groups.rows), sampling.n)]
+        options = {
+            "room": groups.room,
+            "first": first,
+            "ask": groups.ask,
+            "told": groups.told,
+        }
+        return bool(self.sampler.converse(groups.starts, draws, sampling, **options))
 
-    def _turn_by_turn(self, made: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
+    def _turn_by_turn(self, groups: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
         """All rows draw a turn together, then all environments answer."""
-        active = list(range(len(made.rows)))
+        active = list(range(len(groups.rows)))
         while active:
-            turns = self._draw(made, active, draws, sampling)
-            asked = made.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)])
-            replies = made.told([(at, each.result()) for at, each in zip(active, asked)])
+            turns = self._draw(groups, active, draws, sampling)
+            answers = groups.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)])
+            replies = groups.told([(at, each.result()) for at, each in zip(active, answers)])
             active = [at for at, reply in zip(active, replies) if reply is not None]
         return True
 
     def _draw(
-        self, made: OpenGroups, active: Sequence[int], draws: np.ndarray, sampling: Sampling
+        self, groups: OpenGroups, active: Sequence[int], draws: np.ndarray, sampling: Sampling
     ) -> list[Drawn]:
         """Ids and log-probs of the next turn of the active rows."""
-        n, free = sampling.n, [made.free(at) for at in active]
-        if not made.rows[active[0]].tokens:  # all rows are there: siblings share their prompt
-            texts, each = list(made.starts), draws[:, :, : max(free)]
+        n, free = sampling.n, [groups.free(at) for at in active]
+        if not groups.rows[active[0]].tokens:  # all rows are there: siblings share their prompt
+            texts, each = list(groups.starts), draws[:, :, : max(free)]
         else:
-            texts = [(*made.starts[at // n], *made.rows[at].tokens) for at in active]
+            texts = [(*groups.starts[at // n], *groups.rows[at].tokens) for at in active]
             each = np.zeros((len(active), 1, max(free)))
             for place, at in enumerate(active):
-                used = sum(made.rows[at].own)
+                used = sum(groups.rows[at].own)
                 own = draws[at // n, at % n, used : used + free[place]]
                 each[place, 0, : len(own)] = own
         options = sampling.changed(samples_per_prompt=each.shape[1], max_new_tokens=each.shape[2])
-        drawn = dict(self.sampler.continue_from(texts, each, options))
-        return [turn for place in range(len(texts)) for turn in drawn[place]]
+        turns = dict(self.sampler.continue_from(texts, each, options))
+        return [turn for place in range(len(texts)) for turn in turns[place]]
 
 
 def _seed(digest: bytes, sample: int) -> int:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
+from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Trajectory, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
@@ -159,13 +159,8 @@ class PairVerifier(BatchVerifier):
     def _judge_pair(self, prompt: Prompt, text: str) -> Verdict:
         for attempt in range(RETRIES + 1):
             try:
-                if self.time_limit is None:
-                    judgement = self.judge(prompt, text)
-                else:
-                    culprit = f"{self.name} on {prompt.id}"
-                    judgement = limited_call(self.judge, self.time_limit, culprit, prompt, text)
-                if inspect.isawaitable(judgement):
-                    judgement = limited_wait(judgement, self.time_limit)
+                culprit = f"{self.name} on {prompt.id}"
+                judgement = limited_call(self.judge, self.time_limit, culprit, prompt, text)
                 verdict = as_verdict(judgement)
                 self._has_judged = True
                 return verdict
@@ -271,26 +266,26 @@ def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> li
 
     Trajectories that an environment has judged keep its verdict.
     """
-    drawn = [(group.prompt, each) for group in groups for each in group.trajectories]
+    samples = [(group.prompt, each) for group in groups for each in group.trajectories]
     pairs = [
         (_with_messages(prompt, each, verifier), each.text)
-        for prompt, each in drawn
+        for prompt, each in samples
         if each.verdict is None
     ]
     prompts, texts = [prompt for prompt, _ in pairs], [text for _, text in pairs]
     judged = verifier(prompts, texts) if pairs else []
     verdicts = iter(checked(judged, len(pairs), _name_of(verifier)))
     answered = (
-        with_answer(prompt, each.text, each.verdict or next(verdicts)) for prompt, each in drawn
+        with_answer(prompt, each.text, each.verdict or next(verdicts)) for prompt, each in samples
     )
     return [[next(answered) for _ in group.trajectories] for group in groups]
 
 
-def _with_messages(prompt: Prompt, drawn: Trajectory, verifier: Any) -> Prompt:
+def _with_messages(prompt: Prompt, trajectory: Trajectory, verifier: Any) -> Prompt:
     """The prompt with the conversation as a field, for a function with a parameter `messages`."""
-    if drawn.conversation is None or not getattr(verifier, "reads_messages", False):
+    if trajectory.conversation is None or not getattr(verifier, "reads_messages", False):
         return prompt
-    return replace(prompt, spec={**prompt.spec, "messages": list(drawn.conversation.messages)})
+    return replace(prompt, spec={**prompt.spec, "messages": list(trajectory.conversation.messages)})
 
 
 def with_answer(prompt: Prompt, text: str, verdict: Verdict) -> Verdict:

@@ -29,7 +29,7 @@ from bestofk.rewards.base import (
     WrongKind,
     as_verdict,
 )
-from bestofk.rewards.time_limit import CallTimeout, limited_call, limited_wait
+from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import Prompt, Verdict
 
 EXAMPLE = "myreward.py:reward"
@@ -246,8 +246,6 @@ class BatchFunctionVerifier(BatchVerifier):
         try:
             limit = self.time_limit * len(texts)
             result = limited_call(lambda: self.function(**columns), limit, self.name)
-            if inspect.isawaitable(result):
-                result = limited_wait(result, limit)
         except CallTimeout as error:
             late = f"{self.name} timed out on {len(texts)} completions: {error}"
             return [Verdict.unscored(late)] * len(texts)

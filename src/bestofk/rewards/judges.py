@@ -69,8 +69,12 @@ def judge(
     client = client_of("judge", connection)
 
     def ask(question: str, read: Callable[[str], T], texts: Mapping[str, str]) -> T:
-        asked = question.format(rubric=rubric, texts=fenced(texts))
-        body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": asked}]}
+        request = question.format(rubric=rubric, texts=fenced(texts))
+        body = {
+            "model": model,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": request}],
+        }
         return client.asked(f"{url}/chat/completions", body, lambda each: read(said_in(each)))
 
     if pairwise:

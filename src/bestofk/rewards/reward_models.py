@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, UnusableFunction
@@ -91,8 +92,8 @@ def encoded_texts(tokenizer: Any, rows: Any, longest: int, **more: Any) -> Any:
 
 def conversation(prompt: Prompt, text: str) -> list[dict[str, str]]:
     """The prompt's messages and the completion as the assistant's."""
-    stated = prompt.text
-    messages = [{"role": "user", "content": stated}] if isinstance(stated, str) else stated
+    is_text = isinstance(prompt.text, str)
+    messages = [{"role": "user", "content": prompt.text}] if is_text else prompt.text
     return [*map(dict, messages), {"role": "assistant", "content": text}]
 
 
@@ -168,12 +169,12 @@ class ServedRewardModel(ServedVerifier):
         name = self.model or names[0]
         if name not in names:
             raise UnusableFunction(f"{self.url} serves {', '.join(names)}, and not {name}")
-        found = models[names.index(name)]
-        is_sglang, longest = found.get("owned_by") == "sglang", found.get("max_model_len")
+        entry = models[names.index(name)]
+        is_sglang, longest = entry.get("owned_by") == "sglang", entry.get("max_model_len")
         return ServedModel(
             name,
             is_sglang,
-            self.tokenizer_name or str(found.get("root") or name),
+            self.tokenizer_name or str(entry.get("root") or name),
             longest if type(longest) is int and longest > 0 else 2**20,
         )
 
@@ -192,7 +193,7 @@ class ServedRewardModel(ServedVerifier):
         }
         path = self.paths[0]
         try:
-            score = self.client.asked(f"{self.url}/{path}", body, VLLM_SCORES[path])
+            score = self.client.asked(f"{self.url}/{path}", body, partial(vllm_score, path))
         except NotServed:
             if path == self.paths[-1]:
                 raise
@@ -234,15 +235,6 @@ def one_score(value: Any, where: str) -> float:
     return float(number)
 
 
-def only_entry(content: bytes, where: str) -> Mapping[str, Any]:
-    """The one entry of an answer's data."""
-    answer = parsed(content, where)
-    listed = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], dict):
-        raise ValueError(f"one entry in data is needed, {where} gave {answer!s:.80}")
-    return listed[0]
-
-
 def parsed(content: bytes, where: str) -> Any:
     try:
         return json.loads(content)
@@ -250,28 +242,27 @@ def parsed(content: bytes, where: str) -> Any:
         raise ValueError(f"{where} gave no JSON: {content[:80]!r}") from None
 
 
-def classify_score(content: bytes) -> float:
-    """Of vLLM's /classify.
+VLLM_FIELDS = {"classify": "probs", "pooling": "data"}
+"""What holds the number in an entry, by path."""
 
-    >>> classify_score(b'{"data": [{"index": 0, "label": "LABEL_0", "probs": [-1.5]}]}')
+
+def vllm_score(path: str, content: bytes) -> float:
+    """Of vLLM's /classify and /pooling; of a model that scores every token, the last token's.
+
+    >>> vllm_score("classify", b'{"data": [{"index": 0, "label": "LABEL_0", "probs": [-1.5]}]}')
     -1.5
-    """
-    return one_score(only_entry(content, "/classify").get("probs"), "/classify")
-
-
-def pooling_score(content: bytes) -> float:
-    """Of vLLM's /pooling; of a model that scores every token, the last token's.
-
-    >>> pooling_score(b'{"data": [{"index": 0, "data": [[0.5], [0.25], [2.0]]}]}')
+    >>> vllm_score("pooling", b'{"data": [{"index": 0, "data": [[0.5], [0.25], [2.0]]}]}')
     2.0
     """
-    value = only_entry(content, "/pooling").get("data")
-    if isinstance(value, list) and all(isinstance(row, list) and len(row) == 1 for row in value):
-        value = value[-1:]
-    return one_score(value, "/pooling")
-
-
-VLLM_SCORES = {"classify": classify_score, "pooling": pooling_score}
+    match parsed(content, f"/{path}"):
+        case {"data": [{**entry}]}:
+            value = entry.get(VLLM_FIELDS[path])
+        case answer:
+            raise ValueError(f"one entry in data is needed, /{path} gave {answer!s:.80}")
+    if path == "pooling" and isinstance(value, list):
+        is_by_token = all(isinstance(row, list) and len(row) == 1 for row in value)
+        value = value[-1:] if is_by_token else value
+    return one_score(value, f"/{path}")
 
 
 def sglang_score(content: bytes) -> float:
@@ -280,7 +271,8 @@ def sglang_score(content: bytes) -> float:
     >>> sglang_score(b'{"embedding": [0.75], "meta_info": {"prompt_tokens": 9}}')
     0.75
     """
-    answer = parsed(content, "/classify")
-    if not isinstance(answer, dict) or "embedding" not in answer:
-        raise ValueError(f"an embedding is needed, SGLang's /classify gave {answer!s:.80}")
-    return one_score(answer["embedding"], "SGLang's /classify")
+    match parsed(content, "/classify"):
+        case {"embedding": value}:
+            return one_score(value, "SGLang's /classify")
+        case answer:
+            raise ValueError(f"an embedding is needed, SGLang's /classify gave {answer!s:.80}")

@@ -12,6 +12,7 @@ blocks the loop is left behind with it, and the next call starts another.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -35,12 +36,17 @@ class CallTimeout(BaseException):
     again must not swallow it."""
 
 
-def limited_call(function: Callable[..., R], seconds: float, name: str, *args: Any) -> R:
-    """`function(*args)`, for at most `seconds`.
+def limited_call(function: Callable[..., Any], seconds: float | None, name: str, *args: Any) -> Any:
+    """`function(*args)`, awaited where it is async, for at most `seconds`, or without a limit.
 
     Raises:
         CallTimeout: it took longer.
     """
+    result = function(*args) if seconds is None else _called(function, seconds, name, args)
+    return limited_wait(result, seconds) if inspect.isawaitable(result) else result
+
+
+def _called(function: Callable[..., R], seconds: float, name: str, args: tuple[Any, ...]) -> R:
     if threading.current_thread() is not _MAIN or not hasattr(signal, "SIGRTMIN"):
         return _in_thread(function, seconds, args)
     if _WATCHDOG.deadline is not None:  # a judge that calls a judge: the outer limit holds

@@ -79,8 +79,8 @@ def extract_code(completion: str, names: Collection[str] = (), *, prefix: str = 
     'def f(): return 1'
     """
     text = _INDENTED.sub(lambda m: " " * len(m[0]), completion.replace("\r\n", "\n"))
-    text = answer_text(text)
     names = set(names)
+    text = _before_lone_end(answer_text(text), names)
     blocks = [
         Block(block.language, _dedented(block.code, names, prefix))
         for block in fenced_blocks(text)
@@ -97,6 +97,18 @@ def extract_code(completion: str, names: Collection[str] = (), *, prefix: str = 
     at = max(i for i, score in enumerate(scores) if score == best)
     code = _with_helpers(blocks, at, names)
     return code if names else code + _call_after(blocks, at)
+
+
+def _before_lone_end(text: str, names: set[str]) -> str:
+    """What a fence ends that the completion did not begin: the prompt may have begun it."""
+    before, fence, after = text.partition("\n```")
+    if not fence or "```" in before + after or after.partition("\n")[0].strip():
+        return text
+    is_code, goes_on = (
+        bool(names & set(bound_names(part)) if names else _READS_STDIN.search(part))
+        for part in (before, after)
+    )
+    return before + "\n" if (is_code or not after.strip()) and not goes_on else text
 
 
 def _score(block: Block, names: set[str]) -> tuple[int, int]:

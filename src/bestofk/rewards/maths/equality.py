@@ -302,13 +302,12 @@ def _same_unnamed(named: dict[str, str], other: str, is_gold: bool, scalar: Scal
     return _all(same(*(pair if is_gold else pair[::-1]), scalar) for pair in pairs)
 
 
-_LESS = r" ?(<|\\le) ?"
-_MORE = r" ?(>|\\ge) ?"
-_BOUND = r"([^<>=,\\]{1,40}(?:\\(?!le|ge)[^<>=,]{1,40})?)"
+_BOUND = r"[^<>=,\\]{1,40}(?:\\(?!le|ge)[^<>=,]{1,40})?"
 _INEQUALITY = re.compile(
-    rf"{_BOUND}{_LESS}([A-Za-z]){_LESS}{_BOUND}|{_BOUND}{_MORE}([A-Za-z]){_MORE}{_BOUND}"
-    rf"|([A-Za-z])(?:{_LESS}|{_MORE}){_BOUND}|{_BOUND}(?:{_LESS}|{_MORE})([A-Za-z])"
+    rf"(?:(?P<left>{_BOUND}) ?(?P<left_sign>[<>]|\\le|\\ge) ?)??[A-Za-z]"
+    rf"(?: ?(?P<right_sign>[<>]|\\le|\\ge) ?(?P<right>{_BOUND}))?"
 )
+_MORE, _INCLUDES = (">", "\\ge"), ("\\le", "\\ge")
 
 
 def _as_intervals(gold: str, answer: str) -> tuple[str, str]:
@@ -333,26 +332,15 @@ def _interval(text: str) -> str:
         match = _INEQUALITY.fullmatch(piece.strip())
         if match is None:
             return text
-        if match[3]:
-            low, low_sign, high_sign, high = match[1], match[2], match[4], match[5]
-        elif match[8]:
-            low, low_sign, high_sign, high = match[10], match[9], match[7], match[6]
-        elif match[12] or match[17]:
-            low, low_sign, high_sign, high = (
-                "-\\infty",
-                "<",
-                match[12] or match[17],
-                match[14] or match[15],
-            )
-        else:
-            low, low_sign, high_sign, high = (
-                match[14] or match[15],
-                match[13] or match[16],
-                ">",
-                "\\infty",
-            )
-        opened, closed = "(" if low_sign in "<>" else "[", ")" if high_sign in "<>" else "]"
-        pieces.append(f"{opened}{low.strip()},{high.strip()}{closed}")
+        low, high = (match["left"], match["left_sign"]), (match["right"], match["right_sign"])
+        turned = {sign in _MORE for _, sign in (low, high) if sign}
+        if len(turned) != 1:  # a name alone, or 1 < x > 2
+            return text
+        if True in turned:
+            low, high = high, low
+        opened, start = "[" if low[1] in _INCLUDES else "(", low[0] or "-\\infty"
+        closed, end = "]" if high[1] in _INCLUDES else ")", high[0] or "\\infty"
+        pieces.append(f"{opened}{start.strip()},{end.strip()}{closed}")
     return "\\cup ".join(pieces)
 
 
