@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +87,10 @@ class SandboxedVerifier(BatchVerifier):
         if outcome.status != "ok":  # it raised, or the sandbox failed: broken, not wrong
             return Verdict.unscored(f"{self.name}: {outcome.status} {outcome.detail}"[:500])
         try:
-            reward, status, passed, total, detail, answer, score = outcome.value
-            return Verdict(
-                math.nan if reward is None else float(reward),
-                status,
-                passed=passed,
-                total=total,
-                cpu_seconds=outcome.cpu_seconds,
-                tier=outcome.tier,
-                detail=str(detail),
-                answer=answer,
-                score=score,
-            )
+            verdict = Verdict(**outcome.value)
         except (TypeError, ValueError) as error:
             return Verdict.unscored(f"{self.name} returned no verdict: {error}"[:500])
+        return replace(verdict, cpu_seconds=outcome.cpu_seconds, tier=outcome.tier)
 
     def close(self) -> None:
         self._sandbox.close()
@@ -119,8 +109,8 @@ def _root(judge: Any, module: str) -> Path:
     return file.parents[module.count(".") + (file.name == "__init__.py")]
 
 
-def call_judge(target: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """Inside the sandbox: call the function and turn its verdict into plain values."""
+def call_judge(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Inside the sandbox: call the function; the fields of its verdict."""
     import importlib
 
     module, _, name = target.partition(":")
@@ -132,7 +122,4 @@ def call_judge(target: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
         import asyncio
 
         judgement = asyncio.run(judgement)
-    verdict = as_verdict(judgement)
-    reward = None if math.isnan(verdict.reward) else verdict.reward
-    said = verdict.status, verdict.passed, verdict.total, verdict.detail
-    return reward, *said, verdict.answer, verdict.score
+    return vars(as_verdict(judgement))

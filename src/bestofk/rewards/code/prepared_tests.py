@@ -125,7 +125,7 @@ def prepared_tests(
     elif form == "stdio":
         tests = _stdio(spec, job)
     else:
-        tests = _statements(statements_of(form, spec), job)
+        tests = _statements(form, spec, job)
     seconds = float(spec.get("time_limit") or 0.0)
     return replace(tests, prefix=spec.get("prefix", ""), time_limit=seconds)
 
@@ -164,19 +164,17 @@ def _stdio(spec: Mapping[str, Any], job: dict[str, Any]) -> PreparedTests:
     )
 
 
-def _statements(cut: Statements, job: dict[str, Any]) -> PreparedTests:
+def _statements(form: str, spec: Mapping[str, Any], job: dict[str, Any]) -> PreparedTests:
+    setup, entry_point = spec.get("setup", ""), spec.get("entry_point", "")
+    cut = (
+        split_asserts(spec["asserts"], setup, entry_point)
+        if form == "asserts"
+        else split_check(spec["check"], entry_point, setup)
+    )
     job |= {"mode": "statements", "statements": with_plans(cut.statements, cut.names)}
     job |= {"names": cut.names, "modules": cut.modules}
     paths = tuple(cut.names.values())
     return PreparedTests(encode(job, _MOST_BYTES), cut.total, paths, pure=cut.pure, cut=cut)
-
-
-def statements_of(form: str, spec: Mapping[str, Any]) -> Statements:
-    """Asserts, or the body of a check function, cut into statements."""
-    setup = spec.get("setup", "")
-    if form == "asserts":
-        return split_asserts(spec["asserts"], setup, spec.get("entry_point", ""))
-    return split_check(spec["check"], spec["entry_point"], setup)
 
 
 @lru_cache(1)

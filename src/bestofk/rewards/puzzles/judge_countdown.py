@@ -8,8 +8,10 @@ long the text is.
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial as bind
 
 from bestofk.messages import one_of
@@ -22,6 +24,9 @@ MAX_EXPRESSION = 2000
 REWARDS = ("exact", "closeness")
 
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATIONS: dict[str, Callable[..., Fraction]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+}  # fmt: skip
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _TEXT = re.compile(r"[0-9+\-*/() \t\r\n]+")
 _TYPOGRAPHY = str.maketrans(
@@ -48,15 +53,15 @@ def tokens_of(text: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def value_of(tokens: Sequence[str]) -> tuple[int, int] | None:
-    """The exact value as (numerator, denominator), not reduced; None for a division by zero.
+def value_of(tokens: Sequence[str]) -> Fraction | None:
+    """The exact value; None for a division by zero.
 
     Binary operators only, left to right, * and / before + and -.
 
     >>> value_of(tokens_of("8/(3-8/3)"))
-    (24, 1)
+    Fraction(24, 1)
     """
-    values: list[tuple[int, int]] = []
+    values: list[Fraction | None] = []
     operators: list[str] = []
     value_next = True
     for token in tokens:
@@ -64,7 +69,7 @@ def value_of(tokens: Sequence[str]) -> tuple[int, int] | None:
             if token == "(":
                 operators.append(token)
             elif token.isdigit():
-                values.append((int(token), 1))
+                values.append(Fraction(int(token)))
                 value_next = False
             else:
                 raise Malformed(f"{token!r} where a number or '(' belongs")
@@ -85,26 +90,18 @@ def value_of(tokens: Sequence[str]) -> tuple[int, int] | None:
     if value_next:
         raise Malformed("it ends where a number belongs")
     while operators:
-        operator = operators.pop()
-        if operator == "(":
+        sign = operators.pop()
+        if sign == "(":
             raise Malformed("'(' without ')'")
-        _apply(operator, values)
-    numerator, denominator = values[0]
-    return None if denominator == 0 else (numerator, denominator)
+        _apply(sign, values)
+    return values[0]
 
 
-def _apply(operator: str, values: list[tuple[int, int]]) -> None:
-    """Combine the two last values; a zero denominator marks a division by zero and stays zero."""
-    c, d = values.pop()
-    a, b = values.pop()
-    if operator == "+":
-        values.append((a * d + c * b, b * d))
-    elif operator == "-":
-        values.append((a * d - c * b, b * d))
-    elif operator == "*":
-        values.append((a * c, b * d))
-    else:
-        values.append((a * d, b * c if d else 0))
+def _apply(sign: str, values: list[Fraction | None]) -> None:
+    """Combine the two last values; None marks a division by zero, and stays."""
+    second, first = values.pop(), values.pop()
+    exists = first is not None and second is not None and (sign != "/" or second != 0)
+    values.append(_OPERATIONS[sign](first, second) if exists else None)
 
 
 def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
@@ -144,13 +141,12 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
         return wrong(f"not an expression: {error}", "unparsed")
     if value is None:
         return wrong("division by zero")
-    numerator, denominator = value
-    if numerator == target * denominator:
+    if value == target:
         return right()
     if reward == "exact":
         return wrong("another value")
     try:
-        miss = abs((numerator - target * denominator) / denominator)
+        miss = float(abs(value - target))
     except OverflowError:
         return wrong("further from the target than a float can say")
     close = min(1.0 / (1.0 + miss / scale), ALMOST_ONE)
