@@ -22,7 +22,7 @@ def judge(prompt: Prompt, completion: str) -> Verdict | float | None:
         case "secret":
             return os.path.exists(prompt.spec["secret"])
         case "verdict":
-            return Verdict(0.0, "unparsed", passed=1, total=3, detail="seen")
+            return Verdict(0.0, "unparsed", passed=1, total=3, detail="seen", parts={"a": 0.5})
         case "nan":
             return float("nan")
     return eval(completion) / prompt.spec["scale"]

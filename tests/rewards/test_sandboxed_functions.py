@@ -53,6 +53,7 @@ def test_what_the_text_causes_is_zero_and_what_we_cause_is_nan(
         assert verdict.reward == reward or (math.isnan(reward) and math.isnan(verdict.reward))
     assert verdicts[0].tier is not None
     assert (verdicts[5].passed, verdicts[5].total, verdicts[5].detail) == (1, 3, "seen")
+    assert verdicts[5].parts == {"a": 0.5}
     assert "a bug of ours" in verdicts[6].detail
 
 

@@ -18,6 +18,7 @@ from bestofk.puzzle_names import TRUSTED_PUZZLES
 from bestofk.rewards.base import BatchVerifier, right, wrong
 from bestofk.rewards.sandboxed import LazySandbox, caused_by_text
 from bestofk.rewards.text import answer_of, unset
+from bestofk.sandbox import CallOutcome
 from bestofk.types import Prompt, Verdict
 
 MAX_ANSWER = 20_000
@@ -41,48 +42,36 @@ class GymVerifier(BatchVerifier):
         answers = [
             answer_of(prompt, text) or "" for prompt, text in zip(prompts, texts, strict=True)
         ]
-        entries = [prompt.spec["entry"] for prompt in prompts]
-        verdicts = self._scored(entries, answers)
-        plain = [unset(answer) if len(answer) <= MAX_ANSWER else answer for answer in answers]
-        again = [  # an answer that only its layout may have spoilt
-            at
-            for at, verdict in enumerate(verdicts)
-            if verdict.status == "incorrect" and plain[at] != answers[at]
+        asked = [at for at, answer in enumerate(answers) if 0 < len(answer) <= MAX_ANSWER]
+        batch = [
+            [self._dataset, self._config, prompts[at].spec["entry"], _readings(answers[at])]
+            for at in asked
         ]
-        judged = self._scored([entries[at] for at in again], [plain[at] for at in again])
-        for at, verdict in zip(again, judged, strict=True):
-            verdicts[at] = verdict
-        return verdicts
-
-    def _scored(self, entries: Sequence[Any], answers: Sequence[str]) -> list[Verdict]:
-        verdicts: list[Verdict | None] = []
-        batch: list[list[Any]] = []
-        for entry, answer in zip(entries, answers, strict=True):
-            if not answer:
-                verdicts.append(wrong("no answer", "unparsed"))
-            elif len(answer) > MAX_ANSWER:
-                verdicts.append(wrong(f"longer than {MAX_ANSWER} characters", "unparsed"))
-            else:
-                verdicts.append(None)
-                batch.append([self._dataset, self._config, entry, answer])
-        if not batch:
-            return [verdict for verdict in verdicts if verdict is not None]
-        outcomes = iter(
-            self._sandbox.get().call_many("bestofk.rewards.puzzles.gym_scorer:score", batch)
-        )
-        return [_verdict(next(outcomes)) if verdict is None else verdict for verdict in verdicts]
+        scorer = "bestofk.rewards.puzzles.gym_scorer:is_right"
+        outcomes = self._sandbox.get().call_many(scorer, batch) if batch else []
+        judged = dict(zip(asked, map(_verdict, outcomes), strict=True))
+        return [judged.get(at) or _unread(answer) for at, answer in enumerate(answers)]
 
     def close(self) -> None:
         self._sandbox.close()
 
 
-def _verdict(outcome: Any) -> Verdict:
+def _readings(answer: str) -> list[str]:
+    """The answer, and without what only sets it in type."""
+    return list(dict.fromkeys((answer, unset(answer) or answer)))
+
+
+def _unread(answer: str) -> Verdict:
+    why = f"longer than {MAX_ANSWER} characters" if answer else "no answer"
+    return wrong(why, "unparsed")
+
+
+def _verdict(outcome: CallOutcome) -> Verdict:
     if outcome.status == "unscored":
         return Verdict.unscored(outcome.detail or "the sandbox failed")
     if outcome.status != "ok":  # audited scorers raise on nothing but what the text did to them
         return caused_by_text(outcome)
-    full = isinstance(outcome.value, float) and outcome.value == 1.0
-    verdict = right() if full else wrong("another answer")
+    verdict = right() if outcome.value is True else wrong("another answer")
     return replace(verdict, cpu_seconds=outcome.cpu_seconds, tier=outcome.tier)
 
 
