@@ -180,7 +180,7 @@ def _chosen(data: bytes, names: tuple[str, ...]) -> tuple[str, bytes]:
 
 def samples(data: bytes) -> str:
     """A file of samples of any format is rewards by problem, or a BadFile that names the file."""
-    from bestofk.evaluation import BadFile, read
+    from bestofk.samples import BadFile, read
 
     kind, content = _chosen(data, _SAMPLE_FILES)
     file = _file(f"samples{kind}", content)

@@ -14,7 +14,8 @@ import pyarrow.parquet
 import pytest
 
 import bestofk as bk
-from bestofk.evaluation import BadFile, curve, diversity, read, rows
+from bestofk.evaluation import curve, diversity, read
+from bestofk.samples import BadFile, rows
 
 
 def jsonl(path: Path, records: Iterable[dict[str, Any]]) -> Path:

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from bestofk.cli import main
-from bestofk.evaluation import BadFile, compare, curve, locate, read, rows, samples
+from bestofk.evaluation import compare, curve, read, samples
+from bestofk.samples import BadFile, locate, rows
 from bestofk.samples.packing import Archive
 
 FILES = Path(__file__).parent / "tool_files"

@@ -73,7 +73,7 @@ def test_a_price_of_tokens_is_their_number_times_the_price():
     (both,) = compare([run, run], ["retry@k:tokens", "retry@k"], threshold=1.0, price=price, at=[4])
     draws = curve(run, "retry@k", threshold=1.0, price=price).at(4).value
     assert both.difference == pytest.approx(draws - found.at(4).value)
-    with pytest.raises(ValueError, match=r"retry@k:tokens needs the tokens.*--map tokens=COLUMN"):
+    with pytest.raises(ValueError, match=r"retry@k:tokens needs the tokens.*--map n_tokens=COLUMN"):
         curve(samples(REWARDS), "retry@k:tokens", threshold=1.0, price=price)
 
 

@@ -105,12 +105,12 @@ def test_groups_carry_counts_and_depths_of_all_samples_not_only_the_shown() -> N
                     fetch=lambda at: {i: texts[i] for i in at})  # fmt: skip
     found = excerpts([source], ["p", "q"], np.array([[1.0, np.nan]]), 1.0, 8)
     assert found is not None
-    first, second = (one["runs"][0] for one in found.problems)
+    first, second = (one["runs"][0] for one in found["problems"])
     assert (first["n"], first["scored"], first["passed"], first["best_reward"]) == (32, 32, 1, 1.0)
     assert first["best"] == [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (32, 31)]
     assert [item["i"] for item in first["items"]] == [1, 2, 3, 31]
     assert first["items"][-1]["t"] == "text 30"
-    assert found.statuses[first["items"][-1]["s"]] == "correct"
+    assert found["statuses"][first["items"][-1]["s"]] == "correct"
     assert (second["scored"], second["passed"], second["best"]) == (0, 0, [])
-    assert found.total == 64
+    assert found["total"] == 64
     assert excerpts([source], ["p", "q"], np.array([[1.0, np.nan]]), 1.0, 0) is None

@@ -158,6 +158,24 @@ def test_training_figures_come_from_the_metrics(tmp_path: Path) -> None:
     assert [curve["run"] for curve in data["measures"][0]["curves"]] == [0]
 
 
+def test_graded_evaluations_are_shown_by_max(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        results = line.get("results", {})
+        line["results"] = results | {
+            name.replace("pass", "max"): {**cell, "value": cell["value"] + 0.1}
+            for name, cell in results.items()
+        }
+    write_lines(run / "metrics.jsonl", lines)
+    findings = evaluate(load([str(run)]), resamples=400)
+    data = page_data(findings, None, title="t", version="0", created="now")
+    shown = [block["label"] for block in data["training"] if block["kind"] == "evaluation"]
+    assert shown == ["Validation max@1", "Validation max@4"]
+    assert data["training"][1]["curves"][0]["value"][0] == 0.18
+    assert {one["metric"] for one in data["evaluations"]} == {"max@k"}
+
+
 def test_evaluations_are_called_by_their_split(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -185,6 +185,7 @@ def test_evaluated_samples_are_preferred_to_rollouts(tmp_path: Path) -> None:
 def test_run_without_samples_is_read_and_one_without_anything_refused(tmp_path: Path) -> None:
     [source] = load([str(make_run(tmp_path / "a", samples=False))])
     assert source.samples is None
+    assert (source.fact("model"), source.fact("seed")) == ("tiny", "7")
     Run.create(tmp_path / "b", 'objective = "mean"\n', {}).close()
     with pytest.raises(ValueError, match="empty run"):
         load([str(tmp_path / "b")])

@@ -84,10 +84,10 @@ class FileOptions(ReadingOptions):
         }
 
     def reading(self) -> dict[str, Any]:
-        given = super().reading()
+        options = super().reading()
         if self.scores:
-            given["columns"] = {**given["columns"], "score": self.scores}
-        return given | {"judge": self.judge or None}
+            options["columns"] = {**options["columns"], "score": self.scores}
+        return options | {"judge": self.judge or None}
 
     def ks(self) -> list[int]:
         """Those of --k, or of the metric: 8 of max@8."""

@@ -20,13 +20,7 @@ from bestofk.evaluation.verdict_words import (
 from bestofk.storage import json_safe
 
 if TYPE_CHECKING:
-    from bestofk.evaluation import (
-        Comparison,
-        Curve,
-        Diversity,
-        Measure,
-        Plan,
-    )
+    from bestofk.evaluation.results import Comparison, Curve, Diversity, Measure, Plan
     from bestofk.samples import Samples
 
 
@@ -63,8 +57,9 @@ def cut(name: str, width: int = 12) -> str:
 def print_source(samples: Samples) -> None:
     """Where a run came from and how its columns were understood."""
     reported = samples.metadata
-    pairs = ", ".join(f"{role}={column}" for role, column in reported.get("mapping", {}).items())
-    say(f"{samples.name}: {reported.get('path', '')} ({reported.get('format', '')}; {pairs})")
+    mapping = reported.get("mapping", {}).items()
+    columns = ", ".join(role if role == column else f"{role}={column}" for role, column in mapping)
+    say(f"{samples.name}: {reported.get('path', '')} ({reported.get('format', '')}; {columns})")
     say(f"  {samples.extent}")
     for note in reported.get("notes", ()):
         say(f"  {note}")

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from rich.console import Console
-from rich.table import Table
 
 from bestofk.cli._options import VerbOptions, parsed
-from bestofk.cli._terminal import bar
+from bestofk.cli._tables import table
+from bestofk.cli._terminal import bar, in_columns
 from bestofk.demo import Results, Settings, conditions, experiment, page, rows, sentence
 from bestofk.sections import NaturalNumber
 from bestofk.storage import check_writable, write_atomically
@@ -73,7 +72,7 @@ def run(settings: Settings) -> Results:
 
 def summary(results: Results, seconds: float, out: Path) -> dict[str, Any]:
     """What `--json` prints: the table, with halves of the 95% intervals over worlds."""
-    table = {
+    measures = {
         row.label: {
             name: {"value": mean, "half": half}
             for name, mean, half in zip(results.names, row.means, row.halves)
@@ -82,33 +81,19 @@ def summary(results: Results, seconds: float, out: Path) -> dict[str, Any]:
     }
     settings = results.settings
     facts = {"seed": settings.seed, "steps": settings.steps, "worlds": settings.worlds}
-    return {"page": str(out), "seconds": seconds, **facts, "table": table}
+    return {"page": str(out), "seconds": seconds, **facts, "table": measures}
 
 
 def show(results: Results, seconds: float, out: Path) -> None:
     """The table, the sentence, the conditions and where to look; plain text when piped."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± still gets its table
-    console = Console(highlight=False)
-    table = Table(
-        title="Held-out pass@k in %, entropy in nats, after training",
-        title_justify="left",
-        title_style="",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column("")
-    styles = ("dim", "dark_orange3", "dodger_blue2", "green4")
-    for name, style in zip(results.names, styles):
-        table.add_column(name, justify="right", header_style=style)
-    for row in rows(results):
-        cells = [f"[bold]{c}[/bold]" if best else c for c, best in zip(row.cells, row.best)]
-        table.add_row(row.label, *cells)
-    console.print()
-    console.print(table)
-    console.print()
-    console.print(sentence(results))
-    console.print()
-    console.print(f"{conditions(results)}.", style="dim")
-    console.print()
-    console.print(f"{seconds:.1f} s. The curves: {out}", soft_wrap=True, markup=False)
+    print("\nHeld-out pass@k in %, entropy in nats, after training")
+    body = [
+        [row.label, *(f"[bold]{c}[/]" if best else c for c, best in zip(row.cells, row.best))]
+        for row in rows(results)
+    ]
+    table(("", *results.names), body)
+    for text in (sentence(results), f"{conditions(results)}."):
+        print(f"{in_columns(text, 80)}\n")
+    print(f"{seconds:.1f} s. The curves: {out}")

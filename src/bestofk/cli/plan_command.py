@@ -69,21 +69,12 @@ def main(argv: list[str]) -> int:
         people = population(pilots, k=chosen.k, shape=chosen.population, threshold=chosen.threshold)
     elif chosen.population:
         raise ValueError("--population is for pass@k: other metrics take a --pilot")
-    result = plan(
-        chosen.k,
-        chosen.metric,  # type: ignore[arg-type]
-        pilots=pilots,
-        threshold=chosen.threshold,
-        price=chosen.price,
-        width=chosen.width,
-        power=chosen.power,
-        effect=chosen.effect,
-        people=people,
-        n=chosen.n or None,
-        problems=chosen.problems,
-        at=chosen.at,
-        confidence=chosen.confidence,
+    names = (
+        *("k", "metric", "threshold", "price", "width", "power", "effect", "n", "problems", "at"),
+        "confidence",
     )
+    goal = {name: getattr(chosen, name) for name in names}
+    result = plan(pilots=pilots, people=people, **goal)
     if chosen.as_json:
         print(_tables.as_json(result))
     else:

@@ -6,60 +6,29 @@
 array([0.333, 0.5  , 0.583, 0.667])
 """
 
-from bestofk.samples import (
-    BadFile,
-    SampleRow,
-    Samples,
-    from_records,
-    locate,
-    read,
-    rows,
-    samples,
-)
+from bestofk.samples import Samples, from_records, read, samples
 
 from .comparison import compare
 from .curves import curve, curves_by_turns
 from .diversity import diversity
-from .planning import Population, plan, population
-from .results import (
-    METRICS,
-    Comparison,
-    Crossing,
-    Curve,
-    Diversity,
-    Estimate,
-    Interval,
-    Measure,
-    Metric,
-    Plan,
-    PlanRow,
-)
+from .planning import plan, population
+from .results import Comparison, Curve, Diversity, Estimate, Metric, Plan
 
 __all__ = [
-    "METRICS",
-    "BadFile",
     "Comparison",
-    "Crossing",
     "Curve",
     "Diversity",
     "Estimate",
-    "Interval",
-    "Measure",
     "Metric",
     "Plan",
-    "PlanRow",
-    "Population",
-    "SampleRow",
     "Samples",
     "compare",
     "curve",
     "curves_by_turns",
     "diversity",
     "from_records",
-    "locate",
     "plan",
     "population",
     "read",
-    "rows",
     "samples",
 ]

@@ -97,13 +97,13 @@ def picture(draw: Callable[[Any], object]) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         return ""
-    drawn = io.BytesIO()
+    image = io.BytesIO()
     with in_style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(5.0, 3.6), layout="constrained")
         draw(figure.subplots())
-        figure.savefig(drawn, format="png", dpi=144)
-    encoded = base64.b64encode(drawn.getvalue()).decode("ascii")
+        figure.savefig(image, format="png", dpi=144)
+    encoded = base64.b64encode(image.getvalue()).decode("ascii")
     return f'<img alt="" width="500" src="data:image/png;base64,{encoded}">'
 
 

@@ -86,23 +86,23 @@ def compare(
             f"{len(metrics)} metrics for {len(runs)} runs: name one, or one for each of two runs"
         )
     label = metrics[0] if len({*metrics}) == 1 else f"{metrics[1]} against {metrics[0]}"
-    wanted = _chosen_k(at, metrics)
-    k_max = k_max if wanted is None else max(int(wanted[-1]), k_max or 0)
-    common, kept, k_max, notes = _common(runs, metrics, k_max, small)
-    k = np.arange(1, k_max + 1) if wanted is None else wanted
+    tested = _chosen_k(at, metrics)
+    k_max = k_max if tested is None else max(int(tested[-1]), k_max or 0)
+    common, rows_by_run, k_max, notes = _common(runs, metrics, k_max, small)
+    k = np.arange(1, k_max + 1) if tested is None else tested
     resamples = draws_for(len(common), LEAST_FLIPS) if resamples is None else resamples
     check_confidence(confidence, resamples)
     tables = [
         values_by_k(run, each, rows, k_max, threshold=threshold, seed=seed, price=price)[:, k - 1]
-        for run, each, rows in zip(runs, metrics, kept)
+        for run, each, rows in zip(runs, metrics, rows_by_run)
     ]
-    found = [
+    ranges = [
         reward_bounds(runs, each, bounds, price=price, k_max=k_max)
         for each in dict.fromkeys(metrics)
     ]
-    assumed = next((notes for _, notes in found if notes), ())
-    size = max(high for (_, high), _ in found) - min(low for (low, _), _ in found)
-    clusters = _clusters(runs, kept, common)
+    assumed = next((notes for _, notes in ranges if notes), ())
+    size = max(high for (_, high), _ in ranges) - min(low for (low, _), _ in ranges)
+    clusters = _clusters(runs, rows_by_run, common)
     couples = [
         (a, b) for a, b in itertools.combinations(range(len(runs)), 2) if a == 0 or pairs == "all"
     ]
@@ -112,7 +112,7 @@ def compare(
     largest = size if sizes is None else size * float((sizes**2).mean())
     rng = np.random.default_rng(seed)
     tests = sign_flip_tests(units, confidence, resamples, rng, largest)
-    solved = [_solved(*each, threshold) for each in zip(runs, kept, metrics)]
+    solved = [_solved(*each, threshold) for each in zip(runs, rows_by_run, metrics)]
     result = []
     for number, (a, b) in enumerate(couples):
         columns = slice(number * len(k), (number + 1) * len(k))
@@ -141,8 +141,8 @@ def compare(
                 only_b=_apart(runs[b], runs[a]),
                 solved_only_a=_chosen(common, solved[a] & ~solved[b]),
                 solved_only_b=_chosen(common, solved[b] & ~solved[a]),
-                n_a=_range(runs[a].live[kept[a]]),
-                n_b=_range(runs[b].live[kept[b]]),
+                n_a=_range(runs[a].live[rows_by_run[a]]),
+                n_b=_range(runs[b].live[rows_by_run[b]]),
                 threshold=threshold,
                 confidence=confidence,
                 resamples=resamples,
@@ -158,29 +158,29 @@ def compare(
 def _chosen_k(at: Sequence[int] | None, metrics: Sequence[Metric]) -> np.ndarray | None:
     if at is None:
         return None
-    wanted = np.unique(np.asarray(list(at), dtype=np.int64))
-    if not wanted.size or wanted[0] < 1:
+    tested = np.unique(np.asarray(list(at), dtype=np.int64))
+    if not tested.size or tested[0] < 1:
         raise ValueError(f"at takes one or more k of at least 1, got {list(at)}")
-    if "mean" in metrics and wanted.tolist() != [1]:
+    if "mean" in metrics and tested.tolist() != [1]:
         raise ValueError(f"the mean reward has no k: leave at={list(at)} out")
-    return wanted
+    return tested
 
 
 def _clusters(
-    runs: Sequence[Samples], kept: Sequence[np.ndarray], problems: tuple[str, ...]
+    runs: Sequence[Samples], rows_by_run: Sequence[np.ndarray], problems: tuple[str, ...]
 ) -> np.ndarray | None:
     """The cluster of each common problem, on which every run that knows clusters must agree."""
-    known = [(run, rows) for run, rows in zip(runs, kept) if run.clusters is not None]
-    for run, rows in known[1:]:
-        first, at = known[0]
+    clustered = [(run, rows) for run, rows in zip(runs, rows_by_run) if run.clusters is not None]
+    for run, rows in clustered[1:]:
+        first, at = clustered[0]
         for problem, one, other in zip(problems, at, rows):
-            here, there = first.clusters[one], run.clusters[other]  # type: ignore[index]
-            if here != there:
+            ours, theirs = first.clusters[one], run.clusters[other]  # type: ignore[index]
+            if ours != theirs:
                 raise ValueError(
-                    f"problem {problem!r} is in cluster {here!r} in {first.name} and in {there!r} "
+                    f"problem {problem!r} is in cluster {ours!r} in {first.name} and in {theirs!r} "
                     f"in {run.name}: a cluster belongs to the problem, not to its samples"
                 )
-    return known[0][0].cluster_of(known[0][1]) if known else None
+    return clustered[0][0].cluster_of(clustered[0][1]) if clustered else None
 
 
 def _findings(
@@ -264,11 +264,11 @@ def _common(
     common = tuple(sorted(set.intersection(*chosen)))
     if not common:
         raise ValueError("no problem has enough scored samples in every run: ask for a smaller k")
-    kept = []
+    rows_by_run = []
     for run in runs:
         row = {problem: number for number, problem in enumerate(run.problems)}
-        kept.append(np.array([row[problem] for problem in common]))
-    return common, kept, min(limits), tuple(notes)
+        rows_by_run.append(np.array([row[problem] for problem in common]))
+    return common, rows_by_run, min(limits), tuple(notes)
 
 
 def _subset(run: Samples, problems: set[str]) -> Samples:
@@ -307,8 +307,8 @@ def find_crossing(
     where = crossings(mean[None], k, np.sign(_first_sign(mean)))[0]
     if not np.isfinite(where) or where == 0.0:
         return None
-    drawn, _ = bounds_of_means(gap[:, grid], (0.0, 0.0), resamples, rng)
-    spread = np.sort(crossings(drawn, k[grid], np.sign(_first_sign(mean))))
+    resampled, _ = bounds_of_means(gap[:, grid], (0.0, 0.0), resamples, rng)
+    spread = np.sort(crossings(resampled, k[grid], np.sign(_first_sign(mean))))
     rank = tail_rank((1.0 - confidence) / 2, resamples)
     after = names[1] if _first_sign(mean) < 0 else names[0]
     return Crossing(float(where), float(spread[resamples - 1 - rank]), float(spread[rank]), after)
@@ -324,15 +324,15 @@ def crossings(curves: np.ndarray, k: np.ndarray, start: float) -> np.ndarray:
 
     0 where it does not start with that sign, infinity where it never leaves it.
     """
-    left = curves * start < -SAME
-    first = left.argmax(axis=1)
+    has_left = curves * start < -SAME
+    first = has_left.argmax(axis=1)
     rows = np.arange(len(curves))
     before = np.maximum(first - 1, 0)
     high, low = curves[rows, before], curves[rows, first]
     share = np.divide(high, high - low, out=np.zeros(len(curves)), where=high != low)
     logs = np.log(k[before]) + np.clip(share, 0.0, 1.0) * (np.log(k[first]) - np.log(k[before]))
     inside = np.where(first == 0, 0.0, np.exp(logs))
-    return np.where(left.any(axis=1) & (start != 0), inside, np.inf)
+    return np.where(has_left.any(axis=1) & (start != 0), inside, np.inf)
 
 
 def _solved(run: Samples, rows: np.ndarray, metric: Metric, threshold: float | None) -> np.ndarray:

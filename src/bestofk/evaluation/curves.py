@@ -70,16 +70,16 @@ def curve(
     """
     check_metric(metric)
     check_price(price, [metric])
-    kept, k_max, notes = select(samples, metric, k_max, small)
-    resamples = draws_for(len(kept)) if resamples is None else resamples
+    rows, k_max, notes = select(samples, metric, k_max, small)
+    resamples = draws_for(len(rows)) if resamples is None else resamples
     check_confidence(confidence, resamples)
-    values = values_by_k(samples, metric, kept, k_max, threshold=threshold, seed=seed, price=price)
+    values = values_by_k(samples, metric, rows, k_max, threshold=threshold, seed=seed, price=price)
     ends, guessed = reward_bounds([samples], metric, bounds, price=price, k_max=k_max)
     if metric.startswith("retry@k"):
         what = "token" if metric == "retry@k:tokens" else "draw"
         notes += (f"a {what} costs {price:g}",) if price else ()
-        notes += _cost_notes(samples, kept, k_max, threshold)
-    clusters = samples.cluster_of(kept)
+        notes += _cost_notes(samples, rows, k_max, threshold)
+    clusters = samples.cluster_of(rows)
     spread = over_problems(
         values,
         ends,
@@ -88,9 +88,9 @@ def curve(
         rng=np.random.default_rng(seed),
         clusters=clusters,
     )
-    fixed = fixed_set(samples, metric, kept, values, ends, threshold, confidence, price)
+    fixed = fixed_set(samples, metric, rows, values, ends, threshold, confidence, price)
     live = samples.live
-    gone = sorted(set(range(len(samples.problems))) - set(kept.tolist()))
+    gone = sorted(set(range(len(samples.problems))) - set(rows.tolist()))
     return Curve(
         name=samples.name,
         metric=metric,
@@ -100,9 +100,9 @@ def curve(
         fixed=fixed,
         band=spread.band,
         values=values,
-        problems=tuple(samples.problems[p] for p in kept),
+        problems=tuple(samples.problems[p] for p in rows),
         left_out=tuple(samples.problems[p] for p in gone),
-        n=(int(live[kept].min()), int(live[kept].max())),
+        n=(int(live[rows].min()), int(live[rows].max())),
         unscored=samples.unscored,
         informative=spread.informative,
         bounds=ends,
@@ -126,25 +126,25 @@ def curves_by_turns(samples: Samples, metric: Metric, **options: Any) -> dict[in
     Args:
         options: as in `curve`.
     """
-    most, (least, _) = samples.most_turns, options.get("bounds") or (None, None)
-    if most == 1 or metric not in ("pass@k", "max@k"):
+    longest, (lowest, _) = samples.most_turns, options.get("bounds") or (None, None)
+    if longest == 1 or metric not in ("pass@k", "max@k"):
         return {}
-    shown = sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
-    return {turns: curve(samples.within(turns, least=least), metric, **options) for turns in shown}
+    shown = sorted({longest, *(2**i for i in range(longest.bit_length()) if 2**i < longest)})
+    return {turns: curve(samples.within(turns, least=lowest), metric, **options) for turns in shown}
 
 
 def _cost_notes(
-    samples: Samples, kept: np.ndarray, k_max: int, threshold: float | None
+    samples: Samples, rows: np.ndarray, k_max: int, threshold: float | None
 ) -> tuple[str, ...]:
     """Draws, and tokens where the file has them, until a sample passes."""
     passes, live = passes_and_samples(samples, threshold)
-    rate = pass_curve(passes[kept], live[kept], k_max).mean(axis=0)
+    rate = pass_curve(passes[rows], live[rows], k_max).mean(axis=0)
     notes: tuple[str, ...] = ()
     costs: dict[str, np.ndarray | None] = {"draws": None}
     if samples.tokens is not None and not np.isnan(samples.tokens).any():
         costs["tokens"] = samples.tokens
     for name, each in costs.items():
-        spent = draws_by_k(samples, kept, k_max, threshold, each).mean(axis=0)
+        spent = draws_by_k(samples, rows, k_max, threshold, each).mean(axis=0)
         shown = (
             f"{spent[k - 1]:.4g} at k = {k}"
             + f" ({spent[k - 1] / rate[k - 1]:.4g} per solved problem)" * bool(rate[k - 1] > 0)
@@ -175,10 +175,10 @@ def _warnings(samples: Samples, informative: np.ndarray) -> tuple[str, ...]:
 def check_confidence(confidence: float, resamples: int) -> None:
     if not 0.5 <= confidence < 1.0:
         raise ValueError(f"confidence lies in [0.5, 1), like 0.95; got {confidence}")
-    least = int(np.ceil(20 / (1.0 - confidence)))
-    if resamples < least:
+    needed = int(np.ceil(20 / (1.0 - confidence)))
+    if resamples < needed:
         raise ValueError(
-            f"{percent(confidence)} intervals need at least {least} resamples, got {resamples}"
+            f"{percent(confidence)} intervals need at least {needed} resamples, got {resamples}"
         )
 
 
@@ -191,47 +191,47 @@ def select(
         ValueError: no scored sample; a k that some problem cannot answer, under small="error".
     """
     live = samples.live
-    kept = np.flatnonzero(live > 0)
-    if not kept.size:
+    rows = np.flatnonzero(live > 0)
+    if not rows.size:
         raise ValueError(f"{samples.name}: no sample is scored; nothing can be estimated")
     notes: tuple[str, ...] = ()
-    if kept.size < live.size:
-        lost = counted(live.size - kept.size, "problem", "has", "have")
+    if rows.size < live.size:
+        lost = counted(live.size - rows.size, "problem", "has", "have")
         notes += (f"{lost} no scored sample: left out",)
     if metric == "mean":
-        return kept, 1, notes
+        return rows, 1, notes
     if k_max is None:
-        return kept, int(live[kept].min()), notes + _ragged_note(samples, kept, live)
+        return rows, int(live[rows].min()), notes + _ragged_note(samples, rows, live)
     if k_max < 1:
         raise ValueError(f"k must be at least 1, got {k_max}")
-    few = live[kept] < k_max
+    few = live[rows] < k_max
     if few.any():
-        worst = int(kept[few][live[kept[few]].argmin()])
+        worst = int(rows[few][live[rows[few]].argmin()])
         message = (
             f"{samples.name}: {metric_at(metric, k_max)} needs at least {k_max} scored "
-            f"samples per problem; {int(few.sum())} of {counted(kept.size, 'problem')} "
+            f"samples per problem; {int(few.sum())} of {counted(rows.size, 'problem')} "
             f"{'has' if few.sum() == 1 else 'have'} fewer "
             f"(problem {samples.problems[worst]!r} has {int(live[worst])})"
         )
         if small == "error" or few.all():
             raise ValueError(
-                f"{message}: ask for k ≤ {int(live[kept].min())}, draw more samples, "
+                f"{message}: ask for k ≤ {int(live[rows].min())}, draw more samples, "
                 "or leave them out with --small drop"
             )
-        kept = kept[~few]
+        rows = rows[~few]
         lost = counted(int(few.sum()), "problem", "has", "have")
         notes += (f"{lost} fewer than {k_max} scored samples: left out",)
-    return kept, int(k_max), notes
+    return rows, int(k_max), notes
 
 
-def _ragged_note(samples: Samples, kept: np.ndarray, live: np.ndarray) -> tuple[str, ...]:
-    fewest, most = int(live[kept].min()), int(live[kept].max())
-    if fewest == most:
+def _ragged_note(samples: Samples, rows: np.ndarray, live: np.ndarray) -> tuple[str, ...]:
+    fewest, greatest = int(live[rows].min()), int(live[rows].max())
+    if fewest == greatest:
         return ()
-    worst = samples.problems[int(kept[live[kept].argmin()])]
+    worst = samples.problems[int(rows[live[rows].argmin()])]
     return (
-        f"problems have {fewest} to {most} scored samples; the curve ends at k = {fewest} because "
-        f"of {worst!r} (a larger k with --small drop leaves such problems out)",
+        f"problems have {fewest} to {greatest} scored samples; the curve ends at k = {fewest} "
+        f"because of {worst!r} (a larger k with --small drop leaves such problems out)",
     )
 
 
@@ -256,8 +256,9 @@ def reward_bounds(
         return (0.0, 1.0), ()
     if price and metric.startswith("retry@k"):
         (low, high), notes = reward_bounds(runs, metric, bounds)
-        least, most = np.transpose([costs_of_a_draw(run, metric) for run in runs])
-        return (low - price * k_max * float(most.max()), high - price * float(least.min())), notes
+        cheapest, dearest = np.transpose([costs_of_a_draw(run, metric) for run in runs])
+        low, high = low - price * k_max * float(dearest.max()), high - price * float(cheapest.min())
+        return (low, high), notes
     ends = [(float(np.nanmin(run.rewards)), float(np.nanmax(run.rewards))) for run in runs]
     low, high = min(one for one, _ in ends), max(other for _, other in ends)
     if bounds is not None:
@@ -280,10 +281,10 @@ def reward_bounds(
         if len(np.unique(scored)) > len(scored) / 2:  # else a scale of few values: -1 and 1
             below = max(below, _lead(-run.rewards, run))
             above = max(above, _lead(run.rewards, run))
-    reach = low - BEYOND * below, high + BEYOND * above
-    return reach, (
+    assumed = low - BEYOND * below, high + BEYOND * above
+    return assumed, (
         f"rewards reach from {low:g} to {high:g} and {ASSUMED}: the intervals hold if none can lie "
-        f"outside [{reach[0]:g}, {reach[1]:g}]; state --bounds",
+        f"outside [{assumed[0]:g}, {assumed[1]:g}]; state --bounds",
     )
 
 
@@ -302,7 +303,7 @@ def _lead(rewards: np.ndarray, samples: Samples) -> float:
 def fixed_set(
     samples: Samples,
     metric: Metric,
-    kept: np.ndarray,
+    rows: np.ndarray,
     values: np.ndarray,
     bounds: tuple[float, float],
     threshold: float | None,
@@ -316,24 +317,24 @@ def fixed_set(
     others: Hoeffding's bound Var_p ≤ (k/n) Var(statistic of one k-subset), which is conservative,
     and exact at k = 1. Where no variance was seen, a rule-of-three term keeps the width above zero.
     """
-    live = samples.live[kept].astype(float)
+    live = samples.live[rows].astype(float)
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     mean = values.mean(axis=0)
     if metric.startswith("pass"):
         passes, n = passes_and_samples(samples, threshold)
-        hits = passes[kept] if metric == "pass@k" else (n - passes)[kept]
-        variance = _sampling_variance(hits, n[kept], values.shape[1])
+        hits = passes[rows] if metric == "pass@k" else (n - passes)[rows]
+        variance = _sampling_variance(hits, n[rows], values.shape[1])
     else:
         k = np.arange(1, values.shape[1] + 1)
         if metric.startswith(OF_PASSES):
             single = values * (1.0 - values)
         else:
-            single = variance_of_one(samples, metric, kept, values.shape[1], threshold, price)
+            single = variance_of_one(samples, metric, rows, values.shape[1], threshold, price)
         # single is short by Var_p itself; n/(n-k) makes that good, up to half of the samples
         at = np.minimum(k, np.maximum(live[:, None] // 2, 1)).astype(int)
         one = np.take_along_axis(single, at - 1, axis=1)
         variance = (one * k / np.maximum(live[:, None] - at, 1.0)).sum(axis=0)
-    half = z * np.sqrt(variance) / len(kept)
+    half = z * np.sqrt(variance) / len(rows)
     k = np.arange(1, values.shape[1] + 1)
     unseen = -np.expm1(np.log((1 - confidence) / 2) * k / live.sum()) * (bounds[1] - bounds[0])
     half = np.maximum(half, np.minimum(unseen, bounds[1] - bounds[0]))

@@ -146,22 +146,22 @@ def _mean(
     alike. NaN is a problem that does not tell."""
     if values is None or not np.isfinite(values).any():
         return UNKNOWN
-    there = np.isfinite(values)
-    known = values[there]
-    within = None if clusters is None else np.unique(clusters[there], return_inverse=True)[1]
-    mean, count = float(known.mean()), int(known.size)
-    same = bool(np.ptp(known) < 1e-12)
+    is_known = np.isfinite(values)
+    finite = values[is_known]
+    within = None if clusters is None else np.unique(clusters[is_known], return_inverse=True)[1]
+    mean, count = float(finite.mean()), int(finite.size)
+    same = bool(np.ptp(finite) < 1e-12)
     if same and bounds is not None and bounds[0] < bounds[1]:
         rng = np.random.default_rng(0)
-        low, high = bounds_of_means(known[:, None], bounds, RESAMPLES, rng, within)
+        low, high = bounds_of_means(finite[:, None], bounds, RESAMPLES, rng, within)
         rank = tail_rank((1.0 - confidence) / 2, RESAMPLES)
         ends = np.sort(low[:, 0])[RESAMPLES - 1 - rank], np.sort(high[:, 0])[rank]
         return Measure(mean, float(ends[0]), float(ends[1]), count)
-    units, _ = by_cluster((known - mean)[:, None], within)
+    units, _ = by_cluster((finite - mean)[:, None], within)
     if len(units) < 2 or same:  # nothing to tell the width from
         return Measure(mean, float("nan"), float("nan"), count)
     error = np.sqrt((units**2).sum() / (len(units) - 1) / len(units))
     half = t_quantile(0.5 + confidence / 2, len(units) - 1) * float(error)
-    half *= float(allowance((known - mean)[:, None], within, confidence)[0])
+    half *= float(allowance((finite - mean)[:, None], within, confidence)[0])
     least, most = bounds or (0.0, np.inf)  # nothing here can be negative
     return Measure(mean, max(mean - half, least), min(mean + half, most), count)

@@ -51,13 +51,13 @@ RANKED_DRAWS = 4000
 """The level of the band is found on this many of the draws."""
 
 
-def draws_for(problems: int, least: int = LEAST_DRAWS) -> int:
+def draws_for(problems: int, minimum: int = LEAST_DRAWS) -> int:
     """How many bootstrap draws, or sign flips, are made unless a number is stated.
 
     >>> draws_for(30), draws_for(100), draws_for(2000)
     (60000, 20000, 2000)
     """
-    return int(np.clip(WORK // max(problems, 1), least, MOST_DRAWS))
+    return int(np.clip(WORK // max(problems, 1), minimum, MOST_DRAWS))
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from bestofk.messages import unknown
-from bestofk.procedures import MAX, PROCEDURES, SELECT, Procedure
+from bestofk.procedures import MAX, PROCEDURES, SELECT
 from bestofk.procedures.estimates import zero_one
 from bestofk.procedures.grouping import gather, lay_out, scatter_groups
-from bestofk.procedures.majority import whole_votes
+from bestofk.procedures.majority import ballots
 from bestofk.procedures.retries import draws_by_k as expected_draws
 from bestofk.samples import Samples
 
 from .results import METRICS, Metric
 from .verdict_words import ATLEAST
-from .voting import majority_curve
+from .voting import exact_takes_too_long, numbered_within, vote_in_orders
+
+CurveOf: TypeAlias = Callable[..., np.ndarray]
+"""(rewards (g, n), k_max, inputs by name) → (g, k_max), as `Procedure.curve`."""
 
 
 def passing(samples: Samples, threshold: float | None) -> np.ndarray:
@@ -83,37 +87,38 @@ def at_least_curve(passes: np.ndarray, samples: np.ndarray, m: int, k_max: int) 
 def values_by_k(
     samples: Samples,
     metric: Metric,
-    kept: np.ndarray,
+    rows: np.ndarray,
     k_max: int,
     *,
     threshold: float | None,
     seed: int,
     price: float = 0.0,
 ) -> np.ndarray:
-    """The unbiased estimate of `metric` for each kept problem and k = 1..k_max: (P', k_max).
+    """The unbiased estimate of `metric` for each problem of `rows` and k = 1..k_max: (P', k_max).
 
     Args:
-        kept: indices of the problems that count; each has at least k_max scored samples.
+        rows: indices of the problems that count; each has at least k_max scored samples.
         price: of one draw, for retry@k; of one token, for retry@k:tokens.
     """
     check_metric(metric)
     if metric.startswith(("pass", "atleast")):
         passes, live = passes_and_samples(samples, threshold)
-        passes, live = passes[kept], live[kept]
+        passes, live = passes[rows], live[rows]
         if metric == "pass@k":
             return pass_curve(passes, live, k_max)
         if count := ATLEAST.fullmatch(metric):
             return at_least_curve(passes, live, int(count[1]), k_max)
         return 1.0 - pass_curve(live - passes, live, k_max)
     if metric.startswith("maj@k"):
-        return _majority(samples, metric, kept, k_max, threshold, seed)
+        return _majority(samples, metric, rows, k_max, threshold, seed)
     if metric == "mean":
-        rewards, groups, _ = _scored(samples, kept)
+        rewards, groups, _ = _scored(samples, rows)
         return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
-    values = _reward_by_k(*_what_is_used(samples, metric, kept, threshold), k_max)
+    how, rewards, scores, groups = _what_is_used(samples, metric, rows, threshold)
+    values = _by_problem(how, k_max, groups, rewards, **scores)
     if price and metric.startswith("retry@k"):
         tokens = tokens_of(samples) if metric == "retry@k:tokens" else None
-        return values - price * draws_by_k(samples, kept, k_max, threshold, tokens)
+        return values - price * draws_by_k(samples, rows, k_max, threshold, tokens)
     return values
 
 
@@ -125,7 +130,7 @@ def tokens_of(samples: Samples) -> np.ndarray:
     if samples.tokens is None or np.isnan(samples.tokens[~np.isnan(samples.rewards)]).any():
         raise ValueError(
             f"{samples.name}: retry@k:tokens needs the tokens of every scored sample, and no such "
-            "column was read: name it with --map tokens=COLUMN"
+            "column was read: name it with --map n_tokens=COLUMN"
         )
     return samples.tokens
 
@@ -150,23 +155,23 @@ def check_price(price: float, metrics: Sequence[Metric]) -> None:
 
 
 def _what_is_used(
-    samples: Samples, metric: Metric, kept: np.ndarray, threshold: float | None
-) -> tuple[Procedure, np.ndarray, np.ndarray, np.ndarray]:
-    """How one of k is chosen; and of the scored samples their rewards, what chooses, and the row of
-    their problem.
+    samples: Samples, metric: Metric, rows: np.ndarray, threshold: float | None
+) -> tuple[CurveOf, np.ndarray, dict[str, np.ndarray], np.ndarray]:
+    """The curve of how one of k is chosen; and of the scored samples their rewards, the scores that
+    choose, and the row of their problem.
 
     Raises:
         ValueError: select@k without a score for each scored sample.
     """
-    rewards, groups, live = _scored(samples, kept)
+    rewards, groups, live = _scored(samples, rows)
     if metric in ("max@k", "mean"):
-        return MAX, rewards, rewards, groups
+        return MAX.curve, rewards, {}, groups
     if metric.startswith("retry@k"):  # the first that passes, else the best
         passed = passing(samples, threshold)[live] == 1
-        return SELECT, rewards, np.where(passed, np.inf, rewards), groups
-    scores = _scores(samples, metric, live, kept[groups])
+        return SELECT.curve, rewards, {"scores": np.where(passed, np.inf, rewards)}, groups
+    scores = _scores(samples, metric, live, rows[groups])
     rewards = rewards if threshold is None else passing(samples, threshold)[live]
-    return PROCEDURES[metric], rewards, scores, groups
+    return PROCEDURES[metric].curve, rewards, {"scores": scores}, groups
 
 
 def _scores(samples: Samples, metric: Metric, live: np.ndarray, problems: np.ndarray) -> np.ndarray:
@@ -187,51 +192,39 @@ def _scores(samples: Samples, metric: Metric, live: np.ndarray, problems: np.nda
     return scores
 
 
-def _reward_by_k(
-    how: Procedure, rewards: np.ndarray, scores: np.ndarray, groups: np.ndarray, k_max: int
-) -> np.ndarray:
-    """The expected reward of the best-scored of k: (P', k_max)."""
-    inputs = (rewards,) if how is MAX else (rewards, scores)
-    return _by_problem(lambda *each: how.curve(each[0], k_max, *each[1:]), inputs, groups, k_max)
-
-
 def _by_problem(
-    curve: Callable[..., np.ndarray],
-    inputs: Sequence[np.ndarray],
-    groups: np.ndarray,
-    k_max: int,
+    curve: CurveOf, k_max: int, groups: np.ndarray, rewards: np.ndarray, **needs: np.ndarray
 ) -> np.ndarray:
-    """The curve (P', k_max) of every problem, from one that takes many of one size, (g, n) each."""
-    layout = lay_out(inputs[0], groups=groups, minimum=k_max, small_groups="error")
-    pieces = [curve(*(gather(each, bucket) for each in inputs)) for bucket in layout.buckets]
-    return np.asarray(scatter_groups(pieces, layout, inputs[0]))
+    """The curve of every problem, (P', k_max), from arrays of samples; it takes problems of one
+    size together, as (g, n)."""
+    layout = lay_out(rewards, groups=groups, minimum=k_max, small_groups="error")
+    pieces = []
+    for bucket in layout.buckets:
+        named = {name: gather(each, bucket) for name, each in needs.items()}
+        pieces.append(curve(gather(rewards, bucket), k_max, **named))
+    return np.asarray(scatter_groups(pieces, layout, rewards))
 
 
 def draws_by_k(
     samples: Samples,
-    kept: np.ndarray,
+    rows: np.ndarray,
     k_max: int,
     threshold: float | None,
     costs: np.ndarray | None = None,
 ) -> np.ndarray:
     """Expected cost of drawing until a sample passes, at most k: (P', k_max); by default, draws."""
-    _, groups, live = _scored(samples, kept)
+    _, groups, live = _scored(samples, rows)
     passed = passing(samples, threshold)[live]
-    costs = np.ones(len(passed)) if costs is None else costs[live]
-    return _by_problem(
-        lambda passes, spent: expected_draws(passes, k_max, tokens=spent),
-        (passed, costs),
-        groups,
-        k_max,
-    )
+    tokens = np.ones(len(passed)) if costs is None else costs[live]
+    return _by_problem(expected_draws, k_max, groups, passed, tokens=tokens)
 
 
-def _scored(samples: Samples, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scored rewards of the kept problems, for each the row of its problem in `kept`, and where
-    they stand."""
-    row = np.full(len(samples.problems), -1)
-    row[kept] = np.arange(len(kept))
-    groups = np.repeat(row, samples.sizes)
+def _scored(samples: Samples, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scored rewards of the problems in `rows`, for each the place of its problem there, and where
+    in the samples they stand."""
+    place = np.full(len(samples.problems), -1)
+    place[rows] = np.arange(len(rows))
+    groups = np.repeat(place, samples.sizes)
     live = (groups >= 0) & ~np.isnan(samples.rewards)
     return samples.rewards[live], groups[live], live
 
@@ -239,7 +232,7 @@ def _scored(samples: Samples, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 def _majority(
     samples: Samples,
     metric: Metric,
-    kept: np.ndarray,
+    rows: np.ndarray,
     k_max: int,
     threshold: float | None,
     seed: int,
@@ -249,25 +242,27 @@ def _majority(
             f"{samples.name}: {metric} needs the answers that vote, and no column that all samples "
             "have was read for them: name it with --map answer=..."
         )
-    procedure, votes = PROCEDURES[metric], None
+    procedure = PROCEDURES[metric]
+    _, groups, live = _scored(samples, rows)
+    sizes = np.bincount(groups)
+    needs = {"answers": numbered_within(samples.answers[live], sizes)}
     if "scores" in procedure.needs:
-        _, groups, live = _scored(samples, kept)
-        scores = _scores(samples, metric, live, kept[groups])
-        votes = np.zeros(len(samples.rewards), np.int64)
-        try:
-            votes[live] = whole_votes(scores)
-        except ValueError as error:
-            raise ValueError(f"{samples.name}: {error}") from None
-    ties = procedure.curve.arguments["ties"]  # type: ignore[attr-defined]
-    return majority_curve(
-        samples, passing(samples, threshold), kept, k_max, seed, ties=ties, votes=votes
-    )[0]
+        needs["scores"] = _scores(samples, metric, live, rows[groups])
+    try:
+        answers, votes = ballots(needs["answers"], needs.get("scores"))
+    except ValueError as error:
+        raise ValueError(f"{samples.name}: {error}") from None
+    rewards = passing(samples, threshold)[live]
+    if exact_takes_too_long(sizes, votes, k_max):
+        ties = procedure.curve.arguments["ties"]  # type: ignore[attr-defined]
+        return vote_in_orders(rewards, answers, votes, sizes, k_max, seed, ties)
+    return _by_problem(procedure.curve, k_max, groups, rewards, **needs)
 
 
 def variance_of_one(
     samples: Samples,
     metric: Metric,
-    kept: np.ndarray,
+    rows: np.ndarray,
     k_max: int,
     threshold: float | None,
     price: float,
@@ -276,12 +271,12 @@ def variance_of_one(
 
     The price of draws adds at most what one that costs least or k that cost most would.
     """
-    how, rewards, scores, groups = _what_is_used(samples, metric, kept, threshold)
+    how, rewards, scores, groups = _what_is_used(samples, metric, rows, threshold)
     above = rewards - rewards.min()
-    first, second = (_reward_by_k(how, each, scores, groups, k_max) for each in (above, above**2))
+    first, second = (_by_problem(how, k_max, groups, each, **scores) for each in (above, above**2))
     spread = np.sqrt(np.maximum(second - first**2, 0.0))
-    least, most = costs_of_a_draw(samples, metric) if price else (0.0, 0.0)
-    return np.asarray((spread + price * (most * np.arange(1, k_max + 1) - least) / 2) ** 2)
+    cheapest, dearest = costs_of_a_draw(samples, metric) if price else (0.0, 0.0)
+    return np.asarray((spread + price * (dearest * np.arange(1, k_max + 1) - cheapest) / 2) ** 2)
 
 
 def check_metric(metric: str) -> None:

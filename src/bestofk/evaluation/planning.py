@@ -150,13 +150,13 @@ def _drift(pilots: Sequence[Samples], k: int, threshold: float | None) -> float:
     paired = compare(
         pilots[:2], "pass@k", k_max=k, threshold=threshold, small="drop", resamples=400
     )
-    seen = float((paired[0].values_b - paired[0].values_a)[:, -1].var(ddof=1))
+    observed = float((paired[0].values_b - paired[0].values_a)[:, -1].var(ddof=1))
     noise = 0.0
     for run in pilots[:2]:
         here = population([run], threshold=threshold)
         n, one = max(k, int(run.live[run.live > 0].min())), np.array([k])
         noise += sampling_variance(n, one, np.array([here.a]), np.array([here.b])).item()
-    return max(seen - noise, 0.0)
+    return max(observed - noise, 0.0)
 
 
 def plan(
@@ -239,8 +239,8 @@ def plan(
                 reached = power_of(gaps, effect or 0.0, ends[1] - ends[0], confidence, rng)
         alone = int(problems / people.effect) if problems else _least(reached, enough)
         count = problems or int(np.ceil(alone * people.effect))
-        drawn = count * samples * (1 if power is None else 2)
-        rows.append(PlanRow(samples, count, drawn, reached(max(alone, 2))))
+        total = count * samples * (1 if power is None else 2)
+        rows.append(PlanRow(samples, count, total, reached(max(alone, 2))))
     good = [row for row in rows if enough(row.value)]
     notes: tuple[str, ...] = ()
     if not good and problems:
@@ -294,24 +294,24 @@ def width_of(
         draws = max(400, int(np.ceil(20 / (1.0 - confidence))))
         low, high = bounds_of_means(values.T, ends, draws, rng)
         rank = tail_rank((1.0 - confidence) / 2, draws)
-        reach = np.sort(high, axis=0)[rank] - np.sort(low, axis=0)[draws - 1 - rank]
-        return float(reach.mean())
+        widths = np.sort(high, axis=0)[rank] - np.sort(low, axis=0)[draws - 1 - rank]
+        return float(widths.mean())
 
     return reached
 
 
 def _columns(k: int, n: int, at: bool) -> np.ndarray:
     """The places of the k that are tested, k last."""
-    others = [] if at else [each for each in log_grid(n, COLUMNS).tolist() if each != k - 1]
-    return np.array([*others, k - 1])
+    other_k = [] if at else [each for each in log_grid(n, COLUMNS).tolist() if each != k - 1]
+    return np.array([*other_k, k - 1])
 
 
 def _gaps_of_pair(
     pair: np.ndarray, k: int, n: int, at: bool, rng: np.random.Generator
 ) -> np.ndarray:
     """Differences in pass@k of two runs on random problems, (POOL, columns)."""
-    drawn, columns = pair[:, rng.integers(0, POOL, POOL)], _columns(k, n, at)
-    a, b = (pass_curve(rng.binomial(n, p), np.full(POOL, n), n)[:, columns] for p in drawn)
+    chances, columns = pair[:, rng.integers(0, POOL, POOL)], _columns(k, n, at)
+    a, b = (pass_curve(rng.binomial(n, p), np.full(POOL, n), n)[:, columns] for p in chances)
     return np.asarray(b - a)
 
 
@@ -358,7 +358,7 @@ def _drawn_again(
     if not shared:
         raise ValueError("the two pilots have no problem in common")
     picks = rng.integers(0, len(shared), POOLED)
-    columns, found = _columns(k, n, at), []
+    columns, tables = _columns(k, n, at), []
     for number, run in enumerate(runs):
         if number and run is runs[0]:
             other = rng.random(POOLED) < UNLIKE
@@ -381,8 +381,8 @@ def _drawn_again(
             again, metric, np.arange(POOLED), int(columns.max()) + 1, threshold=threshold, seed=0,
             price=price,
         )  # fmt: skip
-        found.append(values[:, columns])
-    return found
+        tables.append(values[:, columns])
+    return tables
 
 
 def power_of(
@@ -401,8 +401,8 @@ def power_of(
 
     def reached(problems: int) -> float:
         error = spread / np.sqrt(problems)
-        least = max(critical * error, least_gain(error, problems, size, 1.0 - confidence))
-        return NormalDist().cdf(float((abs(effect) - least) / error))
+        smallest = max(critical * error, least_gain(error, problems, size, 1.0 - confidence))
+        return NormalDist().cdf(float((abs(effect) - smallest) / error))
 
     return reached
 

@@ -36,15 +36,32 @@ OF_PASSES = ("pass", "maj", "atleast")
 """How metrics begin that look at 0 and 1 alone: chances."""
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Shown:
     """A result at every k that shows itself: short in a terminal, with table and figure in a
     notebook."""
 
     metric: str
+    """As in `METRICS`; or "select@k against maj@k" where two runs have metrics of their own."""
     k: np.ndarray
+    """(K,) 1..k_max, or [1] for the mean; or those that were chosen to be tested."""
+    problems: tuple[str, ...]
+    """Problems that count."""
+    threshold: float | None
+    """reward ≥ threshold passes; None for max@k and mean of real rewards."""
     confidence: float
-    shown: tuple[int, ...]
-    verdict: str = ""
+    resamples: int
+    """Bootstrap draws, or sign flips."""
+    seed: int
+    clusters: int | None = None
+    """Clusters that the problems fall into: intervals and tests are over clusters then."""
+    notes: tuple[str, ...] = ()
+    """What a reader must be told beside the numbers."""
+    shown: tuple[int, ...] = ()
+    """The k that are printed; by default powers of two and the last."""
+
+    verdict = ""
+    """In words, of a comparison."""
     signed = False
     """Numbers are differences."""
 
@@ -68,12 +85,12 @@ class Shown:
         Raises:
             ValueError: there is no such k.
         """
-        found = np.flatnonzero(self.k == k)
-        if not found.size:
+        places = np.flatnonzero(self.k == k)
+        if not places.size:
             raise ValueError(
                 f"{self.title} has k = {self.k[0]}..{self.k[-1]}, not {k}: draw more samples"
             )
-        return int(found[0])
+        return int(places[0])
 
     def at(self, k: int) -> Estimate:
         """The value at one k, with the interval to quote."""
@@ -174,9 +191,6 @@ class Curve(Shown):
     """
 
     name: str
-    metric: Metric
-    k: np.ndarray
-    """(K,) 1..k_max, or [1] for the mean."""
     estimate: np.ndarray
     """(K,) unbiased, the mean over problems."""
     interval: Interval
@@ -188,9 +202,8 @@ class Curve(Shown):
     """Over problems, simultaneous: the whole curve lies inside with the stated confidence."""
     values: np.ndarray
     """(P, K) the estimate of each problem; rows as in `problems`."""
-    problems: tuple[str, ...]
-    """Problems that count; those with too few scored samples are in `left_out`."""
     left_out: tuple[str, ...]
+    """Problems with too few scored samples."""
     n: tuple[int, int]
     """Fewest and most scored samples of any problem that counts."""
     unscored: int
@@ -199,18 +212,6 @@ class Curve(Shown):
     """(K,) problems that differ from the floor, or from the ceiling: whichever are fewer."""
     bounds: tuple[float, float]
     """The range of rewards that the bounded bootstrap assumes."""
-    threshold: float | None
-    """reward ≥ threshold passes; None for max@k and mean of real rewards."""
-    confidence: float
-    resamples: int
-    seed: int
-    clusters: int | None = None
-    """Clusters that the problems fall into; the intervals over problems are over clusters then."""
-    notes: tuple[str, ...] = ()
-    """What a reader must be told beside the numbers."""
-
-    shown: tuple[int, ...] = ()
-    """The k that are printed; by default powers of two and the last."""
 
     @property
     def title(self) -> str:
@@ -242,9 +243,6 @@ class Comparison(Shown):
 
     a: str
     b: str
-    metric: str
-    """One metric, or "select@k against maj@k" where the two runs have metrics of their own."""
-    k: np.ndarray
     difference: np.ndarray
     """(K,) mean over problems of b - a."""
     band: Interval
@@ -264,7 +262,6 @@ class Comparison(Shown):
     values_a: np.ndarray
     """(P, K) per problem, rows as in `problems`: the scatter."""
     values_b: np.ndarray
-    problems: tuple[str, ...]
     only_a: tuple[str, ...]
     """Problems that only run a has; not compared."""
     only_b: tuple[str, ...]
@@ -273,15 +270,6 @@ class Comparison(Shown):
     solved_only_b: tuple[str, ...]
     n_a: tuple[int, int]
     n_b: tuple[int, int]
-    threshold: float | None
-    confidence: float
-    resamples: int
-    seed: int
-    clusters: int | None = None
-    """Clusters that the problems fall into; their signs are flipped together."""
-    notes: tuple[str, ...] = ()
-    shown: tuple[int, ...] = ()
-    """The k that are printed; by default powers of two and the last."""
 
     signed = True
 

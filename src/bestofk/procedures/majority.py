@@ -194,7 +194,7 @@ def vote_by_k(
     scores: Array | None = None,
 ) -> np.ndarray:
     """U_k for k = 1..k_max: (g, k_max)."""
-    host, (answers, votes) = as_numpy(rewards), _ballots(answers, scores)
+    host, (answers, votes) = as_numpy(rewards), ballots(answers, scores)
     rows = []
     for row, labels, own in zip(host, answers, votes):
         vote = partial(votes_by_k, labels, row, ties=ties, votes=own)
@@ -202,7 +202,7 @@ def vote_by_k(
     return np.array(rows)
 
 
-def _ballots(answers: np.ndarray, scores: Array | None) -> tuple[np.ndarray, np.ndarray]:
+def ballots(answers: np.ndarray, scores: Array | None) -> tuple[np.ndarray, np.ndarray]:
     """Answers, silent where a sample has no votes, and the votes of each sample."""
     if scores is None:
         return answers, np.ones_like(answers)
@@ -393,7 +393,7 @@ def weights(
     Computed group by group on the host, in NumPy. Where samples of one answer have different
     rewards, all is exact but `ties-count`, which orders answers by their mean in the group.
     """
-    host, (answers, votes) = as_numpy(rewards), _ballots(answers, scores)
+    host, (answers, votes) = as_numpy(rewards), ballots(answers, scores)
     logs = np.zeros(host.shape) if log_ratio is None else as_numpy(log_ratio)
     tosses = toss(logs.T, k)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestofk.storage import check_writable
+from bestofk.storage import check_writable, write_atomically
 
 from .chosen_samples import excerpts
-from .page import render, write
+from .page import render
 from .report_data import page_data
 from .report_results import Findings, evaluate
 from .sources import Source, load
@@ -34,34 +34,18 @@ class Report:
     """Of the page, in bytes."""
 
 
-def make(
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    title: str | Callable[[Findings], str] | None = None,
-    created: str | None = None,
-    samples: int = SAMPLES,
-    say: Callable[[str], None] = lambda _: None,
-    **numbers: Any,
-) -> Report:
+def make(sources: Sequence[Source], out: Path, **options: Any) -> Report:
     """Write a report on `sources` to `out`, whole or not at all.
 
     Args:
-        title: at the head of the page, or what makes it from the findings; by default the runs'
-            names.
-        created: the time stated on the page; by default now.
-        samples: about how many samples go on the page; 0 for none.
-        say: told what is being done.
-        numbers: metrics, threshold, k_max, confidence, ...: what `evaluate` takes.
+        options: as `page_of` takes them.
 
     Raises:
         ValueError: see `evaluate`. OSError: cannot write.
     """
     check_writable(out)  # before the work, not after it
-    findings, text = page_of(
-        sources, title=title, created=created, samples=samples, say=say, **numbers
-    )
-    write(out, text)
+    findings, text = page_of(sources, **options)
+    write_atomically(out, text, sync=False)
     return Report(findings, out, len(text.encode("utf-8")))
 
 
@@ -75,7 +59,17 @@ def page_of(
     say: Callable[[str], None] = lambda _: None,
     **numbers: Any,
 ) -> tuple[Findings, str]:
-    """What was found, and the page. Arguments as in `make`."""
+    """What was found, and the page.
+
+    Args:
+        title: at the head of the page, or what makes it from the findings; by default the runs'
+            names.
+        created: the time stated on the page; by default now.
+        samples: about how many samples go on the page; 0 for none.
+        live: the page asks its server for a newer one (`watching`).
+        say: told what is being done.
+        numbers: metrics, threshold, k_max, confidence, ...: what `evaluate` takes.
+    """
     findings = evaluate(sources, say=say, **numbers)
     say("the page")
     shown = excerpts(sources, findings.problems, findings.passes, findings.threshold, samples)

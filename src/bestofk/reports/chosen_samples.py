@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,26 +24,6 @@ MESSAGES = 16
 """Messages of a longer trajectory: its first and its last ones."""
 LEAST = 2
 """Samples per problem and run worth showing at all."""
-
-
-@dataclass(frozen=True)
-class Excerpts:
-    """The samples on the page, grouped by problem and run."""
-
-    problems: list[dict[str, Any]]
-    statuses: list[str]
-    total: int
-    rule: str
-
-    def data(self) -> dict[str, Any]:
-        shown = sum(len(group["items"]) for one in self.problems for group in one["runs"])
-        return {
-            "problems": self.problems,
-            "statuses": self.statuses,
-            "total": self.total,
-            "shown": shown,
-            "rule": self.rule,
-        }
 
 
 def bests(rewards: np.ndarray) -> list[tuple[int, int]]:
@@ -165,8 +144,9 @@ def excerpts(
     passes: np.ndarray,
     threshold: float | None,
     limit: int,
-) -> Excerpts | None:
-    """The samples that go on the page, at most about `limit`; None where there are none to show.
+) -> dict[str, Any] | None:
+    """The samples that go on the page, at most about `limit`, grouped by problem and run; None
+    where there are none to show.
 
     Args:
         problems: every problem of any run; the page knows a problem by its place in it.
@@ -202,8 +182,13 @@ def excerpts(
             shown[place]["prompt"] = shown[place]["prompt"] or next(
                 map(prompt_text, reported), None
             )
-    total = sum(samples.rewards.size for _, samples in sampled)
-    return Excerpts(list(shown.values()), list(statuses), total, rule(len(chosen), len(problems)))
+    return {
+        "problems": list(shown.values()),
+        "statuses": list(statuses),
+        "total": sum(samples.rewards.size for _, samples in sampled),
+        "shown": sum(len(group["items"]) for one in shown.values() for group in one["runs"]),
+        "rule": rule(len(chosen), len(problems)),
+    }
 
 
 def group_of(

@@ -15,10 +15,9 @@ import html
 import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from bestofk.storage import check_writable, json_safe, write_atomically
+from bestofk.storage import json_safe
 
 CHARTS = ("vendor/uplot.min.js", "page/base.js", "page/chart.js")
 """The charts of every page."""
@@ -107,16 +106,3 @@ def encode(data: Any) -> str:
 def utf8(text: str) -> str:
     """The text with lone surrogates, which UTF-8 cannot hold, written as escapes (JSON's, too)."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Write whole or not at all.
-
-    Raises:
-        OSError: says why, and what to do.
-    """
-    check_writable(path)
-    try:
-        write_atomically(path, content, sync=False)
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror or error}") from error

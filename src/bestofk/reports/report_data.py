@@ -21,7 +21,6 @@ from bestofk.evaluation.results import (
 )
 from bestofk.evaluation.verdict_words import effects, meaning
 
-from .chosen_samples import Excerpts
 from .report_results import Findings
 from .run_colours import palette_places
 from .sources import Source
@@ -56,7 +55,12 @@ METHODS = (
 
 
 def page_data(
-    findings: Findings, excerpts: Excerpts | None, *, title: str, version: str, created: str | None
+    findings: Findings,
+    excerpts: dict[str, Any] | None,
+    *,
+    title: str,
+    version: str,
+    created: str | None,
 ) -> dict[str, Any]:
     """Everything the page shows, as JSON values."""
     sources = findings.sources
@@ -86,7 +90,7 @@ def page_data(
         "diversity": diversity(findings.diversities, names),
         "training": training_curves(sources),
         "evaluations": evaluation_curves(sources),
-        "samples": None if excerpts is None else excerpts.data(),
+        "samples": excerpts,
         "config": settings(sources),
         "methods": list(METHODS),
     }  # fmt: skip
@@ -147,7 +151,7 @@ def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str
 
 
 def thin(last: int, count: int = 72) -> list[int]:
-    """About `most` values of k at most, evenly spaced on a log axis, all powers of two among them.
+    """About `count` values of k, evenly spaced on a log axis, all powers of two among them.
 
     >>> thin(6), len(thin(1024))
     ([1, 2, 3, 4, 5, 6], 63)
@@ -161,19 +165,20 @@ def curve_data(curve: Curve, run: int) -> dict[str, Any]:
     ks = thin(int(curve.k[-1]))
     at = np.searchsorted(curve.k, ks)
 
-    def ends(interval: Interval) -> dict[str, Any]:
-        return {"low": interval.low[at], "high": interval.high[at]}
-
     return {
         "run": run,
         "k": ks,
         "mean": curve.estimate[at],
-        **ends(curve.interval),
-        "band": ends(curve.band),
-        "fixed": ends(curve.fixed),
+        **ends(curve.interval, at),
+        "band": ends(curve.band, at),
+        "fixed": ends(curve.fixed, at),
         "n": curve.n,
         **about(curve),
     }
+
+
+def ends(interval: Interval, at: Any) -> dict[str, Any]:
+    return {"low": interval.low[at], "high": interval.high[at]}
 
 
 def about(result: Curve | Comparison) -> dict[str, Any]:
@@ -191,13 +196,8 @@ def difference_data(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
         "b": names.index(one.b),
         "measure": one.metric,
         "k": ks,
-        "difference": one.difference[at],
-        "low": one.band.low[at],
-        "high": one.band.high[at],
-        "p": one.p_value[at],
-        "wins": one.wins[at],
-        "losses": one.losses[at],
-        "ties": one.ties[at],
+        **{name: values[at] for name, values in one.numbers().items()},
+        **{name: getattr(one, name)[at] for name in ("wins", "losses", "ties")},
         "crossing": crossing
         and {
             "k": crossing.k,
@@ -217,8 +217,7 @@ def mean(curve: Curve, names: Sequence[str]) -> dict[str, Any]:
     return {
         "run": names.index(curve.name),
         "mean": curve.estimate[0],
-        "low": curve.interval.low[0],
-        "high": curve.interval.high[0],
+        **ends(curve.interval, 0),
     }
 
 

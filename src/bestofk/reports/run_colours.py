@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 MEANINGS = {
-    r"(start|before|step 0)\b": (0,),
+    r"(start|base|before|step 0)\b": (0,),
     r".*[@+]([2-9]|\d\d)|.*(maxrl|tailrl)": (1, 6),
     r"(grpo|dr-grpo|mean|rloo|reinforce|rs-grpo|gspo|pass@1|max@1)\b": (2, 7),
 }
@@ -18,7 +18,7 @@ PALETTE = (3, 5, 4, 6, 7, 1, 2, 0)
 def palette_places(about: Sequence[str]) -> list[int]:
     """For each run its place, from its objective, or from its name where it has none.
 
-    >>> palette_places(["start", "grpo", "max@1+4+16", "base.jsonl", "max@8", "mean"])
+    >>> palette_places(["base", "grpo", "max@1+4+16", "mine", "max@8", "mean"])
     [0, 2, 1, 3, 6, 7]
     """
     places: list[int] = []

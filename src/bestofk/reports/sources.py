@@ -42,11 +42,11 @@ class Source:
 
     def fact(self, key: str) -> str | None:
         """What is known of the model, task, sampling or seed, in words; None where nothing is."""
-        facts = {} if self.samples is None else self.samples.metadata
-        value = facts.get(key)
+        read = {} if self.samples is None else self.samples.metadata
+        value = {**facts_of(self.config), **read}.get(key)
         if value in (None, "", (), [], {}):
             return None
-        step = facts.get("step")
+        step = read.get("step")
         return (
             f"{words(value)}, step {step}" if key == "model" and step is not None else words(value)
         )
@@ -94,17 +94,12 @@ def load_file(
     Raises:
         BadFile: with file, line and remedy.
     """
-    shown = -1
 
     def progress(position: int, total: int) -> None:
-        nonlocal shown
-        share = 100 * position // max(total, 1)
-        if share != shown:
-            shown = share
-            say(f"{path} {share}%")
+        say(f"{path} {100 * position // max(total, 1)}%")
 
     samples = read(path, name=name, progress=progress, **reading)
-    facts = {**facts_of_run(path), **samples.metadata}
+    facts = {**facts_of(settings_beside(path)), **samples.metadata}
     facts["seed"] = facts.get("seed", seeds_of(path))
     return Source(
         name=name,
@@ -122,7 +117,7 @@ SEED = re.compile(rb'"seed"\s*:\s*(-?[0-9]{1,20})\b')
 
 def fetch(
     path: Path, samples: Samples, positions: Sequence[int], options: Mapping[str, Any]
-) -> dict[int, Mapping[str, Any]]:
+) -> dict[int, Row]:
     """The fields of the samples at flat positions, by position and role.
 
     Args:
@@ -130,19 +125,14 @@ def fetch(
     """
     if samples.lines is None or not positions:
         return {}
-    positions_by_line: dict[int, dict[int, int]] = {}
-    for position in positions:
-        line, place = int(samples.lines[position]), occurrence(samples, position)
-        positions_by_line.setdefault(line, {})[place] = position
-    result: dict[int, Mapping[str, Any]] = {}
-    count_by_line: dict[int, int] = {}
-    for row in rows(path, only=positions_by_line.keys(), **options):
-        place = count_by_line.get(row.line, 0)
-        count_by_line[row.line] = place + 1
-        position = positions_by_line.get(row.line, {}).get(place, -1)
-        if position >= 0:
-            result[position] = row.fields
-    return result
+    fields_by_line: dict[int, list[Row]] = {int(samples.lines[each]): [] for each in positions}
+    for row in rows(path, only=fields_by_line, **options):
+        if row.line in fields_by_line:
+            fields_by_line[row.line].append(row.fields)
+    return {
+        each: fields_by_line[int(samples.lines[each])][occurrence(samples, each)]
+        for each in positions
+    }
 
 
 def occurrence(samples: Samples, position: int) -> int:
@@ -165,21 +155,20 @@ def seeds_of(path: Path) -> str | None:
     return ", ".join(map(str, result)) or None
 
 
-def facts_of_run(file: Path) -> dict[str, Any]:
-    """What the run whose folder keeps this file says about model, task, sampling and seed."""
+def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the settings of a run say about its model, task, sampling and seed."""
+    names = {"model": "model.path", "task": "task.name", "seed": "run.seed"}
+    facts = {fact: config[name] for fact, name in names.items() if name in config}
+    if "sampling.temperature" in config:
+        facts["sampling"] = {"temperature": config["sampling.temperature"]}
+    return facts
+
+
+def settings_beside(file: Path) -> dict[str, Any]:
+    """The settings of the run whose folder keeps this file; none where it is in no run's folder."""
     settings = file.parent.parent / "config.toml"
-    if file.parent.name not in ("evaluations", "samples") or not settings.is_file():
-        return {}
-    config = flatten(read_toml(settings))
-    facts = {
-        "model": config.get("model.path"),
-        "task": config.get("task.name"),
-        "seed": config.get("run.seed"),
-        "sampling": {"temperature": config.get("sampling.temperature")},
-    }
-    return {
-        key: value for key, value in facts.items() if value not in (None, {"temperature": None})
-    }
+    is_kept = file.parent.name in ("evaluations", "samples") and settings.is_file()
+    return flatten(read_toml(settings)) if is_kept else {}
 
 
 def load_folder(

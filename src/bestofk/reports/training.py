@@ -92,15 +92,14 @@ def evaluation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     where rewards lie between 0 and 1."""
     result = []
     for run, source in enumerate(sources):
-        lines = [line for line in _lines(source, "evaluation") if line.get(metrics.RESULTS)]
+        lines = _evaluations(source)
         for when, line in dict(
             zip(("first", "last"), (lines[0], lines[-1]) if lines else ())
         ).items():
-            found = line[metrics.RESULTS]
-            one = found.get("pass@1")
-            metric = "pass" if found.get("max@1", one) == one else "max"
-            ks = sorted(int(n.partition("@")[2]) for n in found if re.match(rf"{metric}@\d+$", n))
-            cells = [found[f"{metric}@{k}"] for k in ks]
+            cells_by_name = line[metrics.RESULTS]
+            metric = metric_of(cells_by_name)
+            ks = depths(cells_by_name, metric)
+            cells = [cells_by_name[f"{metric}@{k}"] for k in ks]
             if cells and (when == "last" or len(lines) > 1):
                 result.append(
                     {
@@ -126,7 +125,7 @@ def progress(source: Source) -> str | None:
     max@8 · step 40 of 200 · about 16 min left · test max@8 0.412 [0.36, 0.46] → 0.530 [0.47, 0.59]
     """
     steps = list(_lines(source, "train"))
-    lines = [line for line in _lines(source, "evaluation") if line.get(metrics.RESULTS)]
+    lines = _evaluations(source)
     tests = [line[metrics.RESULTS] for line in lines]
     total = source.config.get("run.steps")
     if total is None:
@@ -153,6 +152,23 @@ def progress(source: Source) -> str | None:
     return " · ".join(said)
 
 
+def metric_of(results: Mapping[str, Any]) -> str:
+    """What an evaluation is shown by: "max" where rewards are graded, else "pass"."""
+    one = results.get("pass@1")
+    return "pass" if results.get("max@1", one) == one else "max"
+
+
+def depths(names: Iterable[str], metric: str) -> list[int]:
+    """The k of "pass@1", "pass@8", …
+
+    >>> depths(["max@1", "pass@8", "pass@1"], "pass")
+    [1, 8]
+    """
+    return sorted(
+        int(name[len(metric) + 1 :]) for name in names if re.match(rf"{metric}@\d+$", name)
+    )
+
+
 def split_of(line: Line) -> str:
     """The split that a line of an evaluation is about; early runs did not record it."""
     return str(line.get("split", "validation"))
@@ -174,15 +190,22 @@ def _series(
     return [s for s, _ in finite], [float(v) for _, v in finite]
 
 
+def _evaluations(source: Source) -> list[Line]:
+    return [line for line in _lines(source, "evaluation") if line.get(metrics.RESULTS)]
+
+
 def _evaluated(sources: Sequence[Source]) -> list[str]:
-    """pass@1 and pass@k of the largest k that every run with evaluations has measured."""
-    sets = [
-        {name for line in _lines(source, "evaluation") for name in line.get(metrics.RESULTS, {})}
-        for source in sources
+    """pass@1 (max@1 where rewards are graded) and the same at the largest k that every run with
+    evaluations has measured."""
+    by_run = [
+        [line[metrics.RESULTS] for line in lines] for s in sources if (lines := _evaluations(s))
     ]
-    common = set.intersection(*([s for s in sets if s] or [set()]))
-    sizes = sorted(int(name[5:]) for name in common if re.fullmatch(r"pass@\d+", name))
-    return [f"pass@{k}" for k in sorted({sizes[0], sizes[-1]})] if sizes else []
+    if not by_run:
+        return []
+    graded = any(metric_of(results) == "max" for run in by_run for results in run)
+    metric = "max" if graded else "pass"
+    ks = depths(set.intersection(*(set().union(*run) for run in by_run)), metric)
+    return [f"{metric}@{k}" for k in sorted({ks[0], ks[-1]})] if ks else []
 
 
 def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
@@ -190,11 +213,7 @@ def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
     facts: list[str] = []
     splits: dict[str, None] = {}
     for run, source in enumerate(sources):
-        lines = [
-            line
-            for line in _lines(source, "evaluation")
-            if (line.get(metrics.RESULTS) or {}).get(name)
-        ]
+        lines = [line for line in _evaluations(source) if line[metrics.RESULTS].get(name)]
         if lines:
             cells = [line[metrics.RESULTS][name] for line in lines]
             splits |= dict.fromkeys(map(split_of, lines))
@@ -205,13 +224,14 @@ def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
             })  # fmt: skip
             facts.append(f"n = {lines[-1].get('samples_per_prompt')}, "
                          f"{lines[-1].get('prompts')} problems")  # fmt: skip
+    k, seeds = name.partition("@")[2], _seeds(sources, [curve["run"] for curve in curves])
     counts = facts[0] if len(set(facts)) == 1 else "; ".join(facts)
     return {
         "label": f"{' and '.join(splits).capitalize()} {name}",
         "about": f"On {' and '.join(splits)} problems, with 95% intervals over problems.",
         "kind": "evaluation",
         "zero": False,
-        "facts": f"k = {name[5:]} · {counts} · {_seeds(sources, [c['run'] for c in curves])}",
+        "facts": f"k = {k} · {counts} · {seeds}",
         "curves": curves,
     }
 

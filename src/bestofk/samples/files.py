@@ -405,21 +405,15 @@ def _check_repeats(
 ) -> None:
     """A file whose second half repeats the first: without sample numbers nothing else shows it."""
     half, odd = divmod(len(problem), 2)
-    columns = [each for each in (problem, reward, texts, answer) if len(each) == len(problem)]
-    if (
-        odd
-        or half < 2
-        or any(
-            not np.array_equal(each[:half], each[half:], equal_nan=each is reward)
-            for each in columns
-        )
-    ):
+    if odd or half < 2:
         return
+    columns = [each for each in (problem, reward, texts, answer) if len(each) == len(problem)]
+    repeats = all(np.array_equal(e[:half], e[half:], equal_nan=e is reward) for e in columns)
     if len(texts) == len(problem):
-        telling = len(np.unique(texts)) > 2
+        is_telling = len(np.unique(texts)) > 2
     else:
-        telling = half >= LEAST_REPEATED and len(np.unique(reward[:half])) > 1
-    if telling:
+        is_telling = half >= LEAST_REPEATED and len(np.unique(reward[:half])) > 1
+    if repeats and is_telling:
         raise BadFile(
             file,
             half + 1,

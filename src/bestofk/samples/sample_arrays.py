@@ -93,8 +93,8 @@ class Samples:
     @property
     def most_turns(self) -> int:
         """Of the longest trajectory; 1 where the file has none of several turns."""
-        stated = np.ones(1) if self.turns is None else self.turns
-        return int(np.nan_to_num(stated, nan=1.0, posinf=1.0).max(initial=1.0))
+        turns = np.ones(1) if self.turns is None else self.turns
+        return int(np.nan_to_num(turns, nan=1.0, posinf=1.0).max(initial=1.0))
 
     def within(self, turns: int, *, least: float | None = None) -> Samples:
         """The run with at most so many turns: a longer trajectory gets the least reward that there

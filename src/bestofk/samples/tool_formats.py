@@ -43,6 +43,23 @@ def plain(record: Record, columns: Columns) -> Samples:
     yield fields
 
 
+def the_only(names: Sequence[str], overrides: Columns, found: str) -> str:
+    """The column of the reward: the one that was named, or the only one there is.
+
+    Args:
+        found: what the names are, with {} in their place.
+
+    Raises:
+        ValueError: it was not named, and there are several or none.
+    """
+    if "reward" in overrides:
+        return overrides["reward"]
+    if len(names) != 1:
+        listed, first = ", ".join(names) or "none", names[0] if names else "..."
+        raise ValueError(f"{found.format(listed)}: choose one with --map reward={first}")
+    return names[0]
+
+
 @dataclass(frozen=True)
 class Tool:
     """How one tool writes samples."""
@@ -215,13 +232,8 @@ def lighteval_metric(record: Record, overrides: Columns) -> Choice:
     metrics = [name for name, value in record["metric"].items() if _is_number(value)]
     many = len(_texts(record)) > 1
     counted = [name for name in metrics if many and COUNTED.fullmatch(name)]
-    reward = overrides.get("reward") or next(iter(counted), "")
-    if not reward and len(metrics) != 1:
-        raise ValueError(
-            f"the document has {len(metrics)} metrics ({', '.join(metrics) or 'none'}): choose one "
-            f"with --map reward={metrics[0] if metrics else '...'}"
-        )
-    reward = reward or metrics[0]
+    found = f"the document has {len(metrics)} metrics ({{}})"
+    reward = the_only(counted[:1] or metrics, overrides, found)
     note = (
         f"lighteval keeps one {reward} per document: the passes are counted from it, "
         "with scores of 0 and 1"
@@ -302,12 +314,7 @@ def inspect_record(sample: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[s
 def inspect_scorer(record: Record, overrides: Columns) -> Choice:
     """The scorer of a log, and its answers."""
     scores = [name for name in record if name.startswith("score_")]
-    if len(scores) != 1 and "reward" not in overrides:
-        raise ValueError(
-            f"the log has {len(scores)} scores ({', '.join(scores) or 'none'}): choose one with "
-            f"--map reward={scores[0] if scores else '...'}"
-        )
-    reward = overrides["reward"] if "reward" in overrides else scores[0]
+    reward = the_only(scores, overrides, f"the log has {len(scores)} scores ({{}})")
     answer = f"answer_{reward.removeprefix('score_').partition('.')[0]}"
     return {"reward": reward, "answer": overrides.get("answer", answer)}, ()
 
@@ -419,14 +426,10 @@ def trl_reward(record: Record, overrides: Columns) -> Choice:
         and isinstance(value, int | float)
         and not isinstance(value, bool)
     ]
-    if "reward" in overrides:
-        return {}, ()
-    if "reward" not in numeric and len(numeric) != 1:
-        raise ValueError(
-            f"TRL logs one column per reward function and not their weights; this file has "
-            f"{', '.join(numeric) or 'none'}: choose one with --map reward=..."
-        )
-    return {"reward": "reward" if "reward" in numeric else numeric[0]}, ()
+    found = "TRL logs one column per reward function and not their weights; this file has {}"
+    return {
+        "reward": the_only(["reward"] if "reward" in numeric else numeric, overrides, found)
+    }, ()
 
 
 OURS = (

@@ -33,6 +33,9 @@ function powersOfTwo(u, _axis, low, high) {
   return Array.from({ length: Math.floor((last - first) / stride) + 1 }, (_, i) => 2 ** (first + i * stride));
 }
 
+// 1, 2, 5, 10, …: there is no half of a step.
+const WHOLE = Array.from({ length: 24 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+
 function axes(spec) {
   const base = {
     stroke: () => colour("--soft"),
@@ -53,6 +56,7 @@ function axes(spec) {
     ticks: { show: true, size: 4, width: 1, stroke: () => colour("--soft") },
     values: (_, splits) => splits.map((v) => (v === null ? "" : count(v))),
   };
+  if (spec.xLabel === "step") x.incrs = WHOLE;
   if (spec.log) Object.assign(x, { splits: powersOfTwo, filter: (_, splits) => splits });
   return [
     x,

@@ -87,19 +87,7 @@ function evaluationFigure(curves) {
     series,
   });
   queueMicrotask(chart.draw);
-  const head = ["k", ...curves.flatMap((c) => [`${letter(c.run)} step ${c.step}`, "low", "high"])];
-  const row = (k) => [
-    count(k),
-    ...curves.flatMap((c) => {
-      const i = c.k.indexOf(k);
-      return [fixed(c.mean[i]), fixed(c.low[i]), fixed(c.high[i])];
-    }),
-  ];
-  const table = () =>
-    dataTable(head, UNIQUE(curves.flatMap((c) => c.k)).map(row), {
-      scroll: "scroll tall",
-      caption: name,
-    });
+  const table = () => curveTable(curves, (c) => `${letter(c.run)} step ${c.step}`, name);
   const facts = [
     `n = ${perRun(curves, (c) => count(c.n))}`,
     `k = 1…${perRun(curves, (c) => count(c.k.at(-1)))}`,

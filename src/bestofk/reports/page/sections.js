@@ -169,21 +169,17 @@ const BANDS = [
   },
 ];
 
-function curveTable(measure, band) {
-  const head = ["k", ...measure.curves.flatMap((c) => [`${letter(c.run)} ${measure.label}`, "low", "high"])];
-  const ks = UNIQUE(measure.curves.flatMap((c) => c.k));
-  const rows = ks.map((k) => [
-    count(k),
-    ...measure.curves.flatMap((c) => {
-      const i = c.k.indexOf(k),
-        [low, high] = edges(c, band);
-      return i < 0 ? ["–", "–", "–"] : [fixed(c.mean[i]), fixed(low[i]), fixed(high[i])];
-    }),
-  ]);
-  return dataTable(head, rows, {
-    scroll: "scroll tall",
-    caption: `${measure.label}, ${BANDS.find((b) => b.value === band).said}`,
-  });
+// Curves by k, each with the ends of its interval.
+function curveTable(curves, title, caption, band = "interval") {
+  const cells = (c, k) => {
+    const i = c.k.indexOf(k);
+    return [c.mean, ...edges(c, band)].map((values) => fixed(i < 0 ? null : values[i]));
+  };
+  return dataTable(
+    ["k", ...curves.flatMap((c) => [title(c), "low", "high"])],
+    UNIQUE(curves.flatMap((c) => c.k)).map((k) => [count(k), ...curves.flatMap((c) => cells(c, k))]),
+    { scroll: "scroll tall", caption },
+  );
 }
 const edges = (c, band) => (band === "interval" ? [c.low, c.high] : [c[band].low, c[band].high]);
 
@@ -211,24 +207,13 @@ function turnsFigure(curves) {
     })),
   });
   queueMicrotask(chart.draw);
-  const ks = UNIQUE(curves.flatMap((c) => c.k));
-  const cells = (c, k) => {
-    const i = c.k.indexOf(k);
-    return i < 0 ? ["–", "–", "–"] : [fixed(c.mean[i]), fixed(c.low[i]), fixed(c.high[i])];
-  };
-  const table = () =>
-    dataTable(
-      ["k", ...curves.flatMap((c) => [title(c), "low", "high"])],
-      ks.map((k) => [count(k), ...curves.flatMap((c) => cells(c, k))]),
-      { scroll: "scroll tall", caption: name },
-    );
   return figure(name, {
     runs: UNIQUE(curves.map((c) => c.run)),
     chart: chart.host,
     caption:
       "The best of k trajectories of at most T turns. A longer one counts as failed: nobody knows what it would have been paid there.",
     facts: curveFacts(curves, BANDS[0].said),
-    table,
+    table: () => curveTable(curves, title, name),
   });
 }
 
@@ -244,6 +229,9 @@ function coverage() {
         return { run: c.run, x: c.k, y: c.mean, low, high };
       });
     const runs = measure.curves.map((c) => c.run);
+    const said = () => BANDS.find((b) => b.value === band).said;
+    const title = (c) => `${letter(c.run)} ${measure.label}`;
+    const table = () => curveTable(measure.curves, title, `${measure.label}, ${said()}`, band);
     const lead = measure === DATA.measures[0];
     const chart = lineChart({
       title: `${measure.label} against k`,
@@ -262,14 +250,14 @@ function coverage() {
       chart: chart.host,
       caption: measure.about,
       facts: "",
-      table: () => curveTable(measure, band),
+      table,
     });
     const facts = box.querySelector(".facts");
     drawings.push(() => {
       chart.set({ series: series() });
-      facts.textContent = curveFacts(measure.curves, BANDS.find((b) => b.value === band).said);
+      facts.textContent = curveFacts(measure.curves, said());
       const behind = box.querySelector(".behind");
-      if (behind.children.length > 1) behind.lastChild.replaceWith(curveTable(measure, band));
+      if (behind.children.length > 1) behind.lastChild.replaceWith(table());
     });
     host.append(box);
   }
