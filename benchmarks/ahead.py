@@ -150,7 +150,7 @@ def main() -> None:
         asked.model = read(asked.recipe).model.path
     elif not asked.model:
         made = tiny.untrained(hidden=256, layers=6, heads=8, inner=768)
-        save(Policy(made, tiny.tokenizer(), "random"), folder / "model")
+        save(Policy(made, tiny.tokenizer()), folder / "model")
         asked.model = str(folder / "model")
     url = None if asked.own else f"unix://{folder / 'socket'}"
     options = asked.options.split() or (ON_CPU if cpu else [])

@@ -72,7 +72,7 @@ def scored(model: torch.nn.Module, group: Group) -> dict[str, np.ndarray]:
 def drawn(sampler: Any, asked: argparse.Namespace) -> list[Group]:
     """Groups of answers of equal length."""
     sampler.ends = frozenset()
-    style = style_for(asked.model, asked.task, lambda: models.describe_policy(asked.model)[1])
+    style = style_for(asked.model, asked.task, lambda: models.load_tokenizer(asked.model))
     problems = tasks.task(asked.task, style=style).split("train")
     sampling = Sampling(samples_per_prompt=asked.samples, max_new_tokens=asked.tokens)
     return sampler.sample([problems.at(i) for i in range(asked.prompts)], seed=0, sampling=sampling)

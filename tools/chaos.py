@@ -61,7 +61,7 @@ def recipe(folder: Path, number: int) -> Config:
     model = folder / "model"
     if not model.exists():
         policy = tiny.untrained(hidden=32, layers=2, heads=2, inner=64, seed=1)
-        save(Policy(policy, tiny.tokenizer(), "small"), model)
+        save(Policy(policy, tiny.tokenizer()), model)
     sections: dict[str, Any] = {
         "model": {"path": str(model), "device": "cpu"},
         "task": {"name": "countdown", "verifier": "chaos_judge:judge",

@@ -71,10 +71,10 @@ def share_left_on(name: str) -> float | None:
         import torch
     except ImportError:
         return None
-    if name == "cpu" or not torch.cuda.is_available() or "LOCAL_RANK" in os.environ:
+    on_gpu = name == "auto" or name.startswith("cuda")
+    if not on_gpu or not torch.cuda.is_available() or "LOCAL_RANK" in os.environ:
         return None
-    device = torch.device("cuda" if name == "auto" else name)
-    return share_left(*torch.cuda.mem_get_info(device)) if device.type == "cuda" else None
+    return share_left(*torch.cuda.mem_get_info("cuda" if name == "auto" else name))
 
 
 def keep_compiled() -> None:

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 class Precision:
     """Names of dtypes, as `torch` has them."""
 
-    name: str
-    """As in `model.precision`."""
     weights: str
     """Of both factors of a product, and so of keys and values."""
     weight_bytes: int
-    logits: str
 
     @property
     def reduced(self) -> bool:
@@ -50,8 +47,8 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision("fp32", "float32", 4, "float32"),
-    "bf16": Precision("bf16", "bfloat16", 2, "float32"),
+    "fp32": Precision("float32", 4),
+    "bf16": Precision("bfloat16", 2),
 }
 
 

@@ -313,9 +313,8 @@ class Run:
             safe = f"the last good checkpoint, {paths[-1].name}, is intact" if paths else (
                 "no checkpoint was written yet")  # fmt: skip
             raise OSError(
-                error.errno,
                 f"cannot write {what} in {self.path}: {error.strerror or error}; {safe}; make room "
-                f"and go on with --resume {self.path}",
+                f"and go on with --resume {self.path}"
             ) from error
 
 

@@ -51,7 +51,7 @@ TURNS = [
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "chat"
-    save(Policy(model(length=2048), tokenizer(), "chat"), folder)
+    save(Policy(model(length=2048), tokenizer()), folder)
     return folder
 
 

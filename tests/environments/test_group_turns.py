@@ -258,7 +258,7 @@ def test_a_run_is_the_same_with_either_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trained weights too: what the learner scores is what was drawn."""
-    save(Policy(model(), tokenizer(), "chat"), tmp_path / "chat")
+    save(Policy(model(), tokenizer()), tmp_path / "chat")
     rows = [{"question": f"Is {number} it?", "secret": number} for number in range(8)]
     settings = {"model.device": "cpu", "sampling.prompts_per_step": 2, "evaluation.every": 0}
     runs = []

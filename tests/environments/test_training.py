@@ -46,7 +46,7 @@ SETTINGS = {
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "small"
     save(
-        Policy(tiny.untrained(hidden=32, layers=2, heads=2, inner=64), tiny.tokenizer(), "s"),
+        Policy(tiny.untrained(hidden=32, layers=2, heads=2, inner=64), tiny.tokenizer()),
         folder,
     )
     return folder
@@ -55,7 +55,7 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "chat"
-    save(Policy(model(length=2048), tokenizer(), "chat"), folder)
+    save(Policy(model(length=2048), tokenizer()), folder)
     return folder
 
 

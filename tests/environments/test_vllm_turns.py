@@ -26,7 +26,7 @@ CLOSE = 1e-4
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "chat"
-    save(Policy(model(**SHAPE), tokenizer(), "chat"), folder)
+    save(Policy(model(**SHAPE), tokenizer()), folder)
     return folder
 
 

@@ -87,7 +87,7 @@ def test_the_policy_is_whole_inside_and_takes_no_memory_outside(
             got = sampler.sample(
                 prompts, seed=step, sampling=Sampling(samples_per_prompt=3, max_new_tokens=5)
             )
-            save(Policy(sharded.policy, tokenizer, "sharded"), tmp_path / str(step))
+            save(Policy(sharded.policy, tokenizer), tmp_path / str(step))
         assert {p.device.type for p in sharded.policy.parameters()} == {"meta"}
         direct = ModelSampler(plain.model, tokenizer).sample(
             prompts, seed=step, sampling=Sampling(samples_per_prompt=3, max_new_tokens=5)

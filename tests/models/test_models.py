@@ -121,7 +121,7 @@ def test_a_saved_policy_comes_back_the_same(tmp_path: Path) -> None:
     ids = torch.tensor([policy.tokenizer("3 5 7 2 = 24:")["input_ids"]])
     with torch.no_grad():
         assert torch.equal(back.model(ids).logits, policy.model(ids).logits)
-    save(Policy(back.model, back.tokenizer, "again"), folder)  # over what is there
+    save(Policy(back.model, back.tokenizer), folder)  # over what is there
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     assert not list(folder.glob("*.bin"))
 

@@ -40,7 +40,7 @@ def policy() -> Any:
 @pytest.fixture(scope="module")
 def started(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     folder = tmp_path_factory.mktemp("served") / "model"
-    save(Policy(policy, tiny.tokenizer(), "served"), folder)
+    save(Policy(policy, tiny.tokenizer()), folder)
     options = [*SERVED, "--enable-prompt-tokens-details"]
     with serving(str(folder), options=options) as url:
         server = VLLMServer(url, policy, tiny.tokenizer())

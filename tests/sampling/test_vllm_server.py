@@ -29,7 +29,7 @@ PARAMS = Sampling(samples_per_prompt=4, max_new_tokens=8, temperature=0.8)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     folder = tmp_path_factory.mktemp("served") / "model"
-    save(Policy(model(1), tiny.tokenizer(), "served"), folder)
+    save(Policy(model(1), tiny.tokenizer()), folder)
     with serving(str(folder), options=SERVED) as url:
         socket = Path(url.removeprefix("unix://"))
         assert socket.parent.stat().st_mode & 0o077 == 0  # nobody else can reach it

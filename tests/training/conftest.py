@@ -24,7 +24,7 @@ def small_model(tmp_path_factory):
     """25,000 weights, untrained, with the tiny tokenizer."""
     folder = tmp_path_factory.mktemp("model") / "small"
     model = tiny.untrained(hidden=32, layers=2, heads=2, inner=64, seed=1)
-    save(Policy(model, tiny.tokenizer(), "small"), folder)
+    save(Policy(model, tiny.tokenizer()), folder)
     return folder
 
 

@@ -258,7 +258,7 @@ def vllm(server):
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_loaded(config, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        check(config)
+        resolve(config, dry=True)
 
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch):

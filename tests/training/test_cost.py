@@ -15,7 +15,7 @@ from transformers import Qwen2Config
 
 from bestofk.config import Config, merged
 from bestofk.learning import Learner
-from bestofk.models import Lora, describe_policy, load
+from bestofk.models import Lora, load, load_tokenizer
 from bestofk.models.load import with_adapters
 from bestofk.tasks.countdown import countdown
 from bestofk.training.cost import dry_run, memory_lines, open_data, prompt_tokens
@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 recipe, folder = sys.argv[1:]
 shape = dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8,
              num_key_value_heads=2, vocab_size=16_000, eos_token_id=1, pad_token_id=0)
-save(Policy(LlamaForCausalLM(LlamaConfig(**shape)), tiny.tokenizer(), "random"), folder)
+save(Policy(LlamaForCausalLM(LlamaConfig(**shape)), tiny.tokenizer()), folder)
 config = read(recipe)
 said = sum(footprint(config.model, config.sampling, describe(folder)).values())
 policy, _ = load_policy(config.model, "cpu")
@@ -137,6 +137,22 @@ def test_plans_for_adapters_fit_on_cards_of_24_gb_and_more(name: str, card: floa
     assert sum(need.values()) < 0.95 * card * GIB
 
 
+def test_rows_that_wait_for_an_environment_are_counted_with_their_keys() -> None:
+    """64 of 512 rows are decoded at once; the others' keys stay in memory when they have begun."""
+    rows, new, at_once = 512, 256, 64
+    config = merged(on_gpu("Qwen2.5-1.5B", 0, new), {"sampling.advanced.max_rows": at_once})
+    keys = [
+        footprint(
+            config.model, config.sampling, SHAPES["Qwen2.5-1.5B"], card=139.8 * GIB,
+            several_turns=several_turns,
+        )["keys and values"]
+        for several_turns in (False, True)
+    ]  # fmt: skip
+    shape = SHAPES["Qwen2.5-1.5B"]
+    token = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * 2
+    assert keys[1] - keys[0] == (rows * new - at_once * new * 13 // 8) * token
+
+
 def test_a_dry_run_says_for_which_device_it_counts_and_how_long_prompts_are() -> None:
     task, model = {"options": {"style": "compact"}}, {"device": "cpu"}
     config = Config(task=task, model=model)  # type: ignore[arg-type]
@@ -144,7 +160,7 @@ def test_a_dry_run_says_for_which_device_it_counts_and_how_long_prompts_are() ->
     [_, line] = memory_lines(settings, prompt_tokens(settings, open_data(settings)[0]))
     assert line.startswith("memory on CPU, about")
     prompts = countdown(style="compact").split("train")[:32]
-    _, tokenizer = describe_policy("tiny-countdown")
+    tokenizer = load_tokenizer("tiny-countdown")
     mean = sum(len(tokenizer(each.text)["input_ids"]) for each in prompts) / 32
     assert line.endswith(f"; prompts of {mean:.0f} tokens")
 

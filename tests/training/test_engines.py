@@ -103,7 +103,7 @@ def test_a_server_that_holds_other_weights_stops_the_run_before_it_is_drawn_from
 
 def test_a_server_of_another_model_is_named_before_it_gets_weights(recipe, port, tmp_path):
     other = save(
-        Policy(tiny.untrained(hidden=32, layers=3, heads=2, inner=64), tiny.tokenizer(), ""),
+        Policy(tiny.untrained(hidden=32, layers=3, heads=2, inner=64), tiny.tokenizer()),
         tmp_path / "m",
     )
     peer = ServingPeer(other, port)

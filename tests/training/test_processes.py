@@ -194,6 +194,11 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match=r"'cuda:1'.* sees no GPU here: 'auto'"):
         check_device("cuda:1")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    check_device("cuda:1")
+    with pytest.raises(ValueError, match="last GPU that PyTorch sees here is cuda:1"):
+        check_device("cuda:2")
 
 
 def test_a_batch_that_processes_cannot_share_is_refused():

@@ -77,6 +77,19 @@ def test_what_is_stated_stays_and_the_rest_follows_the_rows(
     assert {name: found.get(name) for name in decided} == decided
 
 
+def test_what_picks_the_checkpoint_and_ends_a_run_is_decided_once() -> None:
+    config = merged(Config(), {"objective": "max@6", "evaluation.samples_per_prompt": 16})
+    settings = resolve(config, dry=True)
+    assert (settings.metrics, settings.best_by, settings.largest_gap) == ((), "max@4", 1e-3)
+    chosen = {"objective": "select@8+max@2", "evaluation.metrics": ["pass^k"]}
+    settings = resolve(merged(config, {**chosen, "model.precision": "bf16"}), dry=True)
+    assert (settings.metrics, settings.best_by) == (("select@k", "pass^k"), "select@8")
+    assert settings.largest_gap == 0.1
+    stated = {"evaluation.best_by": "pass^2", "sampling.advanced.agreement": 0.5}
+    settings = resolve(merged(config, {**chosen, **stated}), dry=True)
+    assert (settings.best_by, settings.largest_gap) == ("pass^2", 0.5)
+
+
 def test_a_resumed_run_decides_nothing_anew(recipe: Any) -> None:
     """What was left out stands in its folder; other defaults of a later version do not matter."""
     config = merged(read(recipe(run={"steps": 1})), {"optimizer.learning_rate": None})

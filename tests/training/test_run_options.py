@@ -297,8 +297,11 @@ def test_a_run_is_sampled_as_it_was_evaluated_at_any_temperature(recipe, tmp_pat
         found[heat] = [json.loads(line) for line in file.read_text().splitlines()]
         assert {line["sampling"]["temperature"] for line in found[heat]} == {float(heat)}
         assert {line["sampling"]["max_new_tokens"] for line in found[heat]} == {6}
-    TrainedRun(path, config).sample("test", n=2, prompts=3)
     kept = path / "evaluations-final" / "test-n2.jsonl"
+    kept.parent.mkdir()
+    paid = {"problem_id": found["1"][0]["problem_id"], "sample_id": 0, "completion": "of old"}
+    kept.with_name(f"{kept.name}.journal").write_text(json.dumps(paid) + "\n")  # it was killed
+    TrainedRun(path, config).sample("test", n=2, prompts=3)
     by_python = [json.loads(line) for line in kept.read_text().splitlines()]
     same = ("problem_id", "sample_id", "completion", "reward", "status", "logprob_sum")
     assert [[line[name] for name in same] for line in found["1"]] == [

@@ -39,7 +39,7 @@ def one_core() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("start") / "model"
-    return save(Policy(model(1), tiny.tokenizer(), "start"), folder)
+    return save(Policy(model(1), tiny.tokenizer()), folder)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def saved(folder):
     model.load_state_dict(plain.state_dict())
     with torch.no_grad():
         model.lm_head.weight.mul_(20)  # logits that differ
-    save(Policy(model, tiny.tokenizer(), "wrong"), folder)
+    save(Policy(model, tiny.tokenizer()), folder)
     return folder
 
 
@@ -179,7 +179,7 @@ def context_model(tmp_path, length):
             vocab_size=len(small), eos_token_id=small.eos_token_id, bos_token_id=None, **facts
         )
     )
-    save(Policy(model, small, "gpt2"), tmp_path / "gpt2")
+    save(Policy(model, small), tmp_path / "gpt2")
     return str(tmp_path / "gpt2")
 
 

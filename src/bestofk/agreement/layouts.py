@@ -27,10 +27,8 @@ def probed(groups: Sequence[Group]) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def layout_gap(
-    score: Callable[[str, bool], Tensor], layout: str, *, reduced: bool
-) -> tuple[float, float]:
-    """Mean |log-prob difference| of rows in `layout` to padded rows in float32; and its limit.
+def layout_gap(score: Callable[[str, bool], Tensor], *, reduced: bool) -> tuple[float, float]:
+    """Mean |log-prob difference| of packed rows to padded ones in float32; and its limit.
 
     Args:
         score: token log-probs of the rows in a layout; with True in float32, whatever the run's
@@ -39,7 +37,7 @@ def layout_gap(
     """
     exact = score("padded", True)
     rounding = float((score("padded", False) - exact).abs().mean()) if reduced else 0.0
-    gap = float((score(layout, False) - exact).abs().mean())
+    gap = float((score("packed", False) - exact).abs().mean())
     return gap, LAYOUT.limit(reduced=reduced, rounding=rounding)
 
 

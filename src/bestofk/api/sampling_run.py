@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from bestofk.config import read
+from bestofk.environments.limits import TurnLimits
 from bestofk.messages import unknown
 from bestofk.rewards import UnscoredGuard
 from bestofk.rewards import judge as judge_groups
@@ -30,7 +31,6 @@ from bestofk.types import Conversation, Group, Prompt, Trajectory, Verdict, Veri
 
 if TYPE_CHECKING:
     from bestofk.environments.author_class import EnvironmentClasses
-    from bestofk.environments.limits import TurnLimits
     from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
 BATCH = 64
@@ -242,7 +242,6 @@ class LocalModel:
             policy.model.eval(), policy.tokenizer, precision=precision if on_gpu else None
         )
         if environment is not None:
-            from bestofk.environments.limits import TurnLimits
             from bestofk.environments.rollout import TurnSampler
             from bestofk.models.causal import context_length
 
@@ -379,7 +378,8 @@ def sample_run(
     model, file = str(run / "final"), run / "evaluations-final" / f"{name}-n{count}.jsonl"
     distribution = sampling.model_dump(include={"temperature", "top_p", "top_k"})
     about = {"model": model, "sampling": distribution, "run_id": f"{run.name}-final"}
-    file.unlink(missing_ok=True)  # of a model that may have been trained further
+    for stale in (file, file.with_name(f"{file.name}.journal")):
+        stale.unlink(missing_ok=True)  # of a model that may have been trained further
     selected = {prompt.id: prompt for prompt in task.split(name)[: prompts or None]}
     with SampleFile(file, about, selected, judge) as samples:
         policy = LocalModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
+from bestofk.api.measuring import evaluate, read, report
 from bestofk.api.own_data import (
     data_options,
     files_of,
@@ -18,6 +20,7 @@ from bestofk.api.own_data import (
     objective_settings,
 )
 from bestofk.api.result_objects import ReportFile
+from bestofk.api.sampling_run import sample_run
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe
 from bestofk.devices import silence_compiler
@@ -27,8 +30,11 @@ from bestofk.environments.author_class import (
     recorded_name,
 )
 from bestofk.evaluation import Curve
+from bestofk.messages import say_aside
 from bestofk.objectives import Objective
+from bestofk.runs import read_metrics
 from bestofk.samples import Samples
+from bestofk.training.checks import best_metric, make_objective
 from bestofk.training.resolve import RunSettings, resolve, resumed
 from bestofk.types import Verifier
 
@@ -50,8 +56,6 @@ class TrainedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl: one per step and one per evaluation."""
-        from bestofk.runs import read_metrics
-
         return read_metrics(self.path)
 
     @property
@@ -75,8 +79,6 @@ class TrainedRun:
         return self._evaluation(f"{step:06d}", f"step {step}")
 
     def _evaluation(self, step: str, name: str) -> Samples:
-        from bestofk.api.measuring import read
-
         file = self.path / "evaluations" / f"{step}.jsonl"
         if not file.is_file():
             start = "" if int(step) else " and evaluation.at_start = true"
@@ -96,27 +98,18 @@ class TrainedRun:
             n: samples per prompt; by default as many as in the evaluations.
             prompts: number of prompts; by default all of the split.
         """
-        from bestofk.api.measuring import read
-        from bestofk.api.sampling_run import sample_run
-
         file = sample_run(self.path, self._verifier, split, n, prompts, self._environment)
         return read(file, name=self.path.name)
 
     def evaluate(self, split: str | None = None, n: int | None = None, **options: Any) -> Curve:
         """pass@k or max@k of the trained model on fresh samples: `sample`, then `evaluate`."""
-        from bestofk.api.measuring import evaluate
-
         return evaluate(self.sample(split, n), **options)
 
     def report(self, out: str | PathLike[str] | None = None) -> ReportFile:
         """A page on the run; by default report.html in its folder."""
-        from bestofk.api.measuring import report
-
         return report(self, self.path / "report.html" if out is None else out)
 
     def __repr__(self) -> str:
-        from bestofk.training.checks import best_metric, make_objective
-
         config = self.config
         about = f"{self.path}: {config.objective}, {config.run.steps} steps"
         objective = make_objective(config.objective, config.objective_options, config.loss.name)
@@ -126,8 +119,6 @@ class TrainedRun:
         return f"{about}; {name} {result[0]:.3f} → {result[-1]:.3f}" if result else about
 
     def _repr_html_(self) -> str:
-        import html
-
         return f"<p>{html.escape(repr(self))}</p>"
 
 
@@ -236,11 +227,11 @@ def run_to_the_end(
     from bestofk.training.train import train as run_loop
 
     silence_compiler()
-    print(f"watch: bestofk report --watch {settings.run.dir}", flush=True)
+    say_aside(f"watch: bestofk report --watch {settings.run.dir}")
     end = run_loop(settings, verifier=verifier, environment=environment, callback=callback)
     if end.signal is not None:
         again = f"bestofk.train(..., resume={str(end.path)!r})"
         message = f"stopped at step {end.step}; resume with {again}"
-        print(message)
+        say_aside(message)
         raise KeyboardInterrupt(message) if end.signal == SIGINT else SystemExit(128 + end.signal)
     return TrainedRun(end.path, read_recipe(end.path / "config.toml"), verifier, environment)

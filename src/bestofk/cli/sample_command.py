@@ -318,9 +318,9 @@ def problems_of(
 
 
 def tokenizer_of(model: str) -> Any:
-    from bestofk.models import describe_policy
+    from bestofk.models import load_tokenizer
 
-    return describe_policy(model)[1]
+    return load_tokenizer(model)
 
 
 @functools.cache

@@ -81,7 +81,7 @@ class Batching:
         passes.scorer.chunk = min(chunk, CHUNK)  # float32 takes more room
         with torch.compiler.set_stance("force_eager"):  # nothing is compiled for it
             reduced = passes.precision.reduced
-            gap, limit = layout_gap(score, "packed", reduced=reduced) if rows else (0.0, 0.0)
+            gap, limit = layout_gap(score, reduced=reduced) if rows else (0.0, 0.0)
         passes.scorer.chunk = chunk
         if any(distributed.gather(not gap <= limit)):  # NaN is no agreement
             warn_of_gap(self.model, gap, limit, layout=self.requested)

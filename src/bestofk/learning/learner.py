@@ -27,7 +27,7 @@ from bestofk.learning.passes import Passes, reference_scorer, switch_off_dropout
 from bestofk.learning.scorer import Scorer
 from bestofk.learning.settings import LogProbs, Loss, Optimizer
 from bestofk.learning.update import Update, statistics
-from bestofk.messages import unknown
+from bestofk.messages import one_of
 from bestofk.precision import PRECISIONS, warn_where_bf16_is_slow
 from bestofk.types import Group
 
@@ -97,12 +97,8 @@ class Learner:
         Raises:
             ValueError: an unknown setting, or a model that is not a decoder.
         """
-        for setting, value, choices in (
-            ("layout", layout, LAYOUTS),
-            ("precision", precision, PRECISIONS),
-        ):
-            if value not in choices:
-                raise unknown(setting, value, choices)
+        one_of("layout", layout, LAYOUTS)
+        one_of("precision", precision, PRECISIONS)
         if temperature <= 0.0:
             raise ValueError(f"the learner's temperature is above 0, got {temperature}")
         numbers = PRECISIONS[precision]

@@ -7,6 +7,6 @@ True
 """
 
 from bestofk.models.describe import describe
-from bestofk.models.load import SHIPPED, Lora, Policy, describe_policy, load, save
+from bestofk.models.load import SHIPPED, Lora, Policy, load, load_tokenizer, save
 
-__all__ = ["SHIPPED", "Lora", "Policy", "describe", "describe_policy", "load", "save"]
+__all__ = ["SHIPPED", "Lora", "Policy", "describe", "load", "load_tokenizer", "save"]

@@ -20,7 +20,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -28,7 +27,7 @@ from transformers.utils import logging
 
 from bestofk.agreement.one_model import check_causal
 from bestofk.hub import SHIPPED, hub_options
-from bestofk.messages import did_you_mean, unknown
+from bestofk.messages import did_you_mean, one_of, unknown
 from bestofk.model_facts import base_model, merged
 from bestofk.models.causal import (
     check_complete,
@@ -50,8 +49,6 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    name: str
-    """As it was asked for; used in model cards."""
     dtype: torch.dtype | None = None
     """Of the weights in its files, which a saved model has again; None is that of the model."""
 
@@ -60,8 +57,7 @@ class Policy:
 class Lora:
     """Low-rank adapters through peft. They have no dropout: π_θ must be a function."""
 
-    rank: int = 0
-    """0 trains the whole model."""
+    rank: int
     alpha: float = 0.0
     """Scale of the adapters; 0 takes 2 × rank."""
     targets: tuple[str, ...] = ()
@@ -90,15 +86,11 @@ def load(
         trust_remote_code: run Python code that comes with the model. Off unless asked.
         chat_template: values for variables of the chat template ({"enable_thinking": False}).
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; have {', '.join(DTYPES)}")
-    config, tokenizer = describe_policy(
-        name,
-        trust_remote_code=trust_remote_code,
-        revision=revision,
-        chat_template=chat_template,
-    )
-    place, options = loading_options(name, trust_remote_code, revision)
+    one_of("dtype", dtype, DTYPES)
+    how: Any = {"trust_remote_code": trust_remote_code, "revision": revision}
+    place, options = loading_options(name, **how)
+    config = AutoConfig.from_pretrained(place, **options)
+    tokenizer = load_tokenizer(name, chat_template=chat_template, **how)
     check_kind(config, os.fspath(name), own_code=trust_remote_code)
     # Weights that can run code when they are read (pickles) are not read.
     if "gguf_file" not in options:
@@ -124,11 +116,11 @@ def load(
     check_causal(model, os.fspath(name))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if lora is not None and lora.rank:
+    if lora is not None:
         model = with_adapters(model, lora)
     own = getattr(config.get_text_config(), "dtype", None)
     stored = own if own in DTYPES.values() and "gguf_file" not in options else model.dtype
-    return Policy(model.eval(), tokenizer, os.fspath(name), stored)
+    return Policy(model.eval(), tokenizer, stored)
 
 
 def _four_bits(
@@ -153,16 +145,15 @@ def _four_bits(
     return {"quantization_config": kind, "device_map": {"": device}}
 
 
-def describe_policy(
+def load_tokenizer(
     name: str | os.PathLike[str],
     *,
     trust_remote_code: bool = False,
     revision: str | None = None,
     chat_template: Mapping[str, Any] | None = None,
-) -> tuple[PretrainedConfig, Any]:
-    """The config and the tokenizer of a policy; no weights are read."""
+) -> Any:
+    """The tokenizer of a policy; no weights are read."""
     place, options = loading_options(name, trust_remote_code, revision)
-    config = AutoConfig.from_pretrained(place, **options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, TypeError) as error:
@@ -174,7 +165,7 @@ def describe_policy(
         ) from error
     if chat_template:
         with_template_values(tokenizer, chat_template, os.fspath(name))
-    return config, tokenizer
+    return tokenizer
 
 
 def _has_tokenizer(folder: Path) -> bool:

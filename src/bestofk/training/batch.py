@@ -221,9 +221,10 @@ def generators_for(
 
 
 def group_entropies(
-    old: LogProbs, live: np.ndarray, processes: ProcessGroup
+    old: LogProbs | None, live: np.ndarray, processes: ProcessGroup
 ) -> tuple[np.ndarray, float]:
     """Mean response entropy of each group (P,), and its median over the groups of all processes."""
+    assert old is not None
     counts = np.maximum(live.sum(axis=1), 1)
     entropy = np.where(live, old.entropy, 0.0).sum(axis=1) / counts
     counted = np.concatenate(processes.gather(entropy[live.any(axis=1)]))

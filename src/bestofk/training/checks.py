@@ -40,7 +40,6 @@ def check(config: Config) -> Objective:
     """
     objective = make_objective(config.objective, config.objective_options, config.loss.name)
     objective.require_samples(config.sampling.samples_per_prompt)
-    best_metric(config.evaluation, objective)
     if config.sampling.server:
         local(config.sampling.server)
     _check_sections(config)
@@ -195,6 +194,10 @@ def make_objective(text: str, options: Mapping[str, Any], loss: str) -> Objectiv
     return objective(text, **{"off_policy": form, **options, **functions})
 
 
+ALWAYS_SHOWN = ("max@k", "pass@k", "subsets@k")
+"""Metrics of every evaluation; the values of subsets are known to their objective alone."""
+
+
 def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]:
     """The metrics to evaluate beside pass@k and max@k: the objective's own first.
 
@@ -210,23 +213,22 @@ def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]
                 f"evaluation.metrics has {each}, whose price is not known: set evaluation.price to "
                 "what one draw (with :tokens, one token) costs in reward"
             )
-    own = [term.metric for term in reversed(objective.terms)]
-    found = dict.fromkeys([*own, *section.metrics])
-    there = ("max@k", "pass@k", "subsets@k")
-    return [cast(Metric, each) for each in found if each not in there]
+    names = dict.fromkeys([*[term.metric for term in reversed(objective.terms)], *section.metrics])
+    return [cast(Metric, name) for name in names if name not in ALWAYS_SHOWN]
 
 
 def best_metric(evaluation: EvaluationSection, objective: Objective) -> str:
     """The metric that picks the best checkpoint."""
-    ks, chosen = evaluation.ks, evaluation.best_by
-    known = dict.fromkeys((*metrics_of(evaluation, objective), "max@k", "pass@k"))
-    names = [metric_at(name, k) for name in known for k in ks]
-    if chosen is None:
-        own = next(iter(metrics_of(EvaluationSection(), objective)), "max@k")
-        return metric_at(own, max(k for k in ks if k <= max(objective.k, 1)))
-    if chosen not in names and evaluation.every:
-        raise ValueError(f"evaluation.best_by is one of {', '.join(names)}, got {chosen!r}")
-    return chosen
+    ks, stated_metric = evaluation.ks, evaluation.best_by
+    if stated_metric is None:
+        own = [term.metric for term in objective.terms if term.metric not in ALWAYS_SHOWN]
+        name = own[-1] if own else "max@k"
+        return metric_at(name, max(k for k in ks if k <= max(objective.k, 1)))
+    shown = dict.fromkeys((*metrics_of(evaluation, objective), "max@k", "pass@k"))
+    names = [metric_at(name, k) for name in shown for k in ks]
+    if stated_metric not in names and evaluation.every:
+        raise ValueError(f"evaluation.best_by is one of {', '.join(names)}, got {stated_metric!r}")
+    return stated_metric
 
 
 def claim_of_run(objective: Objective, loss: Loss, off: OffPolicySection) -> tuple[str, str]:

@@ -131,6 +131,7 @@ def memory_lines(settings: RunSettings, prompt: int | None) -> list[str]:
         described=shape,
         mini_batches=settings.off_policy.mini_batches,
         with_reference=settings.loss.kl > 0,
+        several_turns=settings.task.environment is not None,
         card=card,
         prompt=prompt or PROMPT,
     )

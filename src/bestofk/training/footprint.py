@@ -101,6 +101,7 @@ def footprint(
     *,
     mini_batches: int = 1,
     with_reference: bool = False,
+    several_turns: bool = False,
     card: float | None = None,
     prompt: float = PROMPT,
 ) -> dict[str, float]:
@@ -110,6 +111,7 @@ def footprint(
         described: The model, by `models.describe`; with the number of parameters alone, activations
             and sampling are not counted.
         with_reference: Whether a frozen copy of the model is held.
+        several_turns: Whether completions wait for an environment, with their keys.
         card: Bytes of the GPU; None is a run on CPU.
         prompt: Tokens of a prompt.
     """
@@ -139,8 +141,10 @@ def footprint(
     ours = sampling.engine in ("auto", "group")
     if card is not None and ours:
         held |= {"copy to sample from": copy}
+        token = int(2 * shape.layers * shape.keys * (2 if reduced else 4))
         beside = card - held["weights"] - copy
-        held |= {"keys and values": _engine(shape, sampling, beside, prompt, reduced=reduced)}
+        keys = _engine(token, sampling, beside, prompt, several_turns=several_turns)
+        held |= {"keys and values": keys}
     else:
         phases.append(_sampling(shape, sampling, copy, card, prompt))
     if card is None:
@@ -183,11 +187,11 @@ def _learning(
     head = 4.0 * shape.head if all_trained else 0.0
     if on_gpu and reduced and all_trained:
         head += 2.0 * shape.head  # its weights in bfloat16
-    there = 4.0 * trained if work.several else 0.0
+    gradients = 4.0 * trained if work.several else 0.0
     twice = 4.0 * shape.head if all_trained and shape.tied else 0.0  # the embedding's, to be added
     return [
-        {"gradients": there, "activations": saved + casts, "logits and head": logits + head},
-        {"gradients": there or head, "activations": saved + recomputed + casts},
+        {"gradients": gradients, "activations": saved + casts, "logits and head": logits + head},
+        {"gradients": gradients or head, "activations": saved + recomputed + casts},
         {"gradients": 4.0 * trained + twice, "activations": layer + casts},
     ]
 
@@ -202,12 +206,16 @@ def _kept(shape: Shape, work: Work, *, reduced: bool, frozen: bool, compiled: bo
 
 
 def _engine(
-    shape: Shape, sampling: SamplingSection, beside: float, prompt: float, *, reduced: bool
+    token: int, sampling: SamplingSection, beside: float, prompt: float, *, several_turns: bool
 ) -> float:
-    """Bytes of the group engine, which keeps them while the learner works."""
+    """Bytes of the group engine, which keeps them while the learner works.
+
+    Args:
+        token: bytes of one token's keys and values.
+        beside: of the card, without the weights.
+    """
     from bestofk.sampling.engine.memory import make_plan
 
-    token = int(2 * shape.layers * shape.keys * (2 if reduced else 4))
     try:
         plan = make_plan(
             token_bytes=token,
@@ -216,6 +224,7 @@ def _engine(
             new_tokens=sampling.max_new_tokens,
             lengths=[int(prompt)] * sampling.prompts_per_step,
             max_rows=sampling.advanced.max_rows,
+            several_turns=several_turns,
         )
     except ValueError:  # not even one row fits
         return token * (prompt + sampling.max_new_tokens)

@@ -35,7 +35,6 @@ class Processes:
         import torch.distributed as dist
 
         check_launcher(os.environ)
-        check_device(device)
         self.device = device_of(device)
         if self.device.startswith("cuda:"):
             torch.cuda.set_device(self.device)
@@ -145,15 +144,19 @@ def check_device(name: str) -> None:
     if name == "auto":
         return
     try:
-        kind = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError:
         raise ValueError(
             f"model.device is auto, cpu, cuda or cuda:1 and the like, got {name!r}"
         ) from None
-    if kind == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"model.device = {name!r}, and PyTorch {torch.__version__} sees no GPU here: 'auto' "
             "takes what there is"
+        )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(
+            f"model.device = {name!r}, and the last GPU that PyTorch sees here is cuda:{count - 1}"
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bestofk import tasks
+from bestofk.agreement.tolerances import SAMPLER
 from bestofk.config import (
     Config,
     EvaluationSection,
@@ -28,17 +29,22 @@ from bestofk.config import (
     read,
 )
 from bestofk.devices import share_left_on
+from bestofk.evaluation import Metric
 from bestofk.hub import check_hub_id
 from bestofk.learning.settings import Loss, Optimizer, usual_rate
 from bestofk.objectives import Objective
+from bestofk.precision import PRECISIONS
 from bestofk.sections import Section
 from bestofk.tasks import data_rows
 from bestofk.training.checks import (
+    best_metric,
     cautions,
     check,
     check_installed,
     check_resumed,
+    metrics_of,
 )
+from bestofk.training.processes import check_device
 
 HELD_OUT = 64
 """Rows held out for evaluation, or 5 % where that is more: by hash, so about as many. None where
@@ -54,7 +60,6 @@ class ModelFacts:
 
     shape: Mapping[str, Any]
     """By `models.describe`; of a model that is elsewhere, what its name says."""
-    config: Any = None
     tokenizer: Any = None
     unread: str = ""
     """Why the rest is not known, where it is not."""
@@ -75,6 +80,12 @@ class RunSettings:
     resume: bool
     checkpoint: str | None
     """The checkpoint to resume from; None is the newest."""
+    metrics: tuple[Metric, ...]
+    """To evaluate beside pass@k and max@k."""
+    best_by: str
+    """The metric that picks the best checkpoint."""
+    largest_gap: float
+    """Between the log-probs of sampler and learner, in a run that goes on: `SAMPLER`."""
     model: ModelSection
     task: TaskSection
     sampling: SamplingSection
@@ -86,7 +97,7 @@ class RunSettings:
 
 
 def resolve(
-    stated: Config,
+    user_config: Config,
     *,
     rows: int | None = None,
     resume: bool = False,
@@ -104,8 +115,8 @@ def resolve(
         ValueError, OSError: the rule that is broken, the value, and the way out.
     """
     if resume:
-        check_resumed(read(Path(stated.run.dir) / "config.toml"), stated)
-    config, reasons = stated, dict[str, str]()
+        check_resumed(read(Path(user_config.run.dir) / "config.toml"), user_config)
+    config, reasons = user_config, dict[str, str]()
 
     def decide(decisions: Decisions) -> None:
         nonlocal config
@@ -115,9 +126,14 @@ def resolve(
 
     decide(by_task(config))
     objective = check(config)
-    if not dry:
-        check_here(config)
+    metrics = metrics_of(config.evaluation, objective)
+    best_by = best_metric(config.evaluation, objective)
+    if not dry:  # before a model is loaded
+        check_installed(config)
+        check_hub_id(config.model.path)
     facts = look_at_model(config.model, dry=dry)
+    if not dry:
+        check_device(config.model.device)
     decide(by_model(config, facts))
     decide(by_data(config, rows, dry=dry))
     decide(by_machine(config))
@@ -130,6 +146,9 @@ def resolve(
         notes=tuple(cautions(config, objective, facts.shape.get("parameters"))),
         resume=resume,
         checkpoint=checkpoint,
+        metrics=tuple(metrics),
+        best_by=best_by,
+        largest_gap=largest_gap(config),
         **sections,
     )
 
@@ -146,12 +165,6 @@ def resumed(path: str | PathLike[str], changes: Mapping[str, Any]) -> RunSetting
         )
     config = merged(read(folder / "config.toml"), {**changes, "run.dir": str(folder)})
     return resolve(config, resume=True, checkpoint=checkpoint)
-
-
-def check_here(config: Config) -> None:
-    """Raise for what this machine lacks, before a model is loaded."""
-    check_installed(config)
-    check_hub_id(config.model.path)
 
 
 def by_task(config: Config) -> Decisions:
@@ -226,6 +239,12 @@ def by_machine(config: Config) -> Decisions:
     return {} if share is None else {"model.advanced.memory_share": (share, why)}
 
 
+def largest_gap(config: Config) -> float:
+    """As stated, or what rounding explains in the run's precision."""
+    stated_limit = config.sampling.advanced.agreement
+    return stated_limit or SAMPLER.limit(reduced=PRECISIONS[config.model.precision].reduced)
+
+
 def held_out(rows: int, evaluation: EvaluationSection) -> Decisions:
     """Shares of the training rows for validation and test, enough to show something."""
     if rows >= 2 * HELD_OUT:
@@ -260,12 +279,12 @@ def look_at_model(section: ModelSection, *, dry: bool) -> ModelFacts:
             raise
         return unread(path, error)
     try:
-        config, tokenizer = models.describe_policy(path, chat_template=options.chat_template, **how)
+        tokenizer = models.load_tokenizer(path, chat_template=options.chat_template, **how)
     except (OSError, ValueError):
         if not dry:
             raise
-        return ModelFacts(shape=shape)
-    return ModelFacts(shape=shape, config=config, tokenizer=tokenizer)
+        tokenizer = None
+    return ModelFacts(shape=shape, tokenizer=tokenizer)
 
 
 def unread(path: str, error: Exception) -> ModelFacts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,6 @@ def open_folder(
         run = runs.Run.create(folder, to_toml(settings.recipe), environment(), **options)
     processes.wait()
     return run, result
-
-
-def keep_settings(settings: RunSettings, folder: Path) -> None:
-    """Write what a resume has changed about a run, for the next one to read."""
-    write_atomically(folder / "config.toml", to_toml(settings.recipe))
 
 
 def check_checkpoints_are_there(run: runs.Run, every: int) -> None:
@@ -108,7 +103,7 @@ def save_checkpoint(run: runs.Run, context: StepContext, queue: Sequence[Rollout
     trainer["queue"] = processes.gather(QUEUE.dump_json(list(queue)).decode())
     if not processes.main:
         return
-    weights = own_memory(trainer.pop("model"))
+    weights = {name: each.contiguous() for name, each in trainer.pop("model").items()}
     trainer["rng"] = torch.get_rng_state()
     about = {
         "state": asdict(context.state),
@@ -150,17 +145,6 @@ def unpacked(parts: Sequence[str], processes: ProcessGroup) -> list[RolloutBatch
         }
         queue.append(replace(batches[0], **own))
     return queue
-
-
-def own_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each tensor in memory of its own, as safetensors needs it (tied weights share theirs)."""
-    storages: set[int] = set()
-    own: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        shared = tensor.untyped_storage().data_ptr() in storages
-        own[name] = tensor.clone() if shared else tensor.contiguous()
-        storages.add(own[name].untyped_storage().data_ptr())
-    return own
 
 
 PLAN = "engine.json"

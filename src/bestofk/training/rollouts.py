@@ -12,8 +12,6 @@ from typing import Any, TypeVar, cast
 from bestofk import metrics
 from bestofk.agreement.one_model import check_output
 from bestofk.agreement.sampler_and_learner import Agreement
-from bestofk.agreement.tolerances import SAMPLER
-from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampling, ServerLost, WeightHolder
 from bestofk.sampling.prompts import encode
 from bestofk.sampling.weights import named_weights
@@ -59,16 +57,14 @@ class Rollouts:
 
     @cached_property
     def agreement(self) -> Agreement:
-        sampling = self.context.settings.sampling
-        precision = PRECISIONS[self.context.settings.model.precision]
-        limit = sampling.advanced.agreement or SAMPLER.limit(reduced=precision.reduced)
+        settings = self.context.settings
         checks_turns = hasattr(self.sampler, "converse") and not self.has_own_weights  # the engine
         return Agreement(
             self.sampler,
             self.context.learner,
             self.context.processes,
-            sampling,
-            limit,
+            settings.sampling,
+            settings.largest_gap,
             named_weights if self.has_own_weights else None,
             several_turns=self.source is not self.sampler and not checks_turns,
         )

@@ -13,22 +13,23 @@ import numpy as np
 
 from bestofk import metrics
 from bestofk.agreement.one_model import unsound_weight
-from bestofk.config import leaves
+from bestofk.config import leaves, to_toml
 from bestofk.devices import limit_memory
 from bestofk.environments.author_class import EnvironmentClasses, load_environment
 from bestofk.learning import NonFinite
 from bestofk.rewards import BatchVerifier
 from bestofk.runs import refuse_begun
 from bestofk.sampling import ServerLost, WeightHolder
+from bestofk.storage import write_atomically
 from bestofk.training.batch import RolloutBatch
-from bestofk.training.checks import best_metric, few_problems, repeated_prompts
+from bestofk.training.checks import few_problems, repeated_prompts
 from bestofk.training.context import StepContext, memory_named
 from bestofk.training.display import Display
 from bestofk.training.keeping import Recorder
 from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import title
 from bestofk.training.resolve import RunSettings
-from bestofk.training.resume import keep_settings, open_folder, restore, take_plan
+from bestofk.training.resume import open_folder, restore, take_plan
 from bestofk.training.rollouts import Rollouts, done
 from bestofk.training.setup import make_parts, make_sets
 from bestofk.training.validation import evaluate
@@ -159,7 +160,7 @@ class Session:
     def _evaluate(self) -> None:
         """pass@k and max@k of the policy now; keeps the model if it is the best so far."""
         context, settings = self.context, self.context.settings
-        step, metric = context.state.step, best_metric(settings.evaluation, context.objective)
+        step, metric = context.state.step, settings.best_by
         lines = []
         for each in context.parts.sets:
             with (
@@ -169,13 +170,10 @@ class Session:
                 line, batch = evaluate(
                     self.rollouts.draw,
                     each,
-                    settings.evaluation,
-                    settings.objective,
-                    settings.sampling,
+                    settings,
                     context.processes,
                     step=step,
                     seed=context.seed("validation"),
-                    bootstrap_seed=settings.run.seed,
                 )
             lines.append(line)
             self.recorder.evaluation(line, batch, each.name)
@@ -233,8 +231,8 @@ def open_session(
             take_plan(parts.sampler, run.path)
         stream = parts.task.split(settings.task.split)
         state, queue = restore(stored, settings, parts.learner, stream.at, processes)
-        if settings.resume and processes.main:
-            keep_settings(settings, run.path)
+        if settings.resume and processes.main:  # what has changed, for the next resume to read
+            write_atomically(run.path / "config.toml", to_toml(settings.recipe))
         display = Display(processes, run_section.steps, settings.objective.k, evaluation.every)
         context = StepContext(settings, processes, parts, display, state)
         rollouts = Rollouts(context, deque(map(done, queue)))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from bestofk import models, tasks
 from bestofk.config import ModelSection, SamplingSection
@@ -127,7 +126,6 @@ def load_policy(
     Trained weights are float32; those below LoRA adapters do not change and are in the run's
     precision. FSDP2 wants one dtype in a layer, so there they are float32 too.
     """
-    disable_progress_bar()
     options, rank = section.advanced, section.lora_rank
     lora, numbers = None, PRECISIONS[section.precision]
     if rank:

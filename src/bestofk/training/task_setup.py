@@ -22,6 +22,7 @@ from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
 from bestofk.rewards.combine import Watched
+from bestofk.sampling.prompts import encode
 from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
 from bestofk.training.processes import Processes
@@ -54,7 +55,7 @@ def make_task(
     say = say_aside if processes and processes.main and not is_quiet() else None
     task = make_prompts(section, threshold=threshold, seed=seed, say=say)
     if facts is not None:
-        task = with_fitting_prompts(task, facts.config, facts.tokenizer, new_tokens)
+        task = with_fitting_prompts(task, facts.shape["context"], facts.tokenizer, new_tokens)
     judge: Any = make_verifier(section, task) if own is None else own
     guard = UnscoredGuard(section.advanced.unscored_share)
     task = with_accepted_references(task, judge, say=say, processes=processes)
@@ -238,6 +239,11 @@ def task_judge_environment(
 def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
     """The verifier that the config names, or the task's own."""
     name = section.verifier or task.verifier
+    if "<" in name:  # <lambda>, <locals>
+        raise ValueError(
+            f"the reward of this run is the Python function {name}, which cannot be imported by "
+            "its name: state it again, bestofk.train(..., resume=FOLDER, reward=FUNCTION)"
+        )
     own = {} if section.verifier else task.verifier_options
     return verifier(name, **{**own, **section.verifier_options})
 
@@ -276,42 +282,45 @@ def with_pass_rates(
         built = task.make(name)
         if name != split:
             return built
-        rated = [prompt for prompt in built if prompt.id in rate_of]
-        in_range = [prompt for prompt in rated if low <= rate_of[prompt.id] <= high]
-        missing = {prompt.id: f"it is not in {file}" for prompt in built}
-        outside = f"its pass rate in {file} is outside [{low:g}, {high:g}]"
-        task.left_out.update(missing | dict.fromkeys((each.id for each in rated), outside))
-        for prompt in in_range:
-            del task.left_out[prompt.id]
+        rated, in_range = 0, []
+        for prompt in built:
+            rate = rate_of.get(prompt.id)
+            rated += rate is not None
+            if rate is None:
+                task.left_out[prompt.id] = f"it is not in {file}"
+            elif low <= rate <= high:
+                in_range.append(prompt)
+            else:
+                why = f"its pass rate in {file} is outside [{low:g}, {high:g}]"
+                task.left_out[prompt.id] = why
         if not in_range:
             raise ValueError(
-                f"task.advanced.pass_rates: {len(rated)} of {len(built)} prompts of split "
+                f"task.advanced.pass_rates: {rated} of {len(built)} prompts of split "
                 f"{split!r} are in {file}, and none has a pass rate in [{low:g}, {high:g}]: widen "
                 "task.advanced.pass_rate_range, or sample this split again"
             )
         if say:
             say(
                 f"{task.name}, {split}: {len(in_range):,} of {len(built):,} prompts kept: {file} "
-                f"has {len(rated):,} of them, and these a pass rate in [{low:g}, {high:g}]"
+                f"has {rated:,} of them, and these a pass rate in [{low:g}, {high:g}]"
             )
         return Split(in_range, len(in_range), seed=seed)
 
     return replace(task, make=make, _cache={})
 
 
-def with_fitting_prompts(task: Task, model_config: Any, tokenizer: Any, new: int) -> Task:
+def with_fitting_prompts(task: Task, context: int | None, tokenizer: Any, new: int) -> Task:
     """The task without prompts that leave the model fewer than `new` positions for an answer.
+
+    Args:
+        context: positions that the model has; None where it has no such limit.
 
     Raises:
         ValueError: when a split is made, for more than a tenth of its prompts.
     """
-    from bestofk.models.causal import context_length
-    from bestofk.sampling.prompts import encode
-
-    limit = context_length(model_config)
-    if limit is None:
+    if context is None:
         return task
-    room = limit - new
+    room = context - new
 
     def make(name: str) -> Split:
         split = task.make(name)
@@ -330,13 +339,12 @@ def with_fitting_prompts(task: Task, model_config: Any, tokenizer: Any, new: int
             task.left_out[prompt.id] = "the prompt is too long for the model"
             of = max(count, 10) if split.is_lazy else len(split)
             if len(long) > MOST_LEFT_OUT * of:
-                lower = (
-                    f"lower it to at most {limit - length}, or take" if limit > length else "take"
-                )
+                spare = context - length
+                lower = f"lower it to at most {spare}, or take" if spare > 0 else "take"
                 raise ValueError(
                     f"too many prompts of split {name!r} are too long: {prompt.id!r} has {length} "
                     f"tokens, sampling.max_new_tokens = {new}, and the model has positions for "
-                    f"{limit}: {lower} shorter prompts or a model with a longer context"
+                    f"{context}: {lower} shorter prompts or a model with a longer context"
                 )
             return False
 

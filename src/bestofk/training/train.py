@@ -231,8 +231,11 @@ def learn(
     needed = watch_sampler or needs_old_log_probs(objective, loss, off_policy)
     old = old_log_probs(learner, batch, needed)
     reference = learner.log_probs(batch.groups, reference=True) if loss.kl > 0 else None
-    choices = choices_of(batch.groups, batch.verdicts)
-    further_inputs = inputs_beside_rewards(objective, old, live, choices, processes, seed)
+    by_group: dict[str, Any] = {"live": live, **choices_of(batch.groups, batch.verdicts)}
+    of_batch: dict[str, Any] = {"progress": progress}
+    if "entropy" in objective.needs:
+        by_group["entropy"], of_batch["entropy_threshold"] = group_entropies(old, live, processes)
+    generators = generators_for(objective, slots_of(processes, len(live) * processes.size), *seed)
 
     first, steps_before = np.zeros_like(rewards), learner.steps
     history: list[dict[str, float]] = []
@@ -248,8 +251,14 @@ def learn(
         history.append(stats)
         if inner_step and stats.get(metrics.ESS, 1.0) < off_policy.ess_floor:
             break  # the policy has moved too far from these samples
-        inputs: dict[str, Any] = {"live": live[rows], "log_ratio": log_ratio, "progress": progress}
-        advantages = advantages_of(objective, rewards[rows], **inputs, **further_inputs(rows))
+        advantages = advantages_of(
+            objective,
+            rewards[rows],
+            generators=generators and [generators[row] for row in rows],
+            log_ratio=log_ratio,
+            **{name: each[rows] for name, each in by_group.items()},
+            **of_batch,
+        )
         if log_ratio is not None:
             advantages, bounds = inside(
                 off_policy, advantages, log_ratio, stats.get(metrics.ESS, 1.0)
@@ -311,35 +320,6 @@ def needs_old_log_probs(objective: Objective, loss: Loss, off_policy: OffPolicyS
         or off_policy.correct_sampler
         or "entropy" in objective.needs
     )
-
-
-def inputs_beside_rewards(
-    objective: Objective,
-    old: LogProbs | None,
-    live: np.ndarray,
-    choices: Mapping[str, np.ndarray],
-    processes: ProcessGroup,
-    seed: Sequence[int],
-) -> Callable[[Sequence[int]], dict[str, Any]]:
-    """What few objectives get for some rows: scores or answers, entropy, generators of its own."""
-    entropy, inputs = None, dict[str, Any]()
-    if "entropy" in objective.needs:
-        assert old is not None
-        entropy, inputs["entropy_threshold"] = group_entropies(old, live, processes)
-    slots = slots_of(processes, len(live) * processes.size)
-    generators = generators_for(objective, slots, *seed)
-
-    def of_rows(rows: Sequence[int]) -> dict[str, Any]:
-        return (
-            inputs
-            | {name: each[rows] for name, each in choices.items()}
-            | {
-                "entropy": None if entropy is None else entropy[rows],
-                "generators": generators and [generators[row] for row in rows],
-            }
-        )
-
-    return of_rows
 
 
 def log_ratio_of(

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 
 from bestofk import metrics
-from bestofk.config import EvaluationSection
 from bestofk.evaluation import Metric, curve, diversity
 from bestofk.evaluation.results import OF_PASSES
 from bestofk.evaluation.verdict_words import metric_at
-from bestofk.objectives import Objective
 from bestofk.procedures import PROCEDURES
 from bestofk.samples import Samples, samples
 from bestofk.sampling import Sampling
 from bestofk.training.batch import RolloutBatch, scores_of, unscored_without_score
-from bestofk.training.checks import metrics_of
 from bestofk.training.processes import Processes
+from bestofk.training.resolve import RunSettings
 from bestofk.training.task_setup import EvaluationSet
 from bestofk.types import Group, Prompt, Verdict
 
@@ -28,14 +26,11 @@ from bestofk.types import Group, Prompt, Verdict
 def evaluate(
     draw: Callable[[Sequence[Prompt], int, Sampling], list[Group]],
     chosen: EvaluationSet,
-    section: EvaluationSection,
-    objective: Objective,
-    sampling: Sampling,
+    settings: RunSettings,
     processes: Processes,
     *,
     step: int,
     seed: int,
-    bootstrap_seed: int,
 ) -> tuple[dict[str, Any], RolloutBatch]:
     """pass@k, max@k and further metrics of the policy as it is, over all processes; and the groups
     behind them.
@@ -43,10 +38,10 @@ def evaluate(
     The draws are fixed by the seed alone: two steps, or two runs with one seed, differ by their
     weights and not by their luck.
     """
-    began = time.perf_counter()
+    began, section, objective = time.perf_counter(), settings.evaluation, settings.objective
     split = chosen.task.split(chosen.split)
     prompts = split[: section.prompts][processes.rank :: processes.size]
-    sampling = sampling.changed(samples_per_prompt=section.samples_per_prompt)
+    sampling = settings.sampling.changed(samples_per_prompt=section.samples_per_prompt)
     groups = draw(prompts, seed, sampling)
     pairs = list(zip(groups, chosen.judge(groups)))
     judged = [pair for part in processes.gather(pairs) for pair in part]
@@ -60,8 +55,8 @@ def evaluate(
         table,
         section.ks,
         section.threshold,
-        bootstrap_seed,
-        metrics_of(section, objective),
+        settings.run.seed,
+        settings.metrics,
         {**objective.options, **({} if section.price is None else {"price": section.price})},
     )
     seconds = {"validate": time.perf_counter() - began}
@@ -71,16 +66,14 @@ def evaluate(
     return {**line, metrics.SECONDS: seconds}, batch
 
 
-def evaluation_samples(
-    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], name: str = "validation"
-) -> Samples:
+def evaluation_samples(groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> Samples:
     """Judged groups as what evaluation works on. Where no completion has an answer (programs, say)
     nothing is said about answers, and nothing about scores where nobody gave any."""
     answers = [[verdict.answer for verdict in row] for row in verdicts]
     scores = scores_of(verdicts)
     return samples(
         [[verdict.reward for verdict in row] for row in verdicts],
-        name=name,
+        name="validation",
         problems=[group.prompt.id for group in groups],
         answers=answers if any(map(any, answers)) else None,
         tokens=[[each.drawn for each in group.trajectories] for group in groups],
@@ -125,16 +118,16 @@ def evaluation_results(
     passing = pass_threshold(threshold, table.rewards)
     if (table.live >= max(ks)).any():
         shown: list[Metric] = ["max@k"] if passing is None else ["pass@k", "max@k"]
-        has_scores = (
-            table.scores is not None and not np.isnan(table.scores[~np.isnan(table.rewards)]).any()
-        )
-        shown += ["select@k"] if has_scores else []
-        given = {"scores": has_scores, "answers": table.answers is not None}
-        given["pass"] = passing is not None
-        for metric in further:
+        lacking = set()
+        if table.scores is None or np.isnan(table.scores[~np.isnan(table.rewards)]).any():
+            lacking.add("scores")
+        if table.answers is None:
+            lacking.add("answers")
+        candidates: list[Metric] = ["select@k", *further]
+        for metric in dict.fromkeys(candidates):
             needs = PROCEDURES[metric].needs if metric in PROCEDURES else ()
-            needs = (*needs, *["pass"] * metric.startswith(OF_PASSES))
-            if all(given.get(each, True) for each in needs) and metric not in shown:
+            lacks_passes = metric.startswith(OF_PASSES) and passing is None
+            if metric not in shown and not lacks_passes and not lacking.intersection(needs):
                 shown.append(metric)
         retry = {"price": 0.0, "stop": 1.0 if passing is None else passing, **(options or {})}
         for metric in shown:
