@@ -246,9 +246,7 @@ share of comparisons with p ≤ .05 at some k ≤ {asked.n}: .05 is right, but f
 *Contradictions*: comparisons with a k at which p ≤ .05 and a band that holds 0, or the reverse.
 In *rare large losses* one problem in twelve falls from .9 to .1 and the others gain, so that the
 runs are equally good at k = 1 (tested with `--at 1`). Sign flips alone are wrong there in about 31%
-of the comparisons at 12 problems, because every third set of 12 problems shows no loss. The p-value
-is therefore the larger of theirs and of one that allows for large losses, seen or not
-([evaluation](../docs/evaluation.md#comparing-runs)).
+of the comparisons at 12 problems; [`compare` allows for it](../docs/evaluation.md#comparing-runs).
 
 {tables["pairs"]}
 
