@@ -433,6 +433,23 @@ def test_when_the_time_is_up_the_best_of_what_came_is_the_answer() -> None:
         assert ask(address).status_code == 504
 
 
+def test_a_rate_limit_of_one_key_holds_no_other_and_is_the_cause_of_being_late() -> None:
+    def limits(handler: Any, body: dict[str, Any]) -> None:
+        if handler.headers["Authorization"] == "Bearer busy":
+            send(handler, 429, b"slow down", {"Retry-After": "60"})
+        else:
+            text = {"message": {"content": "right"}}
+            send(handler, 200, json.dumps({"choices": [text]}).encode())
+
+    with faulty(always={"": limits}) as upstream, served(upstream.url, k=1, timeout=2.0) as address:
+        busy = ask(address, headers={"Authorization": "Bearer busy"})
+        free = ask(address, headers={"Authorization": "Bearer free"})
+    assert busy.status_code == 504
+    message = busy.json()["error"]["message"]
+    assert message == "no sample within 2 s; upstream answered 429: slow down"
+    assert free.json()["bestofk"]["passed"] is True
+
+
 def test_a_client_that_goes_cancels_its_draws() -> None:
     upstream = ScriptedUpstream(lambda body, number: ("right", 60.0))
     with upstream.running() as url, served(url, k=4) as address:

@@ -268,7 +268,15 @@ def endpoint_of(server: Any) -> Endpoint:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"base_url": "localhost:80"}, {"concurrency": 0}, {"per_request": 0}, {"timeout": 0}]
+    "wrong",
+    [
+        {"base_url": "localhost:80"},
+        {"base_url": "http://"},
+        {"base_url": "http://x:99999"},
+        {"concurrency": 0},
+        {"per_request": 0},
+        {"timeout": 0},
+    ],
 )
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"http|at least 1|timeout"):

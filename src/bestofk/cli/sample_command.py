@@ -275,8 +275,8 @@ def sample(job: SampleOptions) -> Path:
         say_aside(f"{len(prompts)} problems × {job.n} samples; {there}")
         with bar("sampling", to_draw) as advance:
             if missing:
-                draw = drawer_of(job, missing, file)
-                draw(file, missing, sampling=job.sampling, seed=job.seed, advance=advance)
+                with drawer_of(job, missing, file) as draw:
+                    draw(file, missing, sampling=job.sampling, seed=job.seed, advance=advance)
     say_aside(f"{job.file}: {total:,} samples")
     return job.file
 
@@ -339,18 +339,20 @@ def local_model(
     return LocalModel(name, device=device, dtype=dtype, environment=played, limits=limits)
 
 
+@contextlib.contextmanager
 def drawer_of(
     job: SampleOptions, missing: Mapping[str, tuple[int, ...]], file: SampleFile
-) -> Callable[..., None]:
-    """What draws missing samples into a file: a model in this process, or the endpoint, after it
-    was said what `missing` can cost there."""
+) -> Iterator[Callable[..., None]]:
+    """What draws missing samples into a file: a model in this process, or the endpoint. It says
+    before what `missing` can cost there, and in the end what it did cost."""
     from bestofk.sampling.endpoint import Cap, Endpoint, Usage
 
     if not job.remote:
         device = job.device or "auto"
         model = local_model(job.target, device, job.dtype, job.environment, job.limits)
         cap = Cap(sys.maxsize, job.max_tokens or sys.maxsize)
-        return functools.partial(model.draw_into, cap=cap, usage=Usage())
+        yield functools.partial(model.draw_into, cap=cap, usage=Usage())
+        return
     same = ("model", "key_variable", "api", "concurrency", "per_request", "logprobs", "timeout",
             "retries")  # fmt: skip
     endpoint = Endpoint(
@@ -363,14 +365,12 @@ def drawer_of(
 
     def draw(file: SampleFile, missing: Mapping[str, Sequence[int]], **options: Any) -> None:
         options.pop("first", None)  # an endpoint draws samples one by one
-        try:
-            draw_from_endpoint(
-                file, endpoint, missing, cap=cap, usage=usage, warn=say_aside, **options
-            )
-        finally:
-            say_aside(summary(usage))
+        draw_from_endpoint(file, endpoint, missing, cap=cap, usage=usage, warn=say_aside, **options)
 
-    return draw
+    try:
+        yield draw
+    finally:
+        say_aside(summary(usage))
 
 
 def summary(usage: Usage) -> str:

@@ -91,8 +91,9 @@ class ServeOptions(VerbOptions):
     @property
     def base_url(self) -> str:
         """The upstream server's address with its version."""
-        if not self.upstream.startswith(("http://", "https://")):
-            raise ValueError(f"--upstream starts with http:// or https://, got {self.upstream!r}")
+        from bestofk.sampling.retrying_client import check_address
+
+        check_address("--upstream", self.upstream)
         base = self.upstream.rstrip("/")
         return base if urlsplit(base).path else f"{base}/v1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -200,7 +200,7 @@ def draw(
 
     def draw_round(file: SampleFile, missing: Any, numbers: range) -> None:
         nonlocal source
-        source = source or drawer_of(job, file.missing(job.n), file)
+        source = source or stack.enter_context(drawer_of(job, file.missing(job.n), file))
         options = round_options(job.sampling, job.seed, numbers, one_by_one=job.remote)
         with bar(counted(len(missing), "problem"), sum(map(len, missing.values()))) as advance:
             source(file, missing, advance=advance, **options)
@@ -208,7 +208,8 @@ def draw(
     def open_file() -> SampleFile:
         return SampleFile(job.samples_file, run, prompts, judge, guard)
 
-    draw_in_rounds(open_file, draw_round, job.n, job.by, job.threshold)
+    with ExitStack() as stack:
+        draw_in_rounds(open_file, draw_round, job.n, job.by, job.threshold)
 
 
 def summary(

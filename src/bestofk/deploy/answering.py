@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bestofk.deploy.racing import Race, race
+from bestofk.deploy.racing import DrawFailed, Race, race
 from bestofk.deploy.requests import BadRequest, Question, Rules
 from bestofk.deploy.upstream import Upstream
 from bestofk.messages import printable
@@ -86,10 +86,11 @@ async def drawn_and_judged(
     """
     end = asyncio.get_running_loop().time() + seconds
     path = "chat/completions" if question.is_chat else "completions"
-    compares = judging.verifier.compares
+    compares, repeated = judging.verifier.compares, list[DrawFailed]()
 
     async def draw(sample: int) -> dict[str, Any]:
-        came = await upstream.draw(path, question.body_of(sample), authorization)
+        body = question.body_of(sample)
+        came = await upstream.draw(path, body, authorization, repeated.append)
         line = {
             "sample_id": sample,
             "text": came.choice.text,
@@ -110,6 +111,7 @@ async def drawn_and_judged(
         at_once=question.at_once,
         seconds=seconds / 2 if compares and question.k > 1 else seconds,
     )
+    drawn.repeated = repeated
     if compares and len(drawn.lines) > 1:
         try:
             async with asyncio.timeout_at(end):

@@ -37,6 +37,8 @@ class Race:
     cancelled: int = 0
     is_late: bool = False
     """Whether the time was up before a pass or k samples."""
+    repeated: list[DrawFailed] = field(default_factory=list)
+    """Why requests of draws were repeated."""
 
     def best(self, by: Chooser, threshold: float) -> tuple[dict[str, Any], str]:
         """The line that is kept, and why; at least one is needed."""

@@ -117,8 +117,10 @@ class Service:
         )
         self.tally.draws(drawn)
         if not drawn.lines:
-            late = DrawFailed(f"no sample within {self.limits.timeout:g} s", 504)
-            raise drawn.failures[-1] if drawn.failures else late
+            if drawn.failures:
+                raise drawn.failures[-1]
+            cause = f"; {drawn.repeated[-1]}" if drawn.repeated else ""
+            raise DrawFailed(f"no sample within {self.limits.timeout:g} s{cause}", 504)
         answer = answer_of(question, drawn, self.rules)
         self.tally.answer(answer)
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,13 @@ class Upstream:
         """
         self.base_url, self.client = base_url.rstrip("/"), client
 
-    async def draw(self, path: str, body: bytes, authorization: str) -> Completion:
+    async def draw(
+        self, path: str, body: bytes, authorization: str, repeated: Callable[[DrawFailed], None]
+    ) -> Completion:
         """One sample.
+
+        Args:
+            repeated: told why the request may be repeated.
 
         Raises:
             DrawFailed: the server rejects the request, or keeps failing. No message holds the key.
@@ -85,7 +90,11 @@ class Upstream:
 
         try:
             return await self.client.ask(
-                f"{self.base_url}/{path}", body, read, authorization=authorization
+                f"{self.base_url}/{path}",
+                body,
+                read,
+                authorization=authorization,
+                failed=lambda failure: repeated(draw_failed(failure)),
             )
         except RequestFailed as failure:
             raise draw_failed(failure) from None

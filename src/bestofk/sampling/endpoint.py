@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
+from bestofk.messages import counted
 from bestofk.sampling.openai_wire import Answer, read_answer, request_body, sample_seed
 from bestofk.sampling.retrying_client import (
     ANSWER_BYTES,
@@ -26,6 +26,7 @@ from bestofk.sampling.retrying_client import (
     TOO_SLOW,
     RequestFailed,
     RetryingClient,
+    check_address,
     key_in,
 )
 from bestofk.sampling.sampler import Sampling
@@ -78,12 +79,7 @@ class Endpoint:
     """Ask for log-probabilities, where the endpoint gives them."""
 
     def __post_init__(self) -> None:
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"an endpoint starts with http:// or https://, got {self.base_url!r}")
-        try:
-            _ = urlsplit(self.base_url).port
-        except ValueError as error:
-            raise ValueError(f"{self.base_url!r} is no address of an endpoint: {error}") from None
+        check_address("an endpoint", self.base_url)
         for name in ("concurrency", "per_request"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
@@ -138,6 +134,8 @@ class Usage:
     retried: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     """Why requests were repeated, and how often."""
+    warned: set[str] = field(default_factory=set)
+    """What was said of answers."""
 
     def count(self, answer: Answer, max_new_tokens: int) -> None:
         """Add the tokens of an answer."""
@@ -232,7 +230,6 @@ class _Failures:
     in_a_row: int = 0
     """Requests given up since the last sample."""
     given_up: list[tuple[SamplesToDraw, GivenUp]] = field(default_factory=list)
-    warned: set[str] = field(default_factory=set)
 
     def repeat(self, reason: str, cause: str) -> None:
         """Count a failure; the first of each kind is told at once."""
@@ -244,8 +241,8 @@ class _Failures:
 
     def once(self, warning: str) -> None:
         """Warn of something, once."""
-        if warning not in self.warned:
-            self.warned.add(warning)
+        if warning not in self.usage.warned:
+            self.usage.warned.add(warning)
             self.warn(f"{self.endpoint.base_url}: {warning}")
 
     def give_up(self, job: SamplesToDraw, error: GivenUp) -> None:
@@ -271,8 +268,9 @@ class _Failures:
             way, kind = "Is the server running, and are host and port right?", EndpointError
         elif failure.reason == TOO_SLOW:
             way = "Is the server overloaded? Lower --concurrency, or raise --timeout."
+        tries = counted(failure.tries, "time")
         return kind(
-            f"{self.endpoint.base_url} failed {failure.tries} times in a row; the last failure was "
+            f"{self.endpoint.base_url} failed {tries} in a row; the last failure was "
             f"{failure}. {way} Samples drawn so far are kept: run the same command again to resume"
         )
 

@@ -1,8 +1,8 @@
 """Requests to an HTTP server, repeated while that can help: under `sample`, `serve` and judges.
 
 A request is repeated after 429, 5xx, a cut connection, a time-out or an answer that cannot be read.
-A rate limit that one request meets holds all until it is over. An answer has a longest time and a
-largest size. The key of a request is sent in one header, and cut out of every message.
+A rate limit that one request meets holds all with its key until it is over. An answer has a longest
+time and a largest size. The key of a request is sent in one header, and cut out of every message.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from bestofk.messages import printable
 
@@ -65,6 +66,20 @@ class RequestFailed(RuntimeError):
         return self.status in FATAL | REJECTED
 
 
+def check_address(what: str, url: str) -> None:
+    """
+    Raises:
+        ValueError: nothing can be asked there.
+    """
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ValueError(f"{what} starts with http://HOST:PORT or https://HOST, got {url!r}")
+
+
 def key_in(variable: str) -> str:
     """The key in an environment variable; empty where it is not set.
 
@@ -90,7 +105,8 @@ class RetryingClient:
         self.concurrency, self.retries, self.timeout = concurrency, retries, timeout
         self.slots = asyncio.Semaphore(concurrency)
         self.stack = AsyncExitStack()
-        self.not_before = 0.0
+        self.not_before: dict[str, float] = {}
+        """When the rate limit of a key is over."""
         self.has_connected = False
 
     async def __aenter__(self) -> RetryingClient:
@@ -142,7 +158,7 @@ class RetryingClient:
         tries, attempt, secret = self.retries + 1, 0, authorization.rpartition(" ")[2]
         headers = {"Authorization": authorization.encode("latin-1")} if authorization else {}
         while True:
-            while (seconds := self.not_before - time.monotonic()) > 0:
+            while (seconds := self.not_before.get(authorization, 0.0) - time.monotonic()) > 0:
                 await asyncio.sleep(seconds)
             before(attempt)
             pause = backoff(attempt)
@@ -161,7 +177,9 @@ class RetryingClient:
                 asked = retry_after(told.get("retry-after"))
                 pause = pause if asked is None else asked
                 if status == 429:
-                    self.not_before = time.monotonic() + pause
+                    now = time.monotonic()
+                    self.not_before = {k: end for k, end in self.not_before.items() if end > now}
+                    self.not_before[authorization] = now + pause
             except transient() as error:
                 failure = RequestFailed(reason_of(error), _printed(str(error), secret))
                 if failure.reason == NO_CONNECTION and not self.has_connected:
