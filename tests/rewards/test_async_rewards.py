@@ -240,7 +240,7 @@ def test_a_forked_process_has_an_event_loop_of_its_own() -> None:
 
 
 def test_an_async_function_is_judged_from_asyncio_and_in_the_sandbox() -> None:
-    verdicts = asyncio.run(from_function(reward).score([PROMPT] * 2, ["4", "5"]))
+    verdicts = asyncio.run(asyncio.to_thread(from_function(reward), [PROMPT] * 2, ["4", "5"]))
     assert [v.reward for v in verdicts] == [1.0, -1.0]
     folder = str(Path(__file__).parent)
     sys.path.insert(0, folder)

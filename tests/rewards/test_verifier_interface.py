@@ -148,7 +148,8 @@ def test_threads_and_asyncio_give_the_same(mixed: Any) -> None:
         assert list(pool.map(lambda _: judge(prompts, texts), range(4))) == [verdicts] * 4
 
     async def twice() -> list[list[Verdict]]:
-        return await asyncio.gather(judge.score(prompts, texts), judge.score(prompts, texts))
+        calls = [asyncio.to_thread(judge, prompts, texts) for _ in range(2)]
+        return list(await asyncio.gather(*calls))
 
     assert asyncio.run(twice()) == [verdicts] * 2
 

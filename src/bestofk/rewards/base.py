@@ -7,7 +7,6 @@ and what still raises is `unscored` (NaN): never a zero, never dropped silently.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import os
@@ -25,7 +24,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from bestofk.rewards.time_limit import CallTimeout, limited_call
-from bestofk.types import ALMOST_ONE, Group, Prompt, Status, Trajectory, Verdict, status_of
+from bestofk.types import Group, Prompt, Status, Trajectory, Verdict, status_of
 
 Judgement: TypeAlias = Verdict | float | bool
 """What a judging function may return; NaN means that it could not tell."""
@@ -48,7 +47,7 @@ class WrongKind(TypeError):
 class BatchVerifier(ABC):
     """Base of all verifiers: checks the batch, asks `judge_batch`, and checks its verdicts.
 
-    Calling one is thread-safe; `await verifier.score(...)` is the same off the event loop.
+    Calling one is thread-safe; from asyncio, `await asyncio.to_thread(verifier, ...)`.
     """
 
     name: str = "verifier"
@@ -116,12 +115,6 @@ class BatchVerifier(ABC):
                 return self._judged(prompts, texts, attempt + 1)
             return [broken(self.name, prompts[0], error)]
         return checked(verdicts, len(texts), self.name)
-
-    async def score(
-        self, prompts: Sequence[Prompt], completions: Sequence[str | None]
-    ) -> list[Verdict]:
-        """The same from asyncio, without blocking the event loop."""
-        return await asyncio.to_thread(self, prompts, completions)
 
     def __enter__(self) -> BatchVerifier:
         return self
@@ -243,22 +236,13 @@ def as_verdict(judgement: Judgement) -> Verdict:
     return Verdict(reward, status_of(reward), passed=int(reward >= 1.0), total=1)
 
 
-def right(detail: str = "", total: int = 1) -> Verdict:
-    return Verdict(1.0, "correct", passed=total, total=total, detail=detail)
+def right() -> Verdict:
+    return Verdict(1.0, "correct", passed=1)
 
 
-def wrong(detail: str, status: Status = "incorrect", total: int = 1) -> Verdict:
+def wrong(detail: str, status: Status = "incorrect") -> Verdict:
     """Zero for a reason the model caused."""
-    return Verdict(0.0, status, total=total, detail=detail)
-
-
-def partial(reward: float, passed: int, total: int, detail: str = "") -> Verdict:
-    """Credit for a part: `correct` exactly when every part is right, whatever rounding does."""
-    if passed == total:
-        return right(detail, total)
-    below_one = min(max(reward, 0.0), ALMOST_ONE)
-    status: Status = "partial" if below_one > 0.0 else "incorrect"
-    return Verdict(below_one, status, passed=passed, total=total, detail=detail)
+    return Verdict(0.0, status, detail=detail)
 
 
 def judge(groups: Sequence[Group], verifier: Callable[..., list[Verdict]]) -> list[list[Verdict]]:
@@ -304,17 +288,19 @@ def _name_of(verifier: Any) -> str:
     return str(named or type(verifier).__name__)
 
 
-def refusals(
-    verifier: Callable[..., list[Verdict]], prompts: Sequence[Prompt], batch: int = 256
-) -> dict[str, str]:
+AT_ONCE = 256
+"""References that are judged in one batch."""
+
+
+def refusals(verifier: Callable[..., list[Verdict]], prompts: Sequence[Prompt]) -> dict[str, str]:
     """Ids of prompts that must not be trained on, each with the reason.
 
     A prompt is proven when its reference completion scores exactly 1.0 with at least one test.
     """
     refused: dict[str, str] = {}
     ids: set[str] = set()
-    for start in range(0, len(prompts), batch):
-        chunk = list(prompts[start : start + batch])
+    for start in range(0, len(prompts), AT_ONCE):
+        chunk = list(prompts[start : start + AT_ONCE])
         scored = verifier(chunk, [prompt.reference or "" for prompt in chunk])
         verdicts = checked(scored, len(chunk), _name_of(verifier))
         for prompt, verdict in zip(chunk, verdicts, strict=True):

@@ -124,25 +124,20 @@ class Gated(Combined):
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         verdicts = self.gate(prompts, texts)
         opened = [i for i, verdict in enumerate(verdicts) if reaches(verdict.reward, 1.0)]
-        behind = self.then([prompts[i] for i in opened], [texts[i] for i in opened])
-        parts = [{self.gate.name: verdict.reward} for verdict in verdicts]
-        for i, verdict in zip(opened, behind, strict=True):
-            verdicts[i] = verdict
-            parts[i] |= verdict.parts or {self.then.name: verdict.reward}
-        passed = set(opened)
-        judged = [
-            verdict if i in passed or verdict.status == "unscored" else _closed(verdict)
-            for i, verdict in enumerate(verdicts)
-        ]
-        return [
-            verdict if verdict.status == "unscored" else replace(verdict, parts=own)
-            for verdict, own in zip(judged, parts, strict=True)
-        ]
+        judged = self.then([prompts[i] for i in opened], [texts[i] for i in opened])
+        behind = dict(zip(opened, judged, strict=True))
+        return [self._verdict(verdict, behind.get(i)) for i, verdict in enumerate(verdicts)]
 
-
-def _closed(verdict: Verdict) -> Verdict:
-    status: Status = "incorrect" if verdict.status in ("correct", "partial") else verdict.status
-    return wrong(f"gate: {verdict.detail}".rstrip(": "), status)
+    def _verdict(self, gate: Verdict, behind: Verdict | None) -> Verdict:
+        """Of what the gate said, and of what was said behind it where it opened."""
+        parts = {self.gate.name: gate.reward}
+        if behind is not None:
+            parts |= behind.parts or {self.then.name: behind.reward}
+        elif gate.status != "unscored":
+            status: Status = "incorrect" if gate.status in ("correct", "partial") else gate.status
+            behind = wrong(f"gate: {gate.detail}".rstrip(": "), status)
+        verdict = behind or gate
+        return verdict if verdict.status == "unscored" else replace(verdict, parts=parts)
 
 
 class Scored(Combined):

@@ -92,9 +92,10 @@ def encoded_texts(tokenizer: Any, rows: Any, longest: int, **more: Any) -> Any:
 
 def conversation(prompt: Prompt, text: str) -> list[dict[str, str]]:
     """The prompt's messages and the completion as the assistant's."""
-    is_text = isinstance(prompt.text, str)
-    messages = [{"role": "user", "content": prompt.text}] if is_text else prompt.text
-    return [*map(dict, messages), {"role": "assistant", "content": text}]
+    own = {"role": "assistant", "content": text}
+    if isinstance(prompt.text, str):
+        return [{"role": "user", "content": prompt.text}, own]
+    return [*map(dict, prompt.text), own]
 
 
 def plain_prompt(prompt: Prompt) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bestofk.rewards.base import BatchVerifier, as_verdict
 from bestofk.rewards.functions import arguments_of
-from bestofk.sandbox import CallOutcome, Limits, Sandbox
+from bestofk.sandbox import CallOutcome, Sandbox
 from bestofk.types import Prompt, Status, Verdict
 
 CAUSED_BY_TEXT: tuple[Status, ...] = ("timeout", "memory", "crashed")
@@ -46,7 +46,7 @@ class SandboxedVerifier(BatchVerifier):
     importable module. Its arguments are passed by name; it returns a float, a bool or a Verdict.
     """
 
-    def __init__(self, judge: Any, *, tier: int = 1, limits: Limits | None = None) -> None:
+    def __init__(self, judge: Any, *, tier: int = 1) -> None:
         module, name = judge.__module__, getattr(judge, "__qualname__", "")
         resolved = getattr(sys.modules.get(module), name, None)
         if module == "__main__" or "." in name or resolved is not judge:
@@ -59,7 +59,6 @@ class SandboxedVerifier(BatchVerifier):
         self._target = f"{module}:{name}"
         self._sandbox = LazySandbox(
             tier=tier,
-            limits=limits,
             packages="all",
             paths=(str(_root(judge, module)),),
             preload=("bestofk.rewards.sandboxed",),

@@ -27,22 +27,21 @@ def final_text(text: str) -> str:
     return text[end + len("</think>") :] if end >= 0 else text
 
 
-def tagged(text: str, tag: str = "answer") -> str | None:
-    """The inside of the tag that closes last, or None where there is none or the last is never
-    closed. Of nested tags that is the outer one: what stands beside the inner one counts.
+def tagged(text: str) -> str | None:
+    """The inside of the answer tag that closes last, or None where there is none or the last is
+    never closed. Of nested tags that is the outer one: what stands beside the inner one counts.
 
     >>> tagged("<answer>1</answer> no, <answer>2</answer>")
     '2'
     >>> tagged("<answer>1</answer> no, <answer>2"), tagged("<answer><answer>1</answer> 2</answer>")
     (None, '<answer>1</answer> 2')
     """
-    opened, closed = f"<{tag}>", f"</{tag}>"
-    if text.rfind(opened) > text.rfind(closed):
+    if text.rfind("<answer>") > text.rfind("</answer>"):
         return None
     starts: list[int] = []
     inside = None
-    for mark in re.finditer(f"</?{tag}>", text):
-        if mark[0] == opened:
+    for mark in re.finditer("</?answer>", text):
+        if mark[0] == "<answer>":
             starts.append(mark.end())
         elif starts:
             inside = text[starts.pop() : mark.start()]

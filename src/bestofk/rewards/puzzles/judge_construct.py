@@ -12,9 +12,9 @@ from functools import partial as bind
 from typing import Any
 
 from bestofk.messages import one_of
-from bestofk.rewards.base import PairVerifier, partial, right, wrong
+from bestofk.rewards.base import PairVerifier, right, wrong
 from bestofk.rewards.text import final_text
-from bestofk.types import Prompt, Verdict
+from bestofk.types import ALMOST_ONE, Prompt, Verdict
 
 REWARDS = ("ratio", "best")
 MAX_ANSWER = 1000
@@ -139,7 +139,9 @@ def _verdict(value: int, best: int, is_cost: bool, reward: str) -> Verdict:
     if worse == better:
         return right()
     detail = f"{value}, the best is {best}"
-    return wrong(detail) if reward == "best" else partial(worse / better, worse, better, detail)
+    if reward == "best":
+        return wrong(detail)
+    return Verdict(min(worse / better, ALMOST_ONE), "partial", worse, better, detail=detail)
 
 
 class ConstructVerifier(PairVerifier):
